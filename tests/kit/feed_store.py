@@ -23,6 +23,7 @@ from stillfresh.stores.contract import (
     Entry,
     Failure,
     Grant,
+    LateTags,
     Lease,
     Mark,
     Newer,
@@ -135,7 +136,9 @@ class FeedAsStore(Store):
             return Newer(self.record(key, grant.record))
         return replace(grant, id=self.name(key)[1]) if isinstance(grant, Lease) else grant
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         named = {}
         for id_, (lease, copy) in copies.items():
             key = self.key(kind, id_)
@@ -143,7 +146,9 @@ class FeedAsStore(Store):
                 replace(lease, id=key),
                 replace(copy, value=self.fetched(key, copy.value)),
             )
-        superseded = await self.store.publish(KIND, named)
+        superseded = await self.store.publish(
+            KIND, named, {self.key(kind, id_): some for id_, some in (tags or {}).items()}
+        )
         for key in named.keys() - superseded:
             lease, copy = named[key]
             self.hard.discard(key)

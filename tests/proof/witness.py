@@ -15,7 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgspec
 
 from stillfresh import StoreError
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
 
 __all__ = ["Event", "Log", "MovedClock", "Witness", "events_of", "move_clock"]
 
@@ -146,12 +146,14 @@ class Witness:
         )
         return grants
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         began = time.monotonic()
         tokens = {id_: lease.token for id_, (lease, _) in copies.items()}
         self._log.tell(*(Event("publishing", began, key=k, lease=t) for k, t in tokens.items()))
         try:
-            superseded = await self._watched(self._store.publish(kind, copies))
+            superseded = await self._watched(self._store.publish(kind, copies, tags))
         except StoreError:
             self._log.tell(*(Event("unstored", began, key=k, lease=t) for k, t in tokens.items()))
             raise

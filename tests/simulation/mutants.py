@@ -188,8 +188,8 @@ def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
             holders[grant.token] = token, held_until
         return grant
 
-    async def published(self: MemoryStore, kind: str, copies: Any) -> set[str]:
-        superseded = await publish(self, kind, copies)
+    async def published(self: MemoryStore, kind: str, copies: Any, tags: Any = None) -> set[str]:
+        superseded = await publish(self, kind, copies, tags)
         for id_, (lease, _) in copies.items():
             row = self._rows.get((kind, id_))
             if id_ not in superseded and lease.token in holders and row is not None:
@@ -204,8 +204,8 @@ def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
 def a_refused_publication_is_taken_for_done(patch: pytest.MonkeyPatch) -> None:
     before = Loader.publish
 
-    async def publish(self: Loader[Any, Any], copies: Any) -> Any:
-        return None if await before(self, copies) is None else set()
+    async def publish(self: Loader[Any, Any], copies: Any, tags: Any) -> Any:
+        return None if await before(self, copies, tags) is None else set()
 
     patch.setattr(Loader, "publish", publish)
 

@@ -39,6 +39,7 @@ class DynamoModel(StoreModel):
         self.both(lambda store: store.open())
         self.leases: dict[str, list[Lease]] = {"post": [], "page": []}
         self.generations = ["unknown"]
+        self.epochs: dict[str, int] = {}
 
     def both(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         expected = self.plain(self.runner.run(ask(self.memory)))
@@ -74,6 +75,7 @@ class DynamoModel(StoreModel):
         assert self.plain(actual) == self.plain(expected)
         self.leases[kind] += granted.values()
         self.generations += [lease.token for lease in granted.values()]
+        self.epochs.update((lease.token, lease.epoch) for lease in granted.values())
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 10.0]))
     def wait(self, seconds: float) -> None:

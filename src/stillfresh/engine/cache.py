@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from stillfresh.bounded import sliced
+from stillfresh.checks import checked_tags
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Override, past
@@ -33,7 +34,6 @@ from stillfresh.engine.keys import (
     Spec,
     batch_types,
     checked_kind,
-    checked_tags,
     is_def,
     terms_of,
     versioned,

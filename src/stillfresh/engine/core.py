@@ -16,7 +16,7 @@ from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.news import Notices
 from stillfresh.engine.put import Puts
-from stillfresh.engine.queue import Waiter
+from stillfresh.engine.queue import IN_QUEUE, Waiter
 from stillfresh.engine.rules import NOTHING, Serve
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StoreError
@@ -157,9 +157,15 @@ class Core(Puts[K, V]):
             await self.delete([self.key(entry.id) for entry in page])
 
     def tagged(self, tag: str) -> set[K]:
-        """E8: what is under way or in memory and has this tag, or cannot say."""
+        """E8: what is under way or in memory and has this tag, or cannot say.
+
+        I26: what is under way and tells its tags later is noted.
+        """
+        for flight in self.queue.flights.values():
+            if flight.batch is not IN_QUEUE:
+                flight.batch.tags.add(tag)
         if self.spec.tags is None:
-            return set()
+            return self.memory.tagged(tag)
         tags_of, wanted = self.spec.possible_tags, {tag, None}
         found = {key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))}
         return found | self.memory.tagged(tag)

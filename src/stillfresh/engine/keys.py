@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from stillfresh.checks import checked_bytes, checked_whole
+from stillfresh.checks import checked_bytes, checked_tags, checked_whole, utf8_size
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import Codec, Loaded, OwnTerms
 from stillfresh.engine.rules import Terms, absent_believed_for
@@ -23,8 +23,6 @@ V = TypeVar("V")
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
 MAX_KEY: Final = 1_000_000
-MAX_TAGS: Final = 100_000
-"""Bytes of all tags of a key: a store may have to keep them in one row (DynamoDB's are 400 KB)."""
 
 
 def checked_kind(name: str) -> str:
@@ -73,37 +71,11 @@ def checked_id(resource: str, text: str) -> str:
         return text
     if not text:
         raise ConfigError(f"{resource}: the key is empty; a key has at least one character")
-    if (size := _size(resource, "key", text)) > MAX_KEY:
+    if (size := utf8_size(resource, "key", text)) > MAX_KEY:
         raise ConfigError(
             f"{resource}: the key {shown(text)} is {size:,} bytes long, of {MAX_KEY:,} allowed"
         )
     return text
-
-
-def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
-    """E8: the tags of one key, each once; one alone may be given as it is."""
-    try:
-        listed = (tags,) if isinstance(tags, str) else tuple(tags)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(f"{resource}: tags are a list of text, not {shown(tags)}") from None
-    for tag in listed:
-        if not isinstance(tag, str):
-            raise ConfigError(f"{resource}: a tag is text, not {shown(tag)}")
-    sizes = {tag: _size(resource, "tag", tag) for tag in listed}
-    if (size := sum(sizes.values())) > MAX_TAGS:
-        raise ConfigError(
-            f"{resource}: the tags of a key are {size:,} bytes long, of {MAX_TAGS:,} allowed "
-            f"({shown(listed[0])})"
-        )
-    return tuple(sizes)
-
-
-def _size(resource: str, what: str, text: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        said = f"{resource}: the {what} {shown(text)} cannot be written as UTF-8"
-        raise ConfigError(said) from None
 
 
 def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type[int], Any]:
@@ -261,7 +233,7 @@ class Spec(Generic[K, V]):
         if isinstance(value, Loaded):
             given = {name: getattr(value, name) for name in OwnTerms.__annotations__}
             own |= {name: it for name, it in given.items() if it is not None}
-            value = value.value
+            own["tags"], value = value.tags, value.value
         return Loaded(value, **own)
 
     def possible_tags(self, key: K) -> tuple[str | None, ...]:

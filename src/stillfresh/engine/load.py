@@ -257,7 +257,8 @@ class Loads(Generic[K, V]):
             if (copy := (it := results[id_]).copy) is not None and it.is_kept
         }
         since = self._runtime.clock()
-        superseded = await self._loader.publish(copies)
+        late = {id_: tags for id_ in copies if (tags := results[id_].tags) is not None}
+        superseded = await self._loader.publish(copies, late)
         published: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):
             failures = {id_: it.failure for id_, it in results.items() if it.failure is not None}
@@ -294,7 +295,7 @@ class Loads(Generic[K, V]):
                 kept = since if id_ in published else None
                 if outlook is None or copy.policy is not outlook.policy:
                     outlook = self._memory.outlook(copy, now)
-                self._tell_value(flight, how, copy, result.value, outlook, kept)
+                self._tell_value(flight, how, copy, result, outlook, kept)
         self.flush_soon()
 
     def _tell_value(  # noqa: PLR0917 (called for each key that is loaded)
@@ -302,12 +303,15 @@ class Loads(Generic[K, V]):
         flight: Flight[K, Waiter[K, V]],
         how: End,
         copy: Copy,
-        value: V | None,
+        result: LoadResult[V],
         outlook: Outlook,
         since: float | None,
     ) -> None:
         """`since` None: the store does not have it."""
-        ended, key, memory = self._queue.end(flight, how), flight.key, self._memory
+        if result.tags and not flight.batch.tags.isdisjoint(result.tags):
+            flight.overtake()
+        value, ended, key = result.value, self._queue.end(flight, how), flight.key
+        memory = self._memory
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
         found, at, clock, origin = copy.value is not None, copy.fetched_at, memory.now, OWN
         for waiter in ended.told:  # the first had it loaded, the others share it
@@ -316,6 +320,8 @@ class Loads(Generic[K, V]):
         if ended.is_overtaken:
             return
         memory.keep(key, copy, value, outlook, since)
+        if result.tags is not None:
+            memory.retag(key, copy.generation, result.tags)
         if key in self._watcher.watches:
             self.tell_watches(key, copy, value, outlook)
 

@@ -18,24 +18,22 @@ from stillfresh.clock import Clock
 from stillfresh.engine import rules
 from stillfresh.engine.explain import Counts
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.model import Dropped, Private
+from stillfresh.engine.model import Dropped, Loaded, Private
 from stillfresh.engine.news import News
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
 from stillfresh.engine.threads import LoaderThreads
 from stillfresh.errors import BadValue, LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
-PARTING: Final = 1.0
-"""Seconds, within `grace`, that closing waits to hear whether a lease was granted."""
+PARTING: Final = 1.0  # seconds, within `grace`, that closing waits for a lease to be granted
 NO_VALUE: Final = (Absent, Private, BaseException)
-RENEWALS: Final = 3
-"""A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
+RENEWALS: Final = 3  # in the time of a lease, so that one lost renewal is survived
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +115,12 @@ class Runtime(Tasks):
             store.read_now if store.reads_inline else None
         )
         """Reads on the spot, where the store can."""
+        # E20: the same for a thread, which can wait for a round trip.
         self.read_in_thread = store.read_now if store.reads_in_threads else self.read_now
-        """E20: the same for a thread, which can wait for a round trip."""
         self.clock, self.sleep, self.dice = clock, sleep, dice
-        self.grace = grace
-        """Seconds in which its tasks have to end when the cache closes."""
-        self.context = Context()
+        self.grace = grace  # seconds in which its tasks have to end when the cache closes
+        self.context, self.threads = Context(), LoaderThreads()
         self.news: News | None = None
-        self.threads = LoaderThreads()
 
     async def end(self, grace: float) -> None:
         began = self.loop.time()
@@ -143,6 +139,7 @@ class LoadResult(Struct, Generic[V], frozen=True):
     """False: told to the callers that wait, and not published."""
     private: Private[Any] | None = None
     """For the caller whose loader gave it."""
+    tags: tuple[str, ...] | None = None  # I26: those that came with the value, if it said
 
 
 class Loader(Generic[K, V]):
@@ -190,19 +187,21 @@ class Loader(Generic[K, V]):
                 await self.release([it for it in granted if isinstance(it, Lease)], {})
             raise
 
-    async def publish(self, copies: dict[str, tuple[Lease, Copy]]) -> set[str] | None:
+    async def publish(
+        self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str] | None:
         """Which were superseded; None if the store could not be asked."""
         if not copies:
             return set()
-        publishing = self._runtime.store.publish(self._spec.kind, copies)
+        publishing = self._runtime.store.publish(self._spec.kind, copies, tags)
         superseded = await self.asked("publish", publishing)
         self._counts.superseded += len(superseded or ())
         return superseded
 
     async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
         if leases:
-            releasing = self._runtime.store.release(self._spec.kind, leases, failures)
-            await self.asked("release", releasing)
+            store, kind = self._runtime.store, self._spec.kind
+            await self.asked("release", store.release(kind, leases, failures))
 
     async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
         """By id. What was sent now is published under these leases, which are kept alive."""
@@ -238,7 +237,8 @@ class Loader(Generic[K, V]):
             try:
                 if not isinstance(result, NO_VALUE):
                     copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
-                    results[it.id] = LoadResult(copy, value)
+                    tags = result.tags if isinstance(result, Loaded) else None
+                    results[it.id] = LoadResult(copy, value, tags=tags)
                 elif isinstance(result, BaseException):
                     results[it.id] = self._failed(it, result)
                 else:
@@ -249,9 +249,9 @@ class Loader(Generic[K, V]):
                     is_kept = private is None or private.is_noted or it.seen is not None
                     results[it.id] = LoadResult(copy, is_kept=is_kept, private=private)
             except Exception as exc:  # noqa: BLE001 (E19: the loader's mistake, and no cooldown)
-                why = f"the value cannot be stored: {error_text(exc)}"
+                why = f"{it.key!r}: the value cannot be stored: {error_text(exc)}"
                 what = "return what the annotation says, or give codec="
-                error = BadValue(f"{self._spec.kind} {it.key!r}: {why}; {what}")
+                error = BadValue(f"{self._spec.kind} {why}; {what}")
                 error.__cause__ = exc
                 results[it.id] = LoadResult(error=error)
                 self._counts.failed += 1

@@ -82,7 +82,7 @@ class Memory(Evicting[K, V]):
     """The entries of one resource: decodes, counts and keeps; decides nothing about loads."""
 
     def __init__(self, spec: Spec[K, V], clock: Clock, *, private: bool) -> None:
-        super().__init__(spec.max_bytes)
+        super().__init__(spec.max_bytes, spec.possible_tags)
         self.now = clock
         self._spec = spec
         self.stand_before(private=private)

@@ -3,13 +3,14 @@
 Pure data: no clock is read here but through an answer's own `age`.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stillfresh.checks import checked_tags
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
@@ -71,20 +72,26 @@ class OwnTerms(TypedDict, total=False):
 
 
 class Loaded(Generic[T]):
-    """E8: a loader's value with terms of its own; what is not given is the resource's."""
+    """E8: a loader's value with terms of its own; what is not given is the resource's.
 
-    __slots__ = ("error_for", "fresh_for", "stale_for", "value")
+    I26: `tags` are those that only the loader knows, beside the key's own. Without them the entry
+    keeps those that it had.
+    """
+
+    __slots__ = ("error_for", "fresh_for", "stale_for", "tags", "value")
 
     def __init__(
         self,
         value: T,
         *,
-        fresh_for: Duration,
+        fresh_for: Duration | None = None,
         stale_for: Duration | None = None,
         error_for: Duration | None = None,
+        tags: Iterable[str] | None = None,
     ) -> None:
         self.value = value
-        self.fresh_for = seconds(fresh_for, name="fresh_for")
+        self.tags = None if tags is None else checked_tags("Loaded", tags)
+        self.fresh_for = None if fresh_for is None else seconds(fresh_for, name="fresh_for")
         self.stale_for = None if stale_for is None else seconds(stale_for, name="stale_for")
         self.error_for = None if error_for is None else seconds(error_for, name="error_for")
 

@@ -28,7 +28,7 @@ from stillfresh.backoff import pause_after, spread
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.loader import Runtime, looked_at
-from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Origin
+from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Loaded, Origin
 from stillfresh.engine.read import Reads, StoreStep
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.watcher import Watcher
@@ -40,14 +40,10 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 SLICE: Final = 100  # keys that are put together in one step of the store
-ATTEMPTS: Final = 10
-"""Other publications that may come between a put's sight of the copy and its lease."""
+ATTEMPTS: Final = 10  # other publications that may come between a put's sight and its lease
 UPDATES: Final = 100  # times that an update begins again since another came between
-PATIENCE: Final = 12
-"""Times that an update waits for another's lease before it takes the lease over."""
-FIRST_PAUSE: Final = 0.001
-LONGEST_PAUSE: Final = 0.05
-"""Seconds between two attempts of an update."""
+PATIENCE: Final = 12  # times that it waits for another's lease before it takes the lease over
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two attempts of an update
 FORGOTTEN: Final = Policy(0)
 """Of what an update deletes: an absence that is GONE at once, since a lease covers it."""
 
@@ -64,6 +60,7 @@ class Known(Struct, Generic[K, V], frozen=True):
     """Its generation is that of the lease, once there is one."""
     value: V
     tags: tuple[str, ...]
+    late: tuple[str, ...] | None = None  # I26: those that came with the value
 
 
 class Puts(Reads[K, V]):
@@ -109,7 +106,7 @@ class Puts(Reads[K, V]):
             raise ConfigError(said) from exc
         if isinstance(given, Amended) and old is not None and old.mark is Mark.NONE:
             copy = replace(old, value=copy.value)
-        return Known(key, id_, copy, kept, tags)
+        return Known(key, id_, copy, kept, tags, value.tags if isinstance(value, Loaded) else None)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Put what `change` makes of the copy at hand, if that is still the one in the store.
@@ -172,7 +169,8 @@ class Puts(Reads[K, V]):
                 sent = rules.stamped(runtime.clock())
                 known = self._known(runtime, key, said, sent, copy)
                 known = replace(known, copy=replace(known.copy, generation=lease.token))
-                superseded = await store.publish(kind, {ask.id: (lease, known.copy)})
+                late = None if known.late is None else {ask.id: known.late}
+                superseded = await store.publish(kind, {ask.id: (lease, known.copy)}, late)
         finally:
             if superseded:
                 with suppress(StoreError):
@@ -222,6 +220,8 @@ class Puts(Reads[K, V]):
         if self._runtime is runtime and it.key not in step.dirty and copy.policy is not FORGOTTEN:
             outlook = memory.outlook(copy, memory.now())
             memory.keep(it.key, copy, it.value, outlook, since)
+            if it.late is not None:
+                memory.retag(it.key, copy.generation, it.late)
             self.loads.tell_watches(it.key, copy, it.value, outlook)
 
     async def _published(
@@ -243,7 +243,8 @@ class Puts(Reads[K, V]):
                 for it in values
             }
             check()
-            superseded = await runtime.store.publish(self.spec.kind, copies)
+            late = {it.id: it.late for it in values if it.late is not None}
+            superseded = await runtime.store.publish(self.spec.kind, copies, late)
         except BaseException:  # others need not wait for the end of leases that it leaves
             with suppress(StoreError):
                 await runtime.store.release(self.spec.kind, list(leases.values()))

@@ -39,14 +39,13 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 W = TypeVar("W", bound=Hashable)
 
-MAX_BEHIND: Final = 10_000
-"""Refreshes that may queue with nobody waiting; a key beyond that is asked for by its next read."""
+MAX_BEHIND: Final = 10_000  # refreshes that may queue with nobody waiting
 
 
 class Batch:
     """The flights that go through the states together: one lease request, one loader call."""
 
-    __slots__ = ("flights", "overtaken", "state", "takes_place", "waiting_for")
+    __slots__ = ("flights", "overtaken", "state", "tags", "takes_place", "waiting_for")
 
     def __init__(self, flights: "list[Flight[Any, Any]]", state: LoadState = QUEUED) -> None:
         self.flights = flights
@@ -55,6 +54,7 @@ class Batch:
         """One of the `concurrency` at once."""
         self.overtaken: set[Hashable] = set()
         """E6: the keys that were invalidated since it began."""
+        self.tags: set[str] = set()  # I26: that were; of which keys, is known at its end
         self.waiting_for: list[Flight[Any, Any]] = []
         """What its loader waits for in turn."""
         for flight in flights:

@@ -251,7 +251,8 @@ def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
     policy = terms.policy
     stale_for = policy.stale_for if loaded.stale_for is None else loaded.stale_for
     error_for = policy.error_for if loaded.error_for is None else loaded.error_for
-    return Policy(loaded.fresh_for, stale_for, error_for)
+    fresh_for = policy.fresh_for if loaded.fresh_for is None else loaded.fresh_for
+    return Policy(fresh_for, stale_for, error_for)
 
 
 def kept(

@@ -25,7 +25,7 @@ from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
 from stillfresh.stores import sqlite
-from stillfresh.stores.contract import Ask, Copy, Grant, Lease, Record
+from stillfresh.stores.contract import Ask, Copy, Grant, LateTags, Lease, Record
 
 if TYPE_CHECKING:
     from stillfresh.feed.cache import FeedCache
@@ -310,10 +310,12 @@ class FeedStore(sqlite.SqliteStore):
             self._tell(key, is_news)
         return is_news is not None
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         """F7: stored, then told. F8: a full disk does not hide that a lease was lost."""
         try:
-            superseded = await super().publish(kind, copies)
+            superseded = await super().publish(kind, copies, tags)
         except StoreError:
             if not all(map(self._is_lost, copies)):
                 raise

@@ -318,8 +318,8 @@ class PageCache:
             return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)
         # Past its terms it is not served, but kept: to be validated, or if asked for.
         kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
-        terms = {"stale_for": head.stale_for, "error_for": max(head.error_for, kept_for)}
-        return Loaded(page, fresh_for=head.fresh_for, **terms)
+        error_for = max(head.error_for, kept_for)
+        return Loaded(page, fresh_for=head.fresh_for, stale_for=head.stale_for, error_for=error_for)
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
         """I8: the error itself, never stored; within a cooldown, when to come again."""

@@ -8,11 +8,11 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, IntEnum
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -22,11 +22,9 @@ from stillfresh.stores.channel import Channel, Tell
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Shape
 
-T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., object])
-
 WALKED: Final = 1_000  # entries that a walk reads together
 MOST_LISTED: Final = 10_000  # entries in one page of a listing
+REMEMBERED: Final = 1_000  # I26: tags whose last invalidation a store remembers, at least
 
 
 class Mark(IntEnum):
@@ -89,8 +87,8 @@ class Ask(Struct, frozen=True, gc=False):
     id: str
     seen: str | None = None
     tags: tuple[str, ...] = ()
-    """Recorded with the lease, so that an invalidation by tag reaches the load under way. The tags
-    of the last lease are those of the entry, also of the copy that is there."""
+    """Recorded with the lease, so that an invalidation by tag reaches the load under way. An entry
+    has the tags of its last lease, and those that came with its copy (`publish`)."""
     failures: int | None = None
     """How many loads in a row had failed as the asker saw it (0: none); None: whatever failed."""
     take_over: bool = False
@@ -107,6 +105,8 @@ class Lease(Struct, frozen=True, gc=False):
     id: str
     token: str
     expires_at: float
+    epoch: int = 0
+    """I26: that of the store's last invalidation by tag before the grant; each has a higher one."""
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -160,6 +160,7 @@ class StoreStats(Struct, frozen=True, gc=False):
 
 
 Generations: TypeAlias = Mapping[str, str] | None  # those that a reader has, by id
+LateTags: TypeAlias = Mapping[str, tuple[str, ...]] | None  # those that a load told, by id
 
 
 class Store(ABC):
@@ -222,10 +223,15 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         """Store each copy whose lease is live, end that lease and forget the failure.
 
         One atomic step for each id. Returns the ids that were superseded: nothing of theirs shows.
+        I26: an id of which `tags` names one that was invalidated since the lease was granted, or of
+        which that is no longer known, is superseded, and its lease ends. The tags take the place of
+        those that came with the copy before, which stay where an id is not named.
         """
 
     @abstractmethod
@@ -244,7 +250,10 @@ class Store(ABC):
 
     @abstractmethod
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """The same for every id that was leased with the tag; returns them as (kind, id)."""
+        """The same for every id that has the tag; returns them as (kind, id).
+
+        The last `REMEMBERED` tags, at least, are kept with the epoch of their invalidation.
+        """
 
     @abstractmethod
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
@@ -293,57 +302,3 @@ class Store(ABC):
         """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
-
-
-def _forwarded(method: Method) -> Method:
-    name = method.__name__
-
-    async def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
-        return await self.step(name, partial(getattr(self.inner, name), *args, **options))
-
-    return cast("Method", forwarded)
-
-
-class WrappedStore(Store):
-    """Another store, `inner`; every method that is awaited passes through `step`.
-
-    A subclass overrides `step`, or the methods that it changes.
-    """
-
-    def __init__(self, inner: Store) -> None:
-        self.inner = inner
-        for capability in Store.__annotations__:
-            setattr(self, capability, getattr(inner, capability))
-
-    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """`work` calls the method of that name of the store inside."""
-        del name
-        return await work()
-
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        return self.inner.read_now(kind, ids, known)
-
-    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        self.inner.before_evicting(kind, keeps)
-
-    def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
-        return self.inner.walk(kind)
-
-    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        return self.inner.listen(tell)
-
-    open = _forwarded(Store.open)
-    close = _forwarded(Store.close)
-    read = _forwarded(Store.read)
-    acquire = _forwarded(Store.acquire)
-    publish = _forwarded(Store.publish)
-    renew = _forwarded(Store.renew)
-    release = _forwarded(Store.release)
-    invalidate = _forwarded(Store.invalidate)
-    invalidate_tag = _forwarded(Store.invalidate_tag)
-    delete = _forwarded(Store.delete)
-    evict = _forwarded(Store.evict)
-    stats = _forwarded(Store.stats)
-    entries = _forwarded(Store.entries)

@@ -25,6 +25,7 @@ from stillfresh.stores.contract import (
     Failure,
     Grant,
     Held,
+    LateTags,
     Lease,
     Mark,
     Newer,
@@ -109,16 +110,21 @@ class MemoryStore(Store):
                 return Held(row.held_until)
             if ask.missed(row.failure):
                 return Newer(row.record(known=None))
-        lease = Lease(ask.id, self._new_token(), now + lease_for)
+        lease = Lease(ask.id, self._new_token(), now + lease_for, rows.epoch)
         rows.lease(key, lease.token, lease.expires_at, ask.tags)
         return lease
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        now, publish = self._clock(), self._opened().publish
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
+        now, rows, late = self._clock(), self._opened(), tags or {}
+        past = {id_: copies[id_][0] for id_ in late if rows.is_past(copies[id_][0], late[id_])}
+        if past:
+            await self.release(kind, [*past.values()])
         superseded = {
             id_
             for id_, (lease, copy) in copies.items()
-            if not publish((kind, id_), lease, copy, now)
+            if not rows.publish((kind, id_), lease, copy, now, late.get(id_))
         }
         self._shrink()
         return superseded
@@ -149,7 +155,7 @@ class MemoryStore(Store):
         self._invalidate([(kind, id_) for id_ in ids], soft=soft)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[Key]:
-        keys = self._opened().tagged.keys(tag)
+        keys = self._opened().begin_epoch(tag)
         async for some in sliced(keys):
             self._invalidate(some, soft=soft)
         return keys

@@ -7,9 +7,9 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.bounded import BESIDE, Room, TagIndex
+from stillfresh.bounded import BESIDE, BoundedDict, Room, TagIndex
 from stillfresh.freshness import is_over
-from stillfresh.stores.contract import UNREAD, Copy, Entry, Failure, Lease, Record
+from stillfresh.stores.contract import REMEMBERED, UNREAD, Copy, Entry, Failure, Lease, Record
 
 PART: Final = 65_536
 """Rows in one dict, about: it grows in one step of 4 ms, a dict of a million in one of 50 ms."""
@@ -25,6 +25,9 @@ class MemoryRow(Struct, eq=False, gc=False):
     held_until: float = 0.0
     failure: Failure | None = None
     tags: tuple[str, ...] = ()
+    """Of the last lease."""
+    late: tuple[str, ...] = ()
+    """I26: that came with the copy."""
     is_used: bool = False
     """Since its turn to make room came last (E23)."""
 
@@ -54,6 +57,10 @@ class MemoryRows:
         self.room = room
         self.leased: dict[Key, MemoryRow] = {}
         self.tagged: TagIndex[Key] = TagIndex()
+        self.late: TagIndex[Key] = TagIndex()
+        self.epoch = 0
+        self._epochs: BoundedDict[str, int] = BoundedDict(REMEMBERED)
+        """I26: of the last invalidation of each tag."""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -75,11 +82,29 @@ class MemoryRows:
         row.token = None
         self.leased.pop(key, None)
 
-    def publish(self, key: Key, lease: Lease, copy: Copy, now: float) -> bool:
+    def begin_epoch(self, tag: str) -> list[Key]:
+        """I26: the tag is invalidated; returns what has it."""
+        self.epoch += 1
+        self._epochs.note(tag, self.epoch)
+        return list(dict.fromkeys([*self.tagged.keys(tag), *self.late.keys(tag)]))
+
+    def is_past(self, lease: Lease, tags: tuple[str, ...]) -> bool:
+        """I26: one of them was invalidated since the grant, or that is no longer known."""
+        if tags and lease.epoch < self.epoch - REMEMBERED:
+            return True
+        return any(self._epochs.get(tag, 0) > lease.epoch for tag in tags)
+
+    def publish(
+        self, key: Key, lease: Lease, copy: Copy, now: float, tags: tuple[str, ...] | None = None
+    ) -> bool:
         """S2: the token is the fence; the time only permits a takeover."""
         row = self.get(key)
         if row is None or not row.holds(lease, now):
             return False
+        if tags is not None and tags != row.late:
+            self.late.remove(key, row.late)
+            self.late.add(key, tags)
+            row.late = tags
         before = _size(row.copy)
         self.copies += row.copy is None
         row.copy, row.failure, row.token = copy, None, None
@@ -105,6 +130,7 @@ class MemoryRows:
                 self.room.held -= _size(row.copy)
             self.end_lease(key, row)
             self.tagged.remove(key, row.tags)
+            self.late.remove(key, row.late)
 
     def items(self) -> Iterator[tuple[Key, MemoryRow]]:
         """Those of a part as they are when it is reached; each may be gone since."""
@@ -120,6 +146,7 @@ class MemoryRows:
                 part.popitem()
                 yield
         yield from self.tagged.freed()
+        yield from self.late.freed()
 
     def move_to_end(self, key: Key) -> None:
         part = self.part(key)

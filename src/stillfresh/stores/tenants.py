@@ -20,11 +20,12 @@ from stillfresh.stores.contract import (
     Failure,
     Generations,
     Grant,
+    LateTags,
     Lease,
     Record,
     Store,
-    WrappedStore,
 )
+from stillfresh.stores.wrapped import WrappedStore
 
 T = TypeVar("T")
 
@@ -91,11 +92,14 @@ class TenantStore(WrappedStore):
             for id_, grant in grants.items()
         }
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         named = {
             self._prefix + id_: (self._lease(lease), copy) for id_, (lease, copy) in copies.items()
         }
-        return self._bare(await self.inner.publish(kind, named))
+        late = {self._prefix + id_: tuple(self._named(some)) for id_, some in (tags or {}).items()}
+        return self._bare(await self.inner.publish(kind, named, late))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         named = [self._lease(lease) for lease in leases]

@@ -111,6 +111,73 @@ class CopyConformance(ConformanceKit):
         assert await self.publish(store, copy, ended) == set()
         assert sorted(await store.invalidate_tag("shop")) == [(KIND, "copy"), (KIND, "ended")]
 
+    async def test_a_tag_that_comes_with_the_copy_reaches_it(self, store: Store) -> None:
+        """I26: beside the tags of its lease, in every kind, and whatever others there are."""
+        assert await self.publish(store, await self.lease(store, "other"), tags=()) == set()
+        lease = await self.lease(store, "a", None, "shop")
+        assert await self.publish(store, lease, tags=("eu", "shop", "")) == set()
+        assert await store.invalidate_tag("us") == []
+        for tag in ("eu", "shop", ""):
+            assert await store.invalidate_tag(tag, soft=True) == [(KIND, "a")]
+        assert (await self.kept(store)).mark == Mark.SOFT
+        assert (await self.kept(store, "other")).mark == Mark.NONE
+
+    async def test_a_tag_that_was_invalidated_while_loading_supersedes(self, store: Store) -> None:
+        """I26, the law for tags that only the load could tell; the next one gets the lease."""
+        await self.publish(store, await self.lease(store, "tagged"), tags=("eu",))
+        lease, other = await self.lease(store, "a", None, "shop"), await self.lease(store, "b")
+        assert await store.invalidate_tag("eu") == [(KIND, "tagged")]
+        assert await self.publish(store, lease, other, tags=("us", "eu")) == {"a", "b"}
+        assert await store.read(KIND, ["a", "b"]) == {}
+        assert await store.invalidate_tag("us") == []
+        again = await self.lease(store, "a", None, "shop")
+        assert await self.publish(store, again, tags=("us", "eu")) == set()
+        reached = await store.invalidate_tag("eu", soft=True)
+        assert sorted(reached) == [(KIND, "a"), (KIND, "tagged")]
+
+    async def test_a_superseded_load_leaves_the_copy_as_it_was(self, store: Store) -> None:
+        """I26: the copy, its tags and its failure; and the tags of that load are nowhere."""
+        first = await self.lease(store)
+        await self.publish(store, first, tags=("eu", "shop"))
+        lease = await self.lease(store, seen=first.token)
+        await store.invalidate_tag("us")
+        assert await self.publish(store, lease, tags=("us", "eu", "new")) == {"a"}
+        assert await self.record(store) == Record(replace(self.copy(first), mark=Mark.NONE))
+        assert await store.invalidate_tag("new") == []
+        for tag in ("eu", "shop"):
+            assert await store.invalidate_tag(tag, soft=True) == [(KIND, "a")]
+
+    async def test_tags_of_a_copy_reach_it_until_it_is_replaced(self, store: Store) -> None:
+        """I26: while the next load runs, after it failed, and after one that tells no tags."""
+        first = await self.lease(store, "a", None, "own")
+        await self.publish(store, first, tags=("eu", "shop"))
+        loading = await self.lease(store, "a", first.token, "own")
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+        assert await self.publish(store, loading) == {"a"}
+        failure = Failure(1, self.clock() + 1, "TimeoutError: upstream")
+        failing = await self.lease(store, "a", first.token)
+        await store.release(KIND, [failing], {"a": failure})
+        assert await store.invalidate_tag("shop") == [(KIND, "a")]
+        silent = await self.lease(store, "a", first.token)
+        assert await self.publish(store, silent) == set()
+        assert await store.invalidate_tag("shop", soft=True) == [(KIND, "a")]
+        last = await self.lease(store, "a", silent.token)
+        assert await self.publish(store, last, tags=("shop", "us")) == set()
+        assert await store.invalidate_tag("eu") == []
+        assert await store.invalidate_tag("shop", soft=True) == [(KIND, "a")]
+        assert await store.invalidate_tag("us", soft=True) == [(KIND, "a")]
+        bare = await self.lease(store, "a", last.token)
+        assert await self.publish(store, bare, tags=()) == set()
+        assert await store.invalidate_tag("shop") == []
+
+    async def test_deleting_forgets_tags_that_came_with_the_copy(self, store: Store) -> None:
+        """I26: a new copy is not reached by them."""
+        await self.publish(store, await self.lease(store), tags=("eu",))
+        await store.delete(KIND, ["a"])
+        assert await store.invalidate_tag("eu") == []
+        await self.published(store)
+        assert await store.invalidate_tag("eu") == []
+
     async def test_a_failure_is_remembered_until_a_success(self, store: Store) -> None:
         """E7: it stands beside the copy, which it leaves alone, until a publication."""
         copy = await self.published(store)

@@ -94,9 +94,12 @@ class ConformanceKit:
         assert copy is not None
         return copy
 
-    async def publish(self, store: Store, *leases: Lease, kind: str = KIND) -> set[str]:
-        """A copy for each lease; returns the ids that were superseded."""
-        return await store.publish(kind, {it.id: (it, self.copy(it)) for it in leases})
+    async def publish(
+        self, store: Store, *leases: Lease, kind: str = KIND, tags: tuple[str, ...] | None = None
+    ) -> set[str]:
+        """A copy for each lease, with these tags; returns the ids that were superseded."""
+        late = None if tags is None else {it.id: tags for it in leases}
+        return await store.publish(kind, {it.id: (it, self.copy(it)) for it in leases}, late)
 
     async def published(self, store: Store, id_: str = "a", value: bytes | None = b"value") -> Copy:
         known = (await self.record(store, id_)).copy
@@ -172,10 +175,10 @@ class History:
         self._check_holds(lease, is_lost=bool(lost))
         await self._look()
 
-    async def publish(self, lease: Lease) -> None:
+    async def publish(self, lease: Lease, *tags: str) -> None:
         copy = Copy(lease.token, self.suite.clock(), LASTING, b"value")
-        copies = {self.id: (lease, copy)}
-        superseded = await self._step("publish", self.store.publish(KIND, copies))
+        copies, late = {self.id: (lease, copy)}, {self.id: tags} if tags else None
+        superseded = await self._step("publish", self.store.publish(KIND, copies, late))
         self._check_holds(lease, is_lost=bool(superseded))
         if not superseded:
             self._stored = lease.token
@@ -189,8 +192,8 @@ class History:
     async def invalidate(self) -> None:
         await self._void("invalidate", self.store.invalidate(KIND, [self.id]))
 
-    async def invalidate_tag(self) -> None:
-        await self._void("invalidate_tag", self.store.invalidate_tag(f"tag of {self.id}"))
+    async def invalidate_tag(self, tag: str = "") -> None:
+        await self._void("invalidate_tag", self.store.invalidate_tag(tag or f"tag of {self.id}"))
 
     async def delete(self) -> None:
         self._stored = None
@@ -275,6 +278,19 @@ async def taken_over(it: History, *, is_cold: bool) -> None:
     await it.invalidate()
     await it.publish(putting)
     await it.publish(await it.acquire())
+
+
+async def tagged_late(it: History) -> None:
+    """I26: loads that tell their tag: one is overtaken, the next publishes, and it is reached."""
+    tag = f"late {it.id}"
+    lease = await it.acquire()
+    await it.invalidate_tag(tag)
+    await it.publish(lease, tag)
+    await it.publish(await it.acquire(), tag)
+    lease = await it.acquire()
+    await it.invalidate_tag(tag)
+    await it.publish(lease, tag)
+    await it.publish(await it.acquire(), tag)
 
 
 async def given_up(it: History, failure: Failure | None = None) -> None:

@@ -27,6 +27,7 @@ from stillfresh.testing.conformance_kit import (
     on_open_stores,
     overtaken,
     play_late,
+    tagged_late,
     taken_over,
 )
 
@@ -270,6 +271,10 @@ class LeaseConformance(ConformanceKit):
         """S8: the same for a tag."""
         tagged = partial(overtaken, by=History.invalidate_tag, is_cold=True)
         await play_late(self, store, tagged)
+
+    async def test_late_requests_around_tags_that_a_load_tells(self, store: Store) -> None:
+        """S8, I26: the same for a tag that comes with the copy."""
+        await play_late(self, store, tagged_late)
 
     async def test_late_requests_around_a_deletion(self, store: Store) -> None:
         """S8: the same for a deletion."""

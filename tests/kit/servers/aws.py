@@ -25,6 +25,7 @@ from botocore.loaders import Loader, create_loader
 
 from stillfresh import Clock
 from stillfresh.stores.dynamodb import DynamoStore
+from stillfresh.stores.dynamodb.schema import EPOCH, INVALIDATED
 
 SERVERS = Path(sys.prefix) / "servers"
 MINISTACK = SERVERS / "ministack" / "bin" / "ministack"
@@ -232,7 +233,9 @@ class Raw:
     bucket: str
 
     async def rows(self) -> list[dict[str, Any]]:
+        """But those that belong to no entry: the epochs of tags (I26)."""
         found: list[dict[str, Any]] = (await self.dynamodb.scan(TableName=self.table))["Items"]
+        found = [row for row in found if row["sk"]["S"] not in {EPOCH, INVALIDATED}]
         return sorted(found, key=lambda row: (row["pk"]["S"], row["sk"]["S"]))
 
     async def row(self, sk: str) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from stillfresh import Cache, Policy, StoreError
-from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.contract import Ask, Copy, LateTags, Lease, Store
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for
 
@@ -36,8 +36,10 @@ class Mortal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        publishing = asyncio.ensure_future(self._store.publish(kind, copies))
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
+        publishing = asyncio.ensure_future(self._store.publish(kind, copies, tags))
         await asyncio.sleep(self._after)
         die()
         return await publishing

@@ -138,7 +138,8 @@ class PageExchange:
             value, timeout, self._tags_of(key), rules.stale_for, rules.error_for
         )
         if not isinstance(value, HttpResponse):
-            loaded.fresh_for += 1 + max(loaded.stale_for or 0, loaded.error_for or 0)
+            longer = 1 + max(loaded.stale_for or 0, loaded.error_for or 0)
+            loaded.fresh_for = (loaded.fresh_for or 0) + longer
         return loaded
 
     def _tags_of(self, key: str) -> Sequence[str]:

@@ -1,17 +1,16 @@
-"""The schema's recipes: leases, publication, invalidation, tags (I3-I6).
+"""The schema's recipes: leases, publication, invalidation (I3-I5); tags are in `tags.py`.
 
 Each is one conditional request, or one transaction. It raises `LeaseHeld` (another's),
 `LeaseLost` (no longer yours) or `StoreError` (the store failed), and never takes one for another:
 who is refused after a lost answer finds its own token in the row, and has won (S2).
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Final
 
-from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
+from stillfresh.errors import LeaseHeld, LeaseLost
 from stillfresh.freshness import MAX_SKEW
 from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.contract import Failure, Mark
@@ -19,7 +18,6 @@ from stillfresh.stores.dynamodb.rows import (
     CURRENT,
     RELEASED,
     Lock,
-    Row,
     believed,
     failure_attributes,
     lock_of,
@@ -34,7 +32,8 @@ from stillfresh.stores.dynamodb.schema import (
     key_of,
     text,
 )
-from stillfresh.stores.dynamodb.table import Table, changes_of, each, values
+from stillfresh.stores.dynamodb.table import changes_of, values
+from stillfresh.stores.dynamodb.tags import OURS, TagRows
 
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
@@ -43,20 +42,15 @@ FREE: Final = (
     # A row without an end is no lease: nobody would ever be free of it.
     " OR NOT attribute_type(lease_expires_at, :number)"
 )
-OURS: Final = "lease_token = :token"
 FREE_OR_OURS: Final = f"{FREE} OR {OURS}"
 TAKE_OVERS: Final = 5
 """Holders in a row, each leasing before the last could be replaced."""
 LIVE: Final = f"{OURS} AND lease_expires_at > :now"
 FORGETTABLE: Final = "attribute_not_exists(failures)"
-TAGGED_FOR: Final = 30 * 86400
-"""Seconds that a tag's row stays after the last lease; a copy that lives longer takes it along."""
-UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, :token)"
-TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Leases(Table):
+class Leases(TagRows):
     """The leases, copies and tags in one table; `now` is the caller's clock, read for this step."""
 
     max_lease: float = 0.0
@@ -101,10 +95,6 @@ class Leases(Table):
                 until = believed(holder, now, self.max_lease).held_until or now
                 raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
             return attempts[-1], lock_of(old)
-
-    async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
-        """The row that a condition did not hold for."""
-        return refused.item or await self.get(pk, sk)
 
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
         """I4: UpdateItem, to the lease's new end, if it is ours and live."""
@@ -185,48 +175,6 @@ class Leases(Table):
         if refused and (version := version_of(refused)) is not None:
             refused = await self.update(pk, version, change)
         return refused is None
-
-    async def write_tags(
-        self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float, seen: str
-    ) -> None:
-        """I6: this entry is leased with these tags; rows of their own, so no index is needed.
-
-        They are written before the load begins, outlive the copy, and are taken away when they
-        are found to speak of nothing. `seen`: the lease that probably wrote those that are there.
-        """
-        beside = attributes(kind=kind, id=id_, lease_token=token, ttl=ceil(ttl))
-        pk = self.names.pk(kind, id_)
-        await each(tags, lambda tag: self._write_tag(self.names.tag(tag), pk, beside, token, seen))
-
-    async def _write_tag(self, tag: str, pk: str, beside: Item, token: str, seen: str) -> None:
-        """In the place of a row that was seen: one that arrives late replaces no later one (S8).
-
-        Nor does a holder whose lease was lost meanwhile, and that cannot publish any more: a row
-        that was seen while the lease still was ours is no later one's.
-        """
-        row = key_of(tag, sk := self.names.hashed(pk)) | beside
-        for _ in range(TRIES):
-            try:
-                await self.put(row, UNCHANGED, values(seen=seen, token=token))
-            except ConditionFailed as exc:
-                seen = text(await self._met(exc, tag, sk), "lease_token") or ""
-                if lock_of(await self.get(pk, LOCK)).token != token:
-                    return
-            else:
-                return
-        raise StoreError(f"{self.names.table}: others keep changing the row of a tag")
-
-    async def remove_tags(self, pk: str, row: Row, lock: Lock, *, but: Iterable[str] = ()) -> None:
-        """Those that these leases wrote: a later one's speak of its load, and stay."""
-        tokens = {row.token, lock.token} - {None}
-        tags = (row.tags | lock.tags) - set(but)
-        rows = [(self.names.tag(tag), token) for tag in tags for token in tokens]
-        await each(rows, lambda it: self.drop_tag(it[0], self.names.hashed(pk), it[1]))
-
-    async def drop_tag(self, pk: str, sk: str, token: str | None) -> None:
-        """Not if the entry was leased again since the row was read."""
-        with suppress(ConditionFailed):
-            await self.delete(pk, sk, OURS, values(token=token or ""))
 
 
 def deletion(pk: str, sk: str, condition: str, given: Item) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ of a second, the kind of an invalidation) and counts only where it does not cont
 a service in another language may have changed the row and left our attributes as they were.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Final
@@ -46,6 +46,8 @@ class Row:
     meta: FaceTheoryCacheMetadata | None = None
     failure: Failure | None = None
     tags: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    """I26: that came with the copy."""
     extra: bytes = b""
     size: int = 0
     """Bytes of the body; 0: nobody said."""
@@ -89,6 +91,7 @@ def meta_item(
     retention: float,
     body: Body = NO_BODY,
     tags: Sequence[str] = (),
+    late: Iterable[str] = (),
 ) -> Item:
     """The schema's attributes, and beside them only what they cannot say."""
     terms = copy.policy
@@ -111,7 +114,7 @@ def meta_item(
         item["absent"] = {"BOOL": True}
     if body.extra:
         item["extra"] = {"B": body.extra}
-    return item | tag_set(tags)
+    return item | tag_set(tags) | tag_set(late, "late_tags")
 
 
 def name_beside(kind: str, id_: str) -> Item:
@@ -123,14 +126,14 @@ def name_beside(kind: str, id_: str) -> Item:
     return attributes(kind=kind, id=id_) if size <= LONGEST_NAME else {}
 
 
-def tag_set(tags: Sequence[str]) -> Item:
+def tag_set(tags: Iterable[str], name: str = "tags") -> Item:
     """DynamoDB knows no empty set, and no empty text in one."""
     named = sorted({tag if tag and tag[0] != "\0" else f"\0{tag}" for tag in tags})
-    return {"tags": {"SS": named}} if named else {}
+    return {name: {"SS": named}} if named else {}
 
 
-def _tags(item: Item) -> frozenset[str]:
-    return frozenset(tag.removeprefix("\0") for tag in item.get("tags", {}).get("SS", ()))
+def _tags(item: Item, name: str = "tags") -> frozenset[str]:
+    return frozenset(tag.removeprefix("\0") for tag in item.get(name, {}).get("SS", ()))
 
 
 def failure_attributes(failure: Failure) -> Item:
@@ -182,6 +185,7 @@ def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
         meta,
         _failure(item),
         _tags(item),
+        _tags(item, "late_tags"),
         extra=bytes(item.get("extra", {}).get("B", b"")) if own else b"",
         size=int(size or 0) if own or token is None else 0,
         token=token,

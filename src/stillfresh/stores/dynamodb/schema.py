@@ -22,6 +22,9 @@ Item: TypeAlias = dict[str, dict[str, Any]]
 TABLE_VARIABLE: Final = "FACETHEORY_CACHE_TABLE_NAME"
 META: Final = "META"
 LOCK: Final = "LOCK"
+EPOCH: Final = "EPOCH"
+INVALIDATED: Final = "INVALIDATED"
+"""I26, beside a tag's entries: in which epoch it was invalidated last."""
 PAGE: Final = "page"
 """The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
 S3: Final = "s3://"
@@ -236,6 +239,11 @@ class Names:
 
     def tag(self, tag: str) -> str:
         return tag_pk(tag, self.tenant)
+
+    @property
+    def tags(self) -> str:
+        """Where the epoch of all tags stands."""
+        return f"{tenant_prefix(self.tenant)}TAG#"
 
     @property
     def pk_prefix(self) -> str:

@@ -4,6 +4,7 @@ A read looks at the row, at the lease's row only where it matters, and at the bo
 unknown (I7).
 """
 
+from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from stillfresh.stores.contract import (
     Newer,
     Record,
 )
-from stillfresh.stores.dynamodb.leases import TAGGED_FOR, Leases
+from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.rows import (
     ENDLESS,
     NO_BODY,
@@ -45,6 +46,7 @@ from stillfresh.stores.dynamodb.rows import (
 )
 from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Names, text
 from stillfresh.stores.dynamodb.table import each
+from stillfresh.stores.dynamodb.tags import TAGGED_FOR, Claim
 from stillfresh.ttl_cache import TtlCache
 
 REMEMBERED: Final = 10_000
@@ -54,15 +56,6 @@ CHANGED_FOR: Final = 20
 """Seconds; an eventually consistent read is behind by less, as a rule by one."""
 NOTHING: Final = Record()
 CLAIM_LASTS: Final = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a holder has to know until it publishes; who forgets it leaves a body to eviction."""
-
-    replaces: str | None = None
-    tags: tuple[str, ...] = ()
-    tagged_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +196,10 @@ class DynamoSteps:
     async def _looked(
         self, kind: str, pk: str, ask: Ask, grant: Held | Lease, before: Lock
     ) -> Grant:
-        row = await self.row(kind, pk)
-        newer = await self._newer(kind, pk, row, ask.seen, grant)
         if isinstance(grant, Held):
-            return newer or grant
+            return await self._newer(kind, pk, await self.row(kind, pk), ask.seen, grant) or grant
+        row, epoch = await gather(self.row(kind, pk), self.table.epoch())
+        newer = await self._newer(kind, pk, row, ask.seen, grant)
         if newer is not None:
             await self.table.release(pk, grant.token, now=self.clock())
             return newer
@@ -215,7 +208,7 @@ class DynamoSteps:
         if ask.missed(merged(row, before).failure):
             return await self._failed_since(kind, pk, grant, row, before)
         await self._claim(kind, ask, grant, row, before)
-        return grant
+        return replace(grant, epoch=epoch)
 
     async def _newer(
         self, kind: str, pk: str, row: Row, seen: str | None, grant: Held | Lease
@@ -248,20 +241,27 @@ class DynamoSteps:
     async def _claim(self, kind: str, ask: Ask, lease: Lease, row: Row, before: Lock) -> None:
         """I6: the tags are written before the load begins, and those of before go."""
         pk = self.names.pk(kind, ask.id)
-        await self.table.remove_tags(pk, row, before, but=ask.tags)
+        await self.table.remove_tags(pk, row, before, but=(*ask.tags, *row.late))
         until = lease.expires_at + TAGGED_FOR
         seen = before.token or row.generation or ""
         await self.table.write_tags(
             ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until, seen=seen
         )
-        self.claims.insert(lease.token, Claim(row.s3_key, ask.tags, until))
+        claim = Claim(row.s3_key, ask.tags, until, row.late, row.token or "")
+        self.claims.insert(lease.token, claim)
         if before.failure is not None and row.copy is None:
             await self.table.note(pk, lease.token, before.failure)
 
-    async def publish(self, kind: str, id_: str, lease: Lease, copy: Copy) -> bool:
-        """I5: the body first, then the transaction; False if the lease was lost."""
+    async def publish(
+        self, kind: str, id_: str, lease: Lease, copy: Copy, tags: tuple[str, ...] | None = None
+    ) -> bool:
+        """I5: the body first, then the transaction; False if the lease was lost.
+
+        I26: between them, the rows of tags that came with it, and a look at who invalidated them.
+        """
         pk, nonce = self.names.pk(kind, id_), uuid4().hex
         claim = self.claims.remove(lease.token, Claim())
+        late = claim.late if tags is None else frozenset(tags)
         key = self.names.body(pk, copy.generation, nonce)
         s3_key, body, written = self.names.pointer(key), NO_BODY, None
         if isinstance(copy.value, bytes):
@@ -275,14 +275,14 @@ class DynamoSteps:
             retention=self.retention,
             body=body,
             tags=claim.tags,
+            late=late,
         )
         ttl, token = float(item["ttl"]["N"]), lease.token
-        if ttl > claim.tagged_until:
-            await self.table.write_tags(
-                claim.tags, kind=kind, id_=id_, token=token, ttl=ttl, seen=token
-            )
         try:
-            await self.table.publish(item, token, name=nonce, now=self.clock())
+            async with self.table.telling(claim, late, kind=kind, id_=id_, token=token, ttl=ttl):
+                if await self.table.is_past(tags or (), lease.epoch):
+                    await self.table.release(pk, token, now=self.clock())
+                await self.table.publish(item, token, name=nonce, now=self.clock())
         except LeaseLost:
             self._discard(pk, written)
             return False
@@ -321,8 +321,8 @@ class DynamoSteps:
 
     async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
         """A row of an entry that is gone goes too."""
-        found = await self.table.partition(self.names.tag(tag))
-        rows = {(text(row, "kind") or "", text(row, "id") or ""): row for row in found}
+        await self.table.begin_epoch(tag, self.clock() + TAGGED_FOR)
+        rows = await self.table.tagged(tag)
 
         async def reached(named: tuple[str, str]) -> bool:
             is_there, row = await self.invalidate(self.names.pk(*named), mark), rows[named]

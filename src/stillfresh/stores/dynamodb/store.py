@@ -28,6 +28,7 @@ from stillfresh.stores.contract import (
     Failure,
     Generations,
     Grant,
+    LateTags,
     Lease,
     Mark,
     Record,
@@ -156,9 +157,15 @@ class DynamoStore(Store):
         steps, by_id = self._opened(), {ask.id: ask for ask in asks}
         return await each(by_id, lambda id_: steps.acquire(kind, by_id[id_], lease_for))
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        steps = self._opened()
-        stored = await each(copies, lambda id_: steps.publish(kind, id_, *copies[id_]))
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
+        steps, late = self._opened(), tags or {}
+        for id_, some in late.items():
+            _check_tagged(kind, Ask(id_, tags=some))
+        stored = await each(
+            copies, lambda id_: steps.publish(kind, id_, *copies[id_], late.get(id_))
+        )
         return {id_ for id_, is_stored in stored.items() if not is_stored}
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:

@@ -40,7 +40,9 @@ LOCATE_EVERY: Final = 0.1
 """Seconds between two looks at the nodes' own table."""
 ELSEWHERE: Final = "non local key"
 """Says a script that found one of its keys on another node."""
-KEPT_TAGS: Final = {scripts.PUBLISH.sha, scripts.RENEW.sha, scripts.RELEASE.sha}
+KEPT_TAGS: Final = {
+    it.sha for it in (scripts.ACQUIRE, scripts.PUBLISH, scripts.RENEW, scripts.RELEASE)
+}
 """Steps that name the tags that an earlier one stored."""
 TOLD: Final = {scripts.PUBLISH.sha, scripts.INVALIDATE.sha, scripts.DELETE.sha}
 """Steps of which listeners are told."""
@@ -218,13 +220,13 @@ class Cluster:
         if command[0] != lua.EVALSHA:
             return [ASKING, command]
         sha, key, tags = str(command[1]), command[3], list[bytes]()
-        if sha == scripts.ACQUIRE.sha:
-            tags = scripts.tags_asked(command)
-        elif sha in KEPT_TAGS:
+        if sha in KEPT_TAGS:
             look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
             _, text = await link.replies(look)
             tags = stored_tags(text) if isinstance(text, bytes) else []
-        return [ASKING, scripts.with_sets(command, tags)]
+        if sha == scripts.ACQUIRE.sha:
+            tags = list(dict.fromkeys([*scripts.tags_asked(command), *tags]))
+        return [ASKING, scripts.with_sets(scripts.while_moving(command), tags)]
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
         """What the node that was asked says of the one to ask."""
@@ -251,10 +253,13 @@ class Cluster:
         _, _, _, key, base, mark, _ = command
         if not isinstance(key, bytes) or not isinstance(base, bytes):
             raise TypeError("the set of a tag has a key")
+        tag = key[len(base) + 1 :]
+        note = scripts.NOTE_TAG.call([base + b"@"], base, tag)
+        await self.run([note], urgent=True, lasting=lasting)
         (members,) = await self.run([("SMEMBERS", key)], urgent=True)
         steps = [scripts.INVALIDATE.call([base + it], base, it, mark) for it in members]
         await self.run(steps, urgent=True, lasting=lasting)
-        await self.run([("SPUBLISH", base + b"!", b"T" + key[len(base) + 1 :])])
+        await self.run([("SPUBLISH", base + b"!", b"T" + tag)])
         return b"0", list(members)
 
     def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:

@@ -18,7 +18,19 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError, shown
-from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread, policy_of
+from stillfresh.stores.contract import (
+    UNREAD,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+    Unread,
+    policy_of,
+)
 
 BUCKETS: Final = 32
 """Part of the layout: an invalidation by tag asks each of them, a cluster can spread them."""
@@ -37,6 +49,8 @@ FAILURE: Final = Struct(">Id")
 NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
 HEAD: Final = FIELDS.size
+LATE: Final = 0xFFFFFFFF
+"""In the place of a tag's length: no tag, but the end of those that its lease named."""
 MOST_FAILURES: Final = 0xFFFFFFFF
 """As many as their field can say."""
 GLANCE: Final = 512
@@ -122,6 +136,9 @@ def unpacked_tags(packed: bytes) -> list[bytes]:
     names, at = list[bytes](), 0
     while at < len(packed):
         (length,) = LENGTH.unpack_from(packed, at)
+        if length == LATE:  # behind it stand those that came with the copy (I26)
+            at += LENGTH.size
+            continue
         names.append(packed[at + LENGTH.size : at + LENGTH.size + length])
         at += LENGTH.size + length
     return names
@@ -215,3 +232,14 @@ def _finite(seconds: float) -> float:
     if not isfinite(seconds):
         raise ValueError(seconds)
     return seconds
+
+
+def grant_of(id_: str, reply: Sequence[bytes]) -> Grant:
+    """What ACQUIRE replied."""
+    match reply[0]:
+        case b"lease":
+            return Lease(id_, unpadded(reply[2]), number(reply[1]), int(reply[3]))
+        case b"held":
+            return Held(number(reply[1]))
+        case _:
+            return Newer(record_of(reply[1]) or Record())

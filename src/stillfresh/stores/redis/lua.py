@@ -7,6 +7,7 @@ A script is a text that the server keeps by its hash. `COMMON` reads and writes 
 from hashlib import sha1
 from typing import Final
 
+from stillfresh.stores.contract import REMEMBERED
 from stillfresh.stores.redis.layout import HEAD, NAME, Command, RedisKey
 
 COMMON: Final = f"""
@@ -16,6 +17,7 @@ local FIELDS = '>c4BBddddc{NAME}dc{NAME}IdII'
 local MAGIC = 'SF\\0\\1'
 local LEASE_AT = HEAD - 20 - {NAME} - 8
 local FREE = struct.pack('>dc{NAME}', 0, NOBODY)
+local LATE = '\\255\\255\\255\\255'
 
 local function clock(given)
   if given ~= '' then return tonumber(given) end
@@ -44,16 +46,32 @@ local function tags_text(key, h)
   return redis.call('GETRANGE', key, HEAD, HEAD + h.tags - 1)
 end
 
--- Of a string that another has changed: as far as they can be told.
+-- Of a string that another has changed: as far as they can be told. Behind LATE stand those that
+-- came with the copy (I26); second, where LATE is.
 local function tags_of(text)
-  local found, at = {{}}, 1
+  local found, at, late = {{}}, 1, #text + 1
   while at + 3 <= #text do
     local first, last = at + 4, at + 3 + struct.unpack('>I', text, at)
-    if last > #text then break end
-    found[#found + 1] = text:sub(first, last)
+    if text:sub(at, at + 3) == LATE then
+      late = math.min(late, at)
+      last = first - 1
+    else
+      if last > #text then break end
+      found[#found + 1] = text:sub(first, last)
+    end
     at = last + 1
   end
-  return found
+  return found, late
+end
+
+-- The tags of a lease, with those that came with the copy behind them.
+local function with_late(tags, late)
+  return late == '' and tags or tags .. LATE .. late
+end
+
+local function split_tags(text)
+  local _, late = tags_of(text)
+  return text:sub(1, late - 1), text:sub(late + 4)
 end
 
 -- A tag whose set the server dropped reaches nobody: what it named is not believed any more.
@@ -134,6 +152,53 @@ end
 
 -- S10: tell all listeners. Where the ACL forbids that, the step is done all the same.
 local function tell(base, news) redis.pcall('SPUBLISH', base .. '!', news) end
+
+-- I26: by tag, the epoch of its last invalidation; '!' has that of the last one that is forgotten.
+-- A server may drop all of them: the microsecond makes the new ones higher.
+local function next_epoch(base)
+  local time, top = redis.call('TIME'), redis.call('ZREVRANGE', base .. '@', 0, 0, 'WITHSCORES')
+  local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  return math.max(now, (tonumber(top[2]) or 0) + 1), top[2]
+end
+
+local function noted(base, member, epoch)
+  redis.call('ZADD', base .. '@', string.format('%.0f', epoch), member)
+end
+
+-- Of a lease that is granted now; -1 where the epochs are on another node: no tag can come late.
+local function epoch_of(base)
+  local top = redis.pcall('ZREVRANGE', base .. '@', 0, 0, 'WITHSCORES')
+  if top.err then return -1 end
+  if not top[2] then
+    top[2] = next_epoch(base)
+    noted(base, '!', top[2])
+  end
+  return tonumber(top[2])
+end
+
+local function begin_epoch(base, tag)
+  local epoch, top = next_epoch(base)
+  if not top then noted(base, '!', epoch - 1) end
+  noted(base, '#' .. tag, epoch)
+  if redis.call('ZCARD', base .. '@') > {REMEMBERED} + 1 then
+    local last = redis.call('ZRANGE', base .. '@', 1, 1, 'WITHSCORES')
+    redis.call('ZREM', base .. '@', last[1])
+    noted(base, '!', tonumber(last[2]))
+  end
+end
+
+local function is_past(base, epoch, tags)
+  local found = tags_of(tags)
+  if #found == 0 then return false end
+  if epoch < 0 then return true end
+  local known = redis.call('ZSCORE', base .. '@', '!')
+  if not known or tonumber(known) > epoch then return true end
+  for _, tag in ipairs(found) do
+    local score = redis.call('ZSCORE', base .. '@', '#' .. tag)
+    if score and tonumber(score) > epoch then return true end
+  end
+  return false
+end
 
 local function void(key, base, member, h, mark)
   if h.copy == 0 and h.failures == 0 then return forget(key, base, member, h) end

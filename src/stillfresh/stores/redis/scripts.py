@@ -23,15 +23,19 @@ from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
 from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command, unpacked_tags
 from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
 
+MOVING: Final = "moving"
+"""Told to ACQUIRE on a node that does not hold the slot yet: the epochs may not be there."""
+
 ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local seen, asker, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local failures, take_over = tonumber(ARGV[8]), ARGV[9] == '1'
+local epoch = string.format('%.0f', ARGV[10] == '{MOVING}' and -1 or epoch_of(base))
 local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
 if h then doubt(key, base, member, h) end
 if h and h.token:sub(1, {ASKER}) == asker and h.held_until > now then
-  return {{'lease', struct.pack('>d', h.held_until), h.token}}
+  return {{'lease', struct.pack('>d', h.held_until), h.token, epoch}}
 end
 if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
 if h and not take_over and h.token ~= NOBODY and h.held_until > now
@@ -50,6 +54,8 @@ if not h then
   redis.call('SET', key, text .. tags, 'PX', named(base, member, parsed(text), tags, now))
 else
   local before = tags_text(key, h)
+  local _, late = split_tags(before)
+  tags = with_late(tags, late)
   h.token, h.held_until = token, held_until
   local life = named(base, member, h, tags, now)
   if before == tags then
@@ -63,23 +69,30 @@ else
     untag(base, member, before, tags)
   end
 end
-return {{'lease', struct.pack('>d', held_until), token}}
+return {{'lease', struct.pack('>d', held_until), token, epoch}}
 """)
 
 PUBLISH: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
-local token, copy, value, again = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local token, copy, value, told, late, epoch, again = unpack(ARGV, 4, 10)
 local h = head(key)
 if not h then return 0 end
+if h.token == token and is_past(base, tonumber(epoch), late) then
+  void(key, base, member, h, 0)
+  return 0
+end
 if h.token ~= token or h.held_until <= now then
   local done = again == '1' and h.copy > 0 and h.generation == copy:sub(-{NAME})
   return done and 1 or 0
 end
-local tags = tags_text(key, h)
-if not is_named(base, member, tags) then return 0 end
+local before = tags_text(key, h)
+if not is_named(base, member, before) then return 0 end
+local tags = before
+if told == '1' then tags = with_late(split_tags(before), late) end
 local text = copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0)
 local life = named(base, member, parsed(text), tags, now)
 redis.call('SET', key, text .. tags .. value, 'PX', life)
+if tags ~= before then untag(base, member, before, tags) end
 tell(base, 'P' .. copy:sub(-{NAME}) .. member)
 return 1
 """)
@@ -132,7 +145,10 @@ return 1
 INVALIDATE_TAG: Final = Script("""flags=allow-oom
 local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 500), {}
-if ARGV[3] == '0' and base:find('{00}', 1, true) then tell(base, 'T' .. set:sub(#base + 2)) end
+if ARGV[3] == '0' then
+  begin_epoch(base, set:sub(#base + 2))
+  if base:find('{00}', 1, true) then tell(base, 'T' .. set:sub(#base + 2)) end
+end
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
   if h then
@@ -145,6 +161,12 @@ for _, member in ipairs(found[2]) do
 end
 return {found[1], reached}
 """)
+
+NOTE_TAG: Final = Script("""flags=allow-oom
+begin_epoch(ARGV[1], ARGV[2])
+return 1
+""")
+"""The first part of INVALIDATE_TAG alone."""
 
 DELETE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
@@ -226,6 +248,13 @@ def tags_asked(acquire: Command) -> list[bytes]:
     """Those that an ACQUIRE names."""
     packed = acquire[10]
     return unpacked_tags(packed) if isinstance(packed, bytes) else []
+
+
+def while_moving(command: Command) -> Command:
+    """I26: no tag can come with a load that was leased, or is published, while its slot moves."""
+    if command[1] == ACQUIRE.sha:
+        return (*command, MOVING)
+    return (*command[:-2], -1, command[-1]) if command[1] == PUBLISH.sha else command
 
 
 def with_sets(command: Command, tags: Sequence[bytes]) -> Command:

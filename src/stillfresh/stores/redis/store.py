@@ -20,10 +20,9 @@ from stillfresh.stores.contract import (
     Failure,
     Generations,
     Grant,
-    Held,
+    LateTags,
     Lease,
     Mark,
-    Newer,
     Record,
     Store,
     StoreStats,
@@ -38,12 +37,11 @@ from stillfresh.stores.redis.layout import (
     RedisKey,
     copy_fields,
     failure_fields,
+    grant_of,
     is_enough,
-    number,
     packed_tags,
     padded,
     record_of,
-    unpadded,
 )
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.links import new_link
@@ -223,11 +221,13 @@ class RedisStore(Store):
             # Nobody can read it, and so nobody could say that it was seen.
             await self.delete(kind, list(broken))
             replies |= await self._each(scripts.ACQUIRE, kind, broken)
-        return {id_: _grant(id_, reply) for id_, reply in replies.items()}
+        return {id_: grant_of(id_, reply) for id_, reply in replies.items()}
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         """One whose reply got lost finds out by its generation whether it was done (S2)."""
-        now = self._now()
+        now, late = self._now(), tags or {}
         steps = [
             scripts.PUBLISH.on(
                 place,
@@ -235,10 +235,13 @@ class RedisStore(Store):
                 padded(lease.token),
                 copy_fields(copy),
                 copy.value if isinstance(copy.value, bytes) else b"",
+                int(id_ in late),
+                packed_tags(late.get(id_, ())),
+                lease.epoch,
                 "0",
             )
-            for place, (lease, copy) in zip(
-                self._places.of(kind, list(copies)), copies.values(), strict=True
+            for place, (id_, (lease, copy)) in zip(
+                self._places.of(kind, list(copies)), copies.items(), strict=True
             )
         ]
         settle = [(*step[:-1], "1") for step in steps]
@@ -338,13 +341,3 @@ def _cut(ids: list[str], size: int) -> list[list[str]]:
 def _is_broken(reply: Sequence[bytes]) -> bool:
     """A newer copy or failure that somebody else has changed so that it says nothing."""
     return reply[0] == b"newer" and record_of(reply[1]) is None
-
-
-def _grant(id_: str, reply: Sequence[bytes]) -> Grant:
-    match reply[0]:
-        case b"lease":
-            return Lease(id_, unpadded(reply[2]), number(reply[1]))
-        case b"held":
-            return Held(number(reply[1]))
-        case _:
-            return Newer(record_of(reply[1]) or Record())

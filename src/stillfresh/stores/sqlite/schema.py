@@ -3,6 +3,9 @@
 For every kind a table of copies (`post`) and a small one of times and leases (`post_ttl`), as in
 seed 000; tags in one table for all. Times are milliseconds, terms are seconds. Text and mapping
 only: nothing here runs SQL.
+
+In the table of tags two kinds are no kinds (I26): `post+` has the tags that came with a copy of
+`post`, and `!` has, for an id, the epoch in which the tag was invalidated last.
 """
 
 import re
@@ -32,8 +35,15 @@ BEGIN_FILE: Final = f"""
     PRAGMA user_version = {VERSION};
 """
 INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES (?, ?, ?)"
-DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
-SELECT_TAG: Final = "SELECT kind, id FROM stillfresh_tags WHERE tag = ? ORDER BY kind, id"
+DELETE_LEASED: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
+DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind IN (?1, ?1 || '+') AND id = ?2"
+SELECT_TAG: Final = """
+    SELECT DISTINCT rtrim(kind, '+') AS kind, id FROM stillfresh_tags WHERE tag = ?
+    ORDER BY 1, 2
+"""
+EPOCH: Final = "SELECT CAST(max(id) AS INTEGER) FROM stillfresh_tags WHERE kind = '!'"
+FORGET_EPOCHS: Final = "DELETE FROM stillfresh_tags WHERE kind = '!' AND (tag = ? OR id <= ?)"
+IS_PAST: Final = "SELECT 1 FROM stillfresh_tags WHERE tag = ? AND kind = '!' AND id > ?"
 HAS_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
 KINDS: Final = """
     SELECT substr(name, 1, length(name) - 4) FROM sqlite_schema

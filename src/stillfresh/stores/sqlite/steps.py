@@ -15,12 +15,14 @@ import apsw
 
 from stillfresh.freshness import is_lease_over
 from stillfresh.stores.contract import (
+    REMEMBERED,
     Ask,
     Copy,
     Entry,
     Failure,
     Grant,
     Held,
+    LateTags,
     Lease,
     Mark,
     Newer,
@@ -31,10 +33,14 @@ from stillfresh.stores.sqlite.connection import Format, by_header, bytes_of
 from stillfresh.stores.sqlite.schema import (
     APPLICATION_ID,
     BEGIN_FILE,
+    DELETE_LEASED,
     DELETE_TAGS,
+    EPOCH,
+    FORGET_EPOCHS,
     HAS_TABLE,
     HELD,
     INSERT_TAG,
+    IS_PAST,
     KINDS,
     SELECT_HELD,
     SELECT_TAG,
@@ -90,17 +96,17 @@ class KindTables:
         new_token: Callable[[], str],
     ) -> dict[str, Grant]:
         sql, expires_at = self.make(connection), at_least(now + lease_for)
-        grants: dict[str, Grant] = {}
+        grants, epoch = dict[str, Grant](), epoch_of(connection)
         for ask in asks:
             row = connection.execute(sql.point, (ask.seen, ask.id)).get
             grant = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
             if isinstance(grant, Newer) and row[0] == ask.seen:  # it failed; the copy in full
                 grant = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
             if grant is None:
-                grant = Lease(ask.id, new_token(), expires_at / 1000)
+                grant = Lease(ask.id, new_token(), expires_at / 1000, epoch)
                 connection.execute(sql.lease, (ask.id, grant.token, expires_at))
-                if row is not None:  # the tags of the last lease are the tags
-                    connection.execute(DELETE_TAGS, (self.kind, ask.id))
+                if row is not None:  # those of the last lease are the tags
+                    connection.execute(DELETE_LEASED, (self.kind, ask.id))
                 if ask.tags:
                     tags = [(tag, self.kind, ask.id) for tag in ask.tags]
                     connection.executemany(INSERT_TAG, tags)
@@ -108,13 +114,23 @@ class KindTables:
         return grants
 
     def publish(
-        self, connection: apsw.Connection, copies: Mapping[str, tuple[Lease, Copy]], now: float
+        self,
+        connection: apsw.Connection,
+        copies: Mapping[str, tuple[Lease, Copy]],
+        now: float,
+        tags: LateTags = None,
     ) -> set[str]:
         """Times first, fenced by the lease; then the values of those that passed the fence."""
-        sql, held_at = self.make(connection), at_most(now)
+        sql, held_at, late = self.make(connection), at_most(now), tags or {}
+        leases = [copies[id_][0] for id_ in late]
+        if past := [it for it in leases if is_past(connection, it, late[it.id])]:
+            self.release(connection, past, {})
         rows = {id_: _published(id_, *copies[id_], held_at) for id_ in copies}
         passed = _passed(connection, sql.publish, rows.items())
         self.write_values(connection, {id_: copies[id_][1] for id_ in passed})
+        kind, told = f"{self.kind}+", [id_ for id_ in passed if id_ in late]
+        connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in told])
+        connection.executemany(INSERT_TAG, [(tag, kind, id_) for id_ in told for tag in late[id_]])
         return copies.keys() - passed
 
     def renew(
@@ -255,9 +271,30 @@ OWN: Final = Layout(STORE, own_tables, own_kinds)
 """A store's own file."""
 
 
+def epoch_of(connection: apsw.Connection) -> int:
+    """I26: of the last invalidation by tag."""
+    return connection.execute(EPOCH).get or 0
+
+
+def is_past(connection: apsw.Connection, lease: Lease, tags: Sequence[str]) -> bool:
+    """I26: one of them was invalidated since the grant, or that is no longer known."""
+    if tags and lease.epoch < epoch_of(connection) - REMEMBERED:
+        return True
+    since = _epoch_id(lease.epoch)
+    return any(connection.execute(IS_PAST, (tag, since)).get is not None for tag in tags)
+
+
+def _epoch_id(epoch: int) -> str:
+    """As wide as any other: text is compared."""
+    return f"{max(0, epoch):016}"
+
+
 def invalidate_tag(
     connection: apsw.Connection, layout: Layout, tag: str, *, soft: bool
 ) -> list[tuple[str, str]]:
+    epoch = epoch_of(connection) + 1
+    connection.execute(FORGET_EPOCHS, (tag, _epoch_id(epoch - REMEMBERED)))
+    connection.execute(INSERT_TAG, (tag, "!", _epoch_id(epoch)))
     rows: list[Row] = connection.execute(SELECT_TAG, (tag,)).fetchall()
     ours = set(layout.kinds(connection))
     keys = [(kind, id_) for kind, id_ in rows if kind in ours and isinstance(id_, str)]

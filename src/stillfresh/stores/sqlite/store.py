@@ -25,6 +25,7 @@ from stillfresh.stores.contract import (
     Entry,
     Failure,
     Grant,
+    LateTags,
     Lease,
     Record,
     Store,
@@ -232,13 +233,15 @@ class SqliteStore(Store):
 
         return await self.run(job, urgent=False)
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         def job(file: apsw.Connection) -> set[str]:
             tables, bounds = self._tables(kind), self._bounds
             if bounds is None:
-                return tables.publish(file, copies, self._clock())
+                return tables.publish(file, copies, self._clock(), tags)
             bounds.count(file, kind)
-            superseded = tables.publish(file, copies, self._clock())
+            superseded = tables.publish(file, copies, self._clock(), tags)
             kept = {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
             if bounds.published(file, kind, kept):
                 self._shrink_soon()

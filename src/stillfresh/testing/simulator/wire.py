@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
-from stillfresh.stores import Channel, Tell
+from stillfresh.stores import Channel, Tell, WrappedStore
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -20,10 +20,10 @@ from stillfresh.stores.contract import (
     Generations,
     Grant,
     Held,
+    LateTags,
     Lease,
     Newer,
     Record,
-    WrappedStore,
 )
 from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
@@ -169,12 +169,16 @@ class StoreWire(WrappedStore):
             self._ledger.granted(self._process.number, kind, grants)
         return grants
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         def effect(some: Sequence[str]) -> set[str]:
             now = self._world.store_now()
             those = {id_: copies[id_] for id_ in some}
-            superseded = finished(self._store.publish(kind, those))
+            late = {id_: tags[id_] for id_ in some if id_ in tags} if tags else None
+            superseded = finished(self._store.publish(kind, those, late))
             self._ledger.published(kind, those, superseded, now)
+            self._ledger.released(kind, [those[id_][0] for id_ in superseded & (late or {}).keys()])
             for id_ in sorted(those.keys() - superseded):
                 self._world.tell(kind, id_, those[id_][1].generation)
             if request.is_sent_again:  # S2: settled by what is there
