@@ -14,9 +14,17 @@ HOUR = 3600.0
 
 
 def prices(
-    process: Process, cache: Cache, *, memory_for: float = 0.0, keys: Sequence[str] = KEYS
+    process: Process,
+    cache: Cache,
+    *,
+    memory_for: float = 0.0,
+    keys: Sequence[str] = KEYS,
+    late: bool = False,
 ) -> Observed:
-    """A resource with short terms, so that a minute sees all of them."""
+    """A resource with short terms, so that a minute sees all of them.
+
+    `late`: its tags come with the load (I26).
+    """
     jitter = process.world.dice.choice([0.0, 0.2])
 
     @cache.batched(
@@ -31,13 +39,28 @@ def prices(
         load_timeout=7,
         jitter=jitter,
         max_entries=len(keys) - 1,
-        tags=lambda key: [f"shop:{key[:2]}"],
+        tags=None if late else shops,
     )
     async def price(ids: list[str]) -> dict[str, Version | Loaded[Version] | Exception]:
-        return dressed(process, await process.load("price", ids))
+        given = dressed(process, await process.load("price", ids))
+        return {id_: tagged(id_, it) for id_, it in given.items()} if late else given
 
     process.world.always(Promise.BOUND, lambda: too_many(price, len(keys) - 1))
     return process.observe("price", price, lag=memory_for)
+
+
+def shops(key: str) -> list[str]:
+    return [f"shop:{key[:2]}"]
+
+
+def tagged(
+    id_: str, given: Version | Loaded[Version] | Exception
+) -> Version | Loaded[Version] | Exception:
+    if isinstance(given, Exception):
+        return given
+    if isinstance(given, Loaded):
+        return Loaded(given.value, fresh_for=given.fresh_for, tags=shops(id_))
+    return Loaded(given, tags=shops(id_))
 
 
 def dressed(
@@ -266,13 +289,13 @@ async def of_puts(world: World) -> None:
     world.launch(app, 3)
 
 
-async def by_tags(world: World) -> None:
+async def by_tags(world: World, *, late: bool = False) -> None:
     """E8: an invalidation by tag reaches what is stored, in memory, and on its way."""
 
     async def app(process: Process) -> None:
         keys = [key for keys in SHOPS.values() for key in keys]
         cache = process.cache()
-        resource = prices(process, cache, keys=keys)
+        resource = prices(process, cache, keys=keys, late=late)
         for _ in world.steps(25):
             await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
             if world.dice.random() < 0.2:
@@ -286,6 +309,11 @@ async def by_tags(world: World) -> None:
                 await resource.get(world.dice.choice(keys))
 
     world.launch(app, 3)
+
+
+async def by_late_tags(world: World) -> None:
+    """I26: the same for tags that only the load can tell."""
+    await by_tags(world, late=True)
 
 
 async def inside_another(world: World) -> None:

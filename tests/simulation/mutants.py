@@ -23,7 +23,7 @@ from stillfresh.live import Connection
 from stillfresh.stores import memory
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.stores.memory_rows import MemoryRow
+from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
@@ -88,6 +88,12 @@ def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
         return keys
 
     patch.setattr(MemoryStore, "invalidate_tag", invalidate_tag)
+
+
+@mutant(Promise.FRESH, "by_late_tags")
+def a_tag_that_a_load_tells_is_not_asked_about(patch: pytest.MonkeyPatch) -> None:
+    """I26: it was invalidated while the load ran."""
+    patch.setattr(MemoryRows, "is_past", lambda *_: False)
 
 
 @mutant(Promise.FRESH, "on_late_requests")

@@ -2,6 +2,7 @@
 
 from stillfresh.testing.simulator.simulate import Scenario
 from tests.simulation.engine_scenarios import (
+    by_late_tags,
     by_tags,
     closed_and_opened,
     from_memory,
@@ -28,6 +29,7 @@ SCENARIOS: dict[str, Scenario] = {
         set_back,
         on_late_requests,
         by_tags,
+        by_late_tags,
         of_puts,
         inside_another,
         closed_and_opened,
