@@ -129,7 +129,7 @@ class TagRows(Table):
             await self.delete(pk, sk, OURS, values(token=token or ""))
 
     async def epoch(self) -> int:
-        """I26: of the last invalidation by tag, or of an earlier one, which costs a load at worst."""
+        """I26: of the last invalidation by tag, or an earlier one: that costs a load at worst."""
         row = await self.get(self.names.tags, EPOCH, consistent=False)
         return int(number(row, "epoch") or 0)
 
