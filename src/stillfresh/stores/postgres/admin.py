@@ -77,7 +77,7 @@ async def _make(
     for number in range(version + 1, VERSION + 1):
         await run(tables(number, schema, unlogged=is_unlogged).encode())
     if version and is_unlogged != before.is_unlogged:
-        for table in ("entry", "tag"):
+        for table in ("entry", "tag", "epoch"):
             kind = "UNLOGGED" if is_unlogged else "LOGGED"
             await run(f"ALTER TABLE {named}.{table} SET {kind}".encode())
     tells = before.pushes is not False if pushes is None else pushes

@@ -10,6 +10,7 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
+from stillfresh.stores.contract import REMEMBERED
 
 VERSION: Final = 1
 OLDEST_SERVER: Final = 14_00_00
@@ -30,6 +31,7 @@ TEXTS: Final = {
     "record": RECORD,
     "longest_lease": LONGEST_LEASE,
     "max_skew": MAX_SKEW,
+    "remembered": REMEMBERED,
     "token": f"in_asker || left(replace(gen_random_uuid()::text, '-', ''), {32 - ASKER})",
     "empty": "e.generation IS NULL AND e.token IS NULL AND e.failures IS NULL",
 }

@@ -10,6 +10,9 @@
 -- late or twice never grants the same one again, and one that is sent again finds its lease by its
 -- asker (S8).
 --
+-- I26: an invalidation by tag and a publication that tells the tag come one after the other, by a
+-- lock of that tag, which is taken before those of rows.
+--
 -- No wait for a lock is long (a client that left would go on waiting), and no plan reads all rows.
 
 CREATE OR REPLACE FUNCTION {schema}.clock(given float8) RETURNS float8 LANGUAGE sql VOLATILE
@@ -39,6 +42,12 @@ BEGIN
     END IF;
 END $$;
 
+CREATE OR REPLACE FUNCTION {schema}.lock_of(tag bytea) RETURNS int8 LANGUAGE sql IMMUTABLE
+AS $$ SELECT ('x' || left(md5('{channel}'::bytea || $1), 16))::bit(64)::int8 $$;
+
+CREATE OR REPLACE FUNCTION {schema}.last_epoch() RETURNS int8 LANGUAGE sql VOLATILE
+AS $$ SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.epochs $$;
+
 CREATE OR REPLACE FUNCTION {schema}.read(in_kind bytea, in_keys bytea[], in_known text[])
 RETURNS TABLE ({record})
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
@@ -53,7 +62,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.acquire(in_kind bytea, in_keys bytea[], in_ids bytea[],
     in_seen text[], in_failures int8[], in_take_over boolean[], in_tags bytea[],
     in_tagged bytea[], in_asker text, in_lease_for float8, in_now float8)
-RETURNS TABLE (outcome text, token text, {record})
+RETURNS TABLE (outcome text, token text, epoch int8, {record})
 LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
@@ -88,15 +97,15 @@ BEGIN
     SELECT array_agg(e.key) INTO granted FROM {schema}.entry e
     WHERE e.kind = in_kind AND e.key = ANY (in_keys)
         AND starts_with(e.token, in_asker) AND e.held_until > t;
-    IF inserted < locked THEN -- the tags of the last lease are the tags
-        DELETE FROM {schema}.tag x WHERE x.kind = in_kind AND x.key = ANY (granted)
+    IF inserted < locked THEN -- the tags of the last lease, and those that came with the copy
+        DELETE FROM {schema}.tag x WHERE x.kind = in_kind AND x.key = ANY (granted) AND NOT x.late
             AND NOT EXISTS (SELECT FROM unnest(in_tags, in_tagged) g (tag, key)
                 WHERE g.tag = x.tag AND g.key = x.key);
     END IF;
     INSERT INTO {schema}.tag (tag, kind, key)
     SELECT g.tag, in_kind, g.key FROM unnest(in_tags, in_tagged) g (tag, key)
     WHERE g.key = ANY (granted) ON CONFLICT DO NOTHING;
-    RETURN QUERY SELECT o.outcome, e.token, {fields},
+    RETURN QUERY SELECT o.outcome, e.token, {schema}.last_epoch(), {fields},
         CASE WHEN o.outcome = 'newer' THEN e.value END
     FROM unnest(in_keys, in_seen, in_take_over) g (key, seen, take_over)
     JOIN {schema}.entry e ON e.kind = in_kind AND e.key = g.key,
@@ -107,10 +116,22 @@ BEGIN
         ELSE 'newer' END) o (outcome);
 END $$;
 
+CREATE OR REPLACE FUNCTION {schema}.forget_empty(in_kind bytea, in_keys bytea[])
+RETURNS void LANGUAGE sql
+AS $$
+    WITH gone AS (
+        DELETE FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys) AND {empty}
+        RETURNING e.kind, e.key
+    )
+    DELETE FROM {schema}.tag x USING gone g WHERE x.kind = g.kind AND x.key = g.key;
+$$;
+
+-- I26: an id with a tag that was invalidated since its lease was granted is past: its lease ends.
 -- Returns what was published; `in_again`: also by the same call, whose answer got lost.
 CREATE OR REPLACE FUNCTION {schema}.publish(in_kind bytea, in_keys bytea[], in_tokens text[],
     in_generations text[], in_fetched_at float8[], in_fresh_for float8[], in_stale_for float8[],
-    in_error_for float8[], in_marks int2[], in_values bytea[], in_again boolean, in_now float8)
+    in_error_for float8[], in_marks int2[], in_values bytea[], in_epochs int8[], in_told boolean[],
+    in_tags bytea[], in_tagged bytea[], in_again boolean, in_now float8)
 RETURNS SETOF bytea
 LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
 AS $$
@@ -118,10 +139,23 @@ AS $$
 DECLARE
     t float8;
     published bytea[];
+    past bytea[];
     news text;
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared({schema}.lock_of(g.tag))
+    FROM (SELECT DISTINCT tag FROM unnest(in_tags) s (tag) ORDER BY tag) g;
     PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
     ORDER BY e.key FOR UPDATE;
+    IF cardinality(in_tags) > 0 THEN
+        SELECT array_agg(DISTINCT g.key) INTO past
+        FROM unnest(in_keys, in_epochs) g (key, epoch) JOIN unnest(in_tags, in_tagged) s (tag, key)
+            USING (key) LEFT JOIN {schema}.epoch x ON x.tag = s.tag
+        WHERE x.epoch > g.epoch OR g.epoch < {schema}.last_epoch() - {remembered};
+        UPDATE {schema}.entry e SET token = NULL, held_until = NULL
+        FROM unnest(in_keys, in_tokens) g (key, token)
+        WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token AND e.key = ANY (past);
+        PERFORM {schema}.forget_empty(in_kind, past);
+    END IF;
     t := {schema}.clock(in_now);
     WITH done AS (
         UPDATE {schema}.entry e SET generation = g.generation, fetched_at = g.fetched_at,
@@ -136,6 +170,11 @@ BEGIN
     )
     SELECT array_agg(d.key), string_agg({schema}.news(in_kind, d.id, d.generation), E'\n')
     INTO published, news FROM done d;
+    DELETE FROM {schema}.tag x USING unnest(in_keys, in_told) g (key, told)
+    WHERE x.kind = in_kind AND x.key = g.key AND g.told AND x.late AND x.key = ANY (published);
+    INSERT INTO {schema}.tag (tag, kind, key, late)
+    SELECT g.tag, in_kind, g.key, true FROM unnest(in_tags, in_tagged) g (tag, key)
+    WHERE g.key = ANY (published) ON CONFLICT DO NOTHING;
     PERFORM {schema}.tell(news);
     RETURN QUERY SELECT unnest(published);
     IF in_again THEN
@@ -175,11 +214,7 @@ BEGIN
     FROM unnest(in_keys, in_tokens, in_failures, in_retry_at, in_errors)
         g (key, token, failures, retry_at, error)
     WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token;
-    WITH gone AS (
-        DELETE FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys) AND {empty}
-        RETURNING e.kind, e.key
-    )
-    DELETE FROM {schema}.tag x USING gone g WHERE x.kind = g.kind AND x.key = g.key;
+    PERFORM {schema}.forget_empty(in_kind, in_keys);
 END $$;
 
 -- Of any kinds, by their order. A mark never goes down.
@@ -218,10 +253,15 @@ DECLARE
     ids bytea[];
 BEGIN
     IF in_after_kind = '' THEN
+        PERFORM pg_advisory_xact_lock({schema}.lock_of(in_tag));
+        INSERT INTO {schema}.epoch AS x (tag, epoch) VALUES (in_tag, nextval('{schema}.epochs'))
+        ON CONFLICT (tag) DO UPDATE SET epoch = excluded.epoch;
+        DELETE FROM {schema}.epoch WHERE tag IN (SELECT x.tag FROM {schema}.epoch x
+            WHERE x.epoch <= {schema}.last_epoch() - {remembered} FOR UPDATE SKIP LOCKED);
         PERFORM {schema}.tell({schema}.base64(in_name));
     END IF;
     SELECT array_agg(s.kind), array_agg(s.key), array_agg(s.id) INTO kinds, keys, ids FROM (
-        SELECT x.kind, x.key, e.id FROM {schema}.tag x JOIN {schema}.entry e USING (kind, key)
+        SELECT DISTINCT x.kind, x.key, e.id FROM {schema}.tag x JOIN {schema}.entry e USING (kind, key)
         WHERE x.tag = in_tag AND (x.kind, x.key) > (in_after_kind, in_after_key)
         ORDER BY x.kind, x.key LIMIT in_most) s;
     PERFORM {schema}.invalidate(kinds, keys, ids, in_mark);

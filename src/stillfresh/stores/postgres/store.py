@@ -18,6 +18,7 @@ from stillfresh.stores.contract import (
     Generations,
     Grant,
     Held,
+    LateTags,
     Lease,
     Mark,
     Newer,
@@ -154,14 +155,16 @@ class PostgresStore(Store):
                 float(lease_for),
                 self._now(),
             )
-            for outcome, token, *row in rows:
+            for outcome, token, epoch, *row in rows:
                 id_ = names.by_key[row[0]]
-                grants[id_] = _grant(id_, outcome, token, tuple(row))
+                grants[id_] = _grant(id_, outcome, (token, row[7], epoch), tuple(row))
         return {id_: grants[id_] for id_ in by_id}
 
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
         """One whose answer got lost finds out by its generation whether it was done (S2)."""
-        superseded = set(copies)
+        superseded, late = set(copies), tags or {}
         sizes = {
             id_: len(copy.value) if isinstance(copy.value, bytes) else 0
             for id_, (_, copy) in copies.items()
@@ -169,6 +172,11 @@ class PostgresStore(Store):
         for some in _cut(list(copies), sizes):
             names = SortedIds(some)
             pairs = [copies[id_] for id_ in names.ids]
+            told = [
+                (key_of(name_of(tag)), key)
+                for id_, key in zip(names.ids, names.keys, strict=True)
+                for tag in dict.fromkeys(late.get(id_, ()))
+            ]
             given = (
                 _kind(kind),
                 names.keys,
@@ -180,6 +188,10 @@ class PostgresStore(Store):
                 [copy.policy.error_for for _, copy in pairs],
                 [int(copy.mark) for _, copy in pairs],
                 [copy.value if isinstance(copy.value, bytes) else None for _, copy in pairs],
+                [lease.epoch for lease, _ in pairs],
+                [id_ in late for id_ in names.ids],
+                [tag for tag, _ in told],
+                [key for _, key in told],
             )
             first, again = ((*given, is_again, self._now()) for is_again in (False, True))
             rows = await self._call("publish", *first, settle=again)
@@ -292,10 +304,10 @@ def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> list[lis
     return slices
 
 
-def _grant(id_: str, outcome: str, token: str, row: Row) -> Grant:
+def _grant(id_: str, outcome: str, lease: tuple[str, float, int], row: Row) -> Grant:
     match outcome:
         case "lease":
-            return Lease(id_, token, row[7])
+            return Lease(id_, *lease)
         case "held":
             return Held(row[7])
         case _:

@@ -42,7 +42,18 @@ CREATE {unlogged} TABLE {schema}.tag (
     tag bytea NOT NULL,
     kind bytea NOT NULL,
     key bytea NOT NULL,
-    PRIMARY KEY (tag, kind, key)
+    late boolean NOT NULL DEFAULT false, -- I26: it came with the copy
+    PRIMARY KEY (tag, kind, key, late)
 );
 
 CREATE INDEX tag_of ON {schema}.tag (kind, key);
+
+-- I26: when each tag was invalidated last, by the count of such invalidations.
+CREATE SEQUENCE {schema}.epochs;
+
+CREATE {unlogged} TABLE {schema}.epoch (
+    tag bytea PRIMARY KEY,
+    epoch int8 NOT NULL
+);
+
+CREATE INDEX epoch_order ON {schema}.epoch (epoch);
