@@ -172,7 +172,7 @@ class TestI26LateTags:
         with SyncCache("memory://") as cache:
 
             @cache.cached("report", fresh_for=60)
-            def report(year: int) -> Loaded[int]:
+            def report(year: int) -> int | Loaded[int]:
                 return Loaded(version, tags=[f"year:{year}"])
 
             assert report(2026) == 1
