@@ -15,8 +15,6 @@ BYTES_PER_UNIT: Final = {"b": 1} | {
     for power, letter in enumerate("kmgt", 1)
     for unit, base in (("b", 1000), ("ib", 1024))
 }
-MAX_TAGS: Final = 100_000
-"""Bytes of all tags of a key: a store may have to keep them in one row (DynamoDB's are 400 KB)."""
 SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([kmgt]?i?b)?", re.IGNORECASE)
 
 
@@ -69,30 +67,3 @@ def checked_unicode(name: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as exc:
         raise ConfigError(f"{name}: must be Unicode, without lone surrogates: {text!a}") from exc
-
-
-def utf8_size(resource: str, what: str, text: str) -> int:
-    """Bytes."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        said = f"{resource}: the {what} {shown(text)} cannot be written as UTF-8"
-        raise ConfigError(said) from None
-
-
-def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
-    """E8: the tags of one key, each once; one alone may be given as it is."""
-    try:
-        listed = (tags,) if isinstance(tags, str) else tuple(tags)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(f"{resource}: tags are a list of text, not {shown(tags)}") from None
-    for tag in listed:
-        if not isinstance(tag, str):
-            raise ConfigError(f"{resource}: a tag is text, not {shown(tag)}")
-    sizes = {tag: utf8_size(resource, "tag", tag) for tag in listed}
-    if (size := sum(sizes.values())) > MAX_TAGS:
-        raise ConfigError(
-            f"{resource}: the tags of a key are {size:,} bytes long, of {MAX_TAGS:,} allowed "
-            f"({shown(listed[0])})"
-        )
-    return tuple(sizes)

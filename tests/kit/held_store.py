@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from stillfresh import Cache, StoreError
-from stillfresh.stores import WrappedStore
-from stillfresh.stores.contract import Ask, Lease, Store
+from stillfresh.stores.contract import Ask, Lease, Store, WrappedStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper
 

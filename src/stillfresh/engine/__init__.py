@@ -35,6 +35,7 @@ from stillfresh.engine.model import (
     Private,
     Read,
     RetryAfter,
+    checked_tags,
 )
 from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.put import Change
@@ -80,6 +81,7 @@ __all__ = [
     "Update",
     "Watch",
     "bind",
+    "checked_tags",
     "codec_for",
     "in_caller",
     "is_past",

@@ -21,7 +21,6 @@ from itertools import groupby
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from stillfresh.bounded import sliced
-from stillfresh.checks import checked_tags
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Override, past
@@ -41,7 +40,7 @@ from stillfresh.engine.keys import (
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Codec, Loaded
+from stillfresh.engine.model import Codec, Loaded, checked_tags
 from stillfresh.engine.resource import Resource, like_function, text_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores import store_for

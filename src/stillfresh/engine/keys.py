@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from stillfresh.checks import checked_bytes, checked_tags, checked_whole, utf8_size
+from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.model import Codec, Loaded, OwnTerms
+from stillfresh.engine.model import Codec, Loaded, OwnTerms, checked_tags, utf8_size
 from stillfresh.engine.rules import Terms, absent_believed_for
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Policy

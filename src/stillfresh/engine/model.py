@@ -10,13 +10,15 @@ from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.checks import checked_tags
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
 from stillfresh.freshness import Verdict, age_of
 
 V = TypeVar("V")
 T = TypeVar("T")
+
+MAX_TAGS: Final = 100_000
+"""Bytes of all tags of a key: a store may have to keep them in one row (DynamoDB's are 400 KB)."""
 
 
 class Origin(StrEnum):
@@ -69,6 +71,33 @@ class OwnTerms(TypedDict, total=False):
     fresh_for: Duration
     stale_for: Duration
     error_for: Duration
+
+
+def utf8_size(resource: str, what: str, text: str) -> int:
+    """Bytes."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        said = f"{resource}: the {what} {shown(text)} cannot be written as UTF-8"
+        raise ConfigError(said) from None
+
+
+def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
+    """E8: the tags of one key, each once; one alone may be given as it is."""
+    try:
+        listed = (tags,) if isinstance(tags, str) else tuple(tags)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{resource}: tags are a list of text, not {shown(tags)}") from None
+    for tag in listed:
+        if not isinstance(tag, str):
+            raise ConfigError(f"{resource}: a tag is text, not {shown(tag)}")
+    sizes = {tag: utf8_size(resource, "tag", tag) for tag in listed}
+    if (size := sum(sizes.values())) > MAX_TAGS:
+        raise ConfigError(
+            f"{resource}: the tags of a key are {size:,} bytes long, of {MAX_TAGS:,} allowed "
+            f"({shown(listed[0])})"
+        )
+    return tuple(sizes)
 
 
 class Loaded(Generic[T]):

@@ -30,8 +30,7 @@ from stillfresh.http.validation import (
 )
 from stillfresh.isr.model import Head, Headers, Page, PageFailed, Reason, Rendered, Send, Stored
 from stillfresh.isr.sharing import Judgement, is_of_gateway, private
-from stillfresh.stores import WrappedStore
-from stillfresh.stores.contract import Store
+from stillfresh.stores.contract import Store, WrappedStore
 
 T = TypeVar("T")
 BODILESS: Final = frozenset({204, 304})

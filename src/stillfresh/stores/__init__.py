@@ -8,7 +8,6 @@ from stillfresh.stores.channel import A_TAG, Channel, Tell
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import TenantStore, checked_tenant, for_tenant
 from stillfresh.stores.urls import dynamodb_options, split_tenant, store_for
-from stillfresh.stores.wrapped import WrappedStore
 
-__all__ = ["A_TAG", "Channel", "MemoryStore", "Tell", "TenantStore", "WrappedStore"]
-__all__ += ["checked_tenant", "dynamodb_options", "for_tenant", "split_tenant", "store_for"]
+__all__ = ["A_TAG", "Channel", "MemoryStore", "Tell", "TenantStore", "checked_tenant"]
+__all__ += ["dynamodb_options", "for_tenant", "split_tenant", "store_for"]

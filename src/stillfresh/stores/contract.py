@@ -8,11 +8,11 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, IntEnum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
@@ -21,6 +21,9 @@ from stillfresh.stores.channel import Channel, Tell
 
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Shape
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., object])
 
 WALKED: Final = 1_000  # entries that a walk reads together
 MOST_LISTED: Final = 10_000  # entries in one page of a listing
@@ -73,8 +76,7 @@ class Record(Struct, frozen=True, gc=False):
     """All that a store knows of one id."""
 
     copy: Copy | None = None
-    held_until: float | None = None
-    """When the lease ends, if there is one; it may have ended already."""
+    held_until: float | None = None  # when the lease ends, or has ended, if there is one
     failure: Failure | None = None
 
 
@@ -140,10 +142,8 @@ class Entry(Struct, frozen=True, gc=False):
 
     kind: str
     id: str
-    record: Record
-    """As `read` would give it, the value UNREAD."""
-    size: int | None = None
-    """Bytes of the value; None where there is none, or nobody knows."""
+    record: Record  # as `read` would give it, the value UNREAD
+    size: int | None = None  # bytes of the value; None where there is none, or nobody knows
 
 
 class StoreStats(Struct, frozen=True, gc=False):
@@ -152,8 +152,7 @@ class StoreStats(Struct, frozen=True, gc=False):
     copies: int
     leases: int
     bytes: int
-    costs: Costs | None = None
-    """None where nobody is paid."""
+    costs: Costs | None = None  # None where nobody is paid
     held: int | None = None
     evicted: int | None = None
     """E23: bytes that the copies count for, and bytes that went to make room; None: not bounded."""
@@ -171,20 +170,13 @@ class Store(ABC):
 
     reads_inline: bool = False
     """`read_now` reads in microseconds, on the caller's thread, without a turn of the loop."""
-    reads_in_threads: bool = False
-    """E20: `read_now` may be called by a thread that can wait for a round trip."""
-    outlives_loops: bool = False
-    """It is bound to no event loop: it stays open when its cache's loop ends without a close."""
-    needs_eviction: bool = True
-    """False: its server sweeps by itself, and `evict` runs only on request."""
-    max_bytes: int | None = None
-    """E23: past it the copies that were used least recently go; None: they are not bounded."""
-    pushes: bool = False
-    """S10: `listen` tells what others do, as soon as it is done."""
-    tenant: str | None = None
-    """I17: the tenant whose entries alone it reads and writes."""
-    shapes: "dict[str, Shape] | None" = None
-    """I2: where others can read the values, how those of a kind are laid out for them."""
+    reads_in_threads: bool = False  # E20: `read_now` may be called by a thread, which waits
+    outlives_loops: bool = False  # it stays open when its cache's loop ends without a close
+    needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request
+    max_bytes: int | None = None  # E23: past it the copies that were used least recently go
+    pushes: bool = False  # S10: `listen` tells what others do, as soon as it is done
+    tenant: str | None = None  # I17: whose entries alone it reads and writes
+    shapes: "dict[str, Shape] | None" = None  # I2: how values of a kind lie where others read them
 
     @abstractmethod
     async def open(self) -> None:
@@ -302,3 +294,57 @@ class Store(ABC):
         """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
+
+
+def _forwarded(method: Method) -> Method:
+    name = method.__name__
+
+    async def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
+        return await self.step(name, partial(getattr(self.inner, name), *args, **options))
+
+    return cast("Method", forwarded)
+
+
+class WrappedStore(Store):
+    """Another store, `inner`; every method that is awaited passes through `step`.
+
+    A subclass overrides `step`, or the methods that it changes.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        for capability in Store.__annotations__:
+            setattr(self, capability, getattr(inner, capability))
+
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """`work` calls the method of that name of the store inside."""
+        del name
+        return await work()
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self.inner.read_now(kind, ids, known)
+
+    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
+        self.inner.before_evicting(kind, keeps)
+
+    def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+        return self.inner.walk(kind)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        return self.inner.listen(tell)
+
+    open = _forwarded(Store.open)
+    close = _forwarded(Store.close)
+    read = _forwarded(Store.read)
+    acquire = _forwarded(Store.acquire)
+    publish = _forwarded(Store.publish)
+    renew = _forwarded(Store.renew)
+    release = _forwarded(Store.release)
+    invalidate = _forwarded(Store.invalidate)
+    invalidate_tag = _forwarded(Store.invalidate_tag)
+    delete = _forwarded(Store.delete)
+    evict = _forwarded(Store.evict)
+    stats = _forwarded(Store.stats)
+    entries = _forwarded(Store.entries)

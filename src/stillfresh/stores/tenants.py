@@ -24,8 +24,8 @@ from stillfresh.stores.contract import (
     Lease,
     Record,
     Store,
+    WrappedStore,
 )
-from stillfresh.stores.wrapped import WrappedStore
 
 T = TypeVar("T")
 

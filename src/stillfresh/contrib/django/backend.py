@@ -18,10 +18,9 @@ from django.utils.timezone import override as override_zone
 from django.utils.translation import get_language
 from django.utils.translation import override as override_language
 
-from stillfresh.checks import checked_tags
 from stillfresh.contrib.django.shared import SharedCache, TaggedKey, shared
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded
+from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, StoreError
 from stillfresh.freshness import Verdict
 

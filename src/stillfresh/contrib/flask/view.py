@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 from flask import Response, current_app, has_app_context, has_request_context, request
 from werkzeug.exceptions import ServiceUnavailable
 
-from stillfresh.checks import checked_tags
 from stillfresh.contrib.flask.load import ViewLoad
 from stillfresh.contrib.routes import (
     MARK,
@@ -21,7 +20,7 @@ from stillfresh.contrib.routes import (
     Tags,
     freshness_fields,
 )
-from stillfresh.engine import Answer, Call, Dropped, Private, Read, key_text
+from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags, key_text
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.http.freshness import pause_after

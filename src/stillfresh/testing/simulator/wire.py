@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
-from stillfresh.stores import Channel, Tell, WrappedStore
+from stillfresh.stores import Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -24,6 +24,7 @@ from stillfresh.stores.contract import (
     Lease,
     Newer,
     Record,
+    WrappedStore,
 )
 from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
