@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Final, TypeAlias
 
-from stillfresh.engine.keys import MAX_TAGS
+from stillfresh.engine import MAX_TAGS
 from stillfresh.errors import ConfigError, shown
 
 Tables: TypeAlias = Mapping[str, str | Sequence[str]]
