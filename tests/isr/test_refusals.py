@@ -10,9 +10,10 @@ from starlette.routing import Mount
 from starlette.routing import Route as At
 
 from stillfresh.http.fields import Raw, end_to_end
+from stillfresh.http.vary import normalised
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.model import App, Message, Receive, Scope, Send
-from stillfresh.isr.sharing import normalised, private
+from stillfresh.isr.sharing import private
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
@@ -207,7 +208,7 @@ class TestI13VagueHeaders:
     )
     def test_other_words_are_none(self, line: str) -> None:
         """Nor is a line that is malformed and says nothing of privacy."""
-        assert private(raw(f"cache-control: {line}")) is None
+        assert private(200, raw(f"cache-control: {line}")) is None
 
     @pytest.mark.parametrize("name", ["Vary", "Set-Cookie", "CDN-Cache-Control", "Expires"])
     def test_no_connection_header_hides_what_is_judged(self, name: str) -> None:

@@ -104,6 +104,20 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     help="A request field that identifies a client; repeatable.  "
     "[default: X-Api-Key, Api-Key, X-Auth-Token, X-Access-Token]",
 )
+@click.option(
+    "--heuristic",
+    "pages__heuristic",
+    is_flag=True,
+    default=None,
+    help="Keep pages that say nothing for a tenth of their age, a day at most.",
+)
+@click.option(
+    "--cdn-override",
+    "pages__cdn_override",
+    is_flag=True,
+    default=None,
+    help="CDN-Cache-Control counts in the place of Cache-Control.",
+)
 @click.pass_context
 def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     """Serve pages and entities, kept fresh.

@@ -54,6 +54,31 @@ def directives(lines: Iterable[bytes]) -> dict[str, str]:
     return result
 
 
+_KEY: Final = r"[a-z*][a-z0-9_.*-]*"
+_BARE: Final = (
+    r"""(?:-?[0-9]{1,12}\.[0-9]{1,3}|-?[0-9]{1,15}|"(?:[ !#-\[\]-~]|\\["\\])*"|\?[01]"""
+    r"""|[A-Za-z*][!#$%&'*+.^_`|~0-9A-Za-z:/-]*|:[A-Za-z0-9+/=]*:|@-?[0-9]{1,15})"""
+)
+_PARAMS: Final = rf"(?:;\x20*{_KEY}(?:={_BARE})?)*"
+_INNER: Final = rf"\(\x20*(?:{_BARE}{_PARAMS}(?:\x20+(?!\))|\x20*(?=\))))*\)"
+_MEMBER: Final = re.compile(rf"({_KEY})(?:=({_BARE}|{_INNER}))?{_PARAMS}[ \t]*(,[ \t]*(?!\Z)|\Z)")
+
+
+def dictionary(lines: Iterable[bytes]) -> dict[str, str]:
+    """RFC 9651 §4.2.2: a structured field's members; of several the last counts.
+
+    What is malformed anywhere is ignored whole.
+    """
+    text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
+    result: dict[str, str] = {}
+    while at < len(text):
+        if (found := _MEMBER.match(text, at)) is None:
+            return {}
+        result[found[1]] = found[2] or ""
+        at = found.end()
+    return {name: value for name, value in result.items() if value != "?0"}
+
+
 def _unquoted(argument: bytes) -> str:
     text = argument.decode("latin-1")
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text

@@ -13,11 +13,24 @@ from typing import Any, Final
 
 from stillfresh.engine import HITS, Answer, Origin, RetryAfter
 from stillfresh.errors import LoadFailed
-from stillfresh.http.fields import Raw, date_of, directives, http_date, members, number, values
+from stillfresh.http.fields import (
+    Raw,
+    date_of,
+    dictionary,
+    directives,
+    http_date,
+    members,
+    number,
+    values,
+)
 
 FOR_EVER: Final = float("inf")
 RETRY_AFTER: Final = 5.0
 """Seconds, where nobody said when to come back."""
+BY_GUESS: Final = frozenset({200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501})
+"""RFC 9110 §15.1: statuses that may be kept without a word on freshness."""
+LONGEST_GUESS: Final = 86_400.0
+IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +50,37 @@ class PageTerms:
         return PageTerms(min(self.absent_for, self.fresh_for), 0.0, 0.0)
 
 
-def controls(headers: Raw) -> dict[str, str]:
-    """RFC 9213 §2.2: the directives meant for such caches as this one, else everybody's."""
-    targeted = directives(values(headers, b"cdn-cache-control"))
-    return targeted or directives(values(headers, b"cache-control"))
+def targeted(headers: Raw) -> dict[str, str]:
+    """RFC 9213 §2.1: the directives for such caches as this one; none if they cannot be read."""
+    known = dictionary(values(headers, b"cdn-cache-control"))
+    seconds = (known[name].removeprefix("-") for name in IN_SECONDS & known.keys())
+    return known if all(text.isdigit() for text in seconds) else {}
 
 
-def stated(headers: Raw, fetched_at: float) -> PageTerms | None:
-    """What the response says of its own freshness; None: nothing.
+def controls(headers: Raw, *, is_targeted: bool = False) -> dict[str, str]:
+    """The directives that count; `is_targeted`: those of CDN-Cache-Control (RFC 9213 §2.2)."""
+    return targeted(headers) if is_targeted else directives(values(headers, b"cache-control"))
 
-    It is already `initial_age` old, so much less is left of it.
-    """
-    known = controls(headers)
-    lifetime = _lifetime(headers, known, fetched_at)
-    if lifetime is None:
+
+def stated(headers: Raw, fetched_at: float, *, is_targeted: bool = False) -> PageTerms | None:
+    """What the response says of its own freshness; None: nothing."""
+    known = controls(headers, is_targeted=is_targeted)
+    lifetime = _lifetime(headers, known, fetched_at, is_targeted=is_targeted)
+    return None if lifetime is None else _terms(lifetime, headers, known, fetched_at)
+
+
+def guessed(status: int, headers: Raw, fetched_at: float) -> PageTerms | None:
+    """§4.2.2: a tenth of the time since its last change, a day at most; None: not for this one."""
+    known, modified = controls(headers), date_of(headers, b"last-modified")
+    if modified is None or (status not in BY_GUESS and "public" not in known):
         return None
+    date = date_of(headers, b"date")
+    lifetime = ((fetched_at if date is None else date) - modified) / 10
+    return _terms(min(max(0.0, lifetime), LONGEST_GUESS), headers, known, fetched_at)
+
+
+def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float) -> PageTerms:
+    """It is already `initial_age` old, so much less is left of it."""
     stale_for, error_for = _after(known)
     fresh_for = lifetime - initial_age(headers, fetched_at)
     if fresh_for < 0:  # what follows counts from the end of freshness, which is past
@@ -59,16 +88,16 @@ def stated(headers: Raw, fetched_at: float) -> PageTerms | None:
     return PageTerms(max(0.0, fresh_for), stale_for, error_for)
 
 
-def _lifetime(headers: Raw, known: Mapping[str, str], fetched_at: float) -> float | None:
+def _lifetime(
+    headers: Raw, known: Mapping[str, str], fetched_at: float, *, is_targeted: bool
+) -> float | None:
     """§4.2.1: s-maxage, else max-age, else Expires minus Date; no-cache leaves none (§5.2.2.4)."""
     if "no-cache" in known:
         return 0.0
     for name in ("s-maxage", "max-age"):
         if (lifetime := number(known, name)) is not None:
             return lifetime
-    if values(headers, b"cdn-cache-control") and known:
-        return None
-    return _until_expires(headers, fetched_at)
+    return None if is_targeted else _until_expires(headers, fetched_at)
 
 
 def longest_lifetime(headers: Raw) -> float:

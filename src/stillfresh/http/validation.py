@@ -20,8 +20,10 @@ from stillfresh.http.fields import (
 )
 
 ETAG: Final = re.compile(rb'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
-KEPT: Final = frozenset({b"content-length", b"content-encoding", b"content-type", b"content-range"})
-"""RFC 9111 §3.2: of the body that is kept, whatever a 304 says."""
+KEPT: Final = names_in(
+    b"content-digest content-encoding content-length content-md5 content-range repr-digest"
+)
+"""RFC 9111 §3.2: of the bytes that are kept, whatever a 304 says."""
 
 
 def etag_of(body: bytes | memoryview) -> bytes:

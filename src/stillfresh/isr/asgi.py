@@ -13,7 +13,7 @@ from stillfresh.backoff import pause_after
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, values, with_field
 from stillfresh.http.freshness import cache_status
-from stillfresh.isr.clients import BoundedNames, Forward
+from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.model import (
     App,
@@ -27,11 +27,12 @@ from stillfresh.isr.model import (
     Unavailable,
 )
 from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
+from stillfresh.isr.parts import PART
 from stillfresh.isr.render import AppAnswer, Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit
-from stillfresh.isr.sharing import CREDENTIALS
+from stillfresh.isr.sharing import CREDENTIALS, Allowed
 from stillfresh.isr.stored import send_page, send_stored, too_busy
-from stillfresh.isr.visits import PageAddress, Served, Visits
+from stillfresh.isr.visits import Served, Visits
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
 """Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""
@@ -64,6 +65,8 @@ class IsrMiddleware:
         max_queries: int = 1_000,
         forward: Forward | None = None,
         credentials: Iterable[str] = CREDENTIALS,
+        heuristic: bool = False,
+        cdn_override: bool = False,
     ) -> None:
         if not isinstance(pages, PageCache):
             raise ConfigError(f"pages: a PageCache, not {shown(pages)}")
@@ -73,7 +76,10 @@ class IsrMiddleware:
         named = self._site.credentials
         self._plain, self._on_conditions = PLAIN | named, ON_CONDITIONS | named
         self._renderer = Renderer(app, pages.clock, max_body=max_body)
-        self._visits = Visits(pages, self._renderer, named, max_variants, max_queries)
+        allowed = Allowed(heuristic, cdn_override)
+        self._visits = Visits(
+            pages, self._renderer, named, max_variants, max_queries, allowed=allowed
+        )
         self._changes = Changes(pages)
         self._state: dict[str, Any] = {}
         self._clock = pages.clock
@@ -151,7 +157,8 @@ class IsrMiddleware:
                     self._pages.count_bypass(reason)
                 await send_page(send, page, what, is_head=visit.is_head)
             case FoundPage() as found:
-                self._hot.remember(scope, visit, found)
+                if found.stored.head.status != PART:
+                    self._hot.remember(scope, visit, found)
                 asked, is_head = visit.headers, visit.is_head
                 await send_stored(send, found.stored, found.fields, asked, is_head=is_head)
 
@@ -168,7 +175,8 @@ class IsrMiddleware:
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
     def _has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
-        return self._has_room(address[0], now) and self._visits.has_places(address, keys, now)
+        ids = [key.id for key in keys]
+        return self._has_room(address[0], now) and self._visits.places.has(address, ids, now)
 
     def _has_room(self, host: str, now: float) -> bool:
         return self._site.is_named(host) or self._hosts.has(host, now)
@@ -181,7 +189,8 @@ class IsrMiddleware:
         async def told(message: Message) -> None:
             is_done = message["type"] == "http.response.start" and 200 <= message["status"] < 400
             if is_done and isinstance(place, Visit):
-                await self._changes.invalidate(place.url)
+                urls = self._site.changed(scope, place, tuple(message.get("headers", ())))
+                await asyncio.gather(*map(self._changes.invalidate, urls))
             await send(message)
 
         await self._app(scope, receive, _marked(told, lambda _, __: "fwd=method; detail=method"))

@@ -7,15 +7,15 @@ key, so that nothing of the visitor can be in the response. RFC 9110 §7.2 (Host
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Literal, TypeAlias
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, values
+from stillfresh.http.vary import normalised
 from stillfresh.isr.model import Reason
-from stillfresh.isr.sharing import normalised
 
 Forward: TypeAlias = Literal["request", "key"]
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
@@ -244,6 +244,31 @@ class NamesOf:
         names = self._names.get(of) or BoundedNames(self._each)
         self._names.note(of, names)
         return names.has(name, now)
+
+
+PageAddress: TypeAlias = tuple[str, str, str]
+"""Host, path and query: the names from outside that a page is kept by."""
+KNOWN_PATHS: Final = 256
+"""Paths of which queries are counted."""
+
+
+class Places:
+    """I13: a client that makes up queries, or request fields, does not fill the store."""
+
+    def __init__(self, max_variants: int, max_queries: int, *, most: int) -> None:
+        self._variants = NamesOf(max_variants, most=most)
+        self._queries = NamesOf(max_queries, most=KNOWN_PATHS)
+
+    def has(self, address: PageAddress, keys: Sequence[str], now: float) -> bool:
+        """Whether a page that was found is still one of those that are kept; its own key last."""
+        is_kept = keys[0] == keys[-1] or self.has_variant(keys[0], keys[-1], now)
+        return is_kept and self.has_query(*address, now)
+
+    def has_variant(self, base: str, key: str, now: float) -> bool:
+        return self._variants.has(base, key, now)
+
+    def has_query(self, host: str, path: str, query: str, now: float) -> bool:
+        return not query or self._queries.has(host + path, query, now)
 
 
 class Heard:

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from stillfresh.engine import MemoryEntry
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
+from stillfresh.isr.clients import PageAddress
 from stillfresh.isr.model import FoundPage, PageKey, Scope, Stored
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.routes import KEEP, Visit
 from stillfresh.isr.sharing import age_at, ttl_at
 from stillfresh.isr.stored import ReadyPage, hit_text, ready, told
-from stillfresh.isr.visits import PageAddress
 
 MOST_HOT: Final = 512
 """Bytes of a request that are kept at hand; what is longer takes the long way."""

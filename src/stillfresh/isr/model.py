@@ -189,6 +189,12 @@ class Head(Struct, frozen=True, array_like=True):
     """Request headers that it depends on."""
     variant: tuple[tuple[str, str], ...] = ()
     """What these were, where they were not empty."""
+    is_targeted: bool = False
+    """RFC 9213: its terms are those of `CDN-Cache-Control`."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Of a part (206): the bytes that the body has, first and one past the last of each."""
+    total: int = 0
+    """Of a part: the length of the whole."""
 
 
 class Stored:
@@ -245,8 +251,8 @@ class PageRead(NamedTuple):
     outcome: ReadOutcome
     is_own: bool = False
     """The caller's own render gave it."""
-    had_old: bool = False
-    """There was an older copy when that began."""
+    before: str = "miss"
+    """RFC 9211 §2.2: why that was asked for: no copy, a stale one, or one not good enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from stillfresh.isr.model import (
 )
 from stillfresh.isr.objects import is_misplaced, is_shared
 from stillfresh.isr.routes import checked_path, own_tag, plain_path, reached
-from stillfresh.isr.sharing import is_failure, judged, may_serve, suits
+from stillfresh.isr.sharing import is_failure, judged, may_serve, suits, ttl_at
 from stillfresh.isr.stored import PageCodec, PageStore, made_of, opened, refused, too_busy
 from stillfresh.stores import MemoryStore, for_tenant, store_for
 from stillfresh.stores.contract import Store
@@ -57,7 +57,8 @@ UNSHARED_FOR: Final = 30.0
 """Seconds; after that, one asks behind whether a page that may not be shared still may not."""
 UNSHARED_KEPT: Final = 86_400.0
 """Seconds for which each visitor meanwhile has such a page rendered, side by side."""
-CONCURRENCY: Final = 64
+CONCURRENCY: Final = 100
+"""Renders at a time: as many as `Upstream` has places for."""
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
 """I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
@@ -181,7 +182,7 @@ class PageCache:
         A copy that is not what the caller wishes is loaded anew, by the refresh that was begun
         behind it, if one was. `is_noted`: the store keeps that a page is not to be shared.
         """
-        is_own, had_old = False, False
+        is_own, before = False, "miss"
         made: Loaded[Stored] | Private[Rendered] | None = None
         known = None if anew else self.known(key)
         if known is not None and self._takes(known, wish):
@@ -190,10 +191,9 @@ class PageCache:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
 
         async def load() -> Loaded[Stored] | Private[Rendered]:
-            nonlocal is_own, had_old, made
-            old = self.old(key)
-            is_own, had_old = True, old is not None
-            made = self._loaded(key, await render(old), is_noted=is_noted)
+            nonlocal is_own, before, made
+            is_own, before = True, self._before(key)
+            made = self._loaded(key, await render(self.old(key)), is_noted=is_noted)
             return made
 
         async def read() -> ReadOutcome:
@@ -210,7 +210,7 @@ class PageCache:
             await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not is_own:
                 raise Busy(f"{key!r}: not rendered by another within {self._wait:g} s")
-            return PageRead(self._judged(await asking), is_own, had_old)
+            return PageRead(self._judged(await asking), is_own, before)
         finally:
             resting.cancel()
             asking.cancel()
@@ -307,7 +307,9 @@ class PageCache:
     ) -> Loaded[Stored] | Private[Rendered]:
         """What may not be shared is for the caller whose render it is."""
         page = made.page
-        if page is not None and is_failure(page.head.status):
+        # I25: an error that states its freshness is a page, unless an older one can be served.
+        is_kept = made.reason is None and not self._covers(key)
+        if page is not None and is_failure(page.head.status) and not is_kept:
             raise refused(page)
         if page is None or made.reason is not None:
             return Private(made, is_noted=is_noted)
@@ -320,6 +322,18 @@ class PageCache:
         kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
         error_for = max(head.error_for, kept_for)
         return Loaded(page, fresh_for=head.fresh_for, stale_for=head.stale_for, error_for=error_for)
+
+    def _before(self, key: PageKey) -> str:
+        """RFC 9211 §2.2: what there is that a caller does not take."""
+        entry = self.core.memory.entries.get(key)
+        if entry is None or not entry.answer.found:
+            return "miss"
+        return "request" if ttl_at(entry.answer, self.clock()) > 0 else "stale"
+
+    def _covers(self, key: PageKey) -> bool:
+        """Whether the page that memory has is served while loads fail."""
+        entry = self.core.memory.entries.get(key)
+        return entry is not None and entry.answer.found and may_serve(entry.answer, self.clock())
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
         """I8: the error itself, never stored; within a cooldown, when to come again."""

@@ -17,6 +17,7 @@ from stillfresh.clock import Clock
 from stillfresh.http.fields import Raw, members, values
 from stillfresh.http.freshness import PageTerms
 from stillfresh.http.validation import conditions, is_refresh, refreshed
+from stillfresh.http.vary import normalised
 from stillfresh.isr.clients import as_asked
 from stillfresh.isr.model import (
     App,
@@ -29,14 +30,16 @@ from stillfresh.isr.model import (
     Send,
     Stored,
 )
+from stillfresh.isr.parts import PART, fits, joined
 from stillfresh.isr.routes import Visit
 from stillfresh.isr.sharing import (
+    BY_DEFAULT,
+    Allowed,
     Judgement,
     Shared,
     is_failure,
     is_of_gateway,
     judged_for,
-    normalised,
     selected,
 )
 from stillfresh.isr.stored import bare, made_of
@@ -66,6 +69,7 @@ class AppRequest:
     request: Raw = ()
     credentials: frozenset[bytes] = frozenset()
     handover: "asyncio.Future[AppAnswer] | None" = None
+    allowed: Allowed = BY_DEFAULT
 
     def scope(self, asked: Raw) -> dict[str, Any]:
         """The page's own URL; no extension, since its response is read here."""
@@ -87,14 +91,25 @@ class AppRequest:
     def _fields(self) -> Raw:
         visit = self.visit
         if visit.is_as_asked:
-            return as_asked(self.request, visit.host, is_vouched=visit.is_vouched)
+            ranges = tuple(it for it in self.request if visit.is_part and it[0] == b"range")
+            return (*as_asked(self.request, visit.host, is_vouched=visit.is_vouched), *ranges)
         told = {it.encode("latin-1"): value.encode("latin-1") for it, value in self.given.items()}
         return ((b"host", visit.host.encode("ascii")), *{**AGENT, **told}.items())
 
     def judge(self, fetched_at: float, status: int, headers: Raw) -> Judgement:
         """By its key it says nothing of any visitor: the request is empty."""
+        if self.visit.is_part:  # only such as can be cut or put together
+            if status != 200 and not (status == PART and fits(self.request, headers)):
+                return Reason.RANGE
+            status = 200
         return judged_for(
-            self.request, self.credentials, status, headers, fetched_at=fetched_at, own=self.own
+            self.request,
+            self.credentials,
+            status,
+            headers,
+            fetched_at=fetched_at,
+            own=self.own,
+            allowed=self.allowed,
         )
 
     def given_of(self, vary: Sequence[str]) -> Mapping[str, str]:
@@ -158,13 +173,13 @@ class AppAnswer:
         self._headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
         if self._status == NOT_MODIFIED and self._has_old:
             return
-        if self._is_error():
-            self.reason = Reason.FAILED
-            is_ours = self._handover is None or is_of_gateway(self._headers)
-            self.is_given_up = not is_ours and not self._has_old
-            return
         judgement = self.judge(self._status, self._headers)
         if isinstance(judgement, Reason):
+            if self._is_error():
+                self.reason = Reason.FAILED
+                is_ours = self._handover is None or is_of_gateway(self._headers)
+                self.is_given_up = not is_ours and not self._has_old
+                return
             self._is_ones_own, self.reason = True, judgement
         is_wanted = not self._is_ones_own or (self._keeps_own and 200 <= self._status <= 599)
         announced = self._length()
@@ -258,7 +273,9 @@ class Renderer:
     async def render(self, asking: AppRequest, old: Stored | None) -> Rendered:
         """With `old` as what upstream is asked to compare; as it was, if that still holds."""
         fetched_at = self._clock()
-        asked = None if old is None else conditions(old.head.headers)
+        asked: Raw | None = None
+        if old is not None:
+            asked = () if asking.visit.is_part else conditions(old.head.headers)
         answer = AppAnswer(self._app, asking, fetched_at, self._max_body, asked)
         if (page := await self._page(answer)) is None:
             return Rendered(None, answer.reason)
@@ -271,7 +288,10 @@ class Renderer:
         page = _varying(page, asking.visit)
         judgement = answer.judge(page.status, page.headers.raw)
         given = asking.given_of(judgement.vary) if isinstance(judgement, Shared) else {}
-        return made_of(page, judgement, fetched_at, given, is_own=asking.own is not None)
+        made = made_of(page, judgement, fetched_at, given, is_own=asking.own is not None)
+        if made.reason is None and made.page is not None and made.page.head.status == PART:
+            return Rendered(joined(made.page, old, self._clock(), self._max_body))
+        return made
 
     async def _page(self, answer: AppAnswer) -> Page | None:
         """None: given up, or handed over."""

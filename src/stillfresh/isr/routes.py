@@ -7,9 +7,10 @@ RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urljoin, urlsplit
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
@@ -39,6 +40,8 @@ EDGE: Final = "stillfresh.edge"
 """In a scope: our own edge has taken out what this client may not claim."""
 KEEP: Final = "stillfresh.keep"
 """In a request's scope, by a server that can give an answer again: takes whether it still holds."""
+INTERIM: Final = "stillfresh.interim"
+"""In a request's scope, by a server that can pass on interim responses: takes status and fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,12 @@ class Visit:
     """I24: the app is asked with this very request."""
     is_vouched: bool = False
     """Our own edge has taken out what this client may not claim."""
+    is_part: bool = False
+    """It asks for one range, of a page that is not kept whole."""
+
+    def part(self) -> "Visit":
+        """The same for the parts that are kept of the page, under a key of their own."""
+        return replace(self, id=f"{self.id}\n:part", is_part=True)
 
     @property
     def is_authorized(self) -> bool:
@@ -177,6 +186,23 @@ class Site:
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
         given = asked if scope["path"] == unquote(raw.decode("latin-1")) else scope["path"]
         return Visit(url, asked, given, path, query, host, scheme, headers, route)
+
+    def changed(self, scope: Scope, place: Visit, answer: Raw) -> list[str]:
+        """RFC 9111 §4.4: the URLs that a change is about; of other origins none is believed."""
+        found = [place.url]
+        for name, value in answer:
+            if name.lower() in {b"location", b"content-location"}:
+                with suppress(ValueError):
+                    url = urlsplit(urljoin(place.url, value.decode("latin-1")))
+                    host = canonical_host(((b"host", url.netloc.encode("latin-1")),), url.scheme)
+                    path, query = url.path.encode("latin-1"), url.query.encode("latin-1")
+                    there = {"raw_path": path, "path": unquote(url.path), "query_string": query}
+                    other = self.place({**scope, **there})
+                    if (url.scheme, host) == (place.scheme, place.host) and isinstance(
+                        other, Visit
+                    ):
+                        found.append(other.url)
+        return found
 
     def visit(self, scope: Scope) -> Visit | Reason:
         """A reason: for the app alone."""

@@ -7,18 +7,30 @@ replaces what a response says of its freshness, never what it says of its privac
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final, TypeAlias
 
 from stillfresh.engine import Answer
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw, directives, end_to_end, members, values
-from stillfresh.http.freshness import PageTerms, Wish, controls, is_good_enough, stated
-from stillfresh.isr.model import Reason, Stored
+from stillfresh.http.freshness import (
+    PageTerms,
+    Wish,
+    controls,
+    guessed,
+    is_good_enough,
+    stated,
+    targeted,
+)
+from stillfresh.http.vary import normalised
+from stillfresh.isr.model import Head, Reason, Stored
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """A route's duration applies to these; not to refusals of one client, nor to bad requests."""
 ABSENT: Final = frozenset({404, 410})
+UNDERSTOOD: Final = frozenset(int(it) for it in HTTPStatus if it >= 200)
+"""RFC 9111 §5.2.2.3: statuses whose meaning for caches is known here."""
 TOO_MANY: Final = 429
 NEVER: Final = frozenset({428, TOO_MANY, 431})
 """RFC 6585: they depend on the client, and are not stored."""
@@ -30,11 +42,6 @@ CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
 """Besides `Authorization` and `Cookie`: request fields by which services know their clients."""
 ALWAYS: Final = frozenset({b"authorization", b"cookie"})
 """A page that varies by these is shared only among clients that send none."""
-ENCODINGS: Final = ("br", "zstd", "gzip")
-"""In the order in which an app is offered those that the client takes: eight variants at most."""
-LONGEST_HEADER: Final = 1_024
-WEIGHT: Final = re.compile(r";\s*q\s*=([^;]*)", re.IGNORECASE)
-QUALITY: Final = re.compile(r"\s*[01](?:\.[0-9]{0,3})?\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,46 +50,74 @@ class Shared:
 
     terms: PageTerms
     vary: tuple[str, ...] = ()
+    is_targeted: bool = False
+    """RFC 9213: by `CDN-Cache-Control`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a user lets a response's header fields mean beyond the default."""
+
+    heuristic: bool = False
+    """RFC 9111 §4.2.2: without a word on freshness, it is guessed from `Last-Modified`."""
+    cdn_override: bool = False
+    """RFC 9213: `CDN-Cache-Control` counts in the place of `Cache-Control` and `Expires`."""
+
+
+BY_DEFAULT: Final = Allowed()
 Judgement: TypeAlias = Shared | Reason
 """A reason: for the client that asked, and nobody else."""
 
 
-def judged(status: int, headers: Raw, fetched_at: float, own: PageTerms | None) -> Judgement:
+def judged(
+    status: int,
+    headers: Raw,
+    fetched_at: float,
+    own: PageTerms | None,
+    allowed: Allowed = BY_DEFAULT,
+) -> Judgement:
     """`own`: the route's own duration, if it has one."""
-    if (reason := private(headers) or _unfit(status, headers)) is not None:
+    is_targeted = allowed.cdn_override and bool(targeted(headers))
+    reason = private(status, headers, is_targeted=is_targeted) or _unfit(status, headers)
+    if reason is not None:
         return reason
     vary = _varies(headers)
     if "*" in vary:
         return Reason.VARY
     if own is not None:
         kept = own.absent() if status in ABSENT else own
-        return Shared(kept, vary) if status in BY_ROUTE else Reason.STATUS
-    terms = stated(headers, fetched_at)
+        return Shared(kept, vary, is_targeted) if status in BY_ROUTE else Reason.STATUS
+    terms = stated(headers, fetched_at, is_targeted=is_targeted)
+    if terms is None and allowed.heuristic and not is_targeted:
+        terms = guessed(status, headers, fetched_at)
     if terms is None:
         return Reason.NO_FRESHNESS
     has_validator = any(name in {b"etag", b"last-modified"} for name, _ in headers)
     if not (terms.fresh_for or terms.stale_for or terms.error_for or has_validator):
         return Reason.NO_FRESHNESS
-    return Shared(terms, vary)
+    return Shared(terms, vary, is_targeted)
 
 
-def private(headers: Raw) -> Reason | None:
-    """I13, whoever else allows it."""
+def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason | None:
+    """I13, whoever else allows it; §5.2.2.3: `must-understand` overrides `no-store`."""
     if values(headers, b"set-cookie"):
         return Reason.SET_COOKIE
-    for line in values(headers, b"cache-control") + values(headers, b"cdn-cache-control"):
-        if directives([line]).keys() & {"private", "no-store"}:
+    common = [] if is_targeted else values(headers, b"cache-control")
+    for lines in (common, values(headers, b"cdn-cache-control")):
+        known = directives(lines).keys()
+        if "must-understand" in known and status not in UNDERSTOOD:
+            return Reason.STATUS
+        if "private" in known or ("no-store" in known and "must-understand" not in known):
             return Reason.PRIVATE
-        if REFUSAL.search(line) and not all(map(DIRECTIVE.fullmatch, members([line]))):
-            return Reason.PRIVATE
+        for line in filter(REFUSAL.search, lines):
+            if not all(map(DIRECTIVE.fullmatch, members([line]))):
+                return Reason.PRIVATE
     return None
 
 
 def _unfit(status: int, headers: Raw) -> Reason | None:
     """Not whole, not final, not well-formed, or without an end."""
-    if status < 200 or status in {206, 304} or status in NEVER or is_failure(status):
+    if not 200 <= status <= 599 or status in {206, 304} or status in NEVER:
         return Reason.STATUS
     if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
         return Reason.HEADERS
@@ -128,16 +163,19 @@ def is_of_gateway(headers: Raw) -> bool:
     return is_ours and not values(headers, b"set-cookie")
 
 
-def allows_authorized(headers: Raw) -> bool:
+def says(head: Head, *names: str) -> bool:
+    """Whether one of these directives is among those that count for this response."""
+    return not controls(head.headers, is_targeted=head.is_targeted).keys().isdisjoint(names)
+
+
+def allows_authorized(head: Head) -> bool:
     """§3.5: shared even with clients that identify themselves."""
-    return bool(controls(headers).keys() & {"public", "s-maxage", "must-revalidate"})
+    return says(head, "public", "s-maxage", "must-revalidate")
 
 
-def forbids_stale(headers: Raw) -> bool:
+def forbids_stale(head: Head) -> bool:
     """§5.2.2.2, §5.2.2.8: not even to a request that would take it."""
-    return bool(
-        controls(headers).keys() & {"must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"}
-    )
+    return says(head, "must-revalidate", "proxy-revalidate", "no-cache", "s-maxage")
 
 
 def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
@@ -158,13 +196,13 @@ def carried_in(headers: Raw, credentials: frozenset[bytes]) -> frozenset[bytes]:
     return frozenset(name for name, _ in headers if name in ALWAYS or name in credentials)
 
 
-def is_for(answer: Raw, carried: frozenset[bytes]) -> Reason | None:
+def is_for(answer: Head, carried: frozenset[bytes]) -> Reason | None:
     """Why the response to a request that carried these may not be shared; None: it may.
 
     RFC 9111 §3.5 for `Authorization`. `must-revalidate` says nothing about cookies, and personal
     pages often carry it: for those, only `public` and `s-maxage` count.
     """
-    if b"cookie" in carried and not controls(answer).keys() & {"public", "s-maxage"}:
+    if b"cookie" in carried and not says(answer, "public", "s-maxage"):
         return Reason.COOKIE
     if carried - {b"cookie"} and not allows_authorized(answer):
         return Reason.AUTHORIZATION
@@ -179,13 +217,15 @@ def judged_for(
     *,
     fetched_at: float,
     own: PageTerms | None,
+    allowed: Allowed,
 ) -> Judgement:
     """May the response to this visitor's own request be shared?"""
-    judgement = judged(status, answer, fetched_at, own)
+    judgement = judged(status, answer, fetched_at, own, allowed)
     if isinstance(judgement, Reason):
         return judgement
     carried = carried_in(request, credentials)
-    if (reason := is_for(answer, carried)) is not None:
+    head = Head(headers=answer, is_targeted=judgement.is_targeted)
+    if (reason := is_for(head, carried)) is not None:
         return reason
     judgement = _by_origin(judgement, request, answer)
     chosen = selected(judgement.vary, request, carried)
@@ -231,46 +271,6 @@ def is_of(stored: Stored, request: Raw, carried: frozenset[bytes] = frozenset())
     return dict(stored.head.variant) == selected(stored.head.vary, request, carried)
 
 
-def normalised(name: str, headers: Raw) -> str | None:
-    """A request header so that what means the same is the same; None: too long to be kept by."""
-    lines = values(headers, name.encode("latin-1", "replace"))
-    if sum(map(len, lines)) > LONGEST_HEADER:
-        return None
-    parts = [part.decode("latin-1") for part in members(lines)]
-    if name == "accept-encoding":
-        return _encodings(parts)
-    if name == "accept-language":
-        return _languages(parts)
-    # As bytes: in UTF-8 a byte that Latin-1 takes for a space is half of a letter.
-    return b", ".join(b" ".join(part.split()) for part in members(lines)).decode("latin-1")
-
-
-def _encodings(parts: Iterable[str]) -> str:
-    """RFC 9110 §12.5.3: those of ours that the client takes; `*` is for those it does not name."""
-    said: dict[str, bool] = {}
-    for part in parts:
-        name = part.partition(";")[0].strip().lower()
-        said[name] = said.get(name, True) and _quality(part) > 0
-    others = said.get("*", False)
-    return ", ".join(it for it in ENCODINGS if said.get(it, said.get(f"x-{it}", others)))
-
-
-def _languages(parts: Iterable[str]) -> str:
-    """The best first; then those that a wider range would mean, and that are refused (§12.5.4)."""
-    said = [(part.partition(";")[0].strip().lower(), _quality(part)) for part in parts]
-    ranked = [it for it, _ in sorted((it for it in said if it[1]), key=lambda it: -it[1])]
-    wide = tuple(f"{it}-" for it in ranked)
-    refused = {it for it, quality in said if not quality and ("*" in ranked or it.startswith(wide))}
-    return ", ".join([*ranked, *(f"{it};q=0" for it in sorted(refused))])
-
-
-def _quality(part: str) -> float:
-    """RFC 9110 §12.4.2; a weight that cannot be read is taken for a refusal."""
-    if (found := WEIGHT.search(part)) is None:
-        return 1.0
-    return float(found[1]) if QUALITY.fullmatch(found[1]) else 0.0
-
-
 def age_at(answer: Answer[Stored], now: float) -> float:
     """RFC 9111 §4.2.3: since it was asked for, and how old it was then."""
     return max(0.0, now - answer.fetched_at) + answer.value.head.initial_age
@@ -309,7 +309,7 @@ def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
 def is_good_for(answer: Answer[Stored], wish: Wish, now: float) -> bool:
     """Also one that is EXPIRED, too old for us to serve, if the client takes it (§5.2.1.2)."""
     if answer.verdict is Verdict.EXPIRED:
-        is_refused = is_changed(answer, now) or forbids_stale(answer.value.head.headers)
+        is_refused = is_changed(answer, now) or forbids_stale(answer.value.head)
         if is_refused or not wish.max_stale:
             return False
     return suits(answer, wish, now)

@@ -10,13 +10,14 @@ import re
 import select
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import h11
 import httpx2
 
+from stillfresh.http.fields import Raw, end_to_end
 from stillfresh.isr.tunnels import Inbox
 
 LONGEST_HEAD: Final = 102_400
@@ -30,6 +31,8 @@ REST: Final = 5.0
 LINGER: Final = 2.0
 """Seconds for the site to read the rest of what it was sent."""
 SWITCHED: Final = 101
+Tell: TypeAlias = Callable[[int, Raw], None]
+"""Takes the status and fields of an interim response (RFC 9110 §15.2)."""
 
 
 class SiteBroken(ConnectionError):
@@ -76,7 +79,10 @@ class SiteConnection(asyncio.Protocol):
         self._can_write.set()
 
     async def ask(
-        self, request: h11.Request, body: AsyncIterator[bytes] | None
+        self,
+        request: h11.Request,
+        body: AsyncIterator[bytes] | None,
+        tell: Tell | None = None,
     ) -> h11.Response | h11.InformationalResponse:
         """The head of the answer. A site may answer, and close, before it has the whole body."""
         self._is_ones_own = any(
@@ -96,6 +102,9 @@ class SiteConnection(asyncio.Protocol):
             while isinstance(event := await self._event(), h11.InformationalResponse):
                 if event.status_code == SWITCHED:
                     return event
+                if tell is not None and event.status_code > SWITCHED:
+                    fields = ((bytes(name), bytes(value)) for name, value in event.headers)
+                    tell(event.status_code, end_to_end(tuple(fields)))
         if not isinstance(event, h11.Response) or event.status_code > LAST_STATUS:
             raise SiteBroken("the site sent an invalid response")
         return event

@@ -11,7 +11,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from stillfresh.engine import Answer, Origin
 from stillfresh.errors import StoreError
+from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw, end_to_end, values, with_field
 from stillfresh.http.freshness import (
     PageTerms,
@@ -28,8 +30,20 @@ from stillfresh.http.validation import (
     not_modified_headers,
     part_asked,
 )
-from stillfresh.isr.model import Head, Headers, Page, PageFailed, Reason, Rendered, Send, Stored
-from stillfresh.isr.sharing import Judgement, is_of_gateway, private
+from stillfresh.isr.model import (
+    FoundPage,
+    Head,
+    Headers,
+    Page,
+    PageFailed,
+    PageKey,
+    Reason,
+    Rendered,
+    Send,
+    Stored,
+)
+from stillfresh.isr.parts import PART, cut
+from stillfresh.isr.sharing import Judgement, age_at, is_of_gateway, private, ttl_at
 from stillfresh.stores.contract import Store, WrappedStore
 
 T = TypeVar("T")
@@ -60,6 +74,7 @@ def made_of(
         is_own=is_own,
         vary=vary,
         variant=tuple((name, given[name]) for name in vary if given.get(name)),
+        is_targeted=judgement.is_targeted,
     )
     return Rendered(Stored(head, page.body))
 
@@ -89,7 +104,7 @@ def too_busy(retry_after: float) -> Page:
 def refused(page: Stored) -> PageFailed:
     """I13: an error, too, may be for one alone; the others hear that there was one."""
     headers, whole = page.head.headers, opened(page)
-    if private(headers) is None or is_of_gateway(headers):
+    if private(page.head.status, headers) is None or is_of_gateway(headers):
         return PageFailed(whole)
     return PageFailed(bare(whole.status, headers), own=whole)
 
@@ -175,7 +190,8 @@ class ReadyPage:
         size = ((b"content-length", b"%d" % len(stored.body)),)
         self.length: Raw = () if head.status in BODILESS else size
         self.etag = next(iter(values(kept, b"etag")), None)
-        self.modified = next(iter(values(kept, b"last-modified")), None)
+        dates = (*values(kept, b"last-modified"), *values(kept, b"date"))  # RFC 9111 §4.3.2
+        self.modified = next(iter(dates), None)
         self.begins = self.ends = 0.0
         self.said: Raw = ()
 
@@ -211,6 +227,20 @@ def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) ->
     return policy_headers(fields, _terms(0.0, head)) if is_outdated and head.is_own else fields
 
 
+def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) -> FoundPage:
+    """What is served of an answer, and what it says of itself; `before`: why the app was asked."""
+    stored, age, ttl = answer.value, age_at(answer, now), ttl_at(answer, now)
+    what = hit_text(ttl)
+    if answer.error is not None:
+        what += "; detail=refresh-failed"
+    elif answer.origin in {Origin.LOADED, Origin.ANOTHER}:
+        how = "stored" if answer.origin is Origin.LOADED else "collapsed"
+        what = f"fwd={before}; {how}; ttl={int(ttl)}"
+    is_over = now - answer.fetched_at >= stored.head.fresh_for
+    is_outdated = answer.verdict is not Verdict.FRESH and not is_over
+    return FoundPage((key,), stored, told(stored, age, what, is_outdated=is_outdated))
+
+
 async def send_stored(
     send: Send,
     stored: Stored,
@@ -221,7 +251,7 @@ async def send_stored(
 ) -> None:
     """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
     made, status, request = ready(stored), stored.head.status, tuple(request)
-    if status == 200:
+    if status in {200, PART}:
         if not_modified(request, made.etag, made.modified):
             return await send_whole(send, 304, not_modified_headers(fields), b"")
         ranges = values(request, b"range")
@@ -232,7 +262,7 @@ async def send_stored(
 
 
 async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:
-    whole = len(stored.body)
+    whole = stored.head.total or len(stored.body)
     match part_asked(asked, whole):
         case RangeAsked.WHOLE:
             await send_whole(send, 200, sized(fields, whole), bytes(stored.body))
@@ -242,7 +272,7 @@ async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> N
             await send_whole(send, 416, sized((*kept, unsatisfied), 0), b"")
         case (first, end):
             span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
-            part = bytes(stored.body[first:end])
+            part = cut(stored, first, end) or b""
             await send_whole(send, 206, sized((*fields, span), len(part)), part)
 
 

@@ -22,8 +22,9 @@ from stillfresh.isr.clients import has_body
 from stillfresh.isr.edge import refuse
 from stillfresh.isr.model import Receive, Scope, Send
 from stillfresh.isr.render import LOAD
+from stillfresh.isr.routes import INTERIM
 from stillfresh.isr.sharing import is_event_stream
-from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection
+from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection, Tell
 from stillfresh.isr.tunnels import TUNNEL, joined
 
 CONNECTIONS: Final = 100
@@ -36,6 +37,7 @@ OURS: Final = names_in(b"content-length expect host via x-forwarded-host x-forwa
 """Request headers that a proxy answers for itself."""
 SMALL: Final = 65_536
 """Bytes of an upload that are waited for before a connection to the site is taken."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +223,7 @@ class Upstream:
         async with asyncio.timeout(self._timeout):
             place = await Place.of(self._streams if is_tunnel else kind)
         try:
-            connection, answer = await self._answer(request, visitor)
+            connection, answer = await self._answer(request, visitor, scope.get(INTERIM))
             self._note(None)
             if isinstance(answer, h11.InformationalResponse):
                 await self._switch(connection, answer, visitor, scope[TUNNEL])
@@ -252,7 +254,7 @@ class Upstream:
         await joined(client, connection)
 
     async def _answer(
-        self, request: h11.Request, visitor: Visitor
+        self, request: h11.Request, visitor: Visitor, tell: Tell | None
     ) -> tuple[SiteConnection, h11.Response | h11.InformationalResponse]:
         """A connection that was kept too long is no reason to fail a request that is safe."""
         is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
@@ -260,7 +262,7 @@ class Upstream:
             connection = await self._pool.take(is_new=is_last)
             visitor.attach(connection)
             try:
-                return connection, await connection.ask(request, visitor.upload())
+                return connection, await connection.ask(request, visitor.upload(), tell)
             except BaseException as exc:
                 visitor.attach(None)
                 self._pool.give(connection)
@@ -322,9 +324,10 @@ class Upstream:
             self._pool.give(connection)
 
     def _relative(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Where the site is told its own name, its redirects to itself lead here."""
+        """Where the site is told its own name, its links to itself lead here."""
         name, value = field
-        if name == b"location" and not self._keep_host and value.startswith(self._origin + b"/"):
+        is_link = name in {b"location", b"content-location"} and not self._keep_host
+        if is_link and value.startswith(self._origin + b"/"):
             return name, value.removeprefix(self._origin)
         return field
 

@@ -4,20 +4,21 @@ What the app says to one visitor is heard as well: it tells whether the next ans
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from stillfresh.engine import Answer, Origin, Private
+from stillfresh.engine import Answer, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
-from stillfresh.isr.clients import Heard, NamesOf, unfit_to_fill
+from stillfresh.isr.clients import Heard, Places, unfit_to_fill
 from stillfresh.isr.model import (
     FoundPage,
+    Head,
     PageFailed,
     PageKey,
     Reason,
@@ -28,17 +29,21 @@ from stillfresh.isr.model import (
     Unavailable,
 )
 from stillfresh.isr.pages import Busy, PageCache
+from stillfresh.isr.parts import covers, is_one, unfit_to_add
 from stillfresh.isr.render import AppAnswer, AppRequest, Renderer, given_to
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.sharing import allows_authorized, is_for, is_good_for, is_of, selected
-from stillfresh.isr.stored import hit_text, notice, opened, told
+from stillfresh.isr.sharing import (
+    Allowed,
+    allows_authorized,
+    is_for,
+    is_good_for,
+    is_of,
+    selected,
+)
+from stillfresh.isr.stored import found_page, notice, opened
 
-PageAddress: TypeAlias = tuple[str, str, str]
-"""Host, path and query: the names from outside that a page is kept by."""
 KNOWN_KEYS: Final = 10_000
 """Pages of which this process notes something."""
-KNOWN_PATHS: Final = 256
-"""Paths of which it counts the queries."""
 ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be of another variant."""
 Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
@@ -59,28 +64,34 @@ class Visits:
         credentials: frozenset[bytes],
         max_variants: int,
         max_queries: int,
+        *,
+        allowed: Allowed,
     ) -> None:
         self._pages = pages
         self._renderer = renderer
         self._credentials = credentials
+        self._allowed = allowed
         self._heard = Heard(KNOWN_KEYS)
-        self._variants = NamesOf(max_variants, most=KNOWN_KEYS)
-        self._queries = NamesOf(max_queries, most=KNOWN_PATHS)
+        self.places = Places(max_variants, max_queries, most=KNOWN_KEYS)
 
     async def find(self, visit: Visit, scope: Scope, state: Mapping[str, Any]) -> Served:
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit)
-        if not self._has_query((visit.host, visit.path, visit.query), self._pages.clock()):
+        if not self.places.has_query(visit.host, visit.path, visit.query, self._pages.clock()):
             return Reason.FULL
         if is_as_asked := visit.is_as_asked:
             found = await self._variant(visit, partial(self._as_asked, scope))
+            if found is Reason.RANGE and not visit.is_head and is_one(visit.headers):
+                found = await self._variant(visit.part(), partial(self._as_asked, scope))
+                if isinstance(found, FoundPage) and not covers(found.stored, visit.headers):
+                    return Reason.RANGE  # another visitor's range was loaded
         elif await self._is_the_apps(visit):
             return Reason.PRIVATE
         else:
             found = await self._variant(visit, partial(self._by_key, state))
         if not visit.is_authorized or (is_as_asked and not isinstance(found, FoundPage)):
             return found
-        is_for_all = isinstance(found, FoundPage) and allows_authorized(found.stored.head.headers)
+        is_for_all = isinstance(found, FoundPage) and allows_authorized(found.stored.head)
         return found if is_for_all else Reason.AUTHORIZATION
 
     async def _variant(self, visit: Visit, way: Way) -> Served:
@@ -101,7 +112,7 @@ class Visits:
             if len(id_ := key_of_variant(visit.id, named)) > MOST_KEY:
                 return Reason.HEADERS
             asked, key, chosen = visit, self._key(visit, id_), {**found_by}
-            if not self._variants.has(base.id, key.id, self._pages.clock()):
+            if not self.places.has_variant(base.id, key.id, self._pages.clock()):
                 return Reason.FULL
         return Reason.VARY
 
@@ -124,7 +135,8 @@ class Visits:
             given = {**given_to(visit), **chosen}
             if old is not None:
                 given = {**visit.declared, **dict(old.head.variant)}
-            return await self._renderer.render(AppRequest(visit, base, own, given), old)
+            asking = AppRequest(visit, base, own, given, allowed=self._allowed)
+            return await self._renderer.render(asking, old)
 
         return await self._read(visit, key, render)
 
@@ -132,7 +144,8 @@ class Visits:
         self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
     ) -> Served:
         """I24: what is kept, if it is good enough, else the answer to this very request."""
-        kept, unfit = await self._kept(visit, key), unfit_to_fill(visit.headers)
+        kept = await self._kept(visit, key)
+        unfit = (unfit_to_add if visit.is_part else unfit_to_fill)(visit.headers)
         if kept is not None and kept.found:
             return await self._kept_or_asked(visit, scope, key, kept, unfit)
         if self._heard.is_private(self._mark(visit)):
@@ -145,16 +158,18 @@ class Visits:
         self, visit: Visit, scope: Scope, key: PageKey, kept: Answer[Stored], unfit: Reason | None
     ) -> Served:
         """`unfit`: why this request must not fill the cache."""
-        headers = kept.value.head.headers
+        head = kept.value.head
         if not is_of(kept.value, visit.headers, visit.carried):
             return self._hit(key, kept)
-        if visit.is_authorized and not allows_authorized(headers):
+        if visit.is_authorized and not allows_authorized(head):
             return Reason.AUTHORIZATION
         may_ask = unfit in {None, Reason.RANGE}
         is_good = is_good_for(kept, visit.wish, self._pages.clock())
+        if visit.is_part and not covers(kept.value, visit.headers):
+            return unfit or await self._asked(visit, scope, key, anew=True)
         if is_good and not (kept.verdict is Verdict.STALE and may_ask):
             return self._hit(key, kept)
-        why = is_for(headers, visit.carried) if may_ask else unfit
+        why = is_for(head, visit.carried) if may_ask else unfit
         if not is_good and why is not None:
             return why
         return await self._asked(visit, scope, key, is_behind=is_good)
@@ -167,7 +182,7 @@ class Visits:
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
             return answer
-        if not visit.is_authorized or allows_authorized(answer.value.head.headers):
+        if not visit.is_authorized or allows_authorized(answer.value.head):
             self._pages.core.memory.count([answer], self._pages.clock())
         return answer
 
@@ -188,8 +203,10 @@ class Visits:
         handover: asyncio.Future[AppAnswer] = asyncio.Future()
 
         async def render(old: Stored | None) -> Rendered:
-            asking = AppRequest(visit, scope, own, {}, visit.headers, credentials, handover)
-            if old is not None and is_for(old.head.headers, visit.carried) is not None:
+            asking = AppRequest(
+                visit, scope, own, {}, visit.headers, credentials, handover, self._allowed
+            )
+            if old is not None and is_for(old.head, visit.carried) is not None:
                 if is_behind:  # the page is made without credentials
                     request = tuple(it for it in visit.headers if it[0] not in visit.carried)
                     asking = replace(asking, request=request, handover=None)
@@ -237,7 +254,7 @@ class Visits:
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found:
             return Reason.NO_STORE
-        is_for_all = not visit.is_authorized or allows_authorized(answer.value.head.headers)
+        is_for_all = not visit.is_authorized or allows_authorized(answer.value.head)
         is_given = is_for_all and is_good_for(answer, visit.wish, self._pages.clock())
         if not is_given and is_of(answer.value, visit.headers, visit.carried):
             return Reason.NO_STORE
@@ -269,22 +286,15 @@ class Visits:
             case Private(Rendered(Stored() as page, reason)) if _is_ones_own(visit, page, reason):
                 return Unavailable(opened(page), f"fwd=miss; detail={reason}", reason)
             case Answer() as answer if answer.found:
-                return self._hit(key, answer, had_old=read.had_old)
+                before = read.before
+                if visit.is_part and before == "request":
+                    before = "partial"
+                return self._hit(key, answer, before)
             case _:
                 return Reason.PRIVATE
 
-    def _hit(self, key: PageKey, answer: Answer[Stored], *, had_old: bool = False) -> FoundPage:
-        stored, now = answer.value, self._pages.clock()
-        age, ttl = sharing.age_at(answer, now), sharing.ttl_at(answer, now)
-        what = hit_text(ttl)
-        if answer.error is not None:
-            what += "; detail=refresh-failed"
-        elif answer.origin in {Origin.LOADED, Origin.ANOTHER}:
-            how = "stored" if answer.origin is Origin.LOADED else "collapsed"
-            what = f"fwd={'stale' if had_old else 'miss'}; {how}; ttl={int(ttl)}"
-        is_over = now - answer.fetched_at >= stored.head.fresh_for
-        is_outdated = answer.verdict is not Verdict.FRESH and not is_over
-        return FoundPage((key,), stored, told(stored, age, what, is_outdated=is_outdated))
+    def _hit(self, key: PageKey, answer: Answer[Stored], before: str = "miss") -> FoundPage:
+        return found_page(key, answer, self._pages.clock(), before)
 
     def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
         """I8: the error itself; within a cooldown, when to come again.
@@ -306,16 +316,15 @@ class Visits:
 
     def hear(self, visit: Visit, status: int, headers: Raw) -> sharing.Judgement:
         """What the app said to one visitor, with whose request it was asked; may it be shared?"""
-        now, own = self._pages.clock(), self._terms(visit)
+        now = self._pages.clock()
         is_personal = bool(visit.carried) and not visit.is_as_asked
+        asking = AppRequest(visit, {}, self._terms(visit), allowed=self._allowed)
         if visit.is_as_asked:
-            judgement = sharing.judged_for(
-                visit.headers, self._credentials, status, headers, fetched_at=now, own=own
-            )
-        elif visit.is_authorized and not allows_authorized(headers):
-            judgement = Reason.AUTHORIZATION
-        else:
-            judgement = sharing.judged(status, headers, now, own)
+            asking = replace(asking, request=visit.headers, credentials=self._credentials)
+        judgement = asking.judge(now, status, headers)
+        if isinstance(judgement, sharing.Shared) and visit.is_authorized:
+            head = Head(headers=headers, is_targeted=judgement.is_targeted)
+            judgement = judgement if allows_authorized(head) else Reason.AUTHORIZATION
         if visit.is_open and isinstance(judgement, sharing.Shared):
             self._heard.stated(self._mark(visit), now, is_personal=is_personal)
         return judgement
@@ -328,18 +337,6 @@ class Visits:
         """By the route's own duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)
-
-    def has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
-        """Whether a page that was found is still one of those that are kept."""
-        first, last = keys[0], keys[-1]
-        is_varied = first is not last
-        is_kept = not is_varied or self._variants.has(first.id, last.id, now)
-        return is_kept and self._has_query(address, now)
-
-    def _has_query(self, address: PageAddress, now: float) -> bool:
-        """I13: a client that makes up queries does not fill the store."""
-        host, path, query = address
-        return not query or self._queries.has(host + path, query, now)
 
 
 def _is_ones_own(visit: Visit, page: Stored, reason: Reason | None) -> bool:

@@ -9,7 +9,8 @@ import asyncio
 import enum
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -21,9 +22,9 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stillfresh.http.fields import http_date_text
+from stillfresh.http.fields import Raw, http_date_text
 from stillfresh.isr.edge import TUNNEL, refuse
-from stillfresh.isr.routes import KEEP
+from stillfresh.isr.routes import INTERIM, KEEP
 from stillfresh.server.hits import LONGEST_KEPT_HEAD, Hits, KeptAnswer, Recorder, is_one_head
 from stillfresh.server.tunnels import ClientEnd
 
@@ -136,9 +137,9 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """RFC 9110 §6.5.1: a trailer is no header field."""
+        """RFC 9110 §6.5.1: a trailer is no header field; §5.5: a value does not end in a space."""
         if self._part is Part.HEAD:
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))
 
     def on_headers_complete(self) -> None:
         self._unread = 0
@@ -193,6 +194,8 @@ class Protocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             send: Any = _unchunked(cycle)
             cycle.send = send  # type: ignore[method-assign]
+        else:
+            cycle.scope[INTERIM] = partial(_tell, cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
@@ -263,12 +266,21 @@ def _cut(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
+def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
+    """RFC 9110 §15.2: an interim response, before the answer has begun; 1.0 knows none."""
+    if not (cycle.response_started or cycle.disconnected):
+        cycle.transport.write(STATUS_LINE[status] + _written(fields))
+
+
+def _written(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(name + b": " + value + b"\r\n" for name, value in fields) + b"\r\n"
+
+
 def _last_words(status: int, text: bytes) -> bytes:
     date, length = http_date_text(time.time()), b"%d" % len(text)
     fields = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
     fields += [(b"content-length", length), (b"connection", b"close"), (b"date", date)]
-    lines = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
-    return STATUS_LINE[status] + lines + b"\r\n" + text
+    return STATUS_LINE[status] + _written(fields) + text
 
 
 def _named(target: bytes) -> bytes | None:

@@ -61,6 +61,8 @@ class PagesSettings:
     credentials: tuple[str, ...] = key(fields.credentials, CREDENTIALS)
     absent_for: float = key(fields.duration, 10.0)
     max_streams: int = key(fields.whole(1, 1_000_000), MAX_STREAMS)
+    heuristic: bool = key(fields.flag, default=False)
+    cdn_override: bool = key(fields.flag, default=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
         max_body=settings.max_body,
         forward=settings.forward,
         credentials=settings.credentials,
+        heuristic=settings.heuristic,
+        cdn_override=settings.cdn_override,
     )
     host = None if keep_host else checked_upstream(settings.upstream).netloc
     return Edge(isr, host=host, trusted=checked_networks(settings.trusted_proxies))

@@ -1,0 +1,120 @@
+"""Parts of a page (I15, I25): which ranges are asked for whole, kept, put together and served.
+
+Pure. RFC 9110 §14 and §15.3.7, RFC 9111 §3.3 and §3.4. Parts lie apart from whole pages, under a
+key of their own, so that nobody takes one for a page. Two are put together only if both have the
+same strong ETag: then they are of the same bytes.
+"""
+
+import re
+from typing import Final
+
+from msgspec import structs
+
+from stillfresh.http.fields import Raw, values
+from stillfresh.http.validation import (
+    RangeAsked,
+    etag_of,
+    if_range_holds,
+    part_asked,
+    refreshed,
+)
+from stillfresh.isr.model import Reason, Stored
+
+PART: Final = 206
+TOLD: Final = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
+
+
+def is_one(request: Raw) -> bool:
+    """Whether it asks for one well-formed range."""
+    asked = values(request, b"range")
+    return len(asked) == 1 and part_asked(asked[0], 1) is not RangeAsked.WHOLE
+
+
+def unfit_to_add(request: Raw) -> Reason | None:
+    """Why its answer must not be kept; to `If-Range`, it may leave out what the client knows."""
+    return Reason.RANGE if values(request, b"if-range") else None
+
+
+def fits(request: Raw, answer: Raw) -> bool:
+    """Whether a 206 is the one part that was asked for, of the length that it announces."""
+    if (told := _told(answer)) is None:
+        return False
+    first, end, total = told
+    is_asked = part_asked(values(request, b"range")[0], total) == (first, end)
+    return is_asked and values(answer, b"content-length") in ([], [b"%d" % (end - first)])
+
+
+def _told(answer: Raw) -> tuple[int, int, int] | None:
+    """RFC 9110 §14.4: the first byte, the one after the last, and the length of the whole."""
+    fields = values(answer, b"content-range")
+    found = TOLD.fullmatch(fields[0]) if len(fields) == 1 else None
+    return None if found is None else (int(found[1]), int(found[2]) + 1, int(found[3]))
+
+
+def covers(page: Stored, request: Raw) -> bool:
+    """Whether what is kept has all that is asked for."""
+    if page.head.status != PART:
+        return True
+    asked = part_asked(values(request, b"range")[0], page.head.total)
+    if asked is RangeAsked.UNSATISFIABLE:
+        return True
+    is_kept = isinstance(asked, tuple) and cut(page, *asked) is not None
+    return is_kept and if_range_holds(request, page.head.headers)
+
+
+def cut(page: Stored, first: int, end: int) -> bytes | None:
+    """These bytes of the whole; None: not all of them are kept."""
+    at = 0
+    for begin, stop in page.head.spans or ((0, len(page.body)),):
+        if begin <= first and end <= stop:
+            return bytes(page.body[at + first - begin : at + end - begin])
+        at += stop - begin
+    return None
+
+
+def joined(new: Stored, old: Stored | None, received_at: float, most: int) -> Stored:
+    """A part that has come, with those kept before it; a page, if that is all of it.
+
+    Raises `ConnectionError` if the body is not as long as it says.
+    """
+    told = _told(new.head.headers)
+    if told is None or len(new.body) != told[1] - told[0]:
+        raise ConnectionError(f"{len(new.body):,} bytes came of {told}")
+    first, _, total = told
+    pieces, headers = [(first, bytes(new.body))], new.head.headers
+    if old is not None and _is_same(new, old, total):
+        merged = _merged([*pieces, *_pieces(old)])
+        if sum(len(data) for _, data in merged) <= most:
+            pieces, headers = merged, refreshed(old.head.headers, headers, received_at)
+    headers = tuple(it for it in headers if it[0] != b"content-range")
+    spans = tuple((begin, begin + len(data)) for begin, data in pieces)
+    body = b"".join(data for _, data in pieces)
+    if spans != ((0, total),):
+        head = structs.replace(new.head, headers=headers, etag=None, spans=spans, total=total)
+        return Stored(head, body)
+    etag = None if values(headers, b"etag") else etag_of(body)
+    return Stored(structs.replace(new.head, status=200, headers=headers, etag=etag), body)
+
+
+def _is_same(new: Stored, old: Stored, total: int) -> bool:
+    ours, theirs = (values(it.head.headers, b"etag") for it in (old, new))
+    is_strong = len(theirs) == 1 and theirs[0].startswith(b'"')
+    length = old.head.total if old.head.status == PART else len(old.body)
+    return is_strong and ours == theirs and length == total
+
+
+def _pieces(page: Stored) -> list[tuple[int, bytes]]:
+    spans = page.head.spans or ((0, len(page.body)),)
+    return [(first, cut(page, first, end) or b"") for first, end in spans]
+
+
+def _merged(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """In order, those that touch or overlap as one."""
+    result: list[tuple[int, bytes]] = []
+    for first, data in sorted(pieces):
+        begin, before = result[-1] if result else (0, b"")
+        if not result or first > begin + len(before):
+            result.append((first, data))
+        else:
+            result[-1] = begin, before + data[begin + len(before) - first :]
+    return result
