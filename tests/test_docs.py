@@ -223,6 +223,24 @@ class TestSeeds:
         assert "E1 had tests" in lost
 
 
+def test_every_rule_of_http_has_its_test() -> None:
+    """docs/http.md: a row names tests that exist, or says why there is none."""
+    known = {
+        f"{node.name}.{step.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+        for step in node.body
+        if isinstance(step, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    rows = [row for row in cells("http.md") if len(row) == 3 and row[0][:1] in "§R59"]
+    assert len(rows) > 50
+    for row in rows:
+        named = re.findall(r"`(Test\w+\.\w+)`", row[2])
+        assert named or row[2].startswith("Not "), row
+        assert set(named) <= known, row
+
+
 def test_diagrams_are_drawn_from_the_code() -> None:
     """What `make diagrams` would write is what the page shows."""
     diagrams = loaded(ROOT / "scripts" / "diagrams.py")

@@ -48,6 +48,8 @@ LOAD: Final = "stillfresh.load"
 """In a scope: a load for the cache by a visitor's own request, and its answer."""
 AGENT: Final = {b"user-agent": b"stillfresh", b"accept": b"*/*"}
 NOT_MODIFIED: Final = 304
+MOST_DIGITS: Final = 18
+"""Of a length; no body has more."""
 logger = logging.getLogger(__name__)
 
 
@@ -183,7 +185,9 @@ class AppAnswer:
             self._is_ones_own, self.reason = True, judgement
         is_wanted = not self._is_ones_own or (self._keeps_own and 200 <= self._status <= 599)
         announced = self._length()
-        is_big = announced.isdigit() and int(announced) > self._max_body
+        is_big = announced.isdigit() and (
+            len(announced) > MOST_DIGITS or int(announced) > self._max_body
+        )
         self.is_given_up = is_big or not is_wanted
 
     def _is_error(self) -> bool:
@@ -223,7 +227,8 @@ class AppAnswer:
         """Whole, of the length that was announced."""
         body, announced = b"".join(self._parts), self._length()
         has_body = self._status not in {204, NOT_MODIFIED}
-        if has_body and announced and announced != b"%d" % len(body):
+        is_number = announced.isdigit() and len(announced) <= MOST_DIGITS
+        if has_body and announced and not (is_number and int(announced) == len(body)):
             raise ConnectionError(f"{len(body):,} bytes came of {announced!r}")
         return Page(body, self._status, Headers.of(self._headers))
 
