@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeAlias
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, values
-from stillfresh.http.vary import normalised
 from stillfresh.isr.model import Reason
+from stillfresh.isr.vary import normalised
 
 Forward: TypeAlias = Literal["request", "key"]
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
@@ -252,7 +252,7 @@ KNOWN_PATHS: Final = 256
 """Paths of which queries are counted."""
 
 
-class Places:
+class NamePlaces:
     """I13: a client that makes up queries, or request fields, does not fill the store."""
 
     def __init__(self, max_variants: int, max_queries: int, *, most: int) -> None:

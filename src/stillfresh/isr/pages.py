@@ -5,11 +5,10 @@ several callers that ask for a page at once, the first one's is used.
 """
 
 import asyncio
-import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from msgspec import structs
 
@@ -29,7 +28,7 @@ from stillfresh.engine import (
     terms_of,
 )
 from stillfresh.engine.keys import checked_id
-from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
+from stillfresh.errors import LoadFailed, StillfreshError, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.http.freshness import PageTerms, Wish
 from stillfresh.isr.clients import BoundedNames
@@ -47,8 +46,17 @@ from stillfresh.isr.model import (
 )
 from stillfresh.isr.objects import is_misplaced, is_shared
 from stillfresh.isr.routes import checked_path, own_tag, plain_path, reached
-from stillfresh.isr.sharing import is_failure, judged, may_serve, suits, ttl_at
-from stillfresh.isr.stored import PageCodec, PageStore, made_of, opened, refused, too_busy
+from stillfresh.isr.sharing import is_failure, judged, may_serve, suits, why_asked
+from stillfresh.isr.stored import (
+    PageCodec,
+    PageRender,
+    PageStore,
+    made_of,
+    opened,
+    page_of,
+    refused,
+    too_busy,
+)
 from stillfresh.stores import MemoryStore, for_tenant, store_for
 from stillfresh.stores.contract import Store
 
@@ -58,11 +66,9 @@ UNSHARED_FOR: Final = 30.0
 UNSHARED_KEPT: Final = 86_400.0
 """Seconds for which each visitor meanwhile has such a page rendered, side by side."""
 CONCURRENCY: Final = 100
-"""Renders at a time: as many as `Upstream` has places for."""
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
 """I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
-PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
 
 
 class Busy(StillfreshError):
@@ -141,7 +147,7 @@ class PageCache:
         own = self.terms(revalidate)
 
         async def rendering(_: Stored | None) -> Rendered:
-            fetched_at, page = self.clock(), await _page(render)
+            fetched_at, page = self.clock(), await page_of(render)
             judgement = judged(page.status, page.headers.raw, fetched_at, own)
             return made_of(page, judgement, fetched_at, {}, is_own=True)
 
@@ -151,7 +157,7 @@ class PageCache:
         except Busy:
             return _unstored(too_busy(RETRY_AFTER))
         except StoreError:
-            return _unstored(await _page(render))
+            return _unstored(await page_of(render))
         match read:
             case PageRead(LoadFailed() as error, is_own):
                 return _unstored(self.error_page(error, is_own=is_own), error)
@@ -162,7 +168,7 @@ class PageCache:
                 return ServedPage(page, verdict=answer.verdict, age=age, etag=told, error=why)
             case PageRead(Private(Rendered(Stored() as stored))):
                 return _unstored(opened(stored))
-        return _unstored(await _page(render))
+        return _unstored(await page_of(render))
 
     def terms(self, revalidate: Duration) -> PageTerms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
@@ -192,7 +198,7 @@ class PageCache:
 
         async def load() -> Loaded[Stored] | Private[Rendered]:
             nonlocal is_own, before, made
-            is_own, before = True, self._before(key)
+            is_own, before = True, why_asked(self._at_hand(key), self.clock())
             made = self._loaded(key, await render(self.old(key)), is_noted=is_noted)
             return made
 
@@ -297,19 +303,24 @@ class PageCache:
 
     def old(self, key: PageKey) -> Stored | None:
         """The page that memory has."""
+        kept = self._at_hand(key)
+        return None if kept is None else kept.value
+
+    def _at_hand(self, key: PageKey) -> Answer[Stored] | None:
         entry = self.core.memory.entries.get(key)
-        page = entry.answer.value if entry is not None and entry.answer.found else None
-        is_wrong = page is not None and self.is_shared and is_misplaced(key, page)
-        return None if is_wrong else page
+        answer = entry.answer if entry is not None and entry.answer.found else None
+        is_wrong = answer is not None and self.is_shared and is_misplaced(key, answer.value)
+        return None if is_wrong else answer
 
     def _loaded(
         self, key: PageKey, made: Rendered, *, is_noted: bool
     ) -> Loaded[Stored] | Private[Rendered]:
         """What may not be shared is for the caller whose render it is."""
-        page = made.page
+        page, kept = made.page, self._at_hand(key)
         # I25: an error that states its freshness is a page, unless an older one can be served.
-        is_kept = made.reason is None and not self._covers(key)
-        if page is not None and is_failure(page.head.status) and not is_kept:
+        is_covered = kept is not None and may_serve(kept, self.clock())
+        is_told = is_covered or made.reason is not None
+        if page is not None and is_told and is_failure(page.head.status):
             raise refused(page)
         if page is None or made.reason is not None:
             return Private(made, is_noted=is_noted)
@@ -323,18 +334,6 @@ class PageCache:
         error_for = max(head.error_for, kept_for)
         return Loaded(page, fresh_for=head.fresh_for, stale_for=head.stale_for, error_for=error_for)
 
-    def _before(self, key: PageKey) -> str:
-        """RFC 9211 §2.2: what there is that a caller does not take."""
-        entry = self.core.memory.entries.get(key)
-        if entry is None or not entry.answer.found:
-            return "miss"
-        return "request" if ttl_at(entry.answer, self.clock()) > 0 else "stale"
-
-    def _covers(self, key: PageKey) -> bool:
-        """Whether the page that memory has is served while loads fail."""
-        entry = self.core.memory.entries.get(key)
-        return entry is not None and entry.answer.found and may_serve(entry.answer, self.clock())
-
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
         """I8: the error itself, never stored; within a cooldown, when to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
@@ -347,14 +346,6 @@ class PageCache:
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:
     return ServedPage(page, verdict=Verdict.GONE, age=0.0, stored=False, error=error)
-
-
-async def _page(render: PageRender) -> Page:
-    made = render()
-    page = await made if inspect.isawaitable(made) else made
-    if not isinstance(page, Page):
-        raise ConfigError(f"a render returns a Page(body, status, headers), not {shown(page)}")
-    return page
 
 
 def _tags_of(key: PageKey) -> tuple[str, ...]:

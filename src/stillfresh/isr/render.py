@@ -8,6 +8,7 @@ work) goes on.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,6 @@ from stillfresh.clock import Clock
 from stillfresh.http.fields import Raw, members, values
 from stillfresh.http.freshness import PageTerms
 from stillfresh.http.validation import conditions, is_refresh, refreshed
-from stillfresh.http.vary import normalised
 from stillfresh.isr.clients import as_asked
 from stillfresh.isr.model import (
     App,
@@ -43,6 +43,7 @@ from stillfresh.isr.sharing import (
     selected,
 )
 from stillfresh.isr.stored import bare, made_of
+from stillfresh.isr.vary import normalised
 
 LOAD: Final = "stillfresh.load"
 """In a scope: a load for the cache by a visitor's own request, and its answer."""
@@ -184,23 +185,21 @@ class AppAnswer:
                 return
             self._is_ones_own, self.reason = True, judgement
         is_wanted = not self._is_ones_own or (self._keeps_own and 200 <= self._status <= 599)
-        announced = self._length()
-        is_big = announced.isdigit() and (
-            len(announced) > MOST_DIGITS or int(announced) > self._max_body
-        )
-        self.is_given_up = is_big or not is_wanted
+        self.is_given_up = (self._length() or 0) > self._max_body or not is_wanted
 
     def _is_error(self) -> bool:
         """A number over 599 is no status, and no page's."""
         return is_failure(self._status) and self._status <= 599
 
-    def _length(self) -> bytes:
-        """As it is announced; empty: it is not."""
-        return next(iter(values(self._headers, b"content-length")), b"")
+    def _length(self) -> float | None:
+        """As it is announced, which may be beyond all measure; None: it is not."""
+        told = next(iter(values(self._headers, b"content-length")), b"")
+        is_number = told.isdigit() and len(told) <= MOST_DIGITS
+        return (int(told) if is_number else math.inf) if told else None
 
     def _body(self, part: bytes, *, more: bool) -> None:
         self._size += len(part)
-        is_endless = more and self._is_ones_own and not self._length()
+        is_endless = more and self._is_ones_own and self._length() is None
         if self._size > self._max_body or is_endless:
             self.is_given_up = True
             return
@@ -225,11 +224,10 @@ class AppAnswer:
 
     def page(self) -> Page:
         """Whole, of the length that was announced."""
-        body, announced = b"".join(self._parts), self._length()
+        body, length = b"".join(self._parts), self._length()
         has_body = self._status not in {204, NOT_MODIFIED}
-        is_number = announced.isdigit() and len(announced) <= MOST_DIGITS
-        if has_body and announced and not (is_number and int(announced) == len(body)):
-            raise ConnectionError(f"{len(body):,} bytes came of {announced!r}")
+        if has_body and length not in {None, len(body)}:
+            raise ConnectionError(f"{len(body):,} bytes came of {length:,}")
         return Page(body, self._status, Headers.of(self._headers))
 
     async def receive(self) -> Message:

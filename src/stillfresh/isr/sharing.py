@@ -23,8 +23,8 @@ from stillfresh.http.freshness import (
     stated,
     targeted,
 )
-from stillfresh.http.vary import normalised
 from stillfresh.isr.model import Head, Reason, Stored
+from stillfresh.isr.vary import normalised
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """A route's duration applies to these; not to refusals of one client, nor to bad requests."""
@@ -280,6 +280,13 @@ def ttl_at(answer: Answer[Stored], now: float) -> float:
     """What is left of its freshness; an invalidated page has none."""
     left = answer.value.head.fresh_for - (now - answer.fetched_at)
     return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
+
+
+def why_asked(kept: Answer[Stored] | None, now: float) -> str:
+    """RFC 9211 §2.2: what there is that a request does not take, by which the app is asked."""
+    if kept is None:
+        return "miss"
+    return "request" if ttl_at(kept, now) > 0 else "stale"
 
 
 def is_changed(answer: Answer[Stored], now: float) -> bool:

@@ -98,6 +98,9 @@ class SiteConnection(asyncio.Protocol):
         except SiteBroken:
             if body is None:
                 raise
+        return await self._head(tell)
+
+    async def _head(self, tell: Tell | None) -> h11.Response | h11.InformationalResponse:
         async with asyncio.timeout(self._timeout):
             while isinstance(event := await self._event(), h11.InformationalResponse):
                 if event.status_code == SWITCHED:

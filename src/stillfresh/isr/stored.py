@@ -6,13 +6,14 @@ I15): 200, 304, 206, 416; GET and HEAD.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from stillfresh.engine import Answer, Origin
-from stillfresh.errors import StoreError
+from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw, end_to_end, values, with_field
 from stillfresh.http.freshness import (
@@ -47,6 +48,7 @@ from stillfresh.isr.sharing import Judgement, age_at, is_of_gateway, private, tt
 from stillfresh.stores.contract import Store, WrappedStore
 
 T = TypeVar("T")
+PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
 BODILESS: Final = frozenset({204, 304})
 encoded: Final = msgspec.msgpack.Encoder().encode
 decoded: Final = msgspec.msgpack.Decoder(Head).decode
@@ -77,6 +79,14 @@ def made_of(
         is_targeted=judgement.is_targeted,
     )
     return Rendered(Stored(head, page.body))
+
+
+async def page_of(render: PageRender) -> Page:
+    made = render()
+    page = await made if inspect.isawaitable(made) else made
+    if not isinstance(page, Page):
+        raise ConfigError(f"a render returns a Page(body, status, headers), not {shown(page)}")
+    return page
 
 
 def opened(stored: Stored) -> Page:

@@ -15,7 +15,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
-from stillfresh.isr.clients import Heard, Places, unfit_to_fill
+from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
 from stillfresh.isr.model import (
     FoundPage,
     Head,
@@ -72,7 +72,7 @@ class Visits:
         self._credentials = credentials
         self._allowed = allowed
         self._heard = Heard(KNOWN_KEYS)
-        self.places = Places(max_variants, max_queries, most=KNOWN_KEYS)
+        self.places = NamePlaces(max_variants, max_queries, most=KNOWN_KEYS)
 
     async def find(self, visit: Visit, scope: Scope, state: Mapping[str, Any]) -> Served:
         if visit.wish.no_store or visit.wish.only_if_cached:
