@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
-from stillfresh.http.fields import end_to_end
+from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import Headers, Page, Route
 from stillfresh.isr.clients import canonical_host, is_allowed
 from stillfresh.isr.model import Reason
 from stillfresh.isr.routes import Routes, Site, canonical_path, canonical_query, canonical_url
 from stillfresh.isr.sharing import Shared, is_answer_to, judged, selected
-from stillfresh.isr.vary import ENCODINGS, normalised
 
 NOW = 1_700_000_000.0
 OWN = PageTerms(60, 100, 100)

@@ -17,7 +17,9 @@ from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.model import (
     App,
+    Busy,
     FoundPage,
+    Full,
     Message,
     PageKey,
     Reason,
@@ -26,7 +28,7 @@ from stillfresh.isr.model import (
     Send,
     Unavailable,
 )
-from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
+from stillfresh.isr.pages import RETRY_AFTER, PageCache
 from stillfresh.isr.parts import PART
 from stillfresh.isr.render import AppAnswer, Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit

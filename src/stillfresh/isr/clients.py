@@ -13,9 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
-from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, values
+from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, normalised, values
 from stillfresh.isr.model import Reason
-from stillfresh.isr.vary import normalised
 
 Forward: TypeAlias = Literal["request", "key"]
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from stillfresh.engine import Answer, Private
-from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
 
@@ -170,6 +170,14 @@ class PageFailed(Exception):
         self.page = page
         self.own = page if own is None else own
         super().__init__(f"status {page.status}")
+
+
+class Busy(StillfreshError):
+    """I8: another renders it, and it took longer than `wait`."""
+
+
+class Full(StoreError):
+    """So many pages are being rendered that this one would only queue."""
 
 
 class Head(Struct, frozen=True, array_like=True):

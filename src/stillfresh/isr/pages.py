@@ -28,11 +28,13 @@ from stillfresh.engine import (
     terms_of,
 )
 from stillfresh.engine.keys import checked_id
-from stillfresh.errors import LoadFailed, StillfreshError, StoreError
+from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.http.freshness import PageTerms, Wish
 from stillfresh.isr.clients import BoundedNames
 from stillfresh.isr.model import (
+    Busy,
+    Full,
     Page,
     PageFailed,
     PageKey,
@@ -69,14 +71,6 @@ CONCURRENCY: Final = 100
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
 """I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
-
-
-class Busy(StillfreshError):
-    """I8: another renders it, and it took longer than `wait`."""
-
-
-class Full(StoreError):
-    """So many pages are being rendered that this one would only queue."""
 
 
 class PageCache:

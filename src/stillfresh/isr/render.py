@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from stillfresh.clock import Clock
-from stillfresh.http.fields import Raw, members, values
+from stillfresh.http.fields import Raw, members, normalised, values
 from stillfresh.http.freshness import PageTerms
 from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.isr.clients import as_asked
@@ -43,7 +43,6 @@ from stillfresh.isr.sharing import (
     selected,
 )
 from stillfresh.isr.stored import bare, made_of
-from stillfresh.isr.vary import normalised
 
 LOAD: Final = "stillfresh.load"
 """In a scope: a load for the cache by a visitor's own request, and its answer."""

@@ -13,7 +13,16 @@ from typing import Final, TypeAlias
 from stillfresh.engine import Answer
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.http.fields import BAD, NAME, Raw, directives, end_to_end, members, values
+from stillfresh.http.fields import (
+    BAD,
+    NAME,
+    Raw,
+    directives,
+    end_to_end,
+    members,
+    normalised,
+    values,
+)
 from stillfresh.http.freshness import (
     PageTerms,
     Wish,
@@ -24,7 +33,6 @@ from stillfresh.http.freshness import (
     targeted,
 )
 from stillfresh.isr.model import Head, Reason, Stored
-from stillfresh.isr.vary import normalised
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """A route's duration applies to these; not to refusals of one client, nor to bad requests."""

@@ -17,6 +17,7 @@ from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
 from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
 from stillfresh.isr.model import (
+    Busy,
     FoundPage,
     Head,
     PageFailed,
@@ -28,7 +29,7 @@ from stillfresh.isr.model import (
     Stored,
     Unavailable,
 )
-from stillfresh.isr.pages import Busy, PageCache
+from stillfresh.isr.pages import PageCache
 from stillfresh.isr.parts import covers, is_one, unfit_to_add
 from stillfresh.isr.render import AppAnswer, AppRequest, Renderer, given_to
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
