@@ -1,6 +1,8 @@
 """Every error that stillfresh raises, so that one `except StillfreshError` catches them all."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 LONGEST_SHOWN: Final = 60
@@ -16,6 +18,10 @@ class StillfreshError(Exception):
 
 class ConfigError(StillfreshError, ValueError):
     """A setting that cannot be used: says which one, what was given, and what is allowed."""
+
+
+class MissingExtra(ConfigError, ModuleNotFoundError):
+    """A part of stillfresh needs a library that is not installed: says which extra brings it."""
 
 
 class NotOpen(StillfreshError):
@@ -47,6 +53,18 @@ class LoadFailed(StillfreshError):
 
 class BadValue(ConfigError, LoadFailed):
     """A loader's value cannot be stored: not of the annotated type, or unknown to the codec."""
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """For imports of what `stillfresh[extra]` brings, which `what` needs."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        library = (exc.name or "").partition(".")[0]
+        if isinstance(exc, MissingExtra) or library in {"", "stillfresh"}:
+            raise
+        raise MissingExtra(f"{what} needs {library}: install stillfresh[{extra}]") from exc
 
 
 def shown(value: object) -> str:

@@ -310,7 +310,7 @@ class TestG10Explain:
             result = call(command, str(site), "prise", "a")
             assert (result.exit_code, result.stderr) == (
                 0,
-                "Note: the store has no kind prise; it has: page, price\n",
+                "Note: the store has no kind prise; did you mean price? it has: page, price\n",
             )
             result = call(command, str(site), "price", "nobody")
             assert result.stderr == "Note: the store has no such id; `inspect` lists those it has\n"
@@ -320,6 +320,13 @@ class TestG10Explain:
             assert (result.exit_code, result.stderr.startswith("Note: ")) == (0, True)
         result = call("explain", str(site), "prise", "a", "--json")
         assert (result.exit_code, result.stderr) == (0, "")
+
+    def test_g18_inspect_hints_at_a_kind_too(self, site: Path) -> None:
+        """The list is empty, and says why; a search that finds nothing is no mistake."""
+        result = call("inspect", str(site), "--kind", "pages")
+        assert "did you mean page? it has: page, price" in result.stderr
+        assert (result.exit_code, "No entries." in result.stdout) == (0, True)
+        assert call("inspect", str(site), "--kind", "page", "--search", "x!").stderr == ""
 
     def test_an_id_may_begin_with_a_dash(self, tmp_path: Path) -> None:
         """Behind two of them."""

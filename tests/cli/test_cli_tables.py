@@ -100,7 +100,7 @@ runpy.run_module("stillfresh.cli", run_name="__main__")
         answer = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
         )
-        assert answer.returncode == 1
+        assert answer.returncode == 2
         assert f"stillfresh[{extra}]" in answer.stderr
         assert "Traceback" not in answer.stderr
 

@@ -263,7 +263,7 @@ class TestC2File:
         site.ttl.subscribe_post(composite_post_id="a:1")
         await site.ttl.tick()
         await site.controller.close()
-        site.file.write_bytes(b"not a database" * 100)
+        site.file.write_bytes(b"no\0database\xff" * 100)
         site.clock.advance(301)
         await site.ttl.tick()
         assert await site.version("a:1") == 1

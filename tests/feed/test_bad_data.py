@@ -256,7 +256,7 @@ class TestF12BadData:
 
     def test_a_file_that_is_no_database_is_set_aside(self, path: Path, clock: ManualClock) -> None:
         """A new one is begun; the old one is kept under another name."""
-        rubbish = b"this is no database at all. " * 200
+        rubbish = b"this is no database at all.\0" * 200
         path.write_bytes(rubbish)
         with FeedCache.open(path, clock=clock) as cache:
             assert cache.get_topics_all(7) is None

@@ -1,6 +1,7 @@
 """S1, S2, S4: the SQLite store passes the conformance suite, and keeps its own promises."""
 
 import asyncio
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -518,6 +519,7 @@ class TestS4OtherVersion:
             await publish(store, "a")
 
 
+NOISE = random.Random(7).randbytes(5_000)
 DAMAGE = """
 import os, sys
 path = sys.argv[1]
@@ -537,17 +539,45 @@ async def damaged(path: Path) -> Path:
 
 
 class TestS4Corrupt:
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"[store]\nurl = 'x'\n",
+            "größer → ключ 日本\n".encode() * 300,
+            b"xy",
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+            b"PK\x03\x04\x14\0\0\0",
+            b"%PDF-1.7\n%\xe2\xe3",
+        ],
+    )
+    async def test_g18_what_is_plainly_another_thing_is_left_alone(
+        self, path: Path, head: bytes
+    ) -> None:
+        """A text, an image, an archive: refused, not renamed, and not a byte of it is changed."""
+        path.write_bytes(head)
+        with pytest.raises(ConfigError, match="not a SQLite file; it is left as it is"):
+            await SqliteStore(path).open()
+        assert (path.read_bytes(), neighbours(path)) == (head, set())
+
+    @pytest.mark.parametrize("head", [b"\0" * 5_000, b"\0" * 16 + b"text" * 1_000, NOISE])
+    async def test_g18_a_garbled_database_is_set_aside(self, path: Path, head: bytes) -> None:
+        """Zeros, noise, a header that was overwritten: nothing else would look like that."""
+        path.write_bytes(head)
+        async with opened(path) as store:
+            await publish(store, "a")
+        assert len(neighbours(path)) == 1
+
     async def test_at_opening_it_is_set_aside(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """No database at all: renamed, logged as an error, a new one begun."""
-        path.write_bytes(b"not a database" * 1_000)
+        path.write_bytes(b"no\0database\xff" * 1_000)
         async with opened(path) as store:
             await publish(store, "a")
             assert value(store) == b"value"
         (aside,) = neighbours(path)
         assert aside.startswith("cache.db.corrupt-2")
-        assert (path.parent / aside).read_bytes() == b"not a database" * 1_000
+        assert (path.parent / aside).read_bytes() == b"no\0database\xff" * 1_000
         (record,) = caplog.records
         assert record.levelname == "ERROR"
         assert aside in record.getMessage()

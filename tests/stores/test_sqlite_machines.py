@@ -205,7 +205,7 @@ class TestS12Private:
 
     async def test_what_follows_a_damaged_file_is_private(self, path: Path) -> None:
         """The set-aside file keeps its mode; the new one is 0600."""
-        path.write_bytes(b"not a database" * 1_000)
+        path.write_bytes(b"no\0database\xff" * 1_000)
         path.chmod(0o640)
         async with a_store(path):
             found = modes(path)

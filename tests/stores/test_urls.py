@@ -1,19 +1,105 @@
 """S5, S11: from a server's address to a store; what is wrong is named, and no password is shown."""
 
+import importlib
+import re
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from stillfresh import Cache, ConfigError
+from stillfresh.errors import MissingExtra, needs
 from stillfresh.stores.postgres import PostgresStore
 from stillfresh.stores.postgres.address import options_of
 from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.tenants import TenantStore
 from stillfresh.stores.urls import store_for
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class TestG18FileNames:
+    @pytest.mark.parametrize(
+        ("address", "file"),
+        [
+            ("prices.db", "prices.db"),
+            ("./data/a b.sqlite", "data/a b.sqlite"),
+            ("/var/cache/100%.SQLITE3", "/var/cache/100%.SQLITE3"),
+            ("sqlite:///prices.db", "prices.db"),
+            ("sqlite:////var/cache/prices.db", "/var/cache/prices.db"),
+            ("SQLite:///a%20b", "a b"),
+        ],
+    )
+    def test_a_name_alone_is_a_file(self, address: str, file: str) -> None:
+        """Where an address is taken, as `sqlite:///` and the name."""
+        store = store_for(address, time.time)
+        assert isinstance(store, SqliteStore)
+        assert store._path == Path(file).absolute()
+
+    @pytest.mark.parametrize(
+        "name", ["memory", "prices", "gw.toml", "prices.db?x=1", "", ".", "a:b.db"]
+    )
+    def test_another_name_is_refused(self, name: str) -> None:
+        """It would make a file that nobody meant."""
+        with pytest.raises(ConfigError, match=r"write memory://, sqlite:///path/to/file\.db"):
+            store_for(name, time.time)
+
+    @pytest.mark.parametrize("url", ["sqlite:/abs.db", "sqlite:abs.db", "sqlite://abs.db/x"])
+    def test_an_absolute_path_has_four_slashes(self, url: str) -> None:
+        """`sqlite:/abs.db` could be meant as either."""
+        with pytest.raises(ConfigError, match=r"write sqlite:///file\.db, or sqlite:////path"):
+            store_for(url, time.time)
+
+
+class TestG18Extras:
+    EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+
+    @pytest.mark.parametrize(
+        ("module", "library"),
+        [
+            ("stillfresh.contrib.fastapi", "fastapi"),
+            ("stillfresh.contrib.fastapi", "starlette"),
+            ("stillfresh.contrib.django", "django"),
+            ("stillfresh.contrib.flask", "flask"),
+            ("stillfresh.contrib.postgres", "psycopg"),
+            ("stillfresh.web", "starlette"),
+            ("stillfresh.feed.http", "httpx2"),
+            ("stillfresh.http.client", "httpx2"),
+        ],
+    )
+    def test_an_import_names_the_extra(self, module: str, library: str) -> None:
+        """As an ImportError and as a ConfigError, for those that expect either."""
+        script = f"""
+import sys
+sys.modules[{library!r}] = None
+from stillfresh import ConfigError
+try:
+    import {module}
+except ImportError as error:
+    assert isinstance(error, ConfigError)
+    print(error)
+"""
+        command = [sys.executable, "-W", "error", "-c", script]
+        said = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+        found = re.fullmatch(r"[\w. ]+ needs (\w+): install stillfresh\[(\w+)\]\n", said.stdout)
+        assert found is not None, said.stdout
+        needed = " ".join(self.EXTRAS[found[2]])
+        assert found[1] == library
+        assert library in needed or "stillfresh[web]" in needed
+
+    def test_a_mistake_of_our_own_is_not_hidden(self) -> None:
+        """A module of stillfresh that is not there is no missing extra."""
+        with pytest.raises(ModuleNotFoundError) as caught, needs("web", "it"):
+            importlib.import_module("stillfresh.nothing")
+        assert not isinstance(caught.value, MissingExtra)
 
 
 class TestS5Address:

@@ -3,11 +3,15 @@
 Nothing is decided here, and nothing large is imported before a command needs it.
 """
 
+import sys
+
 try:
     import click
-except ModuleNotFoundError as exc:
-    raise SystemExit("stillfresh: the commands need click: install stillfresh[cli]") from exc
+except ModuleNotFoundError:
+    sys.stderr.write("Error: the commands need click: install stillfresh[cli]\n")
+    raise SystemExit(2) from None
 
+from stillfresh.cli.counting import stats
 from stillfresh.cli.inspecting import explain, inspect
 from stillfresh.cli.invalidating import evict, invalidate
 from stillfresh.cli.measuring import bench
@@ -15,13 +19,17 @@ from stillfresh.cli.outbox import outbox
 from stillfresh.cli.program import Program
 from stillfresh.cli.serving import check, demo, serve
 from stillfresh.cli.tables import table
+from stillfresh.cli.warming import warm
 
 __all__ = ["main"]
 
 
 @click.group(
     cls=Program,
-    commands=[demo, serve, check, inspect, explain, invalidate, evict, bench, table, outbox],
+    commands=[
+        *(demo, serve, check, warm, inspect, stats, explain, invalidate, evict),
+        *(bench, table, outbox),
+    ],
     examples=["stillfresh inspect sqlite:///site.db"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -32,5 +40,5 @@ def main() -> None:
     STORE is a store's address: sqlite:///site.db (or the file's name alone), redis://host:6379/0,
     postgresql://user@host/database, dynamodb://table?bucket=name. Commands that take --json print
     one JSON document and nothing else. They end with 0, with 1 if it failed, with 2 if they were
-    called wrongly.
+    called wrongly or a library is not installed.
     """

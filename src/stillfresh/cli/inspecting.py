@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import click
-from msgspec import structs
 
+from stillfresh.cli.counting import size_rows, sizes
 from stillfresh.cli.places import about_names, opened, say
 from stillfresh.cli.program import (
     TEXT,
@@ -43,6 +43,7 @@ class Inspected:
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
     counted: int = 0
     is_complete: bool = True
+    hint: str | None = None
 
     def count(self, page: list[Listed], shown: int) -> None:
         self.counted += len(page)
@@ -78,6 +79,7 @@ def inspect(
     most = None if is_all else max(COUNTED, limit)
     with working("Counting entries:") as advance:
         seen = asyncio.run(_look(store, kind, search, shown=limit, most=most, advance=advance))
+    say(seen.hint, is_json=is_json)
     if is_json:
         print_json(_inspected(store, seen))
         return
@@ -104,6 +106,8 @@ async def _look(
             seen.count(listed(page, time.time()), shown)
             advance(len(page))
             if len(page) < AT_ONCE:
+                if kind is not None and not search and not seen.counted:
+                    seen.hint = await about_names(store, kind)
                 return seen
             after = page[-1].kind, page[-1].id
     seen.is_complete = False
@@ -113,7 +117,7 @@ async def _look(
 def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
     return {
         "store": without_password(address),
-        **_sizes(seen.stats),
+        **sizes(seen.stats),
         "counted": seen.counted,
         "complete": seen.is_complete,
         "kinds": {
@@ -124,17 +128,8 @@ def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
     }
 
 
-def _sizes(stats: StoreStats) -> dict[str, int]:
-    """Also what one kind of store counts besides: a feed its topics and comments."""
-    named = structs.asdict(stats).items()
-    return {name: value for name, value in named if name != "costs" and value is not None}
-
-
 def _print_summary(address: str, seen: Inspected) -> None:
-    sizes = {name: f"{number:,}" for name, number in _sizes(seen.stats).items()}
-    sized = {"bytes", "held", "evicted"} & sizes.keys()
-    sizes |= {name: size_text(getattr(seen.stats, name)) for name in sized}
-    print_table(("", ""), [("store", without_password(address)), *sizes.items()])
+    print_table(("", ""), [("store", without_password(address)), *size_rows(sizes(seen.stats))])
     if seen.kinds:
         click.echo()
         head = ("kind", *VERDICTS, "values")

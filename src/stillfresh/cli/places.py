@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -73,7 +74,11 @@ async def _running(store: Store) -> AsyncIterator[Store]:
 
 
 def file_of(address: str) -> str | None:
-    """The file of a SQLite store; its name alone will do: what has a colon may be an address."""
+    """The file of a SQLite store; its name alone will do: what has a colon may be an address.
+
+    `store_for` takes a name that ends in .db or .sqlite, since it may make the file; to look into
+    a file that is there, any name will do.
+    """
     if address and (":" not in address or ("://" not in address and Path(address).is_file())):
         return address
     is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
@@ -85,9 +90,12 @@ async def about_names(store: Store, kind: str) -> str:
     if await store.entries(kind, "", None, 1):
         return "the store has no such id; `inspect` lists those it has"
     page = await store.entries(None, "", None, LOOKED_AT)
-    kinds = sorted({entry.kind for entry in page}) + (["…"] if len(page) == LOOKED_AT else [])
-    there = f"it has: {', '.join(kinds)}" if kinds else "it has no entries"
-    return f"the store has no kind {kind}; {there}"
+    kinds = sorted({entry.kind for entry in page})
+    near = [f"did you mean {it}?" for it in get_close_matches(kind, kinds, 1)]
+    listed = ", ".join(kinds + (["…"] if len(page) == LOOKED_AT else []))
+    return " ".join(
+        [f"the store has no kind {kind};", *near, f"it has: {listed}" if kinds else "it is empty"]
+    )
 
 
 def say(hint: str | None, *, is_json: bool) -> None:

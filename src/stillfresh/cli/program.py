@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 import msgspec
 
-from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.errors import ConfigError, StillfreshError, needs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,14 +45,8 @@ as_json = click.option("--json", "is_json", is_flag=True, help="One JSON documen
 
 def extra(module: str, named: str = "aws") -> ModuleType:
     """A part that needs libraries of its own; without one, the error names the extra."""
-    try:
+    with needs(named, "this command"):
         return import_module(module)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] == "stillfresh":
-            raise
-        raise StillfreshError(
-            f"this command needs {exc.name}: install stillfresh[{named}]"
-        ) from exc
 
 
 def plain(text: str) -> str:
@@ -92,10 +86,11 @@ def moment_text(at: float | None, now: float) -> str:
     return f"{when} ({f'in {away}' if at > now else f'{away} ago'})"
 
 
-def print_json(document: Any) -> None:  # noqa: ANN401 (whatever JSON can say)
+def print_json(document: Any, *, by_line: bool = False) -> None:  # noqa: ANN401 (any JSON)
     """Indented for people; by the line for programs, which is much faster."""
     plain_document = msgspec.to_builtins(document, str_keys=True)
-    click.echo(json.dumps(plain_document, indent=2 if sys.stdout.isatty() else None))
+    is_indented = sys.stdout.isatty() and not by_line
+    click.echo(json.dumps(plain_document, indent=2 if is_indented else None))
 
 
 def console(*, err: bool = False) -> "Console":

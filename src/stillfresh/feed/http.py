@@ -28,13 +28,13 @@ from msgspec.structs import replace
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown, shown_address
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, needs, shown, shown_address
 from stillfresh.feed import rules
 from stillfresh.feed.model import Comment, Topic, checked_uuid
 from stillfresh.http.body import BodyReader, Unreadable, whole
 from stillfresh.http.fields import checked_headers
 
-try:
+with needs("web", "stillfresh.feed.http"):
     import httpx2
 
     from stillfresh.http.client import (
@@ -45,10 +45,6 @@ try:
         pause_asked,
         request_errors,
     )
-except ModuleNotFoundError as exc:
-    raise ConfigError(
-        "stillfresh.feed.http needs httpx2, which is not installed: install stillfresh[web]"
-    ) from exc
 
 if TYPE_CHECKING:
     import httpx

@@ -18,16 +18,12 @@ from urllib.parse import urlsplit
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
-from stillfresh.errors import ConfigError, LoadFailed, shown, shown_address
+from stillfresh.errors import ConfigError, LoadFailed, needs, shown, shown_address
 from stillfresh.http.body import Unreadable, whole
 from stillfresh.http.fields import Raw, checked_headers, pause_of
 
-try:
+with needs("web", "asking an upstream"):
     import httpx2
-except ModuleNotFoundError as exc:
-    raise ModuleNotFoundError(
-        "asking an upstream needs httpx2: install stillfresh[web]", name=exc.name
-    ) from exc
 
 if TYPE_CHECKING:
     import httpx

@@ -1,26 +1,28 @@
 """From an address to a store: `memory://`, `sqlite:///path`, `redis://…`, `postgresql://…`, …
 
-Each store is imported when it is named. Behind any of them `?tenant=acme` names a tenant (I17),
-behind the first two `?max_bytes=2GB` a limit (E23).
+Each store is imported when it is named. `prices.db` alone is a SQLite file (G18). Behind any
+address `?tenant=acme` names a tenant (I17), behind the first two `?max_bytes=2GB` a limit (E23).
 """
 
+import re
 import time
 from importlib import import_module
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, shown, shown_address
+from stillfresh.errors import ConfigError, needs, shown, shown_address
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 
 ALLOWED: Final = (
-    "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one; behind either "
-    "?max_bytes=2GB for a limit), "
+    "memory://, sqlite:///path/to/file.db (or the name alone, file.db; sqlite:////path for an "
+    "absolute one; ?max_bytes=2GB behind it for a limit), "
     "redis://host:6379/0 (also rediss://, valkey://, valkeys://, redis+cluster://, "
     "redis+sentinel://), postgresql://user@host/database or dynamodb://table?bucket=name"
 )
+FILE_NAME: Final = re.compile(r"[^:\0?#]+\.(db|sqlite3?)", re.IGNORECASE)
 UNBOUNDED: Final = "max_bytes is for memory:// and sqlite:// only;"
 REDIS: Final = {
     scheme + several
@@ -28,8 +30,6 @@ REDIS: Final = {
     for several in ("", "+cluster", "+sentinel")
 }
 POSTGRES: Final = {"postgresql", "postgres"}
-LIBRARIES: Final = {"redis": "redis", "postgres": "psycopg"}
-"""What each extra brings."""
 DYNAMODB_OPTIONS: Final = (
     *("bucket", "tenant", "pk", "s3_prefix", "s3_key"),
     *("region", "endpoint", "s3_endpoint", "max_lease"),
@@ -42,6 +42,8 @@ def store_for(store: str | Store, clock: Clock) -> Store:
         if callable(getattr(store, "acquire", None)):
             return store
         raise ConfigError(f"store {shown(store)}: neither an address nor a store; write {ALLOWED}")
+    if FILE_NAME.fullmatch(store):
+        store = f"sqlite:///{quote(store)}"
     try:
         parts = urlsplit(store)
     except ValueError as exc:
@@ -86,27 +88,28 @@ def _bare(url: str, clock: Clock) -> Store:
     if parts.fragment or options[1:] or [name for name, _ in options] not in ([], ["max_bytes"]):
         raise _refused(url, f"its options are ?max_bytes=2GB and ?tenant=NAME; write {ALLOWED}")
     max_bytes = options[0][1] if options else None
-    root, path = parts.path[:1], unquote(parts.path[1:])
+    if parts.scheme == "sqlite":
+        return _sqlite(url, unquote(parts.path[1:]), max_bytes, clock)
     if parts.scheme == "memory" and not parts.netloc and parts.path in {"", "/"}:
         return MemoryStore(clock=clock, max_bytes=max_bytes)
-    if parts.scheme == "sqlite" and not parts.netloc and root == "/" and path and "\0" not in path:
-        from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
-
-        return SqliteStore(path, clock=clock, max_bytes=max_bytes)
     raise _refused(url)
+
+
+def _sqlite(url: str, path: str, max_bytes: str | None, clock: Clock) -> Store:
+    """`sqlite:/a.db` could be meant as relative or as absolute."""
+    from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
+
+    if not url.lower().startswith("sqlite:///"):
+        raise _refused(url, "write sqlite:///file.db, or sqlite:////path/file.db: three slashes")
+    if not path or "\0" in path:
+        raise _refused(url)
+    return SqliteStore(path, clock=clock, max_bytes=max_bytes)
 
 
 def _extra(named: str, url: str, clock: Clock) -> Store:
     """A cache on the machine's clock leaves leases to the server's, which is one for all."""
-    library = LIBRARIES[named]
-    try:
+    with needs(named, f"a {urlsplit(url).scheme}:// store"):
         address = import_module(f"stillfresh.stores.{named}.address")
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] != library:
-            raise
-        raise ConfigError(
-            f'this store needs the library "{library}": install stillfresh[{named}]'
-        ) from exc
     store: Store = address.store_at(url, None if clock is time.time else clock)
     return store
 

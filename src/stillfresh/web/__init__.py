@@ -4,9 +4,12 @@
 Needs `stillfresh[web]`.
 """
 
-from stillfresh.live import Live
-from stillfresh.web.app import Gateway
-from stillfresh.web.dashboard import Dashboard
+from stillfresh.errors import needs
+
+with needs("web", "stillfresh.web"):
+    from stillfresh.live import Live
+    from stillfresh.web.app import Gateway
+    from stillfresh.web.dashboard import Dashboard
 
 gateway = Gateway
 

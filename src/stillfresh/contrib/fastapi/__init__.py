@@ -13,8 +13,11 @@ async def item(id: int, db: Annotated[Session, Depends(session)]) -> Item: ...
 Needs `stillfresh[fastapi]`.
 """
 
-from stillfresh.contrib.fastapi.life import lifespan
-from stillfresh.contrib.fastapi.route import FreshRoute, fresh
-from stillfresh.web import Dashboard
+from stillfresh.errors import needs
+
+with needs("fastapi", "stillfresh.contrib.fastapi"):
+    from stillfresh.contrib.fastapi.life import lifespan
+    from stillfresh.contrib.fastapi.route import FreshRoute, fresh
+    from stillfresh.web import Dashboard
 
 __all__ = ["Dashboard", "FreshRoute", "fresh", "lifespan"]

@@ -16,7 +16,10 @@ def change(id: int) -> str:
 Needs `stillfresh[flask]`.
 """
 
-from stillfresh.contrib.flask.extension import Fresh
-from stillfresh.contrib.flask.view import FreshView
+from stillfresh.errors import needs
+
+with needs("flask", "stillfresh.contrib.flask"):
+    from stillfresh.contrib.flask.extension import Fresh
+    from stillfresh.contrib.flask.view import FreshView
 
 __all__ = ["Fresh", "FreshView"]

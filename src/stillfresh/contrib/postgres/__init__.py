@@ -11,8 +11,11 @@ A trigger writes the tags of changed rows into an outbox, in the transaction of 
 consumer invalidates them in a cache, whatever its store. Needs `stillfresh[postgres]`.
 """
 
-from stillfresh.contrib.postgres.consumer import OutboxConsumer
-from stillfresh.contrib.postgres.rules import outbox_sql
-from stillfresh.contrib.postgres.setup import consumer_lags, create_outbox, drop_outbox
+from stillfresh.errors import needs
+
+with needs("postgres", "stillfresh.contrib.postgres"):
+    from stillfresh.contrib.postgres.consumer import OutboxConsumer
+    from stillfresh.contrib.postgres.rules import outbox_sql
+    from stillfresh.contrib.postgres.setup import consumer_lags, create_outbox, drop_outbox
 
 __all__ = ["OutboxConsumer", "consumer_lags", "create_outbox", "drop_outbox", "outbox_sql"]

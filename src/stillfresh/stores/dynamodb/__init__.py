@@ -5,7 +5,7 @@ The schema needs no library; `DynamoStore` needs `stillfresh[aws]` and is import
 
 from typing import TYPE_CHECKING
 
-from stillfresh.errors import ConfigError
+from stillfresh.errors import needs
 from stillfresh.stores.dynamodb.schema import (
     ABOUT,
     LOCK,
@@ -27,8 +27,6 @@ __all__ += ["FaceTheoryCacheLease", "FaceTheoryCacheMetadata", "cache_pk", "obje
 def __getattr__(name: str) -> object:
     if name != "DynamoStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needs("aws", "a dynamodb:// store"):
         from stillfresh.stores.dynamodb.store import DynamoStore  # noqa: PLC0415 (only when named)
-    except ModuleNotFoundError as exc:
-        raise ConfigError(f"dynamodb:// needs {exc.name}: install stillfresh[aws]") from exc
     return DynamoStore

@@ -4,7 +4,9 @@ The store's files (S4) and the coordinator's (C2) say by their header whose they
 cache's (F1) by their tables. apsw's errors end here: `translated` turns them into `StoreError`.
 """
 
+import codecs
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +46,18 @@ _REASONS: Final = {
 }
 
 
+HEAD: Final = 4_096
+"""Bytes of a file by which it is judged."""
+CONTROL: Final = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+OTHERS: Final = (
+    b"\x89PNG",
+    b"\xff\xd8\xff",
+    b"GIF8",
+    b"%PDF",
+    b"PK\x03\x04",
+    b"\x1f\x8b",
+    b"\x7fELF",
+)
 OURS: Final = {
     0x5F4E3001: "a cache's store",
     0x5F4E3002: "a coordinator's file",
@@ -203,17 +217,44 @@ def check_log(path: Path, *application_ids: int) -> None:
 
 
 def check_owner(path: Path, *application_ids: int) -> None:
-    """Refuse a file whose header is whole and not ours; its log and its state do not matter.
-
-    Read through SQLite's own files, which keep their locks when one of them is closed.
-    """
-    flags = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
-    file = apsw.VFSFile("", str(path), [flags, 0])
-    header = file.xRead(min(file.xFileSize(), 100), 0)
-    file.xClose()
+    """Refuse a file whose header is whole and not ours; its log and its state do not matter."""
+    header = _head(path)
     application = int.from_bytes(header[68:72])
     if header.startswith(b"SQLite format 3\0") and application not in application_ids:
         raise not_ours(path, application)
+
+
+def _head(path: Path) -> bytes:
+    """Read through SQLite's own files, which keep their locks when one of them is closed."""
+    flags = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
+    file = apsw.VFSFile("", str(path), [flags, 0])
+    head = file.xRead(min(file.xFileSize(), HEAD), 0)
+    file.xClose()
+    return head
+
+
+def check_is_database(path: Path) -> None:
+    """Before it is opened: SQLite takes a short text for an empty database."""
+    if path.exists() and is_something_else(_head(path)):
+        raise ConfigError(
+            f"{path}: is a text, an image or an archive, not a SQLite file; it is left as it is: "
+            "name a file of its own"
+        )
+
+
+def is_something_else(head: bytes) -> bool:
+    """S4, G18: True if a file that begins like this is plainly no database, damaged or not.
+
+    A text is UTF-8 without the control characters that texts have no use for. Zeros, noise and
+    everything that begins as SQLite does are a database, whole or damaged.
+    """
+    if head.startswith(OTHERS):
+        return True
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return bool(head) and CONTROL.search(head) is None
 
 
 def abandon(connection: apsw.Connection) -> None:

@@ -27,6 +27,7 @@ from stillfresh.stores.sqlite.connection import (
     Patience,
     abandon,
     admit,
+    check_is_database,
     check_log,
     check_owner,
     connect,
@@ -132,6 +133,7 @@ class WriteDatabase:
         return self.damaged is not None and self.damaged in (self._reader, self._writer)
 
     def _connect(self) -> None:
+        check_is_database(self._path)
         check_log(self._path, *self._kind.application_ids)
         before = identity_of(self._path)
         if not self._kind.is_cache and is_beheaded(self._path):

@@ -1,0 +1,192 @@
+"""`stillfresh warm`: fills a cache by asking for what visitors will ask for (G18).
+
+A store does not know where its entries come from. So a running gateway is asked over HTTP, or one
+is made here for as long as it takes, from a file of settings, or from a store and a site.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from stillfresh.cli.program import TEXT, as_json, command, extra, plain, print_json, working
+from stillfresh.errors import ConfigError, without_password
+
+if TYPE_CHECKING:
+    import httpx2
+
+WITHIN: Final = 60.0
+"""Seconds for one answer."""
+MOST_SHOWN: Final = 20
+"""Lines that failed, on stderr."""
+OUTCOMES: Final = ("stored", "there already", "not kept", "failed")
+
+
+@command(
+    "stillfresh warm http://127.0.0.1:8080 --from urls.txt",
+    "stillfresh warm stillfresh.toml --from urls.txt --rate 5",
+    "stillfresh warm site.db --upstream http://127.0.0.1:3000 --from urls.txt",
+)
+@click.argument("target", metavar="URL|FILE|STORE", type=TEXT)
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    required=True,
+    help="A path or an address in each line; - is stdin.",
+)
+@click.option("--upstream", help="With a STORE: the site whose pages are kept there.")
+@click.option(
+    "--rate",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Requests a second, at most.",
+)
+@click.option(
+    "--concurrency",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Requests at once, at most.",
+)
+@as_json
+@click.pass_context
+def warm(
+    ctx: click.Context,
+    *,
+    target: str,
+    source: str,
+    upstream: str | None,
+    rate: float,
+    concurrency: int,
+    is_json: bool,
+) -> None:
+    """Fill a cache before visitors come.
+
+    Asks for each line: /blog/ and https://example.org/blog/ are pages (of an address, its host is
+    the Host that is asked for), /v1/post/ann:1 is an entity. URL is a running gateway. FILE is a
+    file of settings: its store is filled from here, as `serve` would. A STORE alone does not know
+    where its entries come from: name its site with --upstream. Ends with 1 if a line failed.
+    """
+    with working("Asking for:") as advance, click.open_file(source) as lines:
+        asked = (line.strip() for line in lines)
+        paths = (line for line in asked if line and not line.startswith("#"))
+        asking = _warmed(_gateway(target, upstream), paths, rate, concurrency, advance)
+        counts = asyncio.run(asking)
+    if is_json:
+        print_json({it.replace(" ", "_"): counts[it] for it in OUTCOMES})
+    else:
+        click.echo(", ".join(f"{counts[it]:,} {it}" for it in OUTCOMES))
+    ctx.exit(1 if counts["failed"] else 0)
+
+
+async def _warmed(
+    gateway: AbstractAsyncContextManager["httpx2.AsyncClient"],
+    paths: Iterator[str],
+    rate: float,
+    concurrency: int,
+    advance: Callable[[int], None],
+) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    async with gateway as client:
+        turns = _turns(rate)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(_ask_all(client, paths, turns, counts, advance))
+    return counts
+
+
+def _turns(rate: float) -> Callable[[], float]:
+    """Seconds that the next request has to wait for its turn."""
+    due, now = 0.0, asyncio.get_running_loop().time
+
+    def turn() -> float:
+        nonlocal due
+        at = max(due, now())
+        due = at + 1 / rate
+        return at - now()
+
+    return turn
+
+
+async def _ask_all(
+    client: "httpx2.AsyncClient",
+    paths: Iterator[str],
+    turn: Callable[[], float],
+    counts: Counter[str],
+    advance: Callable[[int], None],
+) -> None:
+    for line in paths:
+        await asyncio.sleep(turn())
+        outcome, why = await _asked(client, line)
+        counts[outcome] += 1
+        advance(1)
+        if why and counts["failed"] <= MOST_SHOWN:
+            click.echo(plain(f"{why}: {line}"), err=True)
+
+
+async def _asked(client: "httpx2.AsyncClient", line: str) -> tuple[str, str]:
+    """How it went; and why, if it failed."""
+    request_errors = extra("stillfresh.http.client", "web").request_errors
+    try:
+        parts = urlsplit(line)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if not path.startswith("/") or (parts.scheme and not parts.netloc):
+            return "failed", "neither a path nor an address"
+        host = {"host": parts.netloc} if parts.netloc else {}
+        async with client.stream("GET", path, headers=host) as response:
+            async for _ in response.aiter_raw():
+                pass
+    except (*request_errors(), ValueError) as exc:
+        return "failed", f"{type(exc).__name__} {exc}".strip()
+    if response.status_code >= 400:
+        return "failed", f"HTTP {response.status_code}"
+    said = response.headers.get("cache-status", "").rpartition("stillfresh;")[2]
+    if "hit" in said.split(";")[0]:
+        return "there already", ""
+    return ("stored" if "stored" in said else "not kept"), ""
+
+
+@asynccontextmanager
+async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.AsyncClient"]:
+    """A client of the gateway that is asked."""
+    client = extra("stillfresh.http.client", "web")
+    if target.startswith(("http://", "https://")):
+        _refuse(upstream, "a URL")
+        base: Any = client.checked_url(target, "URL")
+        async with client.httpx2.AsyncClient(base_url=base, timeout=WITHIN) as asking:
+            yield asking
+        return
+    settings = _settings(target, upstream)
+    serving = extra("stillfresh.web.serving", "web")
+    async with client.new_client(serving.LONGEST_WAIT, kept=serving.KEPT) as sources:
+        app = serving.gateway_of(settings, sources)
+        here = client.httpx2.ASGITransport(app=app)
+        async with (
+            app,
+            client.httpx2.AsyncClient(transport=here, base_url="http://localhost") as asking,
+        ):
+            yield asking
+
+
+def _settings(target: str, upstream: str | None) -> Any:  # noqa: ANN401 (its module is an extra's)
+    config = extra("stillfresh.web.config", "web")
+    if target.endswith(".toml"):
+        _refuse(upstream, "a FILE")
+        return config.load(target)
+    if upstream is None:
+        raise ConfigError(
+            f"{without_password(target)}: a store does not know where its entries come from; "
+            "name the URL of a running gateway, a FILE of settings, or the site with --upstream"
+        )
+    return config.settings_of({"store": {"url": target}, "pages": {"upstream": upstream}})
+
+
+def _refuse(upstream: str | None, what: str) -> None:
+    if upstream is not None:
+        raise ConfigError(f"--upstream: goes with a STORE; {what} knows its own")

@@ -1,0 +1,252 @@
+"""G18: `warm` and `stats`, before a running gateway, a file of settings, and a store."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stillfresh.cli import counting, warming
+from stillfresh.coordinator import Kind
+from stillfresh.web import gateway
+from tests.kit.cli import call, said
+from tests.kit.gateway import api_config, running
+
+
+class Site:
+    """Pages that may be kept, some that may not, and one that is not there."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        self.asked.append(
+            str(request.url.path) + (f"?{request.url.query}" if request.url.query else "")
+        )
+        kept = {"/own": "no-store", "/blog": ""}.get(scope["path"], "s-maxage=600")
+        headers = {"cache-control": kept} if kept else {}
+        reply: Response = PlainTextResponse(f"page {scope['path']}", headers=headers)
+        if "none" in scope["path"]:
+            reply = PlainTextResponse("no", 404)
+        await reply(scope, receive, send)
+
+
+@contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """In a thread of its own, since commands run event loops of theirs."""
+    loop = asyncio.new_event_loop()
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        config = api_config(app) if isinstance(app, Site) else None
+        async with running(app, config) as found:
+            ready.append(found)
+            is_ready.set()
+            await end.wait()
+
+    ready: list[str] = []
+    is_ready = threading.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert is_ready.wait(60)
+        yield ready[0]
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, str]]:
+    found = Site()
+    with served(found) as url:
+        yield found, url
+
+
+def listed(directory: Path, *lines: str) -> str:
+    file = directory / "urls.txt"
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+FAST = ["--rate", "10000"]
+
+
+class TestG18Warm:
+    def test_a_store_and_its_site(self, site: tuple[Site, str], tmp_path: Path) -> None:
+        """Each line is asked for once; what was kept is in the store, for the next gateway."""
+        pages, url = site
+        store = f"{tmp_path}/site.db"
+        urls = listed(tmp_path, "# pages", "/a", "", "http://elsewhere.example/b?c=d", "/own")
+        warm = ["warm", store, "--upstream", url, "--from", urls, *FAST]
+        assert said(*warm) == "2 stored, 0 there already, 1 not kept, 0 failed\n"
+        assert sorted(pages.asked) == ["/a", "/b?c=d", "/own"]
+        assert said(*warm) == "0 stored, 2 there already, 1 not kept, 0 failed\n"
+        found = json.loads(said("inspect", store, "--kind", "page", "--json"))
+        assert [it["id"] for it in found["entries"] if not it["absent"]] == [
+            f"{url}/a",
+            f"{url}/b?c=d",
+        ]
+
+    def test_a_file_of_settings(self, site: tuple[Site, str], tmp_path: Path) -> None:
+        """Its store is filled as `serve` would, with its routes."""
+        _, url = site
+        file = tmp_path / "stillfresh.toml"
+        file.write_text(
+            f'[store]\nurl = "{tmp_path}/x.db"\n'
+            f'[pages]\nupstream = "{url}"\nroutes = {{ "/blog" = "1h" }}\n'
+        )
+        urls = listed(tmp_path, "/blog", "/a")
+        found = json.loads(said("warm", str(file), "--from", urls, "--json", *FAST))
+        assert found == {"stored": 2, "there_already": 0, "not_kept": 0, "failed": 0}
+
+    def test_a_running_gateway(self, tmp_path: Path) -> None:
+        """Entities are warmed by their paths; whatever failed is named, and ends it with 1."""
+        loaded: list[str] = []
+
+        async def prices(ids: list[str]) -> dict[str, int]:
+            loaded.extend(ids)
+            return {id_: 1 for id_ in ids if id_ != "none"}
+
+        app = gateway(kinds=[Kind("price", fetch=prices, fresh_for="1h")])
+        urls = listed(tmp_path, "/v1/price/a", "/v1/price/a", "/v1/price/none", "x", "http:y")
+        with served(app) as url:
+            result = call("warm", url, "--from", urls, "--concurrency", "1", *FAST)
+        assert (result.exit_code, loaded) == (1, ["a", "none"])
+        assert result.stdout == "1 stored, 1 there already, 0 not kept, 3 failed\n"
+        assert result.stderr.splitlines() == [
+            "HTTP 404: /v1/price/none",
+            "neither a path nor an address: x",
+            "neither a path nor an address: http:y",
+        ]
+
+    def test_a_list_that_is_not_there(self, tmp_path: Path) -> None:
+        """Is told before anything is opened."""
+        result = call("warm", f"{tmp_path}/x.db", "--upstream", "http://x", "--from", "none.txt")
+        assert (result.exit_code, result.stderr) == (
+            1,
+            "Error: none.txt: No such file or directory\n",
+        )
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_gateway_that_is_away(self, tmp_path: Path) -> None:
+        """Every line has failed."""
+        urls = listed(tmp_path, "/a", "/b")
+        result = call("warm", "http://127.0.0.1:1", "--from", urls, *FAST)
+        assert (result.exit_code, result.stdout) == (
+            1,
+            "0 stored, 0 there already, 0 not kept, 2 failed\n",
+        )
+        assert result.stderr.count("\n") == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["site.db"], "a store does not know where its entries come from"),
+            (["http://x", "--upstream", "http://y"], "--upstream: goes with a STORE"),
+            (["x.toml", "--upstream", "http://y"], "--upstream: goes with a STORE"),
+            (["none.toml"], "none.toml: No such file"),
+            (["site.db", "--upstream", "ftp://y"], "pages.upstream: "),
+        ],
+    )
+    def test_wrong_use(self, tmp_path: Path, arguments: list[str], says: str) -> None:
+        """Is a line, and 2."""
+        result = call("warm", *arguments, "--from", listed(tmp_path, "/a"))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert says in result.stderr
+        assert result.stderr.count("\n") == 1
+
+    async def test_no_faster_than_it_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Turns are so far apart, however many wait for one; a pause is not made up for."""
+        now = [100.0]
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+        turn = warming._turns(4)
+        assert [turn() for _ in range(4)] == [0, 0.25, 0.5, 0.75]
+        now[0] += 60
+        assert [turn() for _ in range(2)] == [0, 0.25]
+
+
+class TestG18Stats:
+    def test_of_a_store(self, tmp_path: Path, site: tuple[Site, str]) -> None:
+        """How much there is."""
+        store, urls = f"{tmp_path}/site.db", listed(tmp_path, "/a")
+        said("warm", store, "--upstream", site[1], "--from", urls, *FAST)
+        assert re.search(r"^copies +1$", said("stats", store), re.MULTILINE)
+        found = json.loads(said("stats", store, "--json"))
+        assert (found["target"], found["store"]["copies"]) == (store, 1)
+
+    def test_of_a_gateway(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Reads, the share that needed no load, loads; with a token only to those who have it."""
+
+        async def prices(ids: list[str]) -> dict[str, int]:
+            return dict.fromkeys(ids, 1)
+
+        app = gateway(kinds=[Kind("price", fetch=prices, fresh_for="1h")], token="open-sesame")  # noqa: S106
+        urls = listed(tmp_path, *["/v1/price/a"] * 4)
+        with served(app) as url:
+            said("warm", url, "--from", urls, "--concurrency", "1", *FAST)
+            refused = call("stats", url)
+            monkeypatch.setenv("STILLFRESH_TOKEN", "open-sesame")
+            table = said("stats", url)
+            found = json.loads(said("stats", url, "--json"))
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+        assert "set STILLFRESH_TOKEN" in refused.stderr
+        kind = found["kinds"]["price"]
+        assert (kind["reads"], kind["hits"], kind["loads"], kind["entries"]) == (4, 3, 1, 1)
+        assert re.search(r"^price +4 +75.0 % +1 +0 +1 +0$", table, re.MULTILINE)
+
+    def test_again_and_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`--watch`: a line of JSON for each look, or the table anew with reads a second."""
+        looks = iter(range(1, 10))
+        pauses: list[float] = []
+
+        async def looked(target: str) -> dict[str, object]:
+            number = next(looks)
+            kind = {"reads": 10.0 * number, "hits": 5.0, **dict.fromkeys(counting.SUMMED, 0.0)}
+            whole = {"at": 2.0 * number, "target": target, "connections": 0.0, "bypassed": 0.0}
+            return {**whole, "kinds": {"price": kind}}
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) % 2 == 0:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(counting, "_looked", looked)
+        monkeypatch.setattr("stillfresh.cli.counting.time.sleep", sleep)
+        lines = call("stats", "http://x", "--watch", "--json").stdout.splitlines()
+        assert [json.loads(line)["at"] for line in lines] == [2, 4]
+        result = call("stats", "http://x", "--watch", "--every", "5s")
+        assert result.exit_code == 130
+        assert re.search(r"^price +30 +16.7 %", result.stdout, re.MULTILINE)
+        assert re.search(r"^price +40 +5.0 +12.5 %", result.stdout, re.MULTILINE)
+        assert pauses == [2, 2, 5, 5]
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "says"),
+        [
+            (["http://127.0.0.1:1"], 1, "http://127.0.0.1:1: ConnectError"),
+            (["http://"], 2, "URL: must begin with http://"),
+            (["x.db", "--every", "soon"], 2, "--every: "),
+            (["none.db"], 1, "there is no such file"),
+        ],
+    )
+    def test_what_cannot_be_asked(self, arguments: list[str], code: int, says: str) -> None:
+        """Is a line."""
+        result = call("stats", *arguments)
+        assert (result.exit_code, result.stdout) == (code, "")
+        assert says in result.stderr
+        assert result.stderr.count("\n") == 1
+
+    def test_another_server_is_none_of_ours(self, site: tuple[Site, str]) -> None:
+        """Its answer is not counted."""
+        result = call("stats", site[1])
+        assert (result.exit_code, "no stillfresh there" in result.stderr) == (1, True)
