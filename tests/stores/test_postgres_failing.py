@@ -307,6 +307,22 @@ class TestS11Connections:
         assert copy is not None
         assert copy.value == bytes(200_000)
 
+    async def test_a_tag_of_thousands(self, postgres: PostgresServer, url: str) -> None:
+        """In slices, none of which looks at more of the tag than its own part (E28)."""
+        schema = schema_of(url)
+        numbers = "convert_to(to_char(n, 'FM00000'), 'UTF8') FROM generate_series(1, 20000) n"
+        postgres.execute(
+            f"INSERT INTO {schema}.entry (kind, key, token, held_until)"
+            f" SELECT 'price', {numbers.replace(' FROM', ', $$token$$, 2e9 FROM')}",
+            f"INSERT INTO {schema}.tag (tag, kind, key, late)"
+            f" SELECT 'eu', 'price', {numbers.replace(' FROM', ', n % 2 = 0 FROM')}",
+            f"ANALYZE {schema}.entry, {schema}.tag",
+        )
+        async with opened(url) as store:
+            reached = await store.invalidate_tag("eu")
+        assert reached == [(KIND, f"{number:05}") for number in range(1, 20_001)]
+        assert postgres.execute(f"SELECT count(*) FROM {schema}.tag") == [(0,)]
+
     async def test_closed_it_says_so(self, url: str) -> None:
         async with opened(url) as store:
             pass
@@ -318,7 +334,7 @@ def role(server: PostgresServer, url: str, *settings: str) -> str:
     """The address for another role, with the rights that the docs name."""
     page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
     grants = re.findall(r"GRANT .*? TO app;", page)
-    assert len(grants) == 2
+    assert len(grants) == 3
     schema = schema_of(url)
     name = f"role_{uuid4().hex}"
     rights = [
