@@ -205,6 +205,26 @@ class TestE6Resuming:
                 )
                 assert tags == [("",)]
 
+    async def test_rows_that_writers_drop_during_a_delivery_are_not_missed(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It says that it has caught up when everything was made stale in their place."""
+        monkeypatch.setattr(consumer, "ROWS", 2)
+        store = SteppedStore(MemoryStore())
+        async with opened(link, store, poll="1h") as (shop, following):
+            link.execute("SET stillfresh.notify = off")
+            for number in (1, 2):
+                link.execute(RENAME, ("new", number))
+            store.hold("invalidate_tag")
+            caught_up = asyncio.ensure_future(following.caught_up())
+            await store.reached("invalidate_tag")
+            with link.transaction():
+                link.execute("DELETE FROM stillfresh_outbox.changed")
+                link.execute("INSERT INTO stillfresh_outbox.changed (tag) VALUES ('')")
+            store.let_go("invalidate_tag")
+            await caught_up
+            assert [await shop.name(2), await shop.name(1)] == ["new", "new"]
+
 
 class TestE6SeveralConsumers:
     async def test_each_name_gets_every_change(self, link: Link) -> None:
@@ -220,6 +240,24 @@ class TestE6SeveralConsumers:
             async with opened(link, name="two") as (two, second):
                 assert await two.name(1) == "newer"
             assert waiting_rows(link) == 0
+
+    async def test_a_row_stays_for_a_consumer_that_saw_its_transaction_open(
+        self, link: Link
+    ) -> None:
+        """Later transactions that this consumer has do not count for the earlier one."""
+        two = Cache("memory://")
+        async with opened(link, name="one") as (_, first), two:
+            shop = Shop(link, two)
+            with psycopg.connect(address_of(link)) as slow:
+                slow.execute(RENAME, ("slow", 1))
+                async with OutboxConsumer(two, address_of(link), "two") as second:
+                    link.execute(RENAME, ("quick", 2))
+                    await second.caught_up()
+                    assert await shop.name(1) == "tea"
+            await first.caught_up()
+            async with OutboxConsumer(two, address_of(link), "two") as second:
+                await second.caught_up()
+                assert await shop.name(1) == "slow"
 
     async def test_of_one_name_one_works_and_the_others_know(self, link: Link) -> None:
         """A standby knows from the database how far the other is, and takes over when it ends."""
@@ -269,9 +307,10 @@ class TestE6Faults:
     async def test_a_notification_begins_a_cycle_at_once(self, link: Link) -> None:
         """Not after the next poll."""
         async with opened(link, poll="1h") as (shop, _), asyncio.timeout(10):
-            link.execute(RENAME, ("new", 1))
-            while await shop.name(1) != "new":
-                await asyncio.sleep(0.01)
+            for name in ("new", "newer", "newest"):
+                link.execute(RENAME, (name, 1))
+                while await shop.name(1) != name:
+                    await asyncio.sleep(0.01)
 
     async def test_long_work_keeps_its_turn(
         self, link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

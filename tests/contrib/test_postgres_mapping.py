@@ -233,14 +233,15 @@ class TestE8Rights:
         link.execute(f"GRANT CREATE ON SCHEMA public TO {role}".encode())
         with psycopg.connect(address.replace("postgres@", f"{role}@"), autocommit=True) as other:
             other.execute(
-                "CREATE FUNCTION public.statement_timestamp() RETURNS timestamptz LANGUAGE sql AS"
-                " 'SELECT 1/0; SELECT NULL::timestamptz'; SET search_path = public, pg_catalog"
+                "CREATE FUNCTION public.pg_notify(text, text) RETURNS int LANGUAGE sql AS"
+                " 'SELECT 1/0'; SET search_path = public, pg_catalog"
             )
             other.execute("INSERT INTO products VALUES (1, 'tea', 'eu')")
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 other.execute("SELECT * FROM stillfresh_outbox.changed")
             [(name,)] = rows(link, "SELECT proname FROM pg_proc WHERE proname LIKE 'changed\\_%%'")
             other.execute("CREATE TABLE own (id int)")
+            link.execute(f"GRANT USAGE ON SCHEMA stillfresh_outbox TO {role}".encode())
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 other.execute(
                     f"CREATE TRIGGER mine AFTER INSERT ON own FOR EACH ROW EXECUTE FUNCTION"

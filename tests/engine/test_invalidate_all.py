@@ -1,6 +1,5 @@
 """E6: `invalidate_all` reaches every entry of a store, and every load under way."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -86,4 +85,15 @@ class TestE6InvalidateAllInMemory:
             store.let_go("entries")
             await all_of_it
             assert await report() == 2
-            await asyncio.sleep(0)
+
+    async def test_a_load_from_before_counts_as_old_from_the_start_on(self) -> None:
+        """Also if it ends before the invalidation does."""
+        store, upstream = SteppedStore(MemoryStore()), Upstream()
+        async with Cache(store) as cache:
+            report = cache.cached("report", fresh_for="1h")(upstream.load)
+            loading = await upstream.holding(report.of().get())
+            all_of_it = await store.holding("entries", cache.invalidate_all())
+            upstream.let_go()
+            assert (await loading).verdict is Verdict.STALE
+            store.let_go("entries")
+            await all_of_it
