@@ -334,7 +334,9 @@ class TestE6Faults:
     def test_a_server_that_comes_back_is_followed_again(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Killed and started again: the consumer connects with growing pauses, and goes on."""
+        """Killed and started again: the consumer connects with growing pauses, and goes on.
+
+        One that says nothing any more does not keep the consumer from being closed."""
         with postgres_serving("fsync=on", "synchronous_commit=on") as server:
             with database_at(server.address, PRODUCTS, PAIR, tables=TABLES):
                 pass
@@ -356,6 +358,9 @@ class TestE6Faults:
                 link.execute(RENAME, ("new", 1))
                 await following.caught_up()
                 assert await shop.name(1) == "new"
+            server.pause()
+            await following.__aexit__()
+            server.go_on()
 
 
 class TestE6Life:

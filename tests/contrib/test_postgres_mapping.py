@@ -7,9 +7,12 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stillfresh import ConfigError
 from stillfresh.contrib.postgres import create_outbox, drop_outbox, outbox_sql
+from stillfresh.contrib.postgres.rules import covers
 from stillfresh.errors import StoreError
 from tests.kit.outbox import PRODUCTS, TABLES, Link, database_at, rows, told, waiting_rows
 from tests.kit.servers.postgres import PostgresServer
@@ -223,6 +226,28 @@ class TestE8Mapping:
         link.execute(Three.encode())
         query = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'stillfresh%%'"
         assert rows(link, query) == [(0,)]
+
+
+class TestE8Snapshots:
+    @given(st.lists(st.sampled_from(["begin", "end"]), max_size=30), st.data())
+    def test_a_later_snapshot_covers_an_earlier_one(self, steps: list[str], data: Any) -> None:
+        """Exactly those that miss none of its transactions."""
+        running, begun, taken = set[int](), 1, list[tuple[str, set[int]]]()
+        ended = set[int]()
+        for step in steps:
+            if step == "begin":
+                running.add(begun)
+                begun += 1
+            elif running:
+                over = data.draw(st.sampled_from(sorted(running)))
+                running.discard(over)
+                ended.add(over)
+            end = max(ended, default=0) + 1
+            within = sorted(it for it in running if it < end)
+            first = within[0] if within else end
+            taken.append((f"{first}:{end}:{','.join(map(str, within))}", set(ended)))
+        for seen, has in taken:
+            assert [covers(seen, it) for it, _ in taken] == [had <= has for _, had in taken]
 
 
 class TestE8Rights:

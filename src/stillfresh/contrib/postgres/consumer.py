@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.contrib.postgres.database import OutboxLink, connected
-from stillfresh.contrib.postgres.rules import KEPT
+from stillfresh.contrib.postgres.rules import KEPT, covers
 from stillfresh.contrib.routes import check_cache
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Cache, Lag
@@ -110,6 +110,8 @@ class OutboxConsumer:
         self._task: asyncio.Task[None] | None = None
         self._caught_up = time.monotonic()
         """All that was committed before this time of ours was delivered."""
+        self._looked: tuple[float, str] | None = None
+        """When it looked at what there is, and the snapshot then."""
         self._wake, self._cycled = asyncio.Event(), asyncio.Event()
         self._waiting = 0
 
@@ -134,6 +136,7 @@ class OutboxConsumer:
     async def __aenter__(self) -> Self:
         """A database that is away is tried again; one without an outbox is a `ConfigError`."""
         self._caught_up = time.monotonic()
+        self._looked = None
         try:
             async with connected(self._database) as link:
                 await link.ask(LOOK, self.name)
@@ -179,7 +182,8 @@ class OutboxConsumer:
         [(is_ours,)] = await link.ask(TAKE_TURN, TURN, self.name)
         [(is_known, seen, now, behind)] = await link.ask(LOOK, self.name)
         if is_known and seen is not None:
-            self._caught_up = began - behind
+            self._caught_up = min(self._caught_up, began - behind)
+            self._compare(began, seen, now)
         if is_ours and not is_known:  # committed before it is used: others keep rows for it
             await link.ask(REGISTER, self.name)
             self._wake.set()
@@ -194,6 +198,15 @@ class OutboxConsumer:
                 self._wake.set()
         await link.ask("COMMIT")
         self._pulse()
+
+    def _compare(self, began: float, seen: str, now: str) -> None:
+        """Another process may have delivered all that this one saw at its last look."""
+        if self._looked is not None:
+            at, snapshot = self._looked
+            if not covers(seen, snapshot):
+                return
+            self._caught_up = max(self._caught_up, at)
+        self._looked = began, now
 
     async def _deliver(self, link: OutboxLink, seen: str | None, now: str) -> None:
         """What is in the snapshot `now` and not in `seen`; all there is, where nobody can say."""
@@ -236,11 +249,11 @@ class OutboxConsumer:
         """Until a change is notified, a caller wants to know, or `poll` is over."""
         longest = LOOKED_EVERY if self._waiting else self._poll
         tasks = [
-            asyncio.ensure_future(link.notified(longest)),
+            asyncio.ensure_future(link.notified()),
             asyncio.ensure_future(self._wake.wait()),
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()

@@ -9,6 +9,7 @@ import psycopg
 from psycopg import errors
 
 from stillfresh.errors import ConfigError, StoreError, error_text, shown_address
+from stillfresh.stores.postgres.link import PgConnection
 
 PATIENCE: Final = 10.0
 """Seconds that the server has for one statement."""
@@ -33,7 +34,7 @@ Row: TypeAlias = tuple[Any, ...]
 class OutboxLink:
     """One connection; every statement ends in time, or the connection is of no more use."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Row]) -> None:
+    def __init__(self, connection: PgConnection) -> None:
         self.connection = connection
 
     async def ask(self, statement: str, *values: object) -> list[Row]:
@@ -43,10 +44,10 @@ class OutboxLink:
                 cursor = await self.connection.execute(statement.encode(), values or None)
                 return await cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
 
-    async def notified(self, longest: float) -> None:
-        """Until a notification comes, or that many seconds are over."""
+    async def notified(self) -> None:
+        """Until a notification comes."""
         with translated():
-            async for _ in self.connection.notifies(timeout=longest, stop_after=1):
+            async for _ in self.connection.notifies(stop_after=1):
                 pass
 
 
@@ -55,7 +56,7 @@ async def connected(address: str) -> AsyncIterator[OutboxLink]:
     """To the database at this address, until the block ends: also one that cannot be asked."""
     with translated():
         try:
-            connection = await psycopg.AsyncConnection.connect(address, **LINK)
+            connection = await PgConnection.connect(address, **LINK)
         except psycopg.ProgrammingError as exc:
             raise ConfigError(
                 f"database {shown_address(address)}: not an address; write "

@@ -152,6 +152,18 @@ def _triggered(table: str, templates: Sequence[str]) -> tuple[str, str]:
     )
 
 
+def covers(seen: str, earlier: str) -> bool:
+    """Whether all transactions that had ended in the snapshot `earlier` had ended in `seen`."""
+    (end, running), (earlier_end, earlier_running) = map(_snapshot, (seen, earlier))
+    return earlier_end <= end and {it for it in running if it < earlier_end} <= earlier_running
+
+
+def _snapshot(text: str) -> tuple[int, set[int]]:
+    """As PostgreSQL writes it, `xmin:xmax:running`: the end, and what was running before it."""
+    _, end, running = text.split(":")
+    return int(end), set(map(int, running.split(","))) if running else set()
+
+
 def templates_of(table: str, told: object) -> list[str]:
     """One template or several, each checked."""
     templates = [told] if isinstance(told, str) else told
