@@ -26,7 +26,7 @@ PEERS = (
     "moka-py",
     "theine",
 )
-CLIENTS = ("apsw", "msgspec", "redis", "aiobotocore", "starlette", "uvicorn", "uvloop")
+CLIENTS = ("apsw", "msgspec", "redis", "psycopg", "aiobotocore", "starlette", "uvicorn", "uvloop")
 
 
 def first(path: str, pattern: str) -> str:

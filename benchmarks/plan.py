@@ -24,6 +24,7 @@ PARTS = (
     Part("engine", "The engine and SQLite (E14, S4)", "benchmarks.engine", 70),
     Part("sync", "Threads (E20)", "benchmarks.sync", 10),
     Part("redis", "Redis (S5)", "benchmarks.redis_store", 8),
+    Part("postgres", "PostgreSQL (S11)", "benchmarks.postgres_store", 60),
     Part("django", "Django (E20)", "benchmarks.django_cache", 8),
     Part("dynamodb", "DynamoDB and S3 (S6)", "benchmarks.dynamodb", 25),
     Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 95),

@@ -14,7 +14,8 @@ import pytest
 
 from stillfresh import Cache, NotOpen, Origin, Policy, Resource, StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
-from stillfresh.stores.postgres import create, describe
+from stillfresh.stores.postgres import create, describe, link
+from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.schema import VERSION
 from stillfresh.stores.urls import store_for
 from tests.kit.proxies.flaky import FlakyProxy, Loss
@@ -260,6 +261,19 @@ class TestS11Connections:
         proxy.cut()
         assert await store.read(KIND, ["a"]) == {}
 
+    async def test_prepared_statements_that_are_gone_are_prepared_no_more(
+        self, postgres: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A pooler that hides itself leads to a connection without them: done all the same."""
+        monkeypatch.setattr(link, "PREPARED_AFTER", 0)
+        async with opened(f"{url}&max_connections=1") as store:
+            await lease_of(store)
+            prepared = "SELECT count(*) FROM pg_prepared_statements"
+            assert (await store._opened().run(prepared))[0][0] > 1  # type: ignore[attr-defined]
+            await store._opened().run("DO 'BEGIN DEALLOCATE ALL; END'")  # type: ignore[attr-defined]
+            assert isinstance((await store.acquire(KIND, [Ask("a")], 30))["a"], Held)
+            assert await store._opened().run(prepared) == [(0,)]  # type: ignore[attr-defined]
+
     async def test_no_more_connections_than_allowed(
         self, postgres: PostgresServer, url: str
     ) -> None:
@@ -275,7 +289,11 @@ class TestS11Connections:
                 steps = [store.renew(KIND, [lease], 30) for _ in range(3)]
                 ends = await asyncio.gather(*steps, return_exceptions=True)
             said = [str(end) for end in ends if isinstance(end, StoreError)]
-            assert any("all 2 connections to the PostgreSQL server were busy" in it for it in said)
+            assert len(said) == 3
+        full = PgLink([postgres.address], schema, most=1, timeout=0.01)
+        async with full._places:
+            with pytest.raises(StoreError, match=r"all 1 connections .* busy for 0.01 s; raise"):
+                await full.run("SELECT 1")
 
     async def test_a_long_answer_may_take_its_time_as_long_as_it_goes_on(
         self, other: Store, url: str, postgres: PostgresServer

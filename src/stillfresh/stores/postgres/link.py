@@ -29,6 +29,11 @@ NOT_YET: Final = ("starting up", "shutting down", "recovery mode", *FULL)
 """Said at the door by one that will let us in later; libpq has no code for it."""
 UNDONE: Final = {"40001", "40P01"}
 """A serialization failure or a deadlock: nothing of it was done."""
+UNPREPARED: Final = {"26000", "42P05", "0A000"}
+"""A pooler that hides itself led a prepared statement elsewhere, or a migration has changed what it
+returns. Nothing of it was done."""
+PREPARED_AFTER: Final = 5
+"""Times that a statement was run on a connection, unless a pooler stands before the server."""
 REPEATS: Final = 5
 MISSING: Final = {"3F000", "42P01", "42883", "42703"}
 """No such schema, table, function or column."""
@@ -98,6 +103,7 @@ class PgLink:
         self._idle: list[PgConnection] = []
         self._lost = 0  # statements that failed, one after the other
         self._closed, self._breaker = False, Breaker()
+        self._prepares = True
         self.pushes = self.is_pooled = False
         """What its schema says of S10; and whether a pooler stands before the server."""
 
@@ -177,7 +183,7 @@ class PgLink:
                 self._lost += isinstance(exc, LOST) and is_lost(exc)
                 if connection is not None:
                     await self._give_back(connection)
-                if isinstance(exc, LOST) and _code(exc) in UNDONE:
+                if _code(exc) in UNDONE or await self._is_unprepared(exc):
                     raise Undone from exc
                 raise
             self._lost = 0
@@ -201,6 +207,14 @@ class PgLink:
             await connection.close()
         else:
             self._idle.append(connection)
+
+    async def _is_unprepared(self, error: BaseException) -> bool:
+        """From then on, on new connections, nothing is prepared."""
+        if _code(error) not in UNPREPARED or not self._prepares:
+            return False
+        self._prepares = False
+        await self.drop_idle()
+        return True
 
     async def _rows(
         self, connection: PgConnection, statement: str, given: Sequence[Any]
@@ -235,6 +249,8 @@ class PgLink:
                 f"this release of stillfresh needs {VERSION}; {what}"
             )
         self.is_pooled = process != connection.info.backend_pid
+        if self._prepares and not self.is_pooled:
+            connection.prepare_threshold = PREPARED_AFTER
 
     async def drop_idle(self) -> None:
         """What one has met, the others would meet: begin anew."""
@@ -269,7 +285,7 @@ async def connected_to(hosts: list[str], patience: float) -> PgConnection:
                 connection = await PgConnection.connect(
                     host,
                     autocommit=True,
-                    prepare_threshold=None,  # a pooler may lead the next statement elsewhere
+                    prepare_threshold=None,
                     cursor_factory=AsyncRawCursor,
                 )
         except LOST:
