@@ -123,3 +123,9 @@ class TestI28Reasons:
         assert pages.bypassed() == {str(reason): 1 for reason in Reason}
         text = (ROOT / "docs" / "isr.md").read_text()
         assert all(f"`{reason}`" in text for reason in Reason)
+
+    def test_the_dashboard_knows_every_reason(self) -> None:
+        """In a few words, and what it means."""
+        script = ROOT / "src/stillfresh/web/static/dashboard-reasons.js"
+        text = script.read_text()
+        assert [reason for reason in Reason if f'"{reason}": ["' not in text] == []

@@ -126,6 +126,10 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("kinds", "terms"): ["", "theirs", 1],
     ("kinds", "concurrency"): [0, 1_001, "4", True],
     ("pages", "max_streams"): [0, "many", True, 10**9],
+    ("pages", "heuristic"): ["yes", 1],
+    ("pages", "cdn_override"): ["yes", 1],
+    ("pages", "expose_tags"): ["yes", 1],
+    ("pages", "purge_from"): ["10.0.0.0/8", ["10.0.0.1/8"], ["everybody"], [1]],
     ("kinds", "batch_url"): [
         "x",
         1,

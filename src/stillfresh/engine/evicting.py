@@ -6,7 +6,7 @@ line, the first that was not is dropped. Long work is done in slices.
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stillfresh.bounded import SLICE, Room, TagIndex, sliced
@@ -22,9 +22,8 @@ V = TypeVar("V")
 class Evicting(ABC, Generic[K, V]):
     """The entries of one resource, in line, and the room that they take."""
 
-    def __init__(self, most: int | None, own_tags: Callable[[K], Iterable[str | None]]) -> None:
-        """`most`: bytes; `own_tags`: E8, those of a key."""
-        self._own_tags = own_tags
+    def __init__(self, most: int | None) -> None:
+        """`most`: bytes."""
         self.entries: OrderedDict[K, MemoryEntry[K, V]] = OrderedDict()
         self.room = Room(most, self._free)
         self.counts = Counts()
@@ -46,14 +45,6 @@ class Evicting(ABC, Generic[K, V]):
     def tagged(self, tag: str) -> set[K]:
         """E8: the entries that have this tag, or may have it."""
         return {*self._tagged.keys(tag), *self._tagged.keys(None)}
-
-    def retag(self, key: K, generation: str, late: tuple[str, ...]) -> None:
-        """I26: the copy of that generation came with these tags, beside the key's own."""
-        entry = self.entries.get(key)
-        if entry is not None and entry.copy.generation == generation:
-            self._tagged.remove(key, entry.tags)
-            entry.tags = (*self._own_tags(key), *late)
-            self._tagged.add(key, entry.tags)
 
     def clear(self) -> None:
         """Serve nothing of this any more; `freed` lets go of it, bit by bit."""

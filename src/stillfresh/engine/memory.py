@@ -24,10 +24,8 @@ from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-NEVER: Final = float("-inf")
-FRESH: Final = Verdict.FRESH
-UNSTORED_FOR: Final = 1.0
-"""S5: while the store is away, a loaded value is served from memory for so long, if fresh."""
+NEVER, FRESH = float("-inf"), Verdict.FRESH
+UNSTORED_FOR: Final = 1.0  # S5: seconds that memory serves a value that is not stored, if fresh
 
 
 class MemoryEntry(Generic[K, V]):
@@ -63,18 +61,13 @@ class MemoryEntry(Generic[K, V]):
         self.key = key
         self.copy = copy
         self.answer = answer
-        self.until = until
-        """Memory answers by itself until then."""
-        self.stands = stands
-        """The answer is right until then, if the store still has this copy."""
+        self.until = until  # memory answers by itself until then
+        self.stands = stands  # the answer is right until then, if the store still has this copy
         self.bucket = bucket
-        self.since = NEVER
-        """S10: when the store was asked, if it has told of no change since then."""
-        self.hits = self.edition = 0
-        """`edition`: another one whenever the answer was changed, or taken away."""
-        self.marked = False
-        self.size = 0
-        """E23: the bytes that it counts for."""
+        self.since = NEVER  # S10: when the store was asked, if it told of no change since then
+        self.hits, self.marked = 0, False
+        self.edition = 0  # another one whenever the answer was changed, or taken away
+        self.size = 0  # E23: the bytes that it counts for
         self.tags: Sequence[str | None] = ()
 
 
@@ -82,13 +75,12 @@ class Memory(Evicting[K, V]):
     """The entries of one resource: decodes, counts and keeps; decides nothing about loads."""
 
     def __init__(self, spec: Spec[K, V], clock: Clock, *, private: bool) -> None:
-        super().__init__(spec.max_bytes, spec.possible_tags)
+        super().__init__(spec.max_bytes)
         self.now = clock
         self._spec = spec
         self.stand_before(private=private)
         self._outlook: Outlook | None = None
-        self.notices: Notices[K] | None = None
-        """S10: what the store told of these keys, if it does."""
+        self.notices: Notices[K] | None = None  # S10: what the store told of these keys
 
     def stand_before(self, *, private: bool) -> None:
         """E9: nobody else can change a private store, so memory need not ask it."""
@@ -326,6 +318,14 @@ class Memory(Evicting[K, V]):
         entry.size = size
         if room.held > room.most:
             room.shrink()
+
+    def retag(self, key: K, generation: str, late: tuple[str, ...]) -> None:
+        """I26: the copy of that generation came with these tags, beside the key's own."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.copy.generation == generation:
+            self._tagged.remove(key, entry.tags)
+            entry.tags = (*self._spec.possible_tags(key), *late)
+            self._tagged.add(key, entry.tags)
 
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""

@@ -79,6 +79,55 @@ def dictionary(lines: Iterable[bytes]) -> dict[str, str]:
     return {name: value for name, value in result.items() if value != "?0"}
 
 
+_STRING: Final = re.compile(
+    rf"""\"((?:[ !#-\[\]-~]|\\["\\])*)\"{_PARAMS}[ \t]*(,[ \t]*(?!\Z)|\Z)"""
+)
+
+
+def strings(lines: Iterable[bytes]) -> list[str]:
+    """RFC 9651 §4.2.1: a list of strings; with anything else in it, it is ignored whole."""
+    text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
+    result: list[str] = []
+    while at < len(text):
+        if (found := _STRING.match(text, at)) is None:
+            return []
+        result.append(re.sub(r"\\(.)", r"\1", found[1]))
+        at = found.end()
+    return result
+
+
+TAG_FIELDS: Final = names_in(b"cache-groups cache-tag surrogate-key")
+"""By which a site tags its pages, for caches that it is in front of."""
+
+
+MOST_TAGS: Final = 100
+LONGEST_TAG: Final = 1_024
+"""Tags of one response, and bytes of one of them."""
+
+
+def tag_names(headers: Raw) -> list[str] | None:
+    """Each once; a group (RFC 9875) is one of them. None: too many, or too long."""
+    if TAG_FIELDS.isdisjoint(name for name, _ in headers):
+        return []
+    keys = [it for line in values(headers, b"surrogate-key") for it in line.split()]
+    keys += [it.strip() for line in values(headers, b"cache-tag") for it in line.split(b",")]
+    groups = strings(values(headers, b"cache-groups"))
+    named = list(dict.fromkeys(filter(None, [*map(_utf8_text, keys), *groups])))
+    is_long = any(len(it.encode()) > LONGEST_TAG for it in named)
+    return None if is_long or len(named) > MOST_TAGS else named
+
+
+def _utf8_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def untagged(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
+    return tuple(it for it in headers if it[0] not in TAG_FIELDS)
+
+
 def _unquoted(argument: bytes) -> str:
     text = argument.decode("latin-1")
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text

@@ -2,7 +2,8 @@
 
 from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.isr.model import Headers, Page, ServedPage
-from stillfresh.isr.pages import KIND, PageCache
+from stillfresh.isr.on_demand import KIND
+from stillfresh.isr.pages import PageCache
 from stillfresh.isr.routes import Route
 from stillfresh.isr.stored import page_in
 from stillfresh.stores.dynamodb import (

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from stillfresh.backoff import pause_after
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
-from stillfresh.http.fields import Raw, values, with_field
+from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
 from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
@@ -144,7 +144,7 @@ class IsrMiddleware:
             self._pages.count_bypass(why)
             return f"fwd=bypass; detail={why}"
 
-        await self._app(scope, receive, _marked(send, what))
+        await self._app(scope, receive, self._marked(send, what))
 
     async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         match await self._found(visit, scope):
@@ -152,7 +152,7 @@ class IsrMiddleware:
                 await self._pass(reason, visit, scope, receive, send)
             case AppAnswer(reason=reason) as answer:
                 self._pages.count_bypass(reason)
-                marked = _marked(send, lambda _, __: f"fwd=miss; detail={reason}")
+                marked = self._marked(send, lambda _, __: f"fwd=miss; detail={reason}")
                 await answer.pass_to(receive, marked, is_head=visit.is_head)
             case Unavailable(page, what, reason):
                 if reason is not None:
@@ -195,7 +195,24 @@ class IsrMiddleware:
                 await asyncio.gather(*map(self._changes.invalidate, urls))
             await send(message)
 
-        await self._app(scope, receive, _marked(told, lambda _, __: "fwd=method; detail=method"))
+        await self._app(
+            scope, receive, self._marked(told, lambda _, __: "fwd=method; detail=method")
+        )
+
+    def _marked(self, send: Send, what: Callable[[int, Raw], str]) -> Send:
+        """RFC 9211: what passes says that it did; `what` is told by the status and the fields."""
+        shows_tags = self._pages.expose_tags
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = tuple(message.get("headers", ()))
+                before = values(headers, b"cache-status")
+                status = cache_status(before, what(message["status"], headers))
+                shown = headers if shows_tags else untagged(headers)
+                message = {**message, "headers": [*with_field(shown, b"cache-status", status)]}
+            await send(message)
+
+        return marked
 
     def _shared(self, scope: Scope) -> dict[str, Any]:
         """For a render: what the app set up at its start, not what was noted for this request."""
@@ -299,17 +316,3 @@ class Changes:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-
-def _marked(send: Send, what: Callable[[int, Raw], str]) -> Send:
-    """RFC 9211: what passes says that it did; `what` is told by the answer's status and fields."""
-
-    async def marked(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = tuple(message.get("headers", ()))
-            before = values(headers, b"cache-status")
-            status = cache_status(before, what(message["status"], headers))
-            message = {**message, "headers": [*with_field(headers, b"cache-status", status)]}
-        await send(message)
-
-    return marked

@@ -8,7 +8,7 @@ from typing import Final
 
 from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
 from stillfresh.isr import clients
-from stillfresh.isr.clients import Networks, checked_networks, is_host
+from stillfresh.isr.clients import Networks, checked_networks, is_host, is_trusted
 from stillfresh.isr.model import App, Message, Receive, Scope, Send
 from stillfresh.isr.routes import EDGE, KEEP
 from stillfresh.isr.stored import send_whole, sized
@@ -17,7 +17,8 @@ from stillfresh.isr.tunnels import TUNNEL, Inbox
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
-__all__ = ["TUNNEL", "Edge", "Inbox", "checked_networks", "is_host", "refuse"]
+__all__ = ["TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_host", "is_trusted"]
+__all__ += ["refuse"]
 
 logger = logging.getLogger(__name__)
 

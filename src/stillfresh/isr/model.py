@@ -48,6 +48,7 @@ class Reason(StrEnum):
     STATUS = "status"
     STORE = "store"
     STREAM = "stream"
+    TAGS = "tags"
     VARY = "vary"
 
 
@@ -203,6 +204,8 @@ class Head(Struct, frozen=True, array_like=True):
     """Of a part (206): the bytes that the body has, first and one past the last of each."""
     total: int = 0
     """Of a part: the length of the whole."""
+    shows_tags: bool = False
+    """I26: clients are told the site's tags."""
 
 
 class Stored:

@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from msgspec import structs
 
+from stillfresh.checks import checked_flag
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import (
@@ -47,7 +48,8 @@ from stillfresh.isr.model import (
     Stored,
 )
 from stillfresh.isr.objects import is_misplaced, is_shared
-from stillfresh.isr.routes import checked_path, own_tag, plain_path, reached
+from stillfresh.isr.on_demand import KIND, OnDemand
+from stillfresh.isr.routes import checked_path, own_tag, plain_path
 from stillfresh.isr.sharing import is_failure, judged, may_serve, suits, why_asked
 from stillfresh.isr.stored import (
     PageCodec,
@@ -57,12 +59,12 @@ from stillfresh.isr.stored import (
     opened,
     page_of,
     refused,
+    site_tags,
     too_busy,
 )
 from stillfresh.stores import MemoryStore, for_tenant, store_for
 from stillfresh.stores.contract import Store
 
-KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
 """Seconds; after that, one asks behind whether a page that may not be shared still may not."""
 UNSHARED_KEPT: Final = 86_400.0
@@ -73,7 +75,7 @@ MAX_ERROR_PAGES: Final = 1_000
 """I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
 
 
-class PageCache:
+class PageCache(OnDemand):
     """`async with PageCache("sqlite:///pages.db") as pages:`; without it, the first read opens."""
 
     def __init__(
@@ -95,7 +97,9 @@ class PageCache:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
         grace: Duration = 5.0,
+        expose_tags: bool = False,
     ) -> None:
+        self.expose_tags = checked_flag("expose_tags", expose_tags)
         self.clock = checked_clock(clock)
         self._wait = seconds(wait, name="wait", positive=True)
         self._stale_for = seconds(stale_for, name="stale_for")
@@ -230,40 +234,6 @@ class PageCache:
         """What can be answered on the spot."""
         return self.core.memory.hit(key, self.clock()) or self.core.glance(key)
 
-    async def revalidate(self, path: str) -> None:
-        """I11: stale from now, in every variant; rendered anew at the next visit.
-
-        I21: by our tags, and by the key itself, under which others may have written it.
-        """
-        tag, ids = reached(path)
-        await self.cache.invalidate_tag(tag, soft=True)
-        await self.core.invalidate([PageKey(id_) for id_ in ids], soft=True)
-
-    async def revalidate_tag(self, tag: str) -> None:
-        """The same for every page with this tag."""
-        await self.cache.invalidate_tag(own_tag(tag), soft=True)
-
-    async def purge(self, key: str) -> None:
-        """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
-        tag, own = reached(key)
-        found = await self.cache.invalidate_tag(tag)
-        ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
-        await self.core.delete([PageKey(id_) for id_ in ids])
-
-    async def invalidate(self, id_: str) -> None:
-        """I12: a page was changed through its own URL: no copy of before is served any more.
-
-        Of a page that is not shared there is none: nobody need wait to know that it is still not.
-        """
-        key = PageKey(id_)
-        kept = await self.core.look(key)
-        await self.core.invalidate([key], soft=kept is not None and not kept.found)
-        await self.cache.invalidate_tag(f"key:{id_}")
-
-    def forget(self, id_: str) -> None:
-        """What memory has of this URL, in every variant, and what is under way for it."""
-        self.core.overtake([PageKey(id_), *self.core.tagged(f"key:{id_}")])
-
     async def explain(self, key: str) -> Explanation:
         return await self.core.explain(PageKey(key))
 
@@ -311,6 +281,8 @@ class PageCache:
     ) -> Loaded[Stored] | Private[Rendered]:
         """What may not be shared is for the caller whose render it is."""
         page, kept = made.page, self._at_hand(key)
+        if page is not None and self.expose_tags:
+            page.head = structs.replace(page.head, shows_tags=True)
         # I25: an error that states its freshness is a page, unless an older one can be served.
         is_covered = kept is not None and may_serve(kept, self.clock())
         is_told = is_covered or made.reason is not None
@@ -326,7 +298,8 @@ class PageCache:
         # Past its terms it is not served, but kept: to be validated, or if asked for.
         kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
         error_for = max(head.error_for, kept_for)
-        return Loaded(page, fresh_for=head.fresh_for, stale_for=head.stale_for, error_for=error_for)
+        terms = {"stale_for": head.stale_for, "error_for": error_for}
+        return Loaded(page, tags=site_tags(head.headers, key.id), fresh_for=head.fresh_for, **terms)
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
         """I8: the error itself, never stored; within a cooldown, when to come again."""

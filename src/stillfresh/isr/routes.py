@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urljoin, urlsplit
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
-from stillfresh.http.fields import Raw, with_field
+from stillfresh.http.fields import Raw, strings, with_field
 from stillfresh.http.freshness import Wish, wish_of
 from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_allowed
 from stillfresh.isr.model import Reason, Scope
@@ -34,6 +34,8 @@ UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv
 NEVER_ENCODED: Final = frozenset(b"/\\\x7f") | frozenset(range(0x20))
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """And halves of characters, which some servers make of bytes that are no UTF-8."""
+GROUPS: Final = b"cache-group-invalidation"
+ORIGIN: Final = re.compile(r"https?://[^/?#\s]*")
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
 EDGE: Final = "stillfresh.edge"
@@ -190,6 +192,8 @@ class Site:
     def changed(self, scope: Scope, place: Visit, answer: Raw) -> list[str]:
         """RFC 9111 §4.4: the URLs that a change is about; of other origins none is believed."""
         found = [place.url]
+        groups = strings([it for name, it in answer if name.lower() == GROUPS])
+        found += [group_tag(place.url, name) for name in groups]
         for name, value in answer:
             if name.lower() in {b"location", b"content-location"}:
                 with suppress(ValueError):
@@ -336,3 +340,9 @@ def own_tag(tag: str) -> str:
     if not isinstance(tag, str) or not tag:
         raise ConfigError(f"tag: a word such as 'blog', not {shown(tag)}")
     return f"tag:{tag}"
+
+
+def group_tag(url: str, name: str) -> str:
+    """RFC 9875 §2: a group of the URL's origin, which is empty for a page that has none."""
+    found = ORIGIN.match(url)
+    return f"group:{found[0] if found else ''} {name}"

@@ -21,6 +21,7 @@ from stillfresh.http.fields import (
     end_to_end,
     members,
     normalised,
+    tag_names,
     values,
 )
 from stillfresh.http.freshness import (
@@ -124,7 +125,7 @@ def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason |
 
 
 def _unfit(status: int, headers: Raw) -> Reason | None:
-    """Not whole, not final, not well-formed, or without an end."""
+    """Not whole, not final, not well-formed, out of its tags' reach, or without an end."""
     if not 200 <= status <= 599 or status in {206, 304} or status in NEVER:
         return Reason.STATUS
     if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
@@ -133,6 +134,8 @@ def _unfit(status: int, headers: Raw) -> Reason | None:
         return Reason.HEADERS
     if len(set(values(headers, b"content-length"))) > 1:
         return Reason.HEADERS
+    if tag_names(headers) is None:
+        return Reason.TAGS
     return Reason.STREAM if is_event_stream(headers) else None
 
 

@@ -15,7 +15,15 @@ import msgspec
 from stillfresh.engine import Answer, Origin
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.http.fields import Raw, end_to_end, values, with_field
+from stillfresh.http.fields import (
+    Raw,
+    end_to_end,
+    strings,
+    tag_names,
+    untagged,
+    values,
+    with_field,
+)
 from stillfresh.http.freshness import (
     PageTerms,
     cache_status,
@@ -44,6 +52,7 @@ from stillfresh.isr.model import (
     Stored,
 )
 from stillfresh.isr.parts import PART, cut
+from stillfresh.isr.routes import group_tag, own_tag
 from stillfresh.isr.sharing import Judgement, age_at, is_of_gateway, private, ttl_at
 from stillfresh.stores.contract import Store, WrappedStore
 
@@ -90,7 +99,20 @@ async def page_of(render: PageRender) -> Page:
 
 
 def opened(stored: Stored) -> Page:
-    return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))
+    return Page(bytes(stored.body), stored.head.status, Headers.of(_shown(stored.head)))
+
+
+def _shown(head: Head) -> Raw:
+    return head.headers if head.shows_tags else untagged(head.headers)
+
+
+def site_tags(headers: Raw, id_: str) -> tuple[str, ...]:
+    """I26: the tags that a response names, of a page that may have them (`sharing.judged`).
+
+    RFC 9875 §2: a group is of one origin, by which alone it can be invalidated.
+    """
+    groups = strings(values(headers, b"cache-groups"))
+    return (*map(own_tag, tag_names(headers) or ()), *(group_tag(id_, it) for it in groups))
 
 
 def notice(status: int, text: str, more: Raw = ()) -> Page:
@@ -189,7 +211,7 @@ class ReadyPage:
     __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
 
     def __init__(self, stored: Stored) -> None:
-        head, fields = stored.head, stored.head.headers
+        head, fields = stored.head, _shown(stored.head)
         if head.is_own:
             fields = policy_headers(fields, _terms(head.fresh_for, head))
         self.before = tuple(values(fields, b"cache-status"))

@@ -228,6 +228,7 @@ class Gateway:
             version=version("stillfresh"),
             root=request.scope.get("root_path", ""),
             has_token=self.dashboard.operators.has_token,
+            has_pages=self.page_cache is not None,
         )
         return json_reply(described, "no-cache")
 

@@ -63,6 +63,8 @@ class PagesSettings:
     max_streams: int = key(fields.whole(1, 1_000_000), MAX_STREAMS)
     heuristic: bool = key(fields.flag, default=False)
     cdn_override: bool = key(fields.flag, default=False)
+    expose_tags: bool = key(fields.flag, default=False)
+    purge_from: tuple[str, ...] = key(fields.networks, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,15 @@ from stillfresh.isr import PageCache
 from stillfresh.web.entries import ACTIONS, PAGES, Listing, Place
 from stillfresh.web.guard import Operators, bearer, checked_token, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
-from stillfresh.web.replies import Problem, file_reply, json_reply, problem_app, problem_reply
+from stillfresh.web.purging import Purge, purge
+from stillfresh.web.replies import (
+    Problem,
+    file_reply,
+    json_body,
+    json_reply,
+    problem_app,
+    problem_reply,
+)
 
 FILES: Final = (
     "dashboard.css",
@@ -63,6 +71,7 @@ class Dashboard:
         self.numbers = Numbers(caches, live or _no_viewers, pages=page_cache, clock=clock)
         self.operators = Operators(None if token is None else checked_token(token))
         self._listing = Listing(caches)
+        self._pages = page_cache
         self._told = {"has_site": has_site, "has_live": live is not None}
         self._noting: asyncio.Task[NoReturn] | None = None
         self._app = problem_app(
@@ -73,6 +82,7 @@ class Dashboard:
                 Route("/api/stats", self._stats),
                 Route("/api/history", self._history),
                 Route("/api/entries", self._entries),
+                Route("/api/purge", self._purge, methods=["POST"]),
                 Route("/api/entries/{kind}/{id:any}", self._entry, methods=["GET", "POST"]),
             ],
             {StillfreshError: _store_away},
@@ -135,15 +145,27 @@ class Dashboard:
         kind, id_ = request.path_params["kind"], request.path_params["id"]
         if request.method != "POST":
             return json_reply(await self._listing.explain(kind, _id(request, id_)))
-        if not self.operators.has_token and not request.headers.get(OWN_FIELD):
-            said = "without a token, an action needs the header field X-Stillfresh"
-            raise Problem(403, "not_ours", "Not from this page", said)
+        self._check_own(request)
         id_, _, action = id_.rpartition("/")
         if action not in ACTIONS:
             raise Problem(404, "not_found", "Not found", f"an action is one of {ACTIONS}")
         id_ = _id(request, id_)
         said = await self._listing.act(action, kind, id_)
         return json_reply({"said": said, "entry": await self._listing.explain(kind, id_)})
+
+    async def _purge(self, request: Request) -> Response:
+        """I27: by URLs and tags, with what each reached."""
+        self._check_reader(request)
+        self._check_own(request)
+        if self._pages is None:
+            raise Problem(404, "no_pages", "No pages", "this gateway stands before no site")
+        asked = await json_body(request, Purge, '{"urls": […], "tags": […], "soft": true}')
+        return json_reply(await purge(self._pages, asked))
+
+    def _check_own(self, request: Request) -> None:
+        if not self.operators.has_token and not request.headers.get(OWN_FIELD):
+            said = "without a token, an action needs the header field X-Stillfresh"
+            raise Problem(403, "not_ours", "Not from this page", said)
 
     def _is_operator(self, request: Request) -> bool:
         return self.operators.admits(request.scope, bearer(request.scope))

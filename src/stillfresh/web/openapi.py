@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from stillfresh.web.numbers import Reached
+from stillfresh.web.purging import Purge, Purged
 from stillfresh.web.replies import ProblemBody
 from stillfresh.web.rules_rest import Id, Ids, Items
 
@@ -48,6 +49,13 @@ MANY: Final = {
 }
 
 
+PURGES: Final = {
+    **{status: MANY[status] for status in (400, 408, 413, 415)},
+    422: "Not a purge, or mistakes in it; each is named.",
+    503: "The store is away.",
+}
+
+
 class Ready(msgspec.Struct, omit_defaults=True):
     """`/readyz`: every store answers, and in time; no outbox's consumer is too far behind."""
 
@@ -57,9 +65,11 @@ class Ready(msgspec.Struct, omit_defaults=True):
     """Seconds, by consumer."""
 
 
-def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bool) -> Schema:
+def openapi(
+    kinds: Mapping[str, bool], *, version: str, root: str, has_token: bool, has_pages: bool
+) -> Schema:
     """Of these kinds, each per viewer or not, under the prefix `root`."""
-    types = (Ids, Items, ProblemBody, Ready)
+    types = (Ids, Items, ProblemBody, Purge, Purged, Ready)
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     schemas |= {"Id": msgspec.json.schema(Id), "Problem": schemas.pop("ProblemBody")}
     paths: Schema = {}
@@ -78,7 +88,11 @@ def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bo
             "description": "Entities kept fresh: every answer says how fresh it is.",
         },
         "servers": [{"url": root or "/"}],
-        "paths": {**paths, **_own(has_token=has_token)},
+        "paths": {
+            **paths,
+            **_own(has_token=has_token),
+            **(_purging(has_token=has_token) if has_pages else {}),
+        },
         "components": {
             "schemas": schemas,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
@@ -125,6 +139,18 @@ def _own(*, has_token: bool) -> Schema:
     metrics = _operation("gateway", "metrics", said, {200: said, **refused}, text)
     own = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
     return {path: {"get": operation} for path, operation in own.items()}
+
+
+def _purging(*, has_token: bool) -> Schema:
+    said = {200: "How many pages each reached.", 403: "Not from here."} | PURGES
+    said |= {401: "A token is needed.", 429: "Too many wrong tokens."} if has_token else {}
+    summary = "Pages by URL or tag: gone, or stale."
+    post = _operation("gateway", "purge", summary, said, _json(_ref("Purged")))
+    if not has_token:
+        own = {"name": "X-Stillfresh", "in": "header", "required": True, "schema": TEXT}
+        post["parameters"] = [own]
+    body = {"required": True, "content": _json(_ref("Purge"))}
+    return {"/_stillfresh/api/purge": {"post": {**post, "requestBody": body}}}
 
 
 def _operation(tag: str, name: str, summary: str, said: Mapping[int, str], found: Schema) -> Schema:

@@ -3,22 +3,28 @@
 Every surface of the gateway answers through here, so all of them carry the same safety fields.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stillfresh.http.body import Unreadable, collected
 from stillfresh.http.validation import etag_of, not_modified
 
+T = TypeVar("T")
+MAX_BODY: Final = 1_048_576
+BODY_WITHIN: Final = 30.0
+"""Seconds for a request to come whole."""
 SAFETY: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 TYPES: Final = {
     "css": "text/css",
@@ -111,6 +117,26 @@ async def _broken(request: Request, exc: Exception) -> Response:
     """The server logs what it was."""
     del request, exc
     return problem_reply(Problem(500, "broken", "It is our mistake; it has been noted"))
+
+
+async def json_body(request: Request, type_: type[T], example: str) -> T:
+    """What a request says, whole, in time, and as the type asks for it."""
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if kind.strip().lower() != "application/json":
+        raise Problem(415, "not_json", "Not JSON", "send content-type: application/json")
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            body = await collected(request.stream(), MAX_BODY)
+        return msgspec.json.decode(body, type=type_)
+    except TimeoutError as exc:
+        raise Problem(408, "too_slow", "Too slow", "the request did not come whole") from exc
+    except ClientDisconnect as exc:
+        raise Problem(400, "cut_off", "The request broke off") from exc
+    except Unreadable as exc:
+        why = f"a body has at most {MAX_BODY:,} bytes"
+        raise Problem(413, "too_long", "Too long", why) from exc
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise Problem(422, "bad_body", "Not as asked for", f"send {example}: {exc}") from exc
 
 
 def tagged(request: Request, body: bytes, media_type: str, headers: dict[str, str]) -> Response:

@@ -7,20 +7,26 @@ from typing import Final
 
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Kind
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError
-from stillfresh.http.body import Unreadable, collected
 from stillfresh.http.freshness import pause_after
 from stillfresh.live import Hub
 from stillfresh.live.messages import NO_ID, is_id
 from stillfresh.live.sign_in import Authenticate
 from stillfresh.web.guard import bearer
-from stillfresh.web.replies import Problem, json_reply, problem_app, problem_reply, tagged
+from stillfresh.web.replies import (
+    Problem,
+    json_body,
+    json_reply,
+    problem_app,
+    problem_reply,
+    tagged,
+)
 from stillfresh.web.rules_rest import (
     Ids,
     Items,
@@ -29,9 +35,6 @@ from stillfresh.web.rules_rest import (
     item_of,
 )
 
-MAX_BODY: Final = 1_048_576
-BODY_WITHIN: Final = 30.0
-"""Seconds for a request to come whole."""
 SIGN_IN_WITHIN: Final = 5.0
 """Seconds that `authenticate` has."""
 SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
@@ -154,22 +157,8 @@ async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
 
 
 async def _ids(request: Request) -> list[str]:
-    kind = request.headers.get("content-type", "").partition(";")[0]
-    if kind.strip().lower() != "application/json":
-        raise Problem(415, "not_json", "Not JSON", "send content-type: application/json")
-    try:
-        async with asyncio.timeout(BODY_WITHIN):
-            body = await collected(request.stream(), MAX_BODY)
-        return list(dict.fromkeys(msgspec.json.decode(body, type=Ids).ids))
-    except TimeoutError as exc:
-        raise Problem(408, "too_slow", "Too slow", "the request did not come whole") from exc
-    except ClientDisconnect as exc:
-        raise Problem(400, "cut_off", "The request broke off") from exc
-    except Unreadable as exc:
-        why = f"a body has at most {MAX_BODY:,} bytes"
-        raise Problem(413, "too_long", "Too long", why) from exc
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise Problem(422, "bad_body", "Not a batch", f'send {{"ids": […]}}: {exc}') from exc
+    asked = await json_body(request, Ids, '{"ids": […]}')
+    return list(dict.fromkeys(asked.ids))
 
 
 def _is_garbled(id_: str, request: Request) -> bool:

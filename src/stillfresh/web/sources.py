@@ -26,6 +26,7 @@ from stillfresh.isr.upstream import Upstream, checked_upstream
 from stillfresh.ttl_cache import TtlCache
 from stillfresh.web.config import KindSettings, PagesSettings, StoreSettings
 from stillfresh.web.gets import GetFetch, GotCodec, decoded
+from stillfresh.web.purging import PurgeRequests
 
 IdOf: TypeAlias = Callable[[object], str]
 KNOWN_FOR: Final = "1m"
@@ -44,6 +45,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
         tenant=settings.tenant,
         absent_for=settings.absent_for,
         render_timeout=2 * settings.timeout + SPARE,
+        expose_tags=settings.expose_tags,
     )
 
 
@@ -71,7 +73,8 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
         cdn_override=settings.cdn_override,
     )
     host = None if keep_host else checked_upstream(settings.upstream).netloc
-    return Edge(isr, host=host, trusted=checked_networks(settings.trusted_proxies))
+    site = PurgeRequests(isr, pages, checked_networks(settings.purge_from))
+    return Edge(site, host=host, trusted=checked_networks(settings.trusted_proxies))
 
 
 def _route(written: float | Route, query: Sequence[str] | None) -> Route:

@@ -7,6 +7,7 @@ const REASONS = {
   "changed": ["just changed", "The page was changed through its own address, and the store does not know it yet."],
   "condition": ["conditional", "Only the site can judge If-Match and If-Unmodified-Since."],
   "cookie": ["sent a cookie", "The request has a cookie, and the response does not say public or s-maxage."],
+  "encoded": ["encoded where it cannot be", "Other services read this store's pages as they are, and this one came encoded."],
   "failed": ["failed before", "The last load failed; each visitor asks the site until it succeeds."],
   "full": ["no room", "All places are taken: hosts, queries, variants, error pages, or loads at a time."],
   "headers": ["bad header fields", "Header fields of the request or the response are malformed, too many or too long."],
@@ -23,6 +24,7 @@ const REASONS = {
   "status": ["status not cacheable", "Responses of this status are never stored."],
   "store": ["store away", "The store did not answer."],
   "stream": ["event stream", "Event streams are never stored."],
+  "tags": ["too many tags", "The site names more than 100 tags, or a very long one: they could not all reach the page."],
   "vary": ["varies too much", "The response says Vary: *, or varies by a field that cannot be part of a key."],
 };
 

@@ -1,0 +1,111 @@
+"""Purging over HTTP (I27): an operator's list of URLs and tags, and PURGE and BAN requests.
+
+The second way is for those who purge Varnish or a CDN so: by the address of the connection's own
+peer, never by what a field says.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.http.fields import tag_names
+from stillfresh.isr import PageCache
+from stillfresh.isr.edge import Networks, is_trusted
+from stillfresh.isr.routes import checked_path, own_tag
+from stillfresh.web.replies import Problem, json_reply, problem_reply
+
+MOST: Final = 1_000
+"""URLs, and tags, of one request: each is a step of the store."""
+METHODS: Final = frozenset({"PURGE", "BAN"})
+SOFT: Final = "soft-purge"
+
+
+class Purge(msgspec.Struct, forbid_unknown_fields=True):
+    """`soft`: stale, and served until a new one is there; else gone."""
+
+    urls: list[str] = []
+    """Paths, in every variant, or whole URLs."""
+    tags: list[str] = []
+    soft: bool = False
+
+
+class Purged(msgspec.Struct):
+    """How many pages each reached; 0: none is known under it."""
+
+    urls: dict[str, int]
+    tags: dict[str, int]
+
+
+async def purge(pages: PageCache, asked: Purge) -> Purged:
+    """A `Problem` that names every mistake, and nothing is done."""
+    if mistakes := [*_mistakes(asked)]:
+        raise Problem(422, "bad_purge", "Cannot be purged", "; ".join(mistakes))
+    by_url = pages.revalidate if asked.soft else pages.purge
+    by_tag = pages.revalidate_tag if asked.soft else pages.purge_tag
+    urls = {url: len(await by_url(url)) for url in dict.fromkeys(asked.urls)}
+    return Purged(urls, {tag: len(await by_tag(tag)) for tag in dict.fromkeys(asked.tags)})
+
+
+def _mistakes(asked: Purge) -> list[str]:
+    found = [] if asked.urls or asked.tags else ["name urls, or tags"]
+    given: list[tuple[str, list[str], Callable[[str], object]]] = [
+        ("urls", asked.urls, checked_path),
+        ("tags", asked.tags, own_tag),
+    ]
+    for name, texts, check in given:
+        if len(texts) > MOST:
+            found.append(f"{name}: at most {MOST:,}, not {len(texts):,}")
+            continue
+        for at, it in enumerate(texts):
+            try:
+                check(it)
+            except ConfigError as exc:
+                found.append(f"{name}[{at}]: {exc}")
+    return found
+
+
+class PurgeRequests:
+    """Before a site: answers `PURGE` and `BAN` of peers in these networks, and passes the rest.
+
+    Without networks everything passes.
+    """
+
+    def __init__(self, app: ASGIApp, pages: PageCache, networks: Networks) -> None:
+        self._app = app
+        self._pages = pages
+        self._networks = networks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_ours = self._networks and scope["type"] == "http" and scope["method"] in METHODS
+        app = await self._answer(scope) if is_ours else self._app
+        await app(scope, receive, send)
+
+    async def _answer(self, scope: Scope) -> ASGIApp:
+        peer = scope["client"][0] if scope.get("client") else None
+        if not is_trusted(peer, self._networks):
+            said = f"{peer} is not in pages.purge_from"
+            return problem_reply(Problem(403, "not_allowed", "Not for this address", said))
+        try:
+            return json_reply(await purge(self._pages, asked_by(scope)))
+        except Problem as exc:
+            return problem_reply(exc)
+        except StillfreshError as exc:
+            return problem_reply(Problem(503, "store_away", "The store is away", str(exc)))
+
+
+def asked_by(scope: Scope) -> Purge:
+    """By the tags that its fields name, else (PURGE) its own URL, over either scheme."""
+    headers = Headers(scope=scope)
+    tags, soft = tag_names(tuple(scope["headers"])), headers.get(SOFT) == "1"
+    if tags is None:
+        raise Problem(422, "bad_purge", "Cannot be purged", "too many tags, or too long ones")
+    if tags or scope["method"] == "BAN":
+        return Purge(tags=tags, soft=soft)
+    query = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    place = f"{headers.get('host', '')}{target.decode('latin-1')}"
+    return Purge(urls=[f"{scheme}://{place}" for scheme in ("http", "https")], soft=soft)
