@@ -15,7 +15,7 @@ from stillfresh.http.validation import (
     part_asked,
     refreshed,
 )
-from stillfresh.isr.sharing import judged
+from stillfresh.isr.sharing import Allowed, judged
 
 NOW = 1_700_000_000.0
 fields = st.lists(
@@ -68,7 +68,7 @@ class TestI14Fields:
     ) -> None:
         """Whatever bytes come: a judgement, terms that are not negative, a wish."""
         wish_of(headers)
-        judged(200, headers, now, None)
+        judged(200, headers, now, None, Allowed(heuristic=True, cdn_override=True))
         terms = stated(headers, now)
         if terms is not None:
             assert min(terms.fresh_for, terms.stale_for, terms.error_for) >= 0
@@ -225,6 +225,13 @@ class TestI14Validation:
             "cache-control: max-age=9",
         )
         assert not is_refresh(stored, raw('etag: "v2"'))
+
+    @pytest.mark.parametrize("name", ["length", "encoding", "range", "md5", "digest"])
+    def test_what_is_of_the_stored_bytes_stays(self, name: str) -> None:
+        """RFC 9111 §3.2: whatever the 304 says of bytes that it does not carry."""
+        stored = raw('etag: "v1"', f"content-{name}: ours")
+        answer = raw('etag: "v1"', f"content-{name}: theirs")
+        assert dict(refreshed(stored, answer, NOW))[f"content-{name}".encode()] == b"ours"
 
 
 MONDAY, TUESDAY = b"Mon, 01 Jan 2024 00:00:00 GMT", b"Tue, 02 Jan 2024 00:00:00 GMT"
