@@ -1,6 +1,7 @@
 """E6: `invalidate_all` reaches every entry of a store, and every load under way."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -70,6 +71,31 @@ class TestE6InvalidateAll:
             assert (await loading).verdict is Verdict.STALE
             answer = await report.of().get()
             assert (answer.value, answer.verdict) == (2, Verdict.FRESH)
+
+
+class TestE6InvalidateAllOfOthers:
+    @pytest.fixture(params=["sqlite", "valkey", "postgres", "dynamodb"])
+    def address(self, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+        match request.param:
+            case "sqlite":
+                return f"sqlite:///{tmp_path / 'all.db'}"
+            case "valkey":
+                return f"{request.getfixturevalue('valkey').address}?prefix={uuid4().hex}"
+            case "postgres":
+                return str(request.getfixturevalue("postgres").new_store())
+        aws = request.getfixturevalue("aws")
+        return str(aws.address(aws.new_table()))
+
+    async def test_a_cold_load_of_another_process_publishes_nothing(self, address: str) -> None:
+        """Its lease is voided, though there is no copy yet."""
+        upstream = Upstream()
+        async with Cache(address) as cache, Cache(address) as other:
+            report = other.cached("report", fresh_for="1h", tags=lambda: ["a"])(upstream.load)
+            loading = await upstream.holding(report.of().get())
+            assert await cache.invalidate_all() == 1
+            upstream.let_go()
+            assert (await loading).verdict is Verdict.STALE
+            assert await report() == 2
 
 
 class TestE6InvalidateAllInMemory:

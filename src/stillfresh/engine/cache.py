@@ -220,7 +220,10 @@ class Cache(Lifecycle):
         return tagged
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
-        """E6: every entry of the store, of whatever kind, and every load under way; how many."""
+        """E6: every entry of the store, of whatever kind, and every load under way; how many.
+
+        On DynamoDB, loads in other processes are reached if their key has a copy, or `tags`.
+        """
         store, count, after = (await self.runtime()).store, 0, None
         await _overtake(self._known())
         try:
@@ -237,7 +240,7 @@ class Cache(Lifecycle):
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
         """Of all cores what is under way or in memory, as it is when each is come to."""
         for core in tuple(self.cores.values()):
-            yield from ((core, key) for key in {*core.under_way(), *core.memory.entries})
+            yield from ((core, key) for key in [*core.under_way(), *core.memory.entries])
 
     def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
         for core in tuple(self.cores.values()):

@@ -1,7 +1,8 @@
 """The whole table, entry by entry: listed, counted, evicted (S1, I5, I7).
 
 The keys are hashes: only rows that say whose they are can be listed, which stillfresh's own do,
-unless the id is very long. A page costs what its rows do, half a read unit for every 4 KB; a
+unless the id is very long. A page costs what its rows do, a read unit for every 4 KB, since it must
+not miss what was just leased (E6: `invalidate_all` lists to invalidate); a
 search reads on until enough was found, at worst the whole table.
 
 DynamoDB's TTL sweeps rows by itself, for nothing, and knows nothing of bodies in S3. An eviction
@@ -41,11 +42,11 @@ MOST_PAGES: Final = 4
 
 
 async def entries_of(
-    table: Leases, *, after: Item | None = None, rows: int | None = None
+    table: Leases, *, after: Item | None = None, rows: int | None = None, consistent: bool = False
 ) -> AsyncIterator[list[Rows]]:
     """The rows of each entry together; an entry may be cut by the end of a page."""
     kept: list[Item] = []
-    async for page in table.scan(after=after, rows=rows):
+    async for page in table.scan(after=after, rows=rows, consistent=consistent):
         found = [row for row in page["Items"] if row["sk"]["S"] in {META, LOCK}]
         groups = [list(group) for _, group in groupby([*kept, *found], lambda row: row["pk"])]
         kept = groups.pop() if groups else []
@@ -65,7 +66,7 @@ class TableScan:
         start = None if after is None else key_of(self.table.names.pk(*after), META)
         rows = None if search else max(FEWEST_ROWS, 2 * limit)
         found: list[Entry] = []
-        async for page in entries_of(self.table, after=start, rows=rows):
+        async for page in entries_of(self.table, after=start, rows=rows, consistent=True):
             listed = [entry for one in page if (entry := self._entry(one)) is not None]
             found += [it for it in listed if is_listed((it.kind, it.id), kind, search, None)]
             if len(found) >= limit:

@@ -178,7 +178,7 @@ class DynamoSteps:
                 end=now + lease_for,
                 now=now,
                 new_token=self.new_token,
-                beside=tag_set(ask.tags),
+                beside=tag_set(ask.tags) | name_beside(kind, ask.id) if ask.tags else None,
                 take_over=take_over,
             )
             grant = Lease(ask.id, lease.lease_token, float(lease.lease_expires_at))

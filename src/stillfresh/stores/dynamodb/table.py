@@ -149,7 +149,7 @@ class Table:
         return [row async for page in pages for row in page["Items"]]
 
     def scan(
-        self, *, after: Item | None = None, rows: int | None = None
+        self, *, after: Item | None = None, rows: int | None = None, consistent: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
         """Every row of the tenant's entries, page by page; the whole table is read for it.
 
@@ -160,6 +160,7 @@ class Table:
             "scan",
             FilterExpression="begins_with(pk, :prefix)",
             ExpressionAttributeValues=values(prefix=self.names.pk_prefix),
+            ConsistentRead=consistent,
             **({} if rows is None else {"Limit": rows}),
             **({} if after is None else {"ExclusiveStartKey": after}),
         )
