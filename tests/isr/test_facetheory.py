@@ -396,3 +396,28 @@ class TestI18Contention:
         for store in stores:
             await store.close()
         assert winners == [1] * 30
+
+    async def test_a_mixed_fleet_serves_one_page(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """Ours and theirs ask for one absent page at once: it is rendered once by us, or by them.
+
+        Theirs may render it a second time: who wins a lease there does not look again.
+        """
+        site, ours = Site(clock), [pages_at(aws, raw, clock) for _ in range(3)]
+        for number in range(10):
+            key = f"default::/{number}?"
+            asked = [it.get(key, site.render, revalidate=60) for it in ours]
+            visits = [face.visit(key, site.render) for _ in range(3)]
+            told = await asyncio.gather(*asked, *visits)
+            assert all(it.status == 200 and it.body.startswith(b"page") for it in told)
+            by_us = site.renders - len(face.renders)
+            assert by_us <= number + 1
+            row = await face.meta(key)
+            last = await face.stored(row, "hit")
+            assert last is not None
+            pages = await asyncio.gather(*(it.get(key, site.render, revalidate=60) for it in ours))
+            assert {page.body for page in pages} == {last.body}
+            clock.advance(1)
+        for it in ours:
+            await it.close()
