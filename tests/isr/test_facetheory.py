@@ -409,7 +409,7 @@ class TestI18Contention:
             key = f"default::/{number}?"
             asked = [it.get(key, site.render, revalidate=60) for it in ours]
             visits = [face.visit(key, site.render) for _ in range(3)]
-            told = await asyncio.gather(*asked, *visits)
+            told: list[Any] = await asyncio.gather(*asked, *visits)
             assert all(it.status == 200 and it.body.startswith(b"page") for it in told)
             by_us = site.renders - len(face.renders)
             assert by_us <= number + 1

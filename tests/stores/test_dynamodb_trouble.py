@@ -158,7 +158,7 @@ class TestI6SecondLook:
     async def test_a_failed_second_look_frees_the_lease(self, aws: Aws) -> None:
         """Who won it and could not look has no use for it; others need not wait for its end."""
         async with troubled(aws) as (store, proxy, _):
-            proxy.refuse["GetItem"] = (5, "ThrottlingException")
+            proxy.refuse["GetItem"] = (10, "ThrottlingException")  # the row, and the epoch of tags
             with pytest.raises(StoreError):
                 await store.acquire(KIND, [Ask("a")], 5)
             await leased(store)
