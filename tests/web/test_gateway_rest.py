@@ -343,7 +343,7 @@ class TestG2Batch:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """408, over a socket that says no more."""
-        monkeypatch.setattr("stillfresh.web.rest.BODY_WITHIN", 0.05)
+        monkeypatch.setattr("stillfresh.web.replies.BODY_WITHIN", 0.05)
         async with running(World().gateway) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
             writer.write(

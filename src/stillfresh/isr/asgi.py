@@ -110,7 +110,7 @@ class IsrMiddleware:
         elif scope["method"] == "HEAD":
             await self._visit(scope, receive, send)
         elif scope["method"] in SAFE:
-            await self._app(scope, receive, send)
+            await self._pass_method(scope, receive, send)
         else:
             await self._change(scope, receive, send)
 
@@ -186,7 +186,6 @@ class IsrMiddleware:
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """I12, RFC 9111 §4.4: what changes something, and succeeds, invalidates its own URL."""
         place = self._site.place(scope)
-        self._pages.count_bypass(Reason.METHOD)
 
         async def told(message: Message) -> None:
             is_done = message["type"] == "http.response.start" and 200 <= message["status"] < 400
@@ -195,9 +194,12 @@ class IsrMiddleware:
                 await asyncio.gather(*map(self._changes.invalidate, urls))
             await send(message)
 
-        await self._app(
-            scope, receive, self._marked(told, lambda _, __: "fwd=method; detail=method")
-        )
+        await self._pass_method(scope, receive, told)
+
+    async def _pass_method(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._pages.count_bypass(Reason.METHOD)
+        marked = self._marked(send, lambda _, __: f"fwd=method; detail={Reason.METHOD}")
+        await self._app(scope, receive, marked)
 
     def _marked(self, send: Send, what: Callable[[int, Raw], str]) -> Send:
         """RFC 9211: what passes says that it did; `what` is told by the status and the fields."""

@@ -128,9 +128,11 @@ class KindTables:
         rows = {id_: _published(id_, *copies[id_], held_at) for id_ in copies}
         passed = _passed(connection, sql.publish, rows.items())
         self.write_values(connection, {id_: copies[id_][1] for id_ in passed})
-        kind, told = f"{self.kind}+", [id_ for id_ in passed if id_ in late]
-        connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in told])
-        connection.executemany(INSERT_TAG, [(tag, kind, id_) for id_ in told for tag in late[id_]])
+        if late:
+            kind, told = f"{self.kind}+", [id_ for id_ in passed if id_ in late]
+            connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in told])
+            tags_told = [(tag, kind, id_) for id_ in told for tag in late[id_]]
+            connection.executemany(INSERT_TAG, tags_told)
         return copies.keys() - passed
 
     def renew(
