@@ -73,7 +73,7 @@ def inspect(
     """Show what is in STORE, and how fresh it is.
 
     How much, by kind and verdict, and which entries. Only reads, also while other processes use
-    the store. Redis is walked over in slices; DynamoDB is scanned, which costs about half a read
+    the store. Redis is walked over in slices; DynamoDB is scanned, which costs about a read
     unit for every 4 KB of rows.
     """
     most = None if is_all else max(COUNTED, limit)
