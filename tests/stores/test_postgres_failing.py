@@ -401,16 +401,19 @@ class TestS11Refused:
                 await eventually(lambda: postgres.execute(asked) == [(0,)])
                 await second.invalidate(KIND, ["a"])
 
-    async def test_a_statement_time_out(self, postgres: PostgresServer, url: str) -> None:
+    async def test_a_statement_time_out(
+        self, postgres: PostgresServer, other: Store, url: str
+    ) -> None:
         """The server ends what takes too long: said, undone, and no reason not to ask again."""
-        app = role(postgres, url, "SET statement_timeout = '50ms'")
+        app = role(postgres, url, "SET statement_timeout = '1s'")
         schema = schema_of(url)
+        lease = await lease_of(other)
         async with opened(app) as store:
-            lease = await lease_of(store)
             with psycopg.connect(postgres.address) as holder:
                 holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
-                with pytest.raises(StoreError, match="statement_timeout of the role"):
+                with pytest.raises(StoreError, match="statement_timeout of the role") as caught:
                     await publishes(store, lease)
+            assert "SELECT" not in str(caught.value)
             assert await publishes(store, lease)
 
     async def test_a_deadlock_is_repeated(self, postgres: PostgresServer, url: str) -> None:

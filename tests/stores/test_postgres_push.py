@@ -22,6 +22,8 @@ from tests.kit.servers.valkey import eventually
 KIND = "price"
 DEADLINE = 30.0
 LONG = "é" * 9_000
+DENSE = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(3_000))
+"""That no index can take, however it is compressed."""
 CHANNELS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
 Told = list[tuple[str, str, str | None]]
 
@@ -44,7 +46,7 @@ async def published(store: Store, id_: str, *tags: str) -> str:
 
 
 class TestS10PostgresChannel:
-    @pytest.mark.parametrize("id_", ["a", "", "a\0b \n!", "\ud800", LONG])
+    @pytest.mark.parametrize("id_", ["a", "", "a\0b \n!", "\ud800", LONG, DENSE], ids=str.__len__)
     async def test_every_change_is_told_before_the_next_beat(
         self, postgres: PostgresServer, id_: str
     ) -> None:

@@ -328,8 +328,9 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """In one line. The library never says a password."""
-    said = " ".join(str(error).split())
+    """In one line, without the statement. The library never says a password."""
+    primary = error.diag.message_primary if isinstance(error, PostgresError) else None
+    said = " ".join((primary or str(error)).split())
     if any(word in said for word in FULL):
         said = f"{said}; {TOO_MANY}"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
