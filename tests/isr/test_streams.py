@@ -89,23 +89,6 @@ class TestI15Streams:
         await reader.task
         assert b"".join(reader.parts) == b"onetwo"
 
-    @pytest.mark.parametrize(
-        ("routes", "field"),
-        [({"/slow": 60}, (b"x-on", b"a route")), (None, (b"cache-control", b"max-age=60"))],
-    )
-    async def test_what_is_kept_is_seen_when_it_is_whole(
-        self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
-    ) -> None:
-        """With its length and its ETag, and the same for all who waited; never a part of it."""
-        app = Slow(field)
-        isr = IsrMiddleware(app, pages, routes)
-        readers = [Reader(isr) for _ in range(3)]
-        await app.said.wait()
-        assert not any(reader.parts for reader in readers)
-        app.gate.set()
-        await asyncio.gather(*(reader.task for reader in readers))
-        assert [reader.parts for reader in readers] == [[b"onetwo"]] * 3
-
 
 class TestI24Places:
     async def test_visitors_that_wait_for_a_place_hold_up_no_load(

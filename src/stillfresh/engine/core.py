@@ -170,6 +170,17 @@ class Core(Puts[K, V]):
         found = {key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))}
         return found | self.memory.tagged(tag)
 
+    async def is_live(self, key: K) -> bool:
+        """E6: a load is under way, and nothing has invalidated the key since it began."""
+        runtime, flight = await self.ready(), self.queue.flights.get(key)
+        lease = self.loads.leases.get(flight.id) if flight is not None else None
+        if flight is None or lease is None or key in flight.batch.overtaken:
+            return False
+        try:
+            return not await runtime.store.renew(self.spec.kind, [lease], self.spec.lease_for)
+        except StoreError:
+            return False
+
     async def settled(self, within: float) -> bool:
         """I22: until no load is under way; False: one still is, so many seconds later."""
         return self._runtime is None or await self.loads.settled(within)

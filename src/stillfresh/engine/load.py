@@ -47,6 +47,8 @@ class Loads(Generic[K, V]):
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._is_flushing = False
         self._running: set[asyncio.Task[Any]] = set()
+        self.leases: dict[str, Lease] = {}
+        """Of the loads under way, by id."""
 
     def close(self) -> None:
         """Nobody waits for ever."""
@@ -239,11 +241,15 @@ class Loads(Generic[K, V]):
         self.flush_soon()
 
     async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
+        self.leases |= leases
         try:
             results = await self._loader.results(batch, leases)
         except (asyncio.CancelledError, Exception):
             await self._loader.release(list(leases.values()), {})
             raise
+        finally:
+            for id_ in leases:
+                del self.leases[id_]
         await asyncio.shield(self._runtime.step(self._finish(batch, leases, results)))
 
     async def _finish(

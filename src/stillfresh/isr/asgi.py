@@ -13,6 +13,7 @@ from stillfresh.backoff import pause_after
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
+from stillfresh.isr.answers import AppAnswer, GrowingPage
 from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.model import (
@@ -30,7 +31,7 @@ from stillfresh.isr.model import (
 )
 from stillfresh.isr.pages import RETRY_AFTER, PageCache
 from stillfresh.isr.parts import PART
-from stillfresh.isr.render import AppAnswer, Renderer
+from stillfresh.isr.render import Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit
 from stillfresh.isr.sharing import CREDENTIALS, Allowed
 from stillfresh.isr.stored import send_page, send_stored, too_busy
@@ -158,6 +159,8 @@ class IsrMiddleware:
                 if reason is not None:
                     self._pages.count_bypass(reason)
                 await send_page(send, page, what, is_head=visit.is_head)
+            case GrowingPage() as page:
+                await page.answer.show(page, receive, send)
             case FoundPage() as found:
                 if found.stored.head.status != PART:
                     self._hot.remember(scope, visit, found)

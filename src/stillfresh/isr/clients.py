@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, normalised, values
-from stillfresh.isr.model import Reason
+from stillfresh.isr.model import Reason, Scope
 
 Forward: TypeAlias = Literal["request", "key"]
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
@@ -36,6 +36,8 @@ LAST_DOT: Final = re.compile(rb"(?<=[^.])\.(?=\Z|:[0-9]*\Z)")
 SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 MOST_FIELDS: Final = 8_192
 """Bytes of header fields; sites refuse more, and their refusal must not become the page."""
+ON_WHOLE: Final = names_in(b"if-modified-since if-none-match if-range range")
+"""What these ask for is known when the page is whole."""
 ASKED_ANEW: Final = names_in(
     b"accept-encoding content-length expect host if-modified-since if-none-match if-range range"
 )
@@ -159,6 +161,12 @@ def unfit_to_fill(headers: Raw) -> Reason | None:
     if size > MOST_FIELDS or any(BAD.search(value) for _, value in headers):
         return Reason.HEADERS
     return Reason.RANGE if values(headers, b"range") else None
+
+
+def reads_along(scope: Scope) -> bool:
+    """I15: the answer can begin before the page is whole, and is seen to break off if it does."""
+    is_plain = not any(name in ON_WHOLE for name, _ in scope["headers"])
+    return is_plain and scope["method"] == "GET" and scope.get("http_version") != "1.0"
 
 
 def as_asked(headers: Raw, host: str, *, is_vouched: bool) -> Raw:

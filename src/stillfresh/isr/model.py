@@ -14,6 +14,7 @@ from stillfresh.engine import Answer, Private
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
+from stillfresh.http.freshness import Wish
 
 Scope: TypeAlias = Mapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -232,7 +233,9 @@ class Rendered(Struct, frozen=True):
     """Why it is for the caller that asked, and nobody else; None: it is shared."""
 
 
-Render: TypeAlias = Callable[[Stored | None], Awaitable[Rendered]]
+Offer: TypeAlias = Callable[[Any], None]
+"""Takes a page whose head has come, to be read while its body grows (I15)."""
+Render: TypeAlias = Callable[[Stored | None, Offer], Awaitable[Rendered]]
 """Given the copy there is, if any, so that upstream can be asked whether it still holds."""
 
 
@@ -256,6 +259,16 @@ class PageKey(Struct, frozen=True, eq=False):
 ReadOutcome: TypeAlias = Answer[Stored] | Private[Rendered] | LoadFailed
 
 
+class PageCaller(NamedTuple):
+    """How a page is read."""
+
+    wish: Wish = Wish()
+    is_noted: bool = True
+    """The store keeps that it is not to be shared, if so."""
+    reads_along: bool = False
+    """I15: its head is enough, the body may still be on its way."""
+
+
 class PageRead(NamedTuple):
     """What one caller's read of a page came to."""
 
@@ -264,6 +277,10 @@ class PageRead(NamedTuple):
     """The caller's own render gave it."""
     before: str = "miss"
     """RFC 9211 §2.2: why that was asked for: no copy, a stale one, or one not good enough."""
+    growing: Any = None
+    """The page's body, which is still being fetched; the outcome has only its head."""
+    over: Any = None  # a future
+    """Done when that has been kept; the caller whose own render it is ends it when he leaves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Self
+from weakref import WeakValueDictionary
 
 from msgspec import structs
 
@@ -32,11 +33,14 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.http.freshness import PageTerms, Wish
+from stillfresh.isr.asking import Beginning, PageAsking
 from stillfresh.isr.clients import BoundedNames
 from stillfresh.isr.model import (
     Busy,
     Full,
+    Offer,
     Page,
+    PageCaller,
     PageFailed,
     PageKey,
     PageRead,
@@ -50,7 +54,7 @@ from stillfresh.isr.model import (
 from stillfresh.isr.objects import is_misplaced, is_shared
 from stillfresh.isr.on_demand import KIND, OnDemand
 from stillfresh.isr.routes import checked_path, own_tag, plain_path
-from stillfresh.isr.sharing import is_failure, judged, may_serve, suits, why_asked
+from stillfresh.isr.sharing import is_failure, judged, may_serve, suits
 from stillfresh.isr.stored import (
     PageCodec,
     PageRender,
@@ -101,13 +105,15 @@ class PageCache(OnDemand):
     ) -> None:
         self.expose_tags = checked_flag("expose_tags", expose_tags)
         self.clock = checked_clock(clock)
-        self._wait = seconds(wait, name="wait", positive=True)
+        self.wait = seconds(wait, name="wait", positive=True)
         self._stale_for = seconds(stale_for, name="stale_for")
         self._error_for = seconds(error_for, name="error_for")
         self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
         self.rest = sleep
         self._absent_for = seconds(absent_for, name="absent_for")
         self._errors = BoundedNames(MAX_ERROR_PAGES)
+        self.beginnings: WeakValueDictionary[PageKey, Beginning] = WeakValueDictionary()
+        """Of the pages that are waited for, as long as one waits."""
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
         is_private = isinstance(store, str) and store.startswith("memory:")
         terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
@@ -144,14 +150,14 @@ class PageCache(OnDemand):
         """The page of this path: what is there, or what `render` makes, fresh for `revalidate`."""
         own = self.terms(revalidate)
 
-        async def rendering(_: Stored | None) -> Rendered:
+        async def rendering(_: Stored | None, __: Offer) -> Rendered:
             fetched_at, page = self.clock(), await page_of(render)
             judgement = judged(page.status, page.headers.raw, fetched_at, own)
             return made_of(page, judgement, fetched_at, {}, is_own=True)
 
         key = self.key(checked_path(path), plain_path(path), tags)
         try:
-            read = await self.ask(key, rendering, Wish(), anew=False, is_noted=True)
+            read = await self.ask(key, rendering, PageCaller(), anew=False)
         except Busy:
             return _unstored(too_busy(RETRY_AFTER))
         except StoreError:
@@ -179,53 +185,27 @@ class PageCache(OnDemand):
         return PageKey(checked_id(KIND, id_), (*named, *map(own_tag, given)))
 
     async def ask(
-        self, key: PageKey, render: Render, wish: Wish, *, anew: bool, is_noted: bool
+        self, key: PageKey, render: Render, caller: PageCaller, *, anew: bool
     ) -> PageRead:
         """I8: a caller whose render is not used waits at most `wait`; `anew`: not from here.
 
         A copy that is not what the caller wishes is loaded anew, by the refresh that was begun
-        behind it, if one was. `is_noted`: the store keeps that a page is not to be shared.
+        behind it, if one was.
         """
-        is_own, before = False, "miss"
-        made: Loaded[Stored] | Private[Rendered] | None = None
         known = None if anew else self.known(key)
-        if known is not None and self._takes(known, wish):
-            return PageRead(self._judged(known))
+        if known is not None and self.takes(known, caller.wish):
+            return PageRead(self.judged(known))
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
+        return await PageAsking(self, key, render, caller).answered(known, anew=anew)
 
-        async def load() -> Loaded[Stored] | Private[Rendered]:
-            nonlocal is_own, before, made
-            is_own, before = True, why_asked(self._at_hand(key), self.clock())
-            made = self._loaded(key, await render(self.old(key)), is_noted=is_noted)
-            return made
-
-        async def read() -> ReadOutcome:
-            if known is None:
-                outcome = await self.core.read(key, load, anew=anew)
-                if anew or self._takes(outcome, wish):
-                    return outcome
-            outcome = await self.core.read(key, load, anew=True)
-            return made if isinstance(made, Private) else outcome
-
-        asking = asyncio.ensure_future(read())
-        resting = asyncio.ensure_future(self.rest(self._wait))
-        try:
-            await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done() and not is_own:
-                raise Busy(f"{key!r}: not rendered by another within {self._wait:g} s")
-            return PageRead(self._judged(await asking), is_own, before)
-        finally:
-            resting.cancel()
-            asking.cancel()
-
-    def _judged(self, outcome: ReadOutcome) -> ReadOutcome:
+    def judged(self, outcome: ReadOutcome) -> ReadOutcome:
         """A failure, where what is left of before may not be served."""
         if not isinstance(outcome, Answer) or not outcome.found or outcome.error is None:
             return outcome
         return outcome if may_serve(outcome, self.clock()) else outcome.error
 
-    def _takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
+    def takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
         if not isinstance(outcome, Answer) or not outcome.found or outcome.error is not None:
             return True
         return outcome.origin not in HITS or suits(outcome, wish, self.clock())
@@ -267,22 +247,28 @@ class PageCache(OnDemand):
 
     def old(self, key: PageKey) -> Stored | None:
         """The page that memory has."""
-        kept = self._at_hand(key)
+        kept = self.at_hand(key)
         return None if kept is None else kept.value
 
-    def _at_hand(self, key: PageKey) -> Answer[Stored] | None:
+    def at_hand(self, key: PageKey) -> Answer[Stored] | None:
         entry = self.core.memory.entries.get(key)
         answer = entry.answer if entry is not None and entry.answer.found else None
         is_wrong = answer is not None and self.is_shared and is_misplaced(key, answer.value)
         return None if is_wrong else answer
 
-    def _loaded(
+    def shows(self, page: Stored) -> Stored:
+        """I26: with its tags, if these are to be seen."""
+        if self.expose_tags:
+            page.head = structs.replace(page.head, shows_tags=True)
+        return page
+
+    def loaded(
         self, key: PageKey, made: Rendered, *, is_noted: bool
     ) -> Loaded[Stored] | Private[Rendered]:
         """What may not be shared is for the caller whose render it is."""
-        page, kept = made.page, self._at_hand(key)
-        if page is not None and self.expose_tags:
-            page.head = structs.replace(page.head, shows_tags=True)
+        page, kept = made.page, self.at_hand(key)
+        if page is not None:
+            self.shows(page)
         # I25: an error that states its freshness is a page, unless an older one can be served.
         is_covered = kept is not None and may_serve(kept, self.clock())
         is_told = is_covered or made.reason is not None

@@ -16,7 +16,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import Raw, strings, with_field
 from stillfresh.http.freshness import Wish, wish_of
-from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_allowed
+from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_allowed, reads_along
 from stillfresh.isr.model import Reason, Scope
 from stillfresh.isr.sharing import CREDENTIALS, carried_in, checked_credentials, selected
 
@@ -124,6 +124,7 @@ class Visit:
     """Our own edge has taken out what this client may not claim."""
     is_part: bool = False
     """It asks for one range, of a page that is not kept whole."""
+    reads_along: bool = False
 
     def part(self) -> "Visit":
         """The same for the parts that are kept of the page, under a key of their own."""
@@ -237,6 +238,7 @@ class Site:
             carried=carried_in(headers, self.credentials),
             is_as_asked=(route.forward or self._forward or by_duration) == "request",
             is_vouched=EDGE in scope,
+            reads_along=reads_along(scope),
         )
 
 

@@ -18,10 +18,10 @@ from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
+from stillfresh.isr.answers import LOAD
 from stillfresh.isr.clients import has_body
 from stillfresh.isr.edge import refuse
 from stillfresh.isr.model import Receive, Scope, Send
-from stillfresh.isr.render import LOAD
 from stillfresh.isr.routes import INTERIM
 from stillfresh.isr.sharing import is_event_stream
 from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection, Tell

@@ -15,11 +15,14 @@ from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
+from stillfresh.isr.answers import AppAnswer, GrowingPage
 from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
 from stillfresh.isr.model import (
     Busy,
     FoundPage,
     Head,
+    Offer,
+    PageCaller,
     PageFailed,
     PageKey,
     Reason,
@@ -31,7 +34,7 @@ from stillfresh.isr.model import (
 )
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.parts import covers, is_one, unfit_to_add
-from stillfresh.isr.render import AppAnswer, AppRequest, Renderer, given_to
+from stillfresh.isr.render import AppRequest, Renderer, given_to, is_ones_own
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.sharing import (
     Allowed,
@@ -131,12 +134,12 @@ class Visits:
                 return self._hit(key, kept)
         base, own = {**state, "client": None}, self._terms(visit)
 
-        async def render(old: Stored | None) -> Rendered:
+        async def render(old: Stored | None, offer: Offer) -> Rendered:
             # The page under the key stays of its variant, whichever visitor has it refreshed.
             given = {**given_to(visit), **chosen}
             if old is not None:
                 given = {**visit.declared, **dict(old.head.variant)}
-            asking = AppRequest(visit, base, own, given, allowed=self._allowed)
+            asking = AppRequest(visit, base, own, given, offer=offer, allowed=self._allowed)
             return await self._renderer.render(asking, old)
 
         return await self._read(visit, key, render)
@@ -203,9 +206,9 @@ class Visits:
         own, credentials, going = self._terms(visit), self._credentials, None
         handover: asyncio.Future[AppAnswer] = asyncio.Future()
 
-        async def render(old: Stored | None) -> Rendered:
+        async def render(old: Stored | None, offer: Offer) -> Rendered:
             asking = AppRequest(
-                visit, scope, own, {}, visit.headers, credentials, handover, self._allowed
+                visit, scope, own, {}, visit.headers, credentials, handover, offer, self._allowed
             )
             if old is not None and is_for(old.head, visit.carried) is not None:
                 if is_behind:  # the page is made without credentials
@@ -266,9 +269,8 @@ class Visits:
     ) -> Served:
         """What the page cache has, or the render gives."""
         try:
-            read = await self._pages.ask(
-                key, render, visit.wish, anew=anew, is_noted=not visit.is_open
-            )
+            caller = PageCaller(visit.wish, not visit.is_open, visit.reads_along)
+            read = await self._pages.ask(key, render, caller, anew=anew)
         except Busy:
             if self._heard.is_private(key.id) or not self._is_for_many(visit, key):
                 return Reason.BUSY  # of each visitor's own: nobody's render is waited for
@@ -284,13 +286,14 @@ class Visits:
         match outcome:
             case LoadFailed() as error:
                 return self._failed(visit, error, is_own=read.is_own)
-            case Private(Rendered(Stored() as page, reason)) if _is_ones_own(visit, page, reason):
+            case Private(Rendered(Stored() as page, reason)) if is_ones_own(visit, page, reason):
                 return Unavailable(opened(page), f"fwd=miss; detail={reason}", reason)
             case Answer() as answer if answer.found:
                 before = read.before
                 if visit.is_part and before == "request":
                     before = "partial"
-                return self._hit(key, answer, before)
+                hit = self._hit(key, answer, before)
+                return hit if read.growing is None else GrowingPage.of(hit, read)
             case _:
                 return Reason.PRIVATE
 
@@ -338,11 +341,3 @@ class Visits:
         """By the route's own duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)
-
-
-def _is_ones_own(visit: Visit, page: Stored, reason: Reason | None) -> bool:
-    """His own request would have got the same; or it is for all, and only had no place."""
-    if reason in {Reason.FULL, Reason.ENCODED}:
-        return True
-    is_same = sharing.is_answer_to(visit.headers, given_to(visit), page.head.headers)
-    return visit.is_open and not visit.carried and is_same

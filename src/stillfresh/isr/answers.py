@@ -1,0 +1,287 @@
+"""An app's answer for a page: what came of it; is it kept, shown, or passed on? (I15, I24)
+
+The app runs in a task of its own, and its response is collected to be kept, in a body that grows.
+If that takes long, visitors read it while it grows (I15). A response that cannot be shared, or is
+too big, is given up as soon as that is known; if it answers a visitor's own request, or he reads it
+already, it goes on to that visitor instead.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from stillfresh.http.fields import TAG_FIELDS, Raw, members, values
+from stillfresh.isr.asking import GrowingBody
+from stillfresh.isr.model import (
+    App,
+    FoundPage,
+    Headers,
+    Message,
+    Page,
+    PageRead,
+    Reason,
+    Receive,
+    Rendered,
+    Send,
+    Stored,
+)
+from stillfresh.isr.routes import Visit
+from stillfresh.isr.sharing import (
+    Judgement,
+    Shared,
+    is_failure,
+    is_of_gateway,
+)
+from stillfresh.isr.stored import bare, made_of
+
+if TYPE_CHECKING:
+    from stillfresh.isr.render import AppRequest
+
+LOAD: Final = "stillfresh.load"
+"""In a scope: it is a load for the cache, and its `LoadPlace`."""
+NOT_MODIFIED: Final = 304
+MOST_DIGITS: Final = 18
+"""Of a length; no body has more."""
+PATIENCE: Final = 0.05
+"""Seconds from a page's head to its end: one that takes longer is shown while it grows."""
+
+
+class LoadPlace:
+    """Among an app's loads. `leaves` is called before an answer goes on, as a visitor's exchange.
+
+    False: there is no place for it, and the visitor has to wait for one, and ask again.
+    """
+
+    leaves: Callable[[], Awaitable[bool]] | None = None
+
+
+class AppAnswer:
+    """What an app sends; `settled` when it is whole, given up, or goes on to one visitor.
+
+    `asked`: the conditions by which it is asked for, if there is an older page to serve should
+    this one be an error, or not modified.
+    """
+
+    def __init__(
+        self, app: App, asking: "AppRequest", fetched_at: float, max_body: int, asked: Raw | None
+    ) -> None:
+        self._asking = asking
+        self.fetched_at = fetched_at
+        self._max_body = max_body
+        self._has_old = asked is not None
+        is_as_asked = asking.visit.is_as_asked
+        self._keeps_own = not is_as_asked and asking.own is None
+        """Also one that is not to be shared is collected."""
+        self.settled: asyncio.Future[None] = asyncio.Future()
+        self._is_asked = self.is_given_up = self.is_going = False
+        self._status = 0
+        self._headers: Raw = ()
+        self._head: Message = {}
+        self.body = GrowingBody()
+        self._is_ones_own = False
+        self.reason = Reason.SIZE
+        """Why it was given up, or went on to one visitor."""
+        self._visitor: asyncio.Future[Receive] = asyncio.Future()
+        """Who takes the response over, or whose load it is: his leaving ends it if it goes on."""
+        self._place = LoadPlace()
+        self._timer: asyncio.TimerHandle | None = None
+        scope = {**asking.scope(asked or ()), LOAD: self._place}
+        self.running = asyncio.ensure_future(app(scope, self.receive, self.send))
+        self.running.add_done_callback(self._ended)
+
+    async def send(self, message: Message) -> None:
+        if self.settled.done() and not self.is_going:
+            return
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif message["type"] == "http.response.body":
+            self._body(message.get("body", b""), more=message.get("more_body", False))
+        if self.is_given_up:
+            await self._go_on()
+        if self.is_going:
+            await asyncio.shield(self._visitor)
+            await self.body.taken()
+
+    def _start(self, message: Message) -> None:
+        self._head = message
+        self._status, fields = message["status"], message.get("headers", ())
+        self._headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
+        if self._status == NOT_MODIFIED and self._has_old:
+            return
+        judgement = self._judged(self._status, self._headers)
+        if isinstance(judgement, Reason):
+            if self._is_error():
+                self.reason = Reason.FAILED
+                is_ours = self._asking.handover is None or is_of_gateway(self._headers)
+                self.is_given_up = not is_ours and not self._has_old
+                return
+            self._is_ones_own, self.reason = True, judgement
+        is_wanted = not self._is_ones_own or (self._keeps_own and 200 <= self._status <= 599)
+        self.is_given_up = (self._length() or 0) > self._max_body or not is_wanted
+        if self._status == 200 and not self.is_given_up and not self._is_ones_own:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._offer)
+
+    def _offer(self) -> None:
+        if self._asking.offer is not None and not self.settled.done():
+            self._asking.offer(self)
+
+    def _judged(self, status: int, headers: Raw) -> Judgement:
+        return self._asking.judge(self.fetched_at, status, headers)
+
+    def _is_error(self) -> bool:
+        """A number over 599 is no status, and no page's."""
+        return is_failure(self._status) and self._status <= 599
+
+    def _length(self) -> float | None:
+        """As it is announced, which may be beyond all measure; None: it is not."""
+        told = next(iter(values(self._headers, b"content-length")), b"")
+        is_number = told.isdigit() and len(told) <= MOST_DIGITS
+        return (int(told) if is_number else math.inf) if told else None
+
+    def _body(self, part: bytes, *, more: bool) -> None:
+        self.body.add(part)
+        is_endless = more and self._is_ones_own and self._length() is None
+        if not self.is_going and (self.body.size > self._max_body or is_endless):
+            self.is_given_up = True
+        if not more:
+            is_passed = self.is_going or self.is_given_up
+            self.body.end(None if is_passed else self._fault())  # else the server finds it out
+            if not self.is_given_up:
+                self._settle()
+
+    def _fault(self) -> Exception | None:
+        """Of another length than was announced."""
+        length, came = self._length(), self.body.size
+        if self._status in {204, NOT_MODIFIED} or length in {None, came}:
+            return None
+        return ConnectionError(f"{came:,} bytes came of {length:,}")
+
+    async def _go_on(self) -> None:
+        """To the visitor that reads it, or waits for it."""
+        leaves = self._place.leaves
+        if self._has_taker() and (leaves is None or await leaves()) and self._has_taker():
+            self.is_going, self.is_given_up, self.body.is_kept = True, False, False
+            if not self._visitor.done() and self._asking.handover is not None:
+                self._asking.handover.set_result(self)
+        self._settle()
+
+    def _has_taker(self) -> bool:
+        handover = self._asking.handover
+        if self._visitor.done():
+            return self.body.readers > 0
+        return handover is not None and not handover.done()
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.settled.done():
+            self.settled.set_result(None)
+
+    def _ended(self, running: "asyncio.Future[None]") -> None:
+        """Who reads what will never be whole is told so."""
+        if self._timer is not None:
+            self._timer.cancel()
+        error = None if running.cancelled() else running.exception()
+        self.body.end(error or ConnectionError("the app ended without a whole answer"))
+
+    @property
+    def is_for_many(self) -> bool:
+        """Whether several may read it while it grows: it fits, and its lease knows all its tags."""
+        is_tagged = any(name in TAG_FIELDS for name, _ in self._headers)
+        return self._length() is not None and not is_tagged
+
+    def failure(self) -> Page | None:
+        """I8: an error is one however big it is, and to whomever it goes; its status is told."""
+        return bare(self._status, self._headers) if self._is_error() else None
+
+    def page(self) -> Page:
+        if (error := self.body.error) is not None:
+            raise error
+        return Page(self.body.whole(), self._status, Headers.of(self._headers))
+
+    def head(self) -> Stored:
+        """As far as it is known: an ETag of ours needs the whole body."""
+        made = self.made(Page(b"", self._status, Headers.of(self._headers))).page
+        if made is None:
+            raise AssertionError("only what is shared is shown")
+        return Stored(replace(made.head, etag=None))
+
+    def made(self, page: Page) -> Rendered:
+        asking = self._asking
+        page = _varying(page, asking.visit)
+        judgement = self._judged(page.status, page.headers.raw)
+        given = asking.given_of(judgement.vary) if isinstance(judgement, Shared) else {}
+        return made_of(page, judgement, self.fetched_at, given, is_own=asking.own is not None)
+
+    async def receive(self) -> Message:
+        """An empty request; then that its visitor has left, or that the response is over."""
+        if not self._is_asked:
+            self._is_asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await asyncio.shield(self.settled)
+        if self.is_going:
+            receive = await asyncio.shield(self._visitor)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        return {"type": "http.disconnect"}
+
+    async def pass_to(self, receive: Receive, send: Send, *, is_head: bool) -> None:
+        """A response that is not shared, to the visitor whose request it answers."""
+        try:
+            await send(self._head)
+            if is_head:
+                await send({"type": "http.response.body", "body": b""})
+                return
+            self._visitor.set_result(receive)
+            await self.body.pour(send)
+        finally:
+            self.abandon()
+
+    async def show(self, page: "GrowingPage", receive: Receive, send: Send) -> None:
+        """A page that is kept when it is whole; its end is sent when it is."""
+        length = ((b"content-length", it) for it in values(self._headers, b"content-length"))
+        headers = [*page.fields, *length]
+        try:
+            await send({"type": "http.response.start", "status": self._status, "headers": headers})
+            if page.is_own:
+                self._visitor.set_result(receive)
+            await self.body.pour(send, page.over)
+        finally:
+            if page.is_own and page.over is not None:
+                page.over.cancel()
+            if self.is_going:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Nobody takes the rest; what the app does after a whole answer goes on."""
+        if not self.body.is_whole:
+            self.running.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingPage(FoundPage):
+    """A page of which the head has come; `stored` has no body yet."""
+
+    answer: AppAnswer
+    is_own: bool
+    """This visitor's own load fetches it."""
+    over: "asyncio.Future[Any] | None"
+    """Done when that load has ended."""
+
+    @classmethod
+    def of(cls, found: FoundPage, read: PageRead) -> "GrowingPage":
+        return cls(found.keys, found.stored, found.fields, read.growing, read.is_own, read.over)
+
+
+def _varying(page: Page, visit: Visit) -> Page:
+    """RFC 9111 §4.1: what the route declares, caches behind this one are told too."""
+    raw = page.headers.raw
+    named = {it.lower() for it in members(values(raw, b"vary"))}
+    declared = sorted({name.lower().encode("latin-1") for name in visit.route.vary} - named)
+    if not declared:
+        return page
+    return Page(page.body, page.status, Headers.of((*raw, (b"vary", b", ".join(declared)))))

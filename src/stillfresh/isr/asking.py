@@ -1,0 +1,229 @@
+"""One caller's read of a page: what the cache has, or a load, its own or another's (I8, I15).
+
+A page whose load takes long is a body that grows, and is read from the start, as soon as its head
+says that it is shared: by the caller whose load it is, and by those who wait for it, if the law
+allows it.
+"""
+
+import asyncio
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from stillfresh.engine import Answer, Loaded, Origin, Private
+from stillfresh.freshness import Verdict
+from stillfresh.isr.model import (
+    Busy,
+    PageCaller,
+    PageKey,
+    PageRead,
+    ReadOutcome,
+    Render,
+    Rendered,
+    Send,
+    Stored,
+)
+from stillfresh.isr.sharing import why_asked
+
+if TYPE_CHECKING:
+    from stillfresh.isr.pages import PageCache
+
+MOST_AT_ONCE: Final = 262_144
+"""Bytes that a reader is sent in one part."""
+
+
+class GrowingBody:
+    """What came so far. While it is kept, all of it stays, and nobody waits for its readers.
+
+    When it is no longer to be kept it is for one reader: what he has read is dropped, and `taken`
+    waits for him.
+    """
+
+    def __init__(self) -> None:
+        self._came: bytearray | bytes = bytearray()
+        self._dropped = 0
+        self._grown, self._moved = asyncio.Event(), asyncio.Event()
+        self.size, self.readers = 0, 0
+        self.is_kept, self.is_whole = True, False
+        self.error: BaseException | None = None
+        """Why it will never be whole."""
+
+    def add(self, part: bytes) -> None:
+        self._came += part
+        self.size += len(part)
+        self._grown.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is whole, or broke off; only the first word counts."""
+        if not self.is_whole and self.error is None:
+            self.is_whole, self.error = error is None, error
+            self._grown.set()
+
+    def whole(self) -> bytes:
+        """As it is kept; readers go on with the same bytes."""
+        self._came = bytes(self._came)
+        return self._came
+
+    async def taken(self) -> None:
+        """Until its reader has read all that came, or has left."""
+        while self.readers and self.size > self._dropped:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def pour(self, send: Send, over: "asyncio.Future[Any] | None" = None) -> None:
+        """All of it, as it comes. An error if it breaks off: its end must not look like one.
+
+        `over`: its end is sent when this is done.
+        """
+        at = 0
+        self.readers += 1
+        try:
+            while at < self.size or not self.is_whole:
+                if at == self.size:
+                    if self.error is not None:
+                        raise self.error
+                    self._grown.clear()
+                    await self._grown.wait()
+                    continue
+                start = at - self._dropped
+                part = bytes(self._came[start : start + MOST_AT_ONCE])
+                at += len(part)
+                more = at < self.size or not self.is_whole or over is not None
+                await send({"type": "http.response.body", "body": part, "more_body": more})
+                self._drop(at)
+                if not more:
+                    return
+            if over is not None:
+                await asyncio.wait([over])
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.readers -= 1
+            self._moved.set()
+
+    def _drop(self, at: int) -> None:
+        if not self.is_kept and isinstance(self._came, bytearray):
+            del self._came[: at - self._dropped]
+            self._dropped = at
+            self._moved.set()
+
+
+class Growing(Protocol):
+    """A page whose head has come, and whose body is on its way."""
+
+    fetched_at: float
+    body: GrowingBody
+
+    @property
+    def is_for_many(self) -> bool:
+        """Whether also those may read it who wait for another's load."""
+
+    def head(self) -> Stored:
+        """The page without its body."""
+
+
+class Beginning:
+    """The head of a page under way, for all who wait for it; and when it was known to hold."""
+
+    def __init__(self) -> None:
+        self.head: asyncio.Future[Growing] = asyncio.Future()
+        self.asking = asyncio.Lock()
+        self.numbers = count(1)
+        """Of the callers, as they come."""
+        self.held_at = 0
+        """The number at which the lease was last seen to be live."""
+        self.over: asyncio.Future[ReadOutcome] | None = None
+        """Done when the load has ended, and the page is kept; or when its caller has left."""
+
+
+class PageAsking:
+    """A caller that needs a load, or waits for one."""
+
+    def __init__(
+        self, pages: "PageCache", key: PageKey, render: Render, caller: PageCaller
+    ) -> None:
+        self._pages, self._key, self._render, self._caller = pages, key, render, caller
+        self._is_own, self._before = False, "miss"
+        self._mine: Growing | None = None
+        self._made: Loaded[Stored] | Private[Rendered] | None = None
+        self._beginning = pages.beginnings.get(key) or Beginning()
+        pages.beginnings[key] = self._beginning
+
+    async def answered(self, known: Answer[Stored] | None, *, anew: bool) -> PageRead:
+        pages, head = self._pages, self._beginning.head if self._caller.reads_along else None
+        asking = asyncio.ensure_future(self._read(known, anew=anew))
+        resting = asyncio.ensure_future(pages.rest(pages.wait))
+        is_begun = False
+        try:
+            while not asking.done():
+                others = [it for it in (head, None if self._is_own else resting) if it is not None]
+                await asyncio.wait([asking, *others], return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    break
+                if head is not None and head.done():
+                    growing, head = head.result(), None
+                    if is_begun := growing is self._mine:
+                        asking.add_done_callback(_looked_at)
+                        self._beginning.over = asking
+                    if is_begun or await self._may_read(growing):
+                        return self._begun(growing)
+                elif resting.done() and not self._is_own:
+                    text = f"not rendered by another within {pages.wait:g} s"
+                    raise Busy(f"{self._key!r}: {text}")
+            return PageRead(pages.judged(await asking), self._is_own, self._before)
+        finally:
+            resting.cancel()
+            if not is_begun:
+                asking.cancel()
+
+    async def _read(self, known: Answer[Stored] | None, *, anew: bool) -> ReadOutcome:
+        core, key = self._pages.core, self._key
+        if known is None:
+            outcome = await core.read(key, self._load, anew=anew)
+            if anew or self._pages.takes(outcome, self._caller.wish):
+                return outcome
+        outcome = await core.read(key, self._load, anew=True)
+        return self._made if isinstance(self._made, Private) else outcome
+
+    async def _load(self) -> Loaded[Stored] | Private[Rendered]:
+        pages, key = self._pages, self._key
+        self._is_own, self._before = True, why_asked(pages.at_hand(key), pages.clock())
+        try:
+            rendered = await self._render(pages.old(key), self._offer)
+        finally:
+            if pages.beginnings.get(key) is self._beginning:
+                del pages.beginnings[key]
+        self._made = pages.loaded(key, rendered, is_noted=self._caller.is_noted)
+        return self._made
+
+    def _offer(self, growing: Growing) -> None:
+        self._mine = growing
+        if not self._beginning.head.done():
+            self._beginning.head.set_result(growing)
+
+    async def _may_read(self, page: Growing) -> bool:
+        """E6: what another fetches, if nothing had invalidated it when this caller came.
+
+        The lease tells. It is asked about for all who came until then, one time after the other.
+        """
+        beginning, pages = self._beginning, self._pages
+        number = next(beginning.numbers)
+        async with beginning.asking:
+            is_under_way = pages.beginnings.get(self._key) is beginning
+            if beginning.held_at < number and page.is_for_many and is_under_way:
+                until = next(beginning.numbers)
+                if await pages.core.is_live(self._key):
+                    beginning.held_at = until
+        return beginning.held_at > number and page.body.error is None
+
+    def _begun(self, page: Growing) -> PageRead:
+        is_own, clock = page is self._mine, self._pages.clock
+        origin, head = Origin.LOADED if is_own else Origin.ANOTHER, self._pages.shows(page.head())
+        answer = Answer(head, True, Verdict.FRESH, page.fetched_at, origin, clock)  # noqa: FBT003
+        if not is_own:  # who waits for the end of the load is counted then
+            self._pages.core.memory.count([answer], clock())
+        return PageRead(answer, is_own, self._before, page, self._beginning.over)
+
+
+def _looked_at(done: "asyncio.Future[ReadOutcome]") -> None:
+    """Its visitor has his answer, and is told nothing more."""
+    if not done.cancelled():
+        done.exception()
