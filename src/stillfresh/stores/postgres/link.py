@@ -193,6 +193,9 @@ class PgLink:
             self._places.release()
 
     async def _take_a_place(self) -> None:
+        if not self._places.locked():  # a time-out costs more than the place
+            await self._places.acquire()
+            return
         try:
             async with asyncio.timeout(self._timeout):
                 await self._places.acquire()
