@@ -147,20 +147,18 @@ class TestI27PurgeRequests:
             assert await texts(client, "/a", "/a?x=1") == ["1", "3"]
             assert shop.methods == ["GET"] * 3
 
-    @pytest.mark.parametrize("method", ["PURGE", "BAN"])
-    async def test_purge_by_the_tags_that_they_name(self, method: str) -> None:
+    async def test_purge_by_the_tags_that_they_name(self) -> None:
         """In any of the fields by which a site names them; `Soft-Purge: 1` makes them stale."""
         shop = Shop("10.0.0.0/8")
         async with shop.client("10.1.2.3") as client:
             await texts(client, "/a", "/b")
             for field, soft in (("Surrogate-Key", "0"), ("Cache-Tag", "1")):
                 headers = {field: "eu", "Soft-Purge": soft}
-                answer = await client.request(method, "/", headers=headers)
+                answer = await client.request("PURGE", "/", headers=headers)
                 assert answer.json() == {"urls": {}, "tags": {"eu": 2}}
                 await texts(client, "/a", "/b")
                 assert await shop.pages.settled()
             assert await texts(client, "/a", "/b") in (["5", "6"], ["6", "5"])
-            assert (await client.request("BAN", "/a")).status_code == 422
 
     @pytest.mark.parametrize("peer", ["127.0.0.1", "11.0.0.1"])
     async def test_of_others_are_refused(self, peer: str) -> None:

@@ -1,4 +1,4 @@
-"""Purging over HTTP (I27): an operator's list of URLs and tags, and PURGE and BAN requests.
+"""Purging over HTTP (I27): an operator's list of URLs and tags, and PURGE requests.
 
 The second way is for those who purge Varnish or a CDN so: by the address of the connection's own
 peer, never by what a field says.
@@ -20,7 +20,6 @@ from stillfresh.web.replies import Problem, json_reply, problem_reply
 
 MOST: Final = 1_000
 """URLs, and tags, of one request: each is a step of the store."""
-METHODS: Final = frozenset({"PURGE", "BAN"})
 SOFT: Final = "soft-purge"
 
 
@@ -69,7 +68,7 @@ def _mistakes(asked: Purge) -> list[str]:
 
 
 class PurgeRequests:
-    """Before a site: answers `PURGE` and `BAN` of peers in these networks, and passes the rest.
+    """Before a site: answers `PURGE` of peers in these networks, and passes the rest.
 
     Without networks everything passes.
     """
@@ -80,7 +79,7 @@ class PurgeRequests:
         self._networks = networks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_ours = self._networks and scope["type"] == "http" and scope["method"] in METHODS
+        is_ours = self._networks and scope["type"] == "http" and scope["method"] == "PURGE"
         app = await self._answer(scope) if is_ours else self._app
         await app(scope, receive, send)
 
@@ -98,12 +97,12 @@ class PurgeRequests:
 
 
 def asked_by(scope: Scope) -> Purge:
-    """By the tags that its fields name, else (PURGE) its own URL, over either scheme."""
+    """By the tags that its fields name, else its own URL, over either scheme."""
     headers = Headers(scope=scope)
     tags, soft = tag_names(tuple(scope["headers"])), headers.get(SOFT) == "1"
     if tags is None:
         raise Problem(422, "bad_purge", "Cannot be purged", "too many tags, or too long ones")
-    if tags or scope["method"] == "BAN":
+    if tags:
         return Purge(tags=tags, soft=soft)
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
