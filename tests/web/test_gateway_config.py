@@ -99,6 +99,8 @@ WRONG: dict[tuple[str, str], list[Any]] = {
         {"/a": {"revalidat": "1m"}},
     ],
     ("pages", "forward"): ["both", 1, ""],
+    ("pages", "heuristic"): ["yes", 1],
+    ("pages", "cdn_override"): ["yes", 1],
     ("pages", "absent_for"): ["soon", -1],
     ("pages", "credentials"): ["X-Api-Key", [""], ["a b"], [1]],
     ("pages", "query"): ["page", [1], [""]],
@@ -126,8 +128,6 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("kinds", "terms"): ["", "theirs", 1],
     ("kinds", "concurrency"): [0, 1_001, "4", True],
     ("pages", "max_streams"): [0, "many", True, 10**9],
-    ("pages", "heuristic"): ["yes", 1],
-    ("pages", "cdn_override"): ["yes", 1],
     ("pages", "expose_tags"): ["yes", 1],
     ("pages", "purge_from"): ["10.0.0.0/8", ["10.0.0.1/8"], ["everybody"], [1]],
     ("kinds", "batch_url"): [
@@ -177,6 +177,8 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("server", "authenticate_url"): ["x", 1, "ftp://x"],
     ("server", "max_connections"): [0, "many", True, 1.5],
     ("server", "workers"): [0, 257, 10_000, "2", True],
+    ("server", "uds"): ["", 1, "a\0b"],
+    ("server", "drain"): ["soon", -1, True],
 }
 
 

@@ -1,5 +1,7 @@
 """`stillfresh serve`, `check`, `demo`: a gateway of settings, and a site to see it by (G1, G8)."""
 
+import os
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -54,6 +56,12 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "server__workers",
     type=int,
     help="Processes that answer, with one --store.  [default: 1]",
+)
+@click.option("--uds", "server__uds", help="A Unix socket to listen on, in place of a port.")
+@click.option(
+    "--drain",
+    "server__drain",
+    help="After SIGTERM, how long /readyz says 503 before the end.  [default: 0s]",
 )
 @click.option(
     "--site-host",
@@ -125,19 +133,21 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     A cache in front of a site, and of an API. Pages are kept as the site says itself
     (Cache-Control, ETag, Vary), or as --route says; other responses are passed through uncached.
     Without a route the site sees the visitor's own request. Entities of an API are declared in
-    FILE, as [kinds.NAME]; options stand in the place of what FILE says. Several processes, on
-    several machines, may share one --store.
+    FILE, as [kinds.NAME]; options stand in the place of what FILE says, and of variables such as
+    STILLFRESH_STORE__URL. Several processes, on several machines, may share one --store.
     """
     tables, options = given(ctx)
-    if file is None and "pages.upstream" not in options:
+    is_told = any(it.startswith(("STILLFRESH_PAGES__", "STILLFRESH_KINDS__")) for it in os.environ)
+    if file is None and "pages.upstream" not in options and not is_told:
         raise click.UsageError("name a FILE of settings, or --upstream URL.")
     config = extra("stillfresh.web.config", "web")
     serving = extra("stillfresh.web.serving", "web")
     try:
-        settings = config.load(file, tables) if file is not None else config.settings_of(tables)
+        settings = config.load(file, tables)
     except config.Mistakes as exc:
         raise ConfigError("\n".join(_told(it, options) for it in exc.mistakes)) from exc
-    serving.serve(settings, click.echo)
+    read = None if file is None else partial(config.load, file, tables)
+    serving.serve(settings, click.echo, read)
 
 
 def _told(mistake: str, options: dict[str, str]) -> str:

@@ -27,7 +27,7 @@ from stillfresh.demo.playing import Playing, boards_of
 from stillfresh.demo.rules import Pace
 from stillfresh.demo.site import MAX_BATCH, Demo
 from stillfresh.demo.tables import Tables
-from stillfresh.demo.upstream import BreakableUpstream, QuietServer, upstream_app
+from stillfresh.demo.upstream import BreakableUpstream, upstream_app
 from stillfresh.demo.visitors import Visitors, key_in
 from stillfresh.demo.world import UpstreamData
 from stillfresh.engine import Cache, RetryAfter
@@ -37,7 +37,7 @@ from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.live import Hub
 from stillfresh.quiet import quietly
-from stillfresh.server import address, bound, server_config
+from stillfresh.server import Server, address, bound, server_config
 from stillfresh.waiting.backend import Games
 from stillfresh.waiting.messages import InvalidatedNews
 from stillfresh.web import gateway
@@ -91,7 +91,7 @@ async def _served(
     async with demo(directory, pace, (host,)) as made:
         config = server_config(made.app)
         config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
-        server = QuietServer(config, listening)
+        server = Server(config, listening)
 
         async def end() -> None:
             await told.wait()

@@ -9,7 +9,6 @@ backends do: posts and users by ids (C12), a feed's days and comments (F), price
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from datetime import date
 from typing import Final, Self
 
@@ -41,14 +40,6 @@ KNOWN: Final = (
 """What a path asks for, by the first of these that is in it."""
 
 
-class QuietServer(Server):
-    """One of several servers in its process: signals are for the program that runs it."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class BreakableUpstream:
     """`async with BreakableUpstream(app, pace, world) as it:`; `await it.turn("down")`."""
 
@@ -60,7 +51,7 @@ class BreakableUpstream:
         self._pace = pace
         self._dice = world.dice
         self._port = 0
-        self._server: QuietServer | None = None
+        self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._hung_up = asyncio.Event()
         self._turning = asyncio.Lock()
@@ -115,7 +106,7 @@ class BreakableUpstream:
             self, ws="websockets-sansio", lifespan="off", log_config=None, access_log=False
         )
         is_listening = asyncio.Event()
-        self._server = QuietServer(config, is_listening.set)
+        self._server = Server(config, is_listening.set)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         await is_listening.wait()
 

@@ -1,7 +1,8 @@
 """The HTTP server that `stillfresh serve` runs: uvicorn's, within limits, in workers."""
 
 from stillfresh.server.board import Board
-from stillfresh.server.listening import Server, address, bound, server_config
+from stillfresh.server.listening import Server, address, bound, bound_path, server_config
 from stillfresh.server.workers import Worker, Workers
 
-__all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "server_config"]
+__all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
+__all__ += ["server_config"]

@@ -6,8 +6,11 @@ Nothing here knows what a gateway is. Needs `stillfresh[web]`.
 import asyncio
 import errno
 import socket
+import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -21,6 +24,8 @@ from stillfresh.server.sockets import SocketProtocol
 
 GRACE: Final = 10
 """Seconds that requests under way are given when the server is told to end."""
+NOBODY: Final = ("unknown", 0)
+"""RFC 7239 §6: a client that has no address."""
 LONGEST_FRAME: Final = 1_048_576
 """Bytes; a longer message is not even put together."""
 ENDING: Final = {
@@ -46,6 +51,31 @@ def bound(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextmanager
+def bound_path(path: str) -> Iterator[socket.socket]:
+    """A Unix socket (G17), which its group may use; one that nobody listens on any more goes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_heard(path):
+                Path(path).unlink()
+        except OSError:
+            pass  # there is none
+        try:
+            listener.bind(path)
+            Path(path).chmod(0o660)
+        except (OSError, ValueError) as exc:
+            raise StillfreshError(f"cannot listen on {path}: {_why(exc)}") from exc
+        try:
+            yield listener
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+
+def _is_heard(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        return asking.connect_ex(path) == 0
+
+
 def _why(exc: Exception) -> str:
     if isinstance(exc, OSError) and exc.errno == errno.EADDRINUSE:
         return "another program listens there; choose another one with --port, or 0 for any"
@@ -57,11 +87,15 @@ def address(host: str, port: int) -> str:
 
 
 class Server(uvicorn.Server):
-    """Says when it listens."""
+    """Says when it listens. Signals are its program's: uvicorn's own handlers are not installed."""
 
     def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
         super().__init__(config)
         self._listening = listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -97,6 +131,8 @@ def finished(app: ASGIApp) -> ASGIApp:
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         is_begun = False
+        if scope["type"] == "http" and scope.get("client") is None:
+            scope["client"] = NOBODY  # over a Unix socket
 
         async def tell(message: Message) -> None:
             nonlocal is_begun

@@ -37,7 +37,7 @@ KILLED_AFTER: Final = 30.0
 LONGEST_ERROR: Final = 10_000
 READY, FAILED, WRONG = b"r", b"f", b"w"
 """What a worker says: it listens; or it failed, and why, or what is wrong in the settings."""
-TAKEN: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+TAKEN: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,13 @@ class Workers:
         board: Board,
         work: Callable[[Worker], None],
         ready: Callable[[], None],
+        *,
+        drain: float = 0.0,
+        reload: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._reload = reload
+        """On SIGHUP, in the parent; True: the workers are told too."""
+        self._patience = KILLED_AFTER + drain
         self._listener = listener
         self._board = board
         self._work = work
@@ -162,7 +168,10 @@ class Workers:
         for slot in self._slots:
             self._hear(slot)
         for number in _drained(signals):
-            if number != signal.SIGCHLD:
+            if number == signal.SIGHUP:
+                if self._killed_at is None and self._reload():
+                    self._send(signal.SIGHUP)
+            elif number != signal.SIGCHLD:
                 self._end(number)
 
     def _hear(self, slot: Slot) -> None:
@@ -178,7 +187,7 @@ class Workers:
     def _end(self, number: int) -> None:
         """All workers are told, and given their time; a second SIGINT makes them hurry."""
         if self._killed_at is None:
-            self._killed_at = time.monotonic() + KILLED_AFTER
+            self._killed_at = time.monotonic() + self._patience
             self._listener.close()  # nobody is let in where nobody answers
             self._send(signal.SIGTERM)
             self._send(signal.SIGCONT)  # one that is stopped would not hear

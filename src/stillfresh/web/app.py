@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -85,6 +85,8 @@ class Gateway:
         if page_cache is not None and PAGE in self.hub.kinds:
             raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
         self._owns_cache = cache is not store
+        self.is_draining = False
+        """G17: it was told to end: `/readyz` sends visitors elsewhere, and all are answered."""
         self._pages = Behind(pages) if pages is not None else None
         self._hosts = checked_hosts(hosts)
         self._has_v1 = bool(self.hub.kinds) or pages is None
@@ -207,9 +209,11 @@ class Gateway:
         stores = await self.dashboard.numbers.reached()
         lags = self.dashboard.numbers.lags()
         is_late = any(lag.seconds > lag.limit for lag in lags.values())
-        is_ready = set(stores.values()) == {"reachable"} and not is_late
+        is_well = set(stores.values()) == {"reachable"} and not is_late
+        is_ready = is_well and not self.is_draining
         late = {name: round(lag.seconds, 3) for name, lag in lags.items()}
-        told = Ready("ready" if is_ready else "not ready", stores, late)
+        status: Literal["ready", "not ready", "draining"] = "ready" if is_ready else "not ready"
+        told = Ready("draining" if self.is_draining else status, stores, late)
         return json_reply(told, status=200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:

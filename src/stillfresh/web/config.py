@@ -16,6 +16,7 @@ from stillfresh.isr.routes import CREDENTIALS, Forward, Route
 from stillfresh.isr.upstream import MAX_STREAMS
 from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
+from stillfresh.web.environment import by_variable, variables_in
 from stillfresh.web.fields import key, keyed, noted, read_table, unknown
 from stillfresh.web.guard import checked_token
 
@@ -104,6 +105,8 @@ class ServerSettings:
     max_connections: int = key(fields.whole(1, 1_000_000), 10_000)
     token_file: str | None = key(fields.text, None)
     workers: int = key(fields.whole(1, 256), 1)
+    uds: str | None = key(fields.text, None)
+    drain: float = key(fields.duration, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +119,54 @@ class Settings:
     server: ServerSettings = ServerSettings()
 
 
+MODELS: Final = {
+    "store": StoreSettings,
+    "pages": PagesSettings,
+    "kinds": KindSettings,
+    "server": ServerSettings,
+}
 TABLES: Final = ("store", "pages", "kinds", "server")
 URL_KEYS: Final = ("terms",)
 BATCH_KEYS: Final = ("ids_field", "id", "list_field", "max_batch", "viewer_field")
 
 
-def load(path: str | Path, over: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """The file's settings; `over` has tables whose keys stand in the place of the file's."""
-    tables = _tables(Path(path))
-    for name, table in (over or {}).items():
+def load(
+    path: str | Path | None,
+    over: Mapping[str, Mapping[str, Any]] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """The file's settings; variables go over them, and the tables of `over` over both (G17)."""
+    tables = {} if path is None else _tables(Path(path))
+    told, named, mistakes = from_environment(environ)
+    for table in (told, over or {}):
+        _put_over(tables, table)
+    try:
+        found = settings_of(tables, environ)
+    except Mistakes as exc:
+        mistakes += [by_variable(it, named) for it in exc.mistakes]
+        raise Mistakes(mistakes) from exc
+    if mistakes:
+        raise Mistakes(mistakes)
+    return found
+
+
+def _put_over(tables: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for name, it in over.items():
         own = tables.get(name, {})
-        tables[name] = {**own, **table} if isinstance(own, dict) else own
-    return settings_of(tables)
+        if not isinstance(own, dict):
+            continue  # told as a mistake of the file
+        if name == "kinds":
+            tables[name] = own = {**own}
+            _put_over(own, it)
+        else:
+            tables[name] = {**own, **it}
+
+
+def from_environment(
+    environ: Mapping[str, str],
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Tables as a file would have them, the variable of each key, and what is wrong."""
+    return variables_in(environ, MODELS)
 
 
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

@@ -59,7 +59,7 @@ PURGES: Final = {
 class Ready(msgspec.Struct, omit_defaults=True):
     """`/readyz`: every store answers, and in time; no outbox's consumer is too far behind."""
 
-    status: Literal["ready", "not ready"]
+    status: Literal["ready", "not ready", "draining"]
     stores: dict[str, Reached]
     lags: dict[str, float] = {}
     """Seconds, by consumer."""

@@ -16,9 +16,19 @@ import uvloop
 
 from stillfresh.errors import without_password
 from stillfresh.http.client import new_client
-from stillfresh.server import Board, Server, Worker, Workers, address, bound, server_config
+from stillfresh.server import (
+    Board,
+    Server,
+    Worker,
+    Workers,
+    address,
+    bound,
+    bound_path,
+    server_config,
+)
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import Settings
+from stillfresh.web.reloading import Replaceable, read_again
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
 
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
@@ -32,29 +42,53 @@ PLACE_BY_KIND: Final = 8_192
 LOGGED: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Where no logging was set up."""
 
+logger = logging.getLogger(__name__)
 
-def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
+
+def serve(
+    settings: Settings, say: Callable[[str], None], read: Callable[[], Settings] | None = None
+) -> None:
+    """Until SIGTERM or SIGINT; what cannot work is told before anything is served.
+
+    `read`: reads the settings again, on SIGHUP (G17).
+    """
     logging.basicConfig(format=LOGGED)
     server = settings.server
-    with bound(server.host, server.port) as listener:
-        where = address(server.host, listener.getsockname()[1])
+    binding = bound(server.host, server.port) if server.uds is None else bound_path(server.uds)
+    with binding as listener:
+        is_path = server.uds is not None
+        port = 0 if is_path else listener.getsockname()[1]
+        where = f"unix:{server.uds}" if is_path else address(server.host, port)
 
         def listening() -> None:
             for line in _said(settings, where):
                 say(line)
 
         if server.workers == 1:
-            _work(_run(settings, listener, listening))
+            _work(_run(settings, listener, listening, read=read))
             return
-        size = PLACE + sum(PLACE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
-        board = Board(server.workers, size)
-        Workers(
-            listener,
-            board,
-            lambda worker: _work(_run(settings, listener, worker.ready, worker)),
-            listening,
-        ).run()
+        now = settings
+
+        def read_anew() -> bool:
+            """In the parent: for workers that start later; they are told if there is no mistake."""
+            nonlocal now
+            new = None if read is None else read_again(read, now)
+            if new is not None and _size(new) > _size(settings):
+                logger.error("not reloaded: so many kinds take a restart with --workers")
+                return False
+            now = new or now
+            return new is not None
+
+        def work(worker: Worker) -> None:
+            _work(_run(now, listener, worker.ready, worker, read))
+
+        board = Board(server.workers, _size(settings))
+        Workers(listener, board, work, listening, drain=server.drain, reload=read_anew).run()
+
+
+def _size(settings: Settings) -> int:
+    """Bytes for the numbers of one worker."""
+    return PLACE + sum(PLACE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
 
 
 def _work(running: Coroutine[Any, Any, None]) -> None:
@@ -92,29 +126,82 @@ async def _run(
     listener: socket.socket,
     listening: Callable[[], None],
     worker: Worker | None = None,
+    read: Callable[[], Settings] | None = None,
 ) -> None:
     async with new_client(LONGEST_WAIT, kept=KEPT) as client:
-        app = gateway_of(settings, client)
-        server = Server(server_config(app, app.is_site), listening)
-        opening = asyncio.ensure_future(_open(app))
+        await GatewayProcess(settings, client, listening, worker, read).run(listener)
 
-        def end() -> None:
-            opening.cancel()
-            server.should_exit = True
 
-        if worker is not None:
-            app.dashboard.numbers.share(worker)
-            worker.end_with_parent(end)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # While it starts; then uvicorn obeys them, and raises them once more for nobody.
-            asyncio.get_running_loop().add_signal_handler(number, end)
+class GatewayProcess:
+    """A gateway on a socket, and what signals do to it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: httpx2.AsyncClient,
+        listening: Callable[[], None],
+        worker: Worker | None,
+        read: Callable[[], Settings] | None,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._worker = worker
+        self._read = read
+        self._held = Replaceable(self._new())
+        app = self._held.app if read is None else self._held
+        self._server = Server(server_config(app, self._is_site), listening)
+        self._opening: asyncio.Future[None] = asyncio.ensure_future(_open(self._held.app))
+        self._reloads = set[asyncio.Future[None]]()
+
+    def _new(self) -> Gateway:
+        app = gateway_of(self._settings, self._client)
+        if self._worker is not None:
+            app.dashboard.numbers.share(self._worker)
+        return app
+
+    def _is_site(self, path: str) -> bool:
+        return self._held.app.is_site(path)
+
+    async def run(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if self._worker is not None:
+            self._worker.end_with_parent(self._end)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._heard, number)
         try:
-            await asyncio.wait([opening])
-            if not opening.cancelled():
-                opening.result()
-                await server.serve(sockets=[listener])
+            await asyncio.wait([self._opening])
+            if not self._opening.cancelled():
+                self._opening.result()
+                await self._server.serve(sockets=[listener])
         finally:
-            await app.close()
+            await asyncio.gather(*self._reloads, return_exceptions=True)
+            await self._held.app.close()
+
+    def _end(self) -> None:
+        self._opening.cancel()
+        self._server.should_exit = True
+
+    def _heard(self, number: int) -> None:
+        """SIGHUP reloads; SIGTERM drains first (G17); a second signal to end hurries."""
+        drain, app, server = self._settings.server.drain, self._held.app, self._server
+        if number == signal.SIGHUP:
+            self._reload()
+        elif number == signal.SIGTERM and server.started and drain and not app.is_draining:
+            app.is_draining = True
+            asyncio.get_running_loop().call_later(drain, self._end)
+        elif number == signal.SIGINT and server.should_exit:
+            server.force_exit = True
+        else:
+            self._end()
+
+    def _reload(self) -> None:
+        if self._read is None:
+            logger.warning("not reloaded: there is no file of settings")
+        elif self._server.started and (new := read_again(self._read, self._settings)) is not None:
+            self._settings = new
+            task = asyncio.ensure_future(self._held.replace(self._new()))
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
 
 
 async def _open(app: Gateway) -> None:

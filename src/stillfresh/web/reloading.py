@@ -1,0 +1,96 @@
+"""SIGHUP: the gateway of new settings takes the place of the one that answers (G17).
+
+What concerns the socket and the processes takes a restart, and is told. If the new settings cannot
+be read, or their store cannot be opened, everything stays as it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from stillfresh.errors import StillfreshError
+from stillfresh.web.app import Gateway
+from stillfresh.web.config import Settings
+
+FIXED: Final = ("host", "port", "uds", "workers")
+WITHIN: Final = 10.0
+"""Seconds that requests have to end on the gateway that is replaced."""
+
+logger = logging.getLogger(__name__)
+
+
+def after_reload(old: Settings, new: Settings) -> Settings:
+    """The new ones, but for what takes a restart."""
+    fixed = {name: getattr(old.server, name) for name in FIXED}
+    return replace(new, server=replace(new.server, **fixed))
+
+
+def unchangeable(old: Settings, new: Settings) -> Iterator[str]:
+    """What the new ones say in vain."""
+    for name in FIXED:
+        if (stays := getattr(old.server, name)) != getattr(new.server, name):
+            yield f"server.{name}: takes a restart; it stays {stays}"
+
+
+def read_again(read: Callable[[], Settings], old: Settings) -> Settings | None:
+    """None, and logged, if there are mistakes."""
+    try:
+        new = read()
+    except StillfreshError as exc:
+        for line in str(exc).splitlines():
+            logger.error("not reloaded: %s", line)  # noqa: TRY400 (a mistake in a file, no trace)
+        return None
+    for line in unchangeable(old, new):
+        logger.warning("%s", line)
+    return after_reload(old, new)
+
+
+class Replaceable:
+    """An ASGI app: the gateway that answers now."""
+
+    def __init__(self, app: Gateway) -> None:
+        self.app = app
+        self._busy: dict[Gateway, int] = {app: 0}
+        self._idle = asyncio.Event()
+        self._replacing = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        self._busy[app] += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            if app in self._busy:  # else it was closed meanwhile
+                self._busy[app] -= 1
+                self._idle.set()
+
+    async def replace(self, new: Gateway) -> None:
+        """Open it first. Then the old one ends, when its requests are answered."""
+        async with self._replacing:
+            try:
+                await new.cache.open()
+                await new.open()
+            except StillfreshError as exc:
+                logger.error("not reloaded: %s", exc)  # noqa: TRY400 (a store that is away)
+                await new.close()
+                return
+            old, self.app = self.app, new
+            new.is_draining = old.is_draining
+            self._busy[new] = 0
+            try:
+                async with asyncio.timeout(WITHIN):
+                    while self._busy[old]:
+                        self._idle.clear()
+                        await self._idle.wait()
+            except TimeoutError:
+                pass  # closing cuts them off
+            del self._busy[old]
+            await old.close()
+            logger.warning("reloaded")
