@@ -15,7 +15,7 @@ import pytest
 from stillfresh import Cache, NotOpen, Origin, Policy, Resource, StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
 from stillfresh.stores.postgres import create, describe, link
-from stillfresh.stores.postgres.link import PgLink
+from stillfresh.stores.postgres.link import PgLink, connected_to
 from stillfresh.stores.postgres.schema import VERSION
 from stillfresh.stores.urls import store_for
 from tests.kit.proxies.flaky import FlakyProxy, Loss
@@ -341,6 +341,22 @@ class TestS11Connections:
         assert reached == [(KIND, f"{number:05}") for number in range(1, 20_001)]
         assert postgres.execute(f"SELECT count(*) FROM {schema}.tag") == [(0,)]
 
+    def test_many_tags_take_few_locks(self, postgres: PostgresServer, url: str) -> None:
+        """I26: a server has room for a few thousand locks, which all its clients share."""
+        lock = f"{schema_of(url)}.lock_of(tag::text::bytea)"
+        locks = f"SELECT count(DISTINCT {lock}) FROM generate_series(1, 2000) tag"
+        assert postgres.execute(locks) == [(32,)]
+
+    async def test_the_host_that_answers_is_tried_first_by_all(
+        self, postgres: PostgresServer
+    ) -> None:
+        """S11: also of several that connect at once, after the first host is lost."""
+        at = f"host={HOST} user=postgres dbname=postgres port="
+        hosts = [f"{at}{free_port()}", f"{at}{postgres.port}"]
+        for connection in await asyncio.gather(*(connected_to(hosts, DEADLINE) for _ in "12")):
+            await connection.close()
+        assert hosts[0] == f"{at}{postgres.port}"
+
     async def test_closed_it_says_so(self, url: str) -> None:
         async with opened(url) as store:
             pass
@@ -387,6 +403,30 @@ class TestS11Refused:
                 await store.invalidate(KIND, ["a"])
             postgres.execute(f"GRANT UPDATE ON {schema}.entry TO {name}")
             await store.invalidate(KIND, ["a"])
+
+    async def test_another_isolation_would_break_the_law(
+        self, postgres: PostgresServer, url: str
+    ) -> None:
+        """A statement that waited for an invalidation would not see it: refused, with the remedy.
+
+        A publication with the tag that is being invalidated would be stored as fresh.
+        """
+        app = role(postgres, url, "SET default_transaction_isolation = 'repeatable read'")
+        with pytest.raises(StoreError, match=f"'repeatable read'; run ALTER ROLE {name_of(app)}"):
+            await store_for(app, time.time).open()
+        postgres.execute(f"ALTER ROLE {name_of(app)} RESET default_transaction_isolation")
+        async with opened(app):
+            pass
+
+    async def test_what_is_refused_is_not_shown(self, url: str) -> None:
+        """The server would show the row, with the value, to all who read the log."""
+        async with opened(url) as store:
+            lease = await lease_of(store)
+            copy = Copy(lease.token, float("nan"), Policy(60), b"of one person")
+            with pytest.raises(StoreError, match="CheckViolation") as caught:
+                await store.publish(KIND, {"a": (lease, copy)})
+        assert b"of one person".hex() not in str(caught.value)
+        assert lease.token not in str(caught.value)
 
     async def test_a_limit_of_connections(self, postgres: PostgresServer, url: str) -> None:
         """It is said, and taken for a server that is away; with a place free, it works again."""
@@ -477,6 +517,12 @@ class TestS11Schema:
                 await store_for(url, time.time).open()
             await create(url)
             await store.invalidate(KIND, ["a"])
+
+    async def test_one_that_was_emptied_is_told(self, postgres: PostgresServer, url: str) -> None:
+        """By somebody who emptied all tables: an error of the store, that reads fall back from."""
+        postgres.execute(f"TRUNCATE {schema_of(url)}.setting")
+        with pytest.raises(StoreError, match=r"\.setting is empty; drop the schema and run"):
+            await store_for(url, time.time).open()
 
     async def test_an_older_one_is_migrated_and_keeps_what_it_has(
         self, url: str, monkeypatch: pytest.MonkeyPatch

@@ -245,13 +245,16 @@ class TestS11Address:
             ("postgresql://host?max_connections=0", "max_connections: must be"),
             ("postgresql:///shop?host=a,b,c&port=1,2", "as many ports as hosts"),
             ("postgresql://host/shop#1", "%23"),
+            ("postgresql://user:a@hidden@host/shop", "%40"),
+            ("postgresql://user:a/hidden@host/shop", "%2F"),
+            ("postgresql://user:a?hidden@host/shop", "%3F"),
             ("postgresql://host?max_bytes=2GB", "max_bytes is for memory"),
         ],
     )
     def test_a_mistake_is_named(self, url: str, says: str) -> None:
         """When it is written, not when it is used; and without the password."""
         with pytest.raises(ConfigError, match=says) as caught:
-            Cache(url.replace("//", "//user:hidden@", 1))
+            Cache(url if "hidden" in url else url.replace("//", "//user:hidden@", 1))
         assert "hidden" not in str(caught.value)
 
     def test_each_host_is_reached_by_itself(self) -> None:

@@ -50,8 +50,8 @@ def options_of(url: str) -> tuple[list[str], dict[str, Any]]:
 def _read(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], dict[str, Any]]:
     if len(dict(given)) < len(given):
         raise ConfigError("says the same thing twice")
-    if parts.fragment:
-        raise ConfigError("has a #, which is written %23 in a name or a password")
+    if parts.fragment or "@" in parts.netloc.rpartition("@")[0] + parts.path + "".join(dict(given)):
+        raise ConfigError("has a #, @, / or ? in a name or a password; write %23, %40, %2F or %3F")
     options = {name: OWN[name](text) for name, text in given if name in OWN}
     rest = [(name, text) for name, text in given if name not in OWN]
     bare = f"postgresql://{parts.netloc}{parts.path}?{urlencode(rest)}"

@@ -241,10 +241,18 @@ class PgLink:
         return connection
 
     async def _check(self, connection: PgConnection) -> None:
-        """Whether our schema is there, and of this release."""
+        """Whether our schema is there, and of this release; and each statement sees the last."""
         statement = SETTINGS.format(schema=quoted(self._schema))
         rows = await self._rows(connection, statement, ())
-        ((version, _, self.pushes, process),) = rows
+        if not rows:
+            raise StoreError(f"{self._schema}.setting is empty; drop the schema and run {COMMAND}")
+        ((version, _, self.pushes, process, isolation),) = rows
+        if isolation != "read committed":
+            raise StoreError(
+                f"stillfresh needs transactions of the level 'read committed', and those of this "
+                f"role are '{isolation}'; run ALTER ROLE {connection.info.user} SET "
+                f"default_transaction_isolation = 'read committed'"
+            )
         if version != VERSION:
             what = f"run {COMMAND}" if version < VERSION else "update stillfresh"
             raise StoreError(
@@ -282,7 +290,7 @@ def unheard(_: Notify) -> None:
 
 async def connected_to(hosts: list[str], patience: float) -> PgConnection:
     """To the first that has us, which is tried first the next time."""
-    for number, host in enumerate(hosts, 1):
+    for number, host in enumerate(tried := tuple(hosts), 1):  # others reorder them meanwhile
         try:
             async with asyncio.timeout(patience):
                 connection = await PgConnection.connect(
@@ -292,11 +300,12 @@ async def connected_to(hosts: list[str], patience: float) -> PgConnection:
                     cursor_factory=AsyncRawCursor,
                 )
         except LOST:
-            if number == len(hosts):
+            if number == len(tried):
                 raise
         else:
             connection.patience = patience
-            hosts.insert(0, hosts.pop(number - 1))
+            hosts.remove(host)
+            hosts.insert(0, host)
             return connection
     raise OSError("no host is named")
 

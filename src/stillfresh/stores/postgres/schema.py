@@ -19,7 +19,8 @@ NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 ASKER: Final = 16
 """Characters of a token that its asker draws; the server adds as many."""
 
-SETTINGS: Final = "SELECT version, is_unlogged, pushes, pg_backend_pid() FROM {schema}.setting"
+SETTINGS: Final = """SELECT version, is_unlogged, pushes, pg_backend_pid(),
+    current_setting('transaction_isolation') FROM {schema}.setting"""
 FIELDS: Final = """e.key, e.generation, e.fetched_at, e.fresh_for, e.stale_for, e.error_for, e.mark,
     e.held_until, e.failures, e.retry_at, e.error, e.value IS NULL"""
 """Of a record, all but its value."""

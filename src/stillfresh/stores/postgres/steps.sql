@@ -11,7 +11,7 @@
 -- asker (S8).
 --
 -- I26: an invalidation by tag and a publication that tells the tag come one after the other, by a
--- lock of that tag, which is taken before those of rows.
+-- lock of that tag, which is taken before those of rows. Tags share locks: a server has room for few.
 --
 -- No wait for a lock is long (a client that left would go on waiting), and no plan reads all rows.
 
@@ -32,18 +32,19 @@ AS $$ SELECT {schema}.base64($1) || ' ' || {schema}.base64($2) || coalesce(' ' |
 CREATE OR REPLACE FUNCTION {schema}.tell(news text) RETURNS void LANGUAGE plpgsql
 AS $$
 DECLARE
-    last int := (length(news) - 1) / 7000;
+    bytes bytea := convert_to(news, 'UTF8'); -- of text every piece would be counted from the start
+    last int := (length(bytes) - 1) / 7000;
 BEGIN
     IF {pushes} THEN
         FOR at IN 0 .. coalesce(last, -1) LOOP
             PERFORM pg_notify('{channel}', at || CASE WHEN at < last THEN '+' ELSE '.' END
-                || substr(news, at * 7000 + 1, 7000));
+                || convert_from(substr(bytes, at * 7000 + 1, 7000), 'UTF8'));
         END LOOP;
     END IF;
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.lock_of(tag bytea) RETURNS int8 LANGUAGE sql IMMUTABLE
-AS $$ SELECT ('x' || left(md5('{channel}'::bytea || $1), 16))::bit(64)::int8 $$;
+AS $$ SELECT hashtextextended('{channel} ' || (get_byte(decode(md5($1), 'hex'), 0) & 31), 0) $$;
 
 CREATE OR REPLACE FUNCTION {schema}.last_epoch() RETURNS int8 LANGUAGE sql VOLATILE
 AS $$ SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.epochs $$;
@@ -142,8 +143,8 @@ DECLARE
     past bytea[];
     news text;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared({schema}.lock_of(g.tag))
-    FROM (SELECT DISTINCT tag FROM unnest(in_tags) s (tag) ORDER BY tag) g;
+    PERFORM pg_advisory_xact_lock_shared(g.lock)
+    FROM (SELECT DISTINCT {schema}.lock_of(tag) AS lock FROM unnest(in_tags) s (tag) ORDER BY lock) g;
     PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
     ORDER BY e.key FOR UPDATE;
     IF cardinality(in_tags) > 0 THEN
