@@ -413,6 +413,27 @@ class TestI15TooBig:
             routes is not None
         )
 
+    @WAYS
+    async def test_also_if_it_was_too_big_before_he_began_to_read(
+        self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
+    ) -> None:
+        """Between the offer and his first part; as asked that is one request."""
+        for pause in range(12):
+            asked = list[int]()
+
+            async def site(_: Scope, __: Receive, send: Send) -> None:
+                asked.append(1)  # noqa: B023 (called within this round)
+                await send({"type": "http.response.start", "status": 200, "headers": [field]})
+                await send({"type": "http.response.body", "body": b"one", "more_body": True})
+                await turns(pause)  # noqa: B023
+                await send({"type": "http.response.body", "body": b"two" * 9, "more_body": True})
+                await turns(9)
+                await send({"type": "http.response.body", "body": b"end"})
+
+            visitor = Along(IsrMiddleware(site, pages, routes, max_body=9))
+            assert await visitor.ends() == b"one" + b"two" * 9 + b"end"
+            assert len(asked) == 1 or routes is not None
+
     async def test_then_the_app_waits_for_its_reader(self, pages: PageCache) -> None:
         """What nobody has read is not collected."""
         sent = 0
@@ -554,7 +575,7 @@ class TestI15Bodies:
                 await turns(turns_each)
 
             await turns(turns_each)
-            await body.pour(send)
+            await body.pour(send, {"type": "http.response.start"})
             return b"".join(got)
 
         async def run() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from stillfresh.http.fields import http_date_text
 from stillfresh.isr import PageCache
+from stillfresh.isr.parts import MOST_SPANS
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
@@ -739,6 +740,43 @@ class TestI25Parts:
         assert len(site.asked) == 1
         other = await visit(headers=part("1-2", **{"if-range": '"v0"'}))
         assert (len(site.asked), other.status_code) == (2, 206)
+
+    async def test_if_range_holds_also_where_the_range_is_past_the_end(
+        self, pages: PageCache
+    ) -> None:
+        """Then the site is asked: the kept parts are no answer to another version."""
+        site = Ranges('ETag: "v1"')
+        visit = as_it_says(site, pages)
+        await visit(headers=part("0-4"))
+        site.takes_ranges = False
+        other = await visit(headers=part("99-", **{"if-range": '"v0"'}))
+        assert (other.status_code, other.text) == (200, "0123456789")
+
+    async def test_a_page_has_so_many_pieces(self, pages: PageCache) -> None:
+        """Whoever asks for every second byte makes no visit slow, and no row long."""
+        site = Ranges('ETag: "v1"')
+        site.body = bytes(1_000)
+        visit = as_it_says(site, pages)
+        for at in range(0, 2 * MOST_SPANS + 4, 2):
+            await visit(headers=part(f"{at}-{at}"))
+        kept = [it.answer.value.head.spans for it in pages.core.memory.entries.values()]
+        assert kept == [
+            ((2 * MOST_SPANS, 2 * MOST_SPANS + 1), (2 * MOST_SPANS + 2, 2 * MOST_SPANS + 3))
+        ]
+
+    @pytest.mark.parametrize("first", [part("0-7"), {}])
+    async def test_a_digest_of_other_bytes_is_not_told(
+        self, pages: PageCache, first: dict[str, str]
+    ) -> None:
+        """RFC 9530 §2: `Content-Digest` is of one message, `Repr-Digest` of the whole page."""
+        site = Ranges('ETag: "v1"')
+        site.more = [(b"content-digest", b"sha-256=:a:"), (b"repr-digest", b"sha-256=:b:")]
+        visit = as_it_says(site, pages)
+        await visit(headers=first)
+        cut = await visit(headers=part("2-4"))
+        assert (cut.status_code, len(site.asked), cut.text) == (206, 1, "234")
+        assert "content-digest" not in cut.headers
+        assert cut.headers["repr-digest"] == "sha-256=:b:"
 
     async def test_a_change_reaches_the_parts(self, pages: PageCache) -> None:
         """RFC 9111 §4.4, and a purge of the page."""

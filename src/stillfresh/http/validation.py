@@ -24,6 +24,8 @@ KEPT: Final = names_in(
     b"content-digest content-encoding content-length content-md5 content-range repr-digest"
 )
 """RFC 9111 §3.2: of the bytes that are kept, whatever a 304 says."""
+OF_CONTENT: Final = names_in(b"content-digest content-md5 content-range")
+"""RFC 9530 §2: of the bytes of one message; those of a part, or of a joined page, are others."""
 
 
 def etag_of(body: bytes | memoryview) -> bytes:

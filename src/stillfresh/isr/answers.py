@@ -189,6 +189,13 @@ class AppAnswer:
         self.body.end(error or ConnectionError("the app ended without a whole answer"))
 
     @property
+    def lost(self) -> Reason | None:
+        """Why it is not shown after all: nobody reads it yet, and it ended, or goes on as it is."""
+        if self.is_given_up or self.is_going:
+            return self.reason
+        return None if self.body.error is None else Reason.FAILED
+
+    @property
     def is_for_many(self) -> bool:
         """Whether several may read it while it grows: it fits, and its lease knows all its tags."""
         is_tagged = any(name in TAG_FIELDS for name, _ in self._headers)
@@ -232,12 +239,12 @@ class AppAnswer:
     async def pass_to(self, receive: Receive, send: Send, *, is_head: bool) -> None:
         """A response that is not shared, to the visitor whose request it answers."""
         try:
-            await send(self._head)
             if is_head:
+                await send(self._head)
                 await send({"type": "http.response.body", "body": b""})
                 return
             self._visitor.set_result(receive)
-            await self.body.pour(send)
+            await self.body.pour(send, self._head)
         finally:
             self.abandon()
 
@@ -245,11 +252,11 @@ class AppAnswer:
         """A page that is kept when it is whole; its end is sent when it is."""
         length = ((b"content-length", it) for it in values(self._headers, b"content-length"))
         headers = [*page.fields, *length]
+        start = {"type": "http.response.start", "status": self._status, "headers": headers}
         try:
-            await send({"type": "http.response.start", "status": self._status, "headers": headers})
             if page.is_own:
                 self._visitor.set_result(receive)
-            await self.body.pour(send, page.over)
+            await self.body.pour(send, start, page.over)
         finally:
             if page.is_own and page.over is not None:
                 page.over.cancel()
@@ -273,8 +280,10 @@ class GrowingPage(FoundPage):
     """Done when that load has ended."""
 
     @classmethod
-    def of(cls, found: FoundPage, read: PageRead) -> "GrowingPage":
-        return cls(found.keys, found.stored, found.fields, read.growing, read.is_own, read.over)
+    def of(cls, found: FoundPage, read: PageRead) -> "GrowingPage | Reason":
+        answer: AppAnswer = read.growing
+        shown = cls(found.keys, found.stored, found.fields, answer, read.is_own, read.over)
+        return answer.lost or shown
 
 
 def _varying(page: Page, visit: Visit) -> Page:

@@ -13,6 +13,7 @@ from stillfresh.engine import Answer, Loaded, Origin, Private
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import (
     Busy,
+    Message,
     PageCaller,
     PageKey,
     PageRead,
@@ -69,14 +70,17 @@ class GrowingBody:
             self._moved.clear()
             await self._moved.wait()
 
-    async def pour(self, send: Send, over: "asyncio.Future[Any] | None" = None) -> None:
+    async def pour(
+        self, send: Send, head: Message, over: "asyncio.Future[Any] | None" = None
+    ) -> None:
         """All of it, as it comes. An error if it breaks off: its end must not look like one.
 
-        `over`: its end is sent when this is done.
+        `head`: what is sent before it. `over`: its end is sent when this is done.
         """
         at = 0
         self.readers += 1
         try:
+            await send(head)
             while at < self.size or not self.is_whole:
                 if at == self.size:
                     if self.error is not None:

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from stillfresh.http.fields import Raw, values
 from stillfresh.http.validation import (
+    OF_CONTENT,
     RangeAsked,
     etag_of,
     if_range_holds,
@@ -21,6 +22,8 @@ from stillfresh.http.validation import (
 from stillfresh.isr.model import Reason, Stored
 
 PART: Final = 206
+MOST_SPANS: Final = 100
+"""Pieces of one page, with gaps between them: each visit looks through them."""
 TOLD: Final = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
 
 
@@ -55,11 +58,12 @@ def covers(page: Stored, request: Raw) -> bool:
     """Whether what is kept has all that is asked for."""
     if page.head.status != PART:
         return True
+    if not if_range_holds(request, page.head.headers):
+        return False
     asked = part_asked(values(request, b"range")[0], page.head.total)
     if asked is RangeAsked.UNSATISFIABLE:
         return True
-    is_kept = isinstance(asked, tuple) and cut(page, *asked) is not None
-    return is_kept and if_range_holds(request, page.head.headers)
+    return isinstance(asked, tuple) and cut(page, *asked) is not None
 
 
 def cut(page: Stored, first: int, end: int) -> bytes | None:
@@ -84,9 +88,9 @@ def joined(new: Stored, old: Stored | None, received_at: float, most: int) -> St
     pieces, headers = [(first, bytes(new.body))], new.head.headers
     if old is not None and _is_same(new, old, total):
         merged = _merged([*pieces, *_pieces(old)])
-        if sum(len(data) for _, data in merged) <= most:
+        if len(merged) <= MOST_SPANS and sum(len(data) for _, data in merged) <= most:
             pieces, headers = merged, refreshed(old.head.headers, headers, received_at)
-    headers = tuple(it for it in headers if it[0] != b"content-range")
+    headers = tuple(it for it in headers if it[0] not in OF_CONTENT)
     spans = tuple((begin, begin + len(data)) for begin, data in pieces)
     body = b"".join(data for _, data in pieces)
     if spans != ((0, total),):

@@ -32,6 +32,7 @@ from stillfresh.http.freshness import (
     policy_headers,
 )
 from stillfresh.http.validation import (
+    OF_CONTENT,
     RangeAsked,
     etag_of,
     if_range_holds,
@@ -305,7 +306,8 @@ async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> N
         case (first, end):
             span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
             part = cut(stored, first, end) or b""
-            await send_whole(send, 206, sized((*fields, span), len(part)), part)
+            kept = tuple(it for it in fields if it[0] not in OF_CONTENT)
+            await send_whole(send, 206, sized((*kept, span), len(part)), part)
 
 
 async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None:
