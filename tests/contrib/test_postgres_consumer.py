@@ -1,8 +1,10 @@
 """E6, E8: the consumer of an outbox: what it delivers, survives, and says of itself."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import httpx
@@ -10,9 +12,9 @@ import psycopg
 import pytest
 
 from stillfresh import Cache, ConfigError, SyncCache, Verdict
-from stillfresh.contrib.postgres import OutboxConsumer, consumer, consumer_lags
+from stillfresh.contrib.postgres import OutboxConsumer, consumer, consumer_lags, outbox_sql
 from stillfresh.engine import prometheus_text
-from stillfresh.errors import NotOpen
+from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import gateway
 from tests.kit.held_store import SteppedStore
@@ -225,6 +227,48 @@ class TestE6Resuming:
             await caught_up
             assert [await shop.name(2), await shop.name(1)] == ["new", "new"]
 
+    async def test_a_database_that_was_made_anew_makes_everything_stale(
+        self, postgres: PostgresServer
+    ) -> None:
+        """From a copy of itself, on the same server: nobody told what differs."""
+        address = postgres.new_database()
+        name = address.rpartition("/")[2]
+        with psycopg.connect(address) as link:
+            link.execute(outbox_sql({}).encode())
+        async with Cache("memory://") as cache:
+            values = iter(["new", "old"])
+
+            @cache.cached("name", fresh_for="1d")
+            async def name_of() -> str:
+                return next(values)
+
+            async with OutboxConsumer(cache, address) as following:
+                await following.caught_up()
+            postgres.execute(f"CREATE DATABASE {name}_kept TEMPLATE {name}")
+            async with OutboxConsumer(cache, address) as following:
+                await following.caught_up()
+                assert await name_of() == "new"
+            postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            postgres.execute(f"ALTER DATABASE {name}_kept RENAME TO {name}")
+            async with OutboxConsumer(cache, address) as following:
+                await following.caught_up()
+                assert await name_of() == "old"
+
+    async def test_everything_is_stale_once_however_often_tables_are_emptied(
+        self, link: Link
+    ) -> None:
+        """A TRUNCATE during the cycle that makes everything stale is for the next cycle."""
+        store = SteppedStore(MemoryStore())
+        async with opened(link, store, poll="1h") as (_, consumer), asyncio.timeout(10):
+            link.execute("SET stillfresh.notify = off")
+            link.execute("TRUNCATE products")
+            listed = store.count("entries")
+            caught_up = await store.holding("entries", consumer.caught_up())
+            link.execute("TRUNCATE products")
+            store.let_go("entries")
+            await caught_up
+            assert store.count("entries") - listed <= 2
+
 
 class TestE6SeveralConsumers:
     async def test_each_name_gets_every_change(self, link: Link) -> None:
@@ -266,7 +310,8 @@ class TestE6SeveralConsumers:
             store.hold("invalidate_tag")
             link.execute(RENAME, ("new", 1))
             await store.reached("invalidate_tag")
-            async with OutboxConsumer(shop.cache, address, "shop") as second:
+            other = Cache(store)
+            async with other, OutboxConsumer(other, address, "shop") as second:
                 caught_up = asyncio.ensure_future(second.caught_up())
                 await asyncio.wait([caught_up], timeout=0.3)
                 assert not caught_up.done()
@@ -295,6 +340,37 @@ class TestE6Faults:
             store.broken.clear()
             await consumer.caught_up()
             assert (await shop.name(1), waiting_rows(link)) == ("new", 0)
+
+    async def test_a_tag_that_is_refused_holds_up_no_other(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A part of the store may be away; it has not caught up before all of it is back."""
+        monkeypatch.setattr(consumer, "ROWS", 1)
+        async with opened(link) as (shop, following):
+            invalidate, away = shop.cache.invalidate_tag, {"product:1"}
+
+            async def refusing(tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+                if tag in away:
+                    raise StoreError("away")
+                return await invalidate(tag, soft=soft)
+
+            monkeypatch.setattr(shop.cache, "invalidate_tag", refusing)
+            link.execute("UPDATE products SET name = 'new'")
+            caught_up = asyncio.ensure_future(following.caught_up())
+            while await shop.name(2) != "new":
+                await asyncio.sleep(0.01)
+            assert (await shop.name(1), caught_up.done()) == ("tea", False)
+            away.clear()
+            await caught_up
+            assert await shop.name(1) == "new"
+
+    async def test_a_tag_that_no_entry_can_have_is_passed_over(self, link: Link) -> None:
+        """The database counts the bytes of its own encoding, which may be fewer."""
+        async with opened(link) as (_, consumer):
+            add = "INSERT INTO stillfresh_outbox.changed (tag) VALUES (repeat('x', 100001))"
+            link.execute(add)
+            await consumer.caught_up()
+            assert waiting_rows(link) == 0
 
     async def test_a_lost_notification_costs_a_poll(self, link: Link) -> None:
         """Without NOTIFY changes arrive all the same."""
@@ -336,7 +412,8 @@ class TestE6Faults:
     ) -> None:
         """Killed and started again: the consumer connects with growing pauses, and goes on.
 
-        One that says nothing any more does not keep the consumer from being closed."""
+        It may have lost commits, so everything is stale. One
+        that says nothing any more does not keep the consumer from being closed."""
         with postgres_serving("fsync=on", "synchronous_commit=on") as server:
             with database_at(server.address, PRODUCTS, PAIR, tables=TABLES):
                 pass
@@ -346,15 +423,24 @@ class TestE6Faults:
     async def restarted(self, server: PostgresServer) -> None:
         cache = Cache("memory://")
         async with cache, OutboxConsumer(cache, server.address, "shop", poll="50ms") as following:
+            loads = count()
+
+            @cache.cached("loads", fresh_for="1d")
+            async def loads_of() -> int:
+                return next(loads)
+
             await following.caught_up()
+            assert await loads_of() == 0
             await asyncio.to_thread(server.stop)
             while following.lag < 0.3:
                 await asyncio.sleep(0.05)
+            (server.data / "recovery.signal").touch()  # as after a failover: a new timeline
+            server.settings = (*server.settings, "restore_command=false")
             await asyncio.to_thread(server.start)
             with psycopg.connect(server.address, autocommit=True) as link:
                 shop = Shop(link, cache)
                 await following.caught_up()
-                assert await shop.name(1) == "tea"
+                assert (await shop.name(1), await loads_of()) == ("tea", 1)
                 link.execute(RENAME, ("new", 1))
                 await following.caught_up()
                 assert await shop.name(1) == "new"
@@ -391,6 +477,36 @@ class TestE6Life:
             async with OutboxConsumer(Cache("memory://"), "postgresql://me:secret@[x"):
                 pass
         assert "secret" not in str(refused.value)
+
+    def test_it_may_be_opened_again_in_another_loop(
+        self, address: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """And rests there between two cycles, as in the first one."""
+        cache = Cache("memory://")
+        following = OutboxConsumer(cache, address, poll="1h")
+
+        async def follow() -> None:
+            async with cache, following:
+                await following.caught_up()
+                await following.caught_up()
+
+        for _ in range(2):
+            asyncio.run(follow())
+        gc.collect()
+        assert caplog.text == ""
+
+    async def test_another_loop_cannot_wait_for_it(self, address: str) -> None:
+        """It is told so, and does not wait for ever."""
+        async with Cache("memory://") as cache, OutboxConsumer(cache, address) as following:
+            with pytest.raises(NotOpen, match="works in another event loop"):
+                await asyncio.to_thread(asyncio.run, following.caught_up())
+
+    async def test_two_of_one_name_in_a_cache_are_refused(self, address: str) -> None:
+        """The lag of the one would hide that of the other."""
+        async with Cache("memory://") as cache, OutboxConsumer(cache, address):
+            with pytest.raises(ConfigError, match="choose another name for each database"):
+                async with OutboxConsumer(cache, address):
+                    pass
 
     async def test_a_database_that_is_away_keeps_nobody_from_starting(
         self, caplog: pytest.LogCaptureFixture

@@ -119,6 +119,18 @@ class TestE8TagsOfAChange:
             names = dict(zip(["a", "b", "c", "d", "E f"], values, strict=True))
             assert told(link) == sorted(template.format(**names) for template in templates)
 
+    def test_columns_may_have_collations_of_their_own(self, address: str) -> None:
+        """Tags are compared byte by byte, and nobody's write fails."""
+        made = 'CREATE TABLE t (a text COLLATE "C", b text COLLATE "POSIX")'
+        with database_at(address, made, tables={"t": ["a:{a}", "b:{b}", "{a}/{b}"]}) as link:
+            assert told(link, "INSERT INTO t VALUES ('x', 'y')") == ["a:x", "b:y", "x/y"]
+
+    def test_the_settings_of_a_writer_do_not_matter(self, address: str) -> None:
+        """A backslash is a backslash."""
+        with database_at(address, "CREATE TABLE t (a int)", tables={"t": "\\:{a}\\"}) as link:
+            link.execute("SET standard_conforming_strings = off")
+            assert told(link, "INSERT INTO t VALUES (1)") == ["\\:1\\"]
+
     def test_a_tag_that_no_entry_can_have_is_left_out(self, link: Link) -> None:
         """Past the bytes that a key's tags may have; the write itself succeeds."""
         link.execute("INSERT INTO products VALUES (1, 'tea', %s)", ("x" * 100_001,))
@@ -157,7 +169,7 @@ class TestE8Mapping:
             ({"products": [3]}, "write a name and then columns"),
             ({"products; DROP TABLE products": "p:{id}"}, "write a table's name as SQL has it"),
             ({"a.b.c": "p:{id}"}, "write a table's name as SQL has it"),
-            ({"priced": "p:{price}"}, "of type numeric, which Python may write in another way"),
+            ({"priced": "p:{price}"}, "of type numeric, which a trigger may not"),
             ({"shown": "p:{id}"}, "is no table"),
             ({"products": "p:{id}", "public.products": "q:{id}"}, "name it once"),
         ],
@@ -172,6 +184,27 @@ class TestE8Mapping:
                 asyncio.run(create_outbox(address, tables))
             assert said in str(refused.value)
             assert rows(link, "SELECT to_regnamespace('stillfresh_outbox')") == [(None,)]
+
+    def test_a_virtual_column_is_refused(self, address: str) -> None:
+        """Triggers see no value in it."""
+        with database_at(address) as link:
+            if link.info.server_version < 180_000:
+                pytest.skip("PostgreSQL 18 has them")
+            link.execute("CREATE TABLE t (a int, b int GENERATED ALWAYS AS (a * 2) VIRTUAL)")
+            with pytest.raises(ConfigError, match="of type virtual"):
+                asyncio.run(create_outbox(address, {"t": "b:{b}"}))
+
+    def test_a_database_whose_text_nobody_can_read_is_refused(
+        self, postgres: PostgresServer, address: str
+    ) -> None:
+        """One row with bytes that are no text would hold up all others."""
+        name = address.rpartition("/")[2] + "_ascii"
+        postgres.execute(f"CREATE DATABASE {name} ENCODING SQL_ASCII TEMPLATE template0")
+        with (
+            database_at(f"{address}_ascii", PRODUCTS),
+            pytest.raises(StoreError, match="is SQL_ASCII"),
+        ):
+            asyncio.run(create_outbox(f"{address}_ascii", TABLES))
 
     def test_again_changes_nothing(self, address: str, link: Link) -> None:
         """Not even a lock is taken: a table that another transaction writes is no obstacle."""

@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from math import inf
 
 import click
 
@@ -111,7 +112,7 @@ async def _follow(
 
 @command("stillfresh outbox show postgresql://localhost/shop --max-lag 30s")
 @click.argument("database")
-@click.option("--max-lag", help="End with 1 if a consumer is further behind.")
+@click.option("--max-lag", help="End with 1 if a consumer is further behind, or there is none.")
 @as_json
 def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
     """Show how far the consumers of DATABASE are behind."""
@@ -121,7 +122,7 @@ def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
         print_json(lags)
     for name, lag in lags.items() if not is_json else ():
         click.echo(plain(f"{name:20} {age_text(lag)} behind at most"))
-    if limit is not None and any(lag > limit for lag in lags.values()):
+    if limit is not None and max(lags.values(), default=inf) > limit:
         raise SystemExit(1)
 
 

@@ -19,7 +19,7 @@ from stillfresh.contrib.postgres.database import OutboxLink, connected
 from stillfresh.contrib.postgres.rules import KEPT, covers
 from stillfresh.contrib.routes import check_cache
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Cache, Lag
+from stillfresh.engine import MAX_TAGS, Cache, Lag
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
@@ -42,17 +42,24 @@ SAID_EVERY: Final = 10.0
 
 BEGIN: Final = f"""
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL idle_in_transaction_session_timeout = '{IDLE}'"""
 TAKE_TURN: Final = "SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))"
-LOOK: Final = """
-SELECT c.name IS NOT NULL AND c.system = s.system_identifier, c.seen::text,
+SYSTEM: Final = """(
+SELECT hashtextextended(concat_ws(' ', system_identifier,
+    greatest(timeline_id, min_recovery_end_timeline), d.oid,
+    'stillfresh_outbox.consumer'::regclass::oid), 0)
+FROM pg_control_system(), pg_control_checkpoint(), pg_control_recovery(), pg_database d
+WHERE datname = current_database())"""
+"""Another one after a restore and after a failover: the database may have gone back in time."""
+LOOK: Final = f"""
+SELECT c.name IS NOT NULL AND c.system = s.system, c.seen::text,
     pg_current_snapshot()::text,
     extract(epoch FROM statement_timestamp() - c.caught_up_at)::float8
-FROM pg_control_system() s LEFT JOIN stillfresh_outbox.consumer c ON c.name = %s"""
-REGISTER: Final = """
-INSERT INTO stillfresh_outbox.consumer (name, system)
-SELECT %s, system_identifier FROM pg_control_system()
-ON CONFLICT (name) DO UPDATE SET seen = NULL, system = excluded.system"""
+FROM (VALUES ({SYSTEM})) s (system) LEFT JOIN stillfresh_outbox.consumer c ON c.name = %s"""  # noqa: S608 (no value is in it)
+REGISTER: Final = f"""
+INSERT INTO stillfresh_outbox.consumer (name, system) VALUES (%s, {SYSTEM})
+ON CONFLICT (name) DO UPDATE SET seen = NULL, system = excluded.system"""  # noqa: S608 (as above)
 NEW_ROWS: Final = """
 SELECT xid::text, number, tag FROM stillfresh_outbox.changed
 WHERE (xid, number) > (%s::xid8, %s) AND xid < pg_snapshot_xmax(%s::pg_snapshot)
@@ -61,9 +68,10 @@ WHERE (xid, number) > (%s::xid8, %s) AND xid < pg_snapshot_xmax(%s::pg_snapshot)
 ORDER BY xid, number LIMIT %s"""
 DONE: Final = """
 UPDATE stillfresh_outbox.consumer SET seen = %s::pg_snapshot, caught_up_at = now()
-WHERE name = %s AND NOT EXISTS (
+WHERE name = %s AND (%s OR NOT EXISTS (
     SELECT FROM stillfresh_outbox.changed WHERE xid >= pg_snapshot_xmin(%s::pg_snapshot)
-    AND tag = '' AND NOT pg_visible_in_snapshot(xid, %s::pg_snapshot))"""
+    AND tag = '' AND NOT pg_visible_in_snapshot(xid, %s::pg_snapshot)))"""
+"""Not if rows of this delivery may have been dropped, unless everything was made stale."""
 DROP_LOST: Final = """
 DELETE FROM stillfresh_outbox.consumer
 WHERE caught_up_at < statement_timestamp() - %s::interval AND name <> %s"""
@@ -127,16 +135,21 @@ class OutboxConsumer:
         self._wake.set()
         try:
             while self._caught_up < now:
-                if self._task is None or self._task.done():
-                    raise NotOpen("this consumer is closed; open it with async with")
+                if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
+                    raise NotOpen("this consumer is closed, or works in another event loop")
                 await self._cycled.wait()
         finally:
             self._waiting -= 1
 
     async def __aenter__(self) -> Self:
         """A database that is away is tried again; one without an outbox is a `ConfigError`."""
+        if self.name in self._cache.lags:
+            raise ConfigError(
+                f"consumer {self.name}: this cache has one of this name; choose another name for "
+                "each database"
+            )
         self._caught_up = time.monotonic()
-        self._looked = None
+        self._wake = asyncio.Event()  # of this loop
         try:
             async with connected(self._database) as link:
                 await link.ask(LOOK, self.name)
@@ -161,6 +174,7 @@ class OutboxConsumer:
         while True:
             try:
                 async with connected(self._database) as link:
+                    self._looked = None
                     await link.ask("LISTEN stillfresh_outbox")
                     while True:
                         await self._cycle(link)
@@ -188,8 +202,8 @@ class OutboxConsumer:
             await link.ask(REGISTER, self.name)
             self._wake.set()
         elif is_ours:
-            await self._deliver(link, seen, now)
-            [(is_done,)] = await link.ask(DONE, now, self.name, now, now)
+            is_all = await self._deliver(link, seen, now)
+            [(is_done,)] = await link.ask(DONE, now, self.name, is_all, now, now)
             if is_done:
                 self._caught_up = began
             await link.ask(DROP_LOST, KEPT, self.name)
@@ -208,27 +222,35 @@ class OutboxConsumer:
             self._caught_up = max(self._caught_up, at)
         self._looked = began, now
 
-    async def _deliver(self, link: OutboxLink, seen: str | None, now: str) -> None:
-        """What is in the snapshot `now` and not in `seen`; all there is, where nobody can say."""
+    async def _deliver(self, link: OutboxLink, seen: str | None, now: str) -> bool:
+        """What is in the snapshot `now` and not in `seen`; True: all there is, as nobody can say.
+
+        A tag that the store refuses does not hold up the others; the cycle fails after them.
+        """
         if seen is None:
             await self._invalidate_all(link, "it is new, or its database was restored")
-            return
+            return True
+        failed: list[BaseException] = []
         place: tuple[str, int] = seen.partition(":")[0], 0
         while rows := await link.ask(NEW_ROWS, *place, now, seen, now, ROWS):
-            tags = {tag for _, _, tag in rows}
+            tags = {tag for _, _, tag in rows if len(tag.encode()) <= MAX_TAGS}
             if "" in tags:
                 await self._invalidate_all(link, "a table was emptied or mapped, or it was away")
-                return
-            await self._while_alive(link, self._invalidate(sorted(tags)))
+                return True
+            await self._while_alive(link, self._invalidate(sorted(tags), failed))
             place = rows[-1][0], rows[-1][1]
+        if failed:
+            raise failed[0]
+        return False
 
-    async def _invalidate(self, tags: Sequence[str]) -> None:
+    async def _invalidate(self, tags: Sequence[str], failed: list[BaseException]) -> None:
         for first in range(0, len(tags), AT_ONCE):
             some = tags[first : first + AT_ONCE]
             steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in some)
-            for done in await asyncio.gather(*steps, return_exceptions=True):
-                if isinstance(done, BaseException):
-                    raise done
+            told = await asyncio.gather(*steps, return_exceptions=True)
+            failed += (it for it in told if isinstance(it, BaseException))
+            if len(failed) >= AT_ONCE:  # the store is away
+                raise failed[0]
 
     async def _invalidate_all(self, link: OutboxLink, why: str) -> None:
         logger.info("outbox %s: everything is invalidated: %s", self.name, why)

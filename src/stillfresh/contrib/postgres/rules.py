@@ -34,6 +34,9 @@ that are deleted and not vacuumed yet; it drops twice what was added since the l
 
 SETUP: Final = """\
 DO $stillfresh_setup$ BEGIN
+IF current_setting('server_encoding') = 'SQL_ASCII' THEN
+    RAISE 'the encoding of this database is SQL_ASCII: nobody knows what its tags read';
+END IF;
 IF to_regclass('stillfresh_outbox.consumer') IS NOT NULL THEN
     RETURN;
 END IF;
@@ -114,7 +117,7 @@ OTHERS_DROPPED: Final = """\
 DO $stillfresh_others$ DECLARE other regprocedure; BEGIN
 FOR other IN SELECT oid FROM pg_proc WHERE pronamespace = 'stillfresh_outbox'::regnamespace
     AND proname <> ALL ('{{{names}}}') LOOP
-    EXECUTE format('DROP FUNCTION %s CASCADE', other);
+    EXECUTE pg_catalog.format('DROP FUNCTION %s CASCADE', other);
 END LOOP;
 END $stillfresh_others$;
 """
@@ -212,16 +215,18 @@ def _parts(template: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _value(template: str) -> str:
-    """Of the row `r`; NULL if one of the columns is."""
+    """Of the row `r`; NULL if one of the columns is. Compared byte by byte, as the cache does."""
     parts = (
         (_literal(text) if text else None, column and f"r.{_identifier(column)}::text")
         for text, column in _parts(template)
     )
-    return " || ".join(it for pair in parts for it in pair if it)
+    return '({}) COLLATE "C"'.format(" || ".join(it for pair in parts for it in pair if it))
 
 
 def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    """Whatever `standard_conforming_strings` is in the session that runs it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
 
 
 def _identifier(name: str) -> str:

@@ -14,14 +14,18 @@ from stillfresh.contrib.postgres.rules import (
 from stillfresh.errors import ConfigError, shown
 
 TYPES: Final = ("smallint", "integer", "bigint", "text", "character varying", "uuid")
-"""Of columns in a tag: what the database writes of them is what Python's `str` does."""
+"""Of columns in a tag: what the database writes of them is what Python's `str` does.
+
+A trigger sees no value in a virtual generated column, whatever its type.
+"""
 ONE_AT_A_TIME: Final = """
 BEGIN; SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock(hashtext('stillfresh_outbox'))"""
 
 TABLE: Final = """
 SELECT c.oid, c.relkind FROM pg_class c WHERE c.oid = to_regclass(%s)"""
 COLUMNS: Final = """
-SELECT a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
+SELECT a.attname, CASE a.attgenerated WHEN 'v' THEN 'virtual' ELSE
+    format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL) END
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 LAGS: Final = """
@@ -85,6 +89,6 @@ def _check_column(table: str, template: str, column: str, columns: dict[str, str
         raise ConfigError(f"{said}, which is not there; did you mean: {near[0]}")
     if columns[column] not in TYPES:
         raise ConfigError(
-            f"{said}, of type {columns[column]}, which Python may write in another way; allowed "
-            f"are {', '.join(TYPES)}"
+            f"{said}, of type {columns[column]}, which a trigger may not write as Python does; "
+            f"allowed are {', '.join(TYPES)}"
         )
