@@ -347,6 +347,19 @@ class TestS11Connections:
         locks = f"SELECT count(DISTINCT {lock}) FROM generate_series(1, 2000) tag"
         assert postgres.execute(locks) == [(32,)]
 
+    def test_no_step_is_compiled(self, postgres: PostgresServer, url: str) -> None:
+        """E27: a server with LLVM would compile plans at each call: 25 ms for a lease, not 1 ms.
+
+        Up to version 17 it does where a plan is forbidden and there is no other.
+        """
+        found = (
+            "SELECT proname FROM pg_proc WHERE pronamespace = $1::regnamespace AND proconfig @> "
+        )
+        slow = f"{found} '{{enable_seqscan=off}}' AND NOT proconfig @> '{{jit=off}}'"
+        assert postgres.execute(slow.replace("$1", f"'{schema_of(url)}'")) == [("read",)]
+        read = f"EXPLAIN SELECT {schema_of(url)}.last_epoch()"
+        assert "Scan" not in str(postgres.execute(read))
+
     async def test_the_host_that_answers_is_tried_first_by_all(
         self, postgres: PostgresServer
     ) -> None:

@@ -34,6 +34,7 @@ TEXTS: Final = {
     "max_skew": MAX_SKEW,
     "remembered": REMEMBERED,
     "token": f"in_asker || left(replace(gen_random_uuid()::text, '-', ''), {32 - ASKER})",
+    "settings": "SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off",
     "empty": "e.generation IS NULL AND e.token IS NULL AND e.failures IS NULL",
 }
 

@@ -13,7 +13,8 @@
 -- I26: an invalidation by tag and a publication that tells the tag come one after the other, by a
 -- lock of that tag, which is taken before those of rows. Tags share locks: a server has room for few.
 --
--- No wait for a lock is long (a client that left would go on waiting), and no plan reads all rows.
+-- No wait for a lock is long (a client that left would go on waiting), and no plan reads all rows. None
+-- is compiled: up to version 17, forbidding a plan makes it look so costly that it would be, each time.
 
 CREATE OR REPLACE FUNCTION {schema}.clock(given float8) RETURNS float8 LANGUAGE sql VOLATILE
 AS $$ SELECT coalesce($1, extract(epoch FROM clock_timestamp())::float8) $$;
@@ -47,7 +48,7 @@ CREATE OR REPLACE FUNCTION {schema}.lock_of(tag bytea) RETURNS int8 LANGUAGE sql
 AS $$ SELECT hashtextextended('{channel} ' || (get_byte(decode(md5($1), 'hex'), 0) & 31), 0) $$;
 
 CREATE OR REPLACE FUNCTION {schema}.last_epoch() RETURNS int8 LANGUAGE sql VOLATILE
-AS $$ SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.epochs $$;
+AS $$ SELECT coalesce(pg_sequence_last_value('{schema}.epochs'), 0) $$;
 
 CREATE OR REPLACE FUNCTION {schema}.read(in_kind bytea, in_keys bytea[], in_known text[])
 RETURNS TABLE ({record})
@@ -64,7 +65,7 @@ CREATE OR REPLACE FUNCTION {schema}.acquire(in_kind bytea, in_keys bytea[], in_i
     in_seen text[], in_failures int8[], in_take_over boolean[], in_tags bytea[],
     in_tagged bytea[], in_asker text, in_lease_for float8, in_now float8)
 RETURNS TABLE (outcome text, token text, epoch int8, {record})
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -134,7 +135,7 @@ CREATE OR REPLACE FUNCTION {schema}.publish(in_kind bytea, in_keys bytea[], in_t
     in_error_for float8[], in_marks int2[], in_values bytea[], in_epochs int8[], in_told boolean[],
     in_tags bytea[], in_tagged bytea[], in_again boolean, in_now float8)
 RETURNS SETOF bytea
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -187,7 +188,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.renew(in_kind bytea, in_keys bytea[], in_tokens text[],
     in_lease_for float8, in_now float8)
 RETURNS SETOF bytea
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 DECLARE
     t float8;
@@ -204,7 +205,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.release(in_kind bytea, in_keys bytea[], in_tokens text[],
     in_failures int8[], in_retry_at float8[], in_errors bytea[])
 RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 BEGIN
     PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
@@ -222,7 +223,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.invalidate(in_kinds bytea[], in_keys bytea[], in_ids bytea[],
     in_mark int2)
 RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 BEGIN
     PERFORM 1 FROM {schema}.entry e WHERE (e.kind, e.key) IN (SELECT * FROM unnest(in_kinds, in_keys))
@@ -245,7 +246,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.invalidate_tag(in_tag bytea, in_name bytea, in_mark int2,
     in_after_kind bytea, in_after_key bytea, in_most int)
 RETURNS TABLE (kind bytea, key bytea, id bytea)
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -271,7 +272,7 @@ END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.delete(in_kind bytea, in_keys bytea[], in_ids bytea[])
 RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 BEGIN
     PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
@@ -286,7 +287,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.evict(in_before float8, in_after_kind bytea,
     in_after_key bytea, in_most int)
 RETURNS TABLE (dropped int8, last_kind bytea, last_key bytea)
-LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+LANGUAGE plpgsql {settings}
 AS $$
 DECLARE
     kinds bytea[];
