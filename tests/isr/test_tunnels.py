@@ -225,6 +225,28 @@ class TestI12WebSockets:
                 await connect(url + path).__aenter__()
         assert not site.requests
 
+    async def test_what_comes_with_the_head_is_not_lost(self, site: WebSocketSite) -> None:
+        """Whether in the same packet or in the next, in its order."""
+
+        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 101 Yes\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+            writer.write(await reader.readexactly(6))
+            writer.close()
+
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            site.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with proxied(site) as url, asyncio.timeout(30):
+                host = url.removeprefix("ws://")
+                reader, writer = await asyncio.open_connection(*host.split(":"))
+                fields = f"Host: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+                writer.write(f"GET /echo HTTP/1.1\r\n{fields}one".encode())
+                await writer.drain()
+                await asyncio.sleep(0)
+                writer.write(b"two")
+                assert (await reader.read()).endswith(b"\r\n\r\nonetwo")
+                writer.close()
+
     async def test_a_page_is_no_answer_to_it(self, site: WebSocketSite) -> None:
         """A path whose page is at hand is asked for all the same, and the page stays."""
         plain = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\npage"

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stillfresh.isr.routes import INTERIM
 from stillfresh.server.listening import Server
 from stillfresh.server.protocol import LONGEST_HEAD, Protocol
 from stillfresh.server.sockets import SocketProtocol
@@ -18,6 +19,8 @@ UPLOAD = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 
 
+EARLY = asyncio.Event()
+EARLIEST = 300
 GONE: "set[asyncio.Future[None]]" = set()
 
 
@@ -39,6 +42,12 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Says the target, the Host and the body back."""
     if scope["type"] == "http" and scope["path"] == "/endless":
         await endless(receive, send)
+    elif scope["type"] == "http" and scope["path"] == "/early":
+        for _ in range(EARLIEST):
+            scope[INTERIM](103, ((b"link", b"x" * 60_000),))
+            await asyncio.sleep(0)
+        EARLY.set()
+        await Response(b"done")(scope, receive, send)
     elif scope["type"] == "http":
         body = await Request(scope, receive).body()
         host = dict(scope["headers"]).get(b"host", b"")
@@ -168,6 +177,25 @@ class TestG1Requests:
         """RFC 9110 §6.5.1: the Host stays that of the head."""
         answer = await said(port, UPLOAD + b"2\r\nhi\r\n0\r\nHost: evil\r\n\r\n" + LAST)
         assert b"/p h hi" in answer
+
+    async def test_behind_an_upgrade_that_is_not_made_none_is_mistaken(self, port: int) -> None:
+        """RFC 9112 §9.3.2: what came with it is not read, so that nothing later is answered."""
+        upgrade = WHOLE[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        answer = await said(port, upgrade + WHOLE.replace(b"/a", b"/b"), LAST)
+        assert (answer.count(b"HTTP/1.1 200"), b"connection: close" in answer) == (1, True)
+        answer = await said(port, upgrade, LAST)
+        assert answer.count(b"HTTP/1.1 200") == 2
+
+    async def test_who_does_not_read_is_told_no_more_of_what_comes_before(self, port: int) -> None:
+        """Interim responses do not pile up."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1_000)
+        writer.write(LAST.replace(b"/z", b"/early"))
+        async with asyncio.timeout(30):
+            await EARLY.wait()
+            answer = await reader.read()
+        assert 0 < answer.count(b"HTTP/1.1 103") < EARLIEST
+        assert answer.endswith(b"done")
+        writer.close()
 
     @pytest.mark.parametrize("after", [b"", WHOLE, WHOLE * 3])
     async def test_who_leaves_leaves_them_all(self, port: int, after: bytes) -> None:

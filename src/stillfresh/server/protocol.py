@@ -8,6 +8,7 @@ any other, with its connection. Needs `stillfresh[web]`.
 import asyncio
 import enum
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -60,6 +61,7 @@ class Protocol(HttpToolsProtocol):
     _cycles: Sequence[RequestResponseCycle] = ()
     _head: bytes | None = None
     """What was received, if it is one whole head."""
+    _data = b""
     _answered_at = -math.inf
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -95,6 +97,7 @@ class Protocol(HttpToolsProtocol):
         if self._part is not Part.BODY:
             self._start_timer()
         self._unread += len(data)
+        self._data = data
         super().data_received(data)
         if self._part is Part.HEAD:
             self._start_timer()
@@ -166,8 +169,16 @@ class Protocol(HttpToolsProtocol):
         return self._tunnel is None and super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
-        if self._tunnel is None:
-            super()._unsupported_upgrade_warning()
+        """Here the parser has stopped: of what came behind the head, it knows nothing.
+
+        It is the tunnel's; else a request that is not answered, so that no other may be.
+        """
+        stopped = sys.exception()
+        behind = self._data[stopped.args[0] :] if stopped is not None else b""
+        if self._tunnel is not None:
+            self._tunnel.inbox.add(behind)
+        elif behind and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def _record(self, cycle: RequestResponseCycle) -> None:
         """Offer the app to keep its answer; a request with a body is not in its head alone."""
@@ -267,8 +278,11 @@ def _cut(cycle: RequestResponseCycle) -> None:
 
 
 def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
-    """RFC 9110 §15.2: an interim response, before the answer has begun; 1.0 knows none."""
-    if not (cycle.response_started or cycle.disconnected):
+    """RFC 9110 §15.2: an interim response, before the answer has begun; 1.0 knows none.
+
+    A client that does not read is not told: it may do without.
+    """
+    if not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused):
         cycle.transport.write(STATUS_LINE[status] + _written(fields))
 
 
