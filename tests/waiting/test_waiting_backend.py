@@ -379,7 +379,7 @@ class TestW12Kept:
         path = tmp_path / "games.db"
         async with Games(path) as games:
             await games.start("g", [ME, YOU])
-        path.write_bytes(b"not any more" * 1000)
+        path.write_bytes(b"\xffnot any more" * 1000)
         for _ in range(2):
             with pytest.raises(StoreError, match=r"corrupt.*restore"):
                 async with Games(path):
