@@ -30,9 +30,11 @@ def link(address: str) -> Iterator[Link]:
 class TestE8OutboxCommands:
     def test_create_and_drop(self, address: str, link: Link) -> None:
         """Several tags for one table; dropped, nothing is told."""
-        assert said("outbox", "create", address, *TABLE) == "changes of products are told\n"
+        assert (
+            said("outbox", "create", address, *TABLE) == "the outbox records changes of products\n"
+        )
         assert told(link, INSERT) == ["", "product:1", "shop:eu"]
-        assert said("outbox", "drop", address) == "the outbox is gone\n"
+        assert said("outbox", "drop", address) == "the outbox was removed\n"
         assert rows(link, "SELECT to_regnamespace('stillfresh_outbox')") == [(None,)]
 
     def test_sql_is_printed_for_migrations(self, link: Link) -> None:

@@ -307,6 +307,19 @@ class TestE8Rights:
                 )
         assert told(link) == ["product:1", "shop:eu"]
 
+    def test_a_role_without_rights_is_told_in_one_line(self, address: str, link: Link) -> None:
+        """What was refused and where the rights are listed, without the statement."""
+        role = f"reader_{link.info.dbname}"
+        link.execute(f"CREATE ROLE {role} LOGIN".encode())
+        with pytest.raises(ConfigError) as refused:
+            asyncio.run(
+                create_outbox(address.replace("postgres@", f"{role}@"), {"products": "all"})
+            )
+        said = str(refused.value)
+        assert said.startswith("InsufficientPrivilege: permission denied for ")
+        assert said.endswith("; docs/postgres.md lists the rights it needs")
+        assert "\n" not in said
+
 
 class TestE8Bound:
     OLD = "UPDATE stillfresh_outbox.changed SET at = at - interval '3 hours'"

@@ -48,10 +48,10 @@ def outbox() -> None:
 )
 @click.option("--sql", "is_sql", is_flag=True, help="Print the SQL for a migration; run nothing.")
 def create(*, database: str | None, pairs: Sequence[str], is_sql: bool) -> None:
-    """Make the outbox and its triggers in DATABASE, where they are not there yet.
+    """Create the outbox and its triggers in DATABASE.
 
-    Tables that are not named lose their triggers. Columns in a tag are of type smallint, integer,
-    bigint, text, varchar or uuid.
+    Existing parts are kept. Name all tables each time: a table that is not named loses its
+    triggers. Columns in a tag are of type smallint, integer, bigint, text, varchar or uuid.
     """
     if (database is None) is not is_sql:
         raise click.UsageError("name a DATABASE, or --sql to print the statements.")
@@ -64,28 +64,35 @@ def create(*, database: str | None, pairs: Sequence[str], is_sql: bool) -> None:
         click.echo(postgres.outbox_sql(tables), nl=False)
     else:
         asyncio.run(postgres.create_outbox(database, tables))
-        click.echo(plain(f"changes of {', '.join(tables)} are told"))
+        click.echo(plain(f"the outbox records changes of {', '.join(tables)}"))
 
 
 @command("stillfresh outbox drop postgresql://localhost/shop")
 @click.argument("database")
 def drop(*, database: str) -> None:
-    """Take the outbox, its triggers and its consumers out of DATABASE."""
+    """Remove the outbox, its triggers and its consumers from DATABASE."""
     asyncio.run(extra(PACKAGE, "postgres").drop_outbox(database))
-    click.echo("the outbox is gone")
+    click.echo("the outbox was removed")
 
 
 @command(FOLLOW)
 @click.argument("database")
 @click.argument("store")
-@click.option("--consumer", default="cache", show_default=True, help="A name for each STORE.")
-@click.option("--poll", default="5s", show_default=True, help="Look at least so often.")
+@click.option(
+    "--consumer",
+    default="cache",
+    show_default=True,
+    help="The consumer's name: one for each STORE.",
+)
+@click.option(
+    "--poll", default="5s", show_default=True, help="How often to look without a notification."
+)
 @click.option("--soft", is_flag=True, help="Serve invalidated copies as stale, not as expired.")
 def follow(*, database: str, store: str, consumer: str, poll: str, soft: bool) -> None:
     """Invalidate in STORE what DATABASE says is stale, until SIGTERM or Ctrl-C.
 
-    Run it once, or several times for a standby. It may be killed at any time: it goes on where it
-    stopped.
+    A second process with the same --consumer stands by and takes over. You may kill it at any
+    time: the next one continues where it stopped.
     """
     if store.startswith("memory:"):
         raise ConfigError(f"store {store}: lives in the process that uses it; run it there")
@@ -112,7 +119,7 @@ async def _follow(
 
 @command("stillfresh outbox show postgresql://localhost/shop --max-lag 30s")
 @click.argument("database")
-@click.option("--max-lag", help="End with 1 if a consumer is further behind, or there is none.")
+@click.option("--max-lag", help="Exit with 1 if a consumer lags by more, or there is none.")
 @as_json
 def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
     """Show how far the consumers of DATABASE are behind."""

@@ -67,27 +67,36 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "--site-host",
     "pages__site_hosts",
     multiple=True,
-    help="A Host to serve, told to the site; repeatable.",
+    help="A Host that has pages, and is sent to the site; repeatable.",
 )
 @click.option(
     "--route",
     "pages__routes",
     multiple=True,
     callback=routes_of,
-    help="PATH=DURATION, over what the site says; repeatable.",
+    help="PATH=DURATION: how long pages are fresh, whatever the site says; repeatable.",
 )
 @click.option(
     "--query",
     "pages__query",
     multiple=True,
-    help="A query parameter that makes a page; default: all.",
+    help="A query parameter that tells pages apart; repeatable.  [default: all]",
 )
 @click.option(
-    "--memory-for", "store__memory_for", help="How long without asking the store.  [default: 0s]"
+    "--memory-for",
+    "store__memory_for",
+    help="How long to answer from memory without asking the store.  [default: 0s]",
 )
-@click.option("--tenant", "pages__tenant", help="Whose pages these are, on a store of several.")
 @click.option(
-    "--max-body", "pages__max_body", type=int, help="Bytes; more is not kept.  [default: 1048576]"
+    "--tenant",
+    "pages__tenant",
+    help="The tenant of the pages, on a store that several sites share.",
+)
+@click.option(
+    "--max-body",
+    "pages__max_body",
+    type=int,
+    help="Largest page to keep, in bytes.  [default: 1048576]",
 )
 @click.option(
     "--timeout", "pages__timeout", type=float, help="Seconds for the site to answer.  [default: 30]"
@@ -96,7 +105,7 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "--trusted-proxy",
     "pages__trusted_proxies",
     multiple=True,
-    help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable.",
+    help="An address or network whose X-Forwarded-* is believed, as 10.0.0.0/8; repeatable.",
 )
 @click.option(
     "--forward",

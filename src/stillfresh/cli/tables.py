@@ -16,17 +16,17 @@ from stillfresh.stores import dynamodb_options, split_tenant
     cls=CommandGroup, examples=["stillfresh table describe site-cache --bucket site-pages"]
 )
 def table() -> None:
-    """Make or show the tables of a dynamodb:// or postgresql:// store."""
+    """Create or show the tables of a PostgreSQL or DynamoDB store."""
 
 
 def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
     """TABLE and its options, as the store's address has them."""
     options = [
         click.argument("table", envvar="FACETHEORY_CACHE_TABLE_NAME"),
-        click.option("--bucket", help="Where the values are kept."),
-        click.option("--region", help="AWS's region, if not in its own settings."),
-        click.option("--endpoint", help="A server of the same kind, in place of AWS."),
-        click.option("--s3-endpoint", help="The same for S3, if it is another one."),
+        click.option("--bucket", help="DynamoDB: the S3 bucket for the values."),
+        click.option("--region", help="DynamoDB: the region, if your AWS settings name none."),
+        click.option("--endpoint", help="DynamoDB: a compatible server in place of AWS."),
+        click.option("--s3-endpoint", help="The same for S3, if it is another server."),
         as_json,
     ]
     for option in reversed(options):
@@ -44,24 +44,27 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--unlogged/--logged",
     default=None,
-    help="PostgreSQL: tables that are faster, and empty after a crash. Else logged.",
+    help="PostgreSQL: unlogged tables are faster, and empty after a crash. Default: logged.",
 )
 @click.option(
     "--push/--no-push",
     "pushes",
     default=None,
-    help="PostgreSQL: whether every change is told to other processes at once. Else yes.",
+    help="PostgreSQL: notify other processes of every change at once. Default: push.",
 )
 @about_a_table
 def create(
     *, is_json: bool, unlogged: bool | None, pushes: bool | None, **options: str | None
 ) -> None:
-    """Make TABLE (paid by the request, TTL on) and its bucket, where they are not there yet.
+    """Create the tables that a store needs, if they do not exist yet.
 
-    TABLE is a name, or a store's whole address: dynamodb://site-cache?bucket=site-pages
+    TABLE is a postgresql:// address, a dynamodb:// address, or the name of a DynamoDB table.
 
-    For postgresql://user@host/database it makes the schema, or brings that of an earlier release
-    to this one's version.
+    PostgreSQL: creates the schema, or updates the schema of an earlier release. It needs a role
+    that may create a schema; an application needs fewer rights (docs/stores.md).
+
+    DynamoDB: creates the table (on-demand billing, TTL on) and its bucket. What exists already is
+    not changed.
     """
     given = {"unlogged": unlogged, "pushes": pushes}
     show("create", options, {name: it for name, it in given.items() if it is not None}, is_json)
@@ -72,7 +75,7 @@ def create(
 )
 @about_a_table
 def describe(*, is_json: bool, **options: str | None) -> None:
-    """Show TABLE and its bucket, or the schema of a postgresql:// store, as they are."""
+    """Show the table and bucket of a DynamoDB store, or the schema of a PostgreSQL store."""
     show("describe", options, {}, is_json)
 
 

@@ -37,9 +37,9 @@ OUTCOMES: Final = ("stored", "there already", "not kept", "failed")
     "source",
     metavar="FILE",
     required=True,
-    help="A path or an address in each line; - is stdin.",
+    help="A file with a path or an address in each line; - is stdin.",
 )
-@click.option("--upstream", help="With a STORE: the site whose pages are kept there.")
+@click.option("--upstream", help="With a STORE: the site whose pages it keeps.")
 @click.option(
     "--rate",
     default=10.0,
@@ -68,10 +68,12 @@ def warm(
 ) -> None:
     """Fill a cache before visitors come.
 
-    Asks for each line: /blog/ and https://example.org/blog/ are pages (of an address, its host is
-    the Host that is asked for), /v1/post/ann:1 is an entity. URL is a running gateway. FILE is a
-    file of settings: its store is filled from here, as `serve` would. A STORE alone does not know
-    where its entries come from: name its site with --upstream. Ends with 1 if a line failed.
+    Requests each line of --from: a page as a path (/blog/) or as an address
+    (https://example.org/blog/, whose host is sent as Host), an entity as /v1/post/ann:1. Exits
+    with 1 if a line failed.
+
+    URL is a running gateway. FILE is a file of settings, as `serve` takes it: its store is filled
+    from this process, so it must not be memory://. With a STORE, name its site with --upstream.
     """
     with working("Asking for:") as advance, click.open_file(source) as lines:
         asked = (line.strip() for line in lines)

@@ -114,7 +114,7 @@ class Rest:
     async def _failed(self, request: Request, error: LoadFailed) -> Response:
         del request
         pause = f"{pause_after(error, self._clock())}"
-        why = "the upstream could not say, and nothing is kept"
+        why = "the upstream failed, and the cache has no copy"
         return problem_reply(
             Problem(503, "upstream_failed", "Upstream failed", why, retry_after=pause)
         )

@@ -23,7 +23,7 @@ from stillfresh.http.freshness import (
 from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200
-FAILED: Final = "the upstream could not say"
+FAILED: Final = "the upstream failed"
 """What exactly went wrong there is the operator's to know, not every reader's."""
 
 Id = Annotated[

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from psycopg import errors
 
-from stillfresh.errors import ConfigError, StoreError, error_text, shown_address
-from stillfresh.stores.postgres.link import PgConnection
+from stillfresh.errors import ConfigError, StoreError, shown_address
+from stillfresh.stores.postgres.link import PgConnection, said_by
 
 PATIENCE: Final = 10.0
 """Seconds that the server has for one statement."""
@@ -74,12 +74,12 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName) as exc:
-        raise ConfigError(f"{error_text(exc)}: {MISSING}") from exc
+        raise ConfigError(f"{said_by(exc)}: {MISSING}") from exc
     except errors.InsufficientPrivilege as exc:
-        raise ConfigError(f"{error_text(exc)}: docs/postgres.md says what to GRANT") from exc
+        raise ConfigError(f"{said_by(exc)}; docs/postgres.md lists the rights it needs") from exc
     except errors.LockNotAvailable as exc:
-        raise StoreError(f"{error_text(exc)}: a table is in use; try again") from exc
+        raise StoreError(f"{said_by(exc)}: a table is in use; try again") from exc
     except psycopg.Error as exc:
-        raise StoreError(f"the database failed: {error_text(exc)}") from exc
+        raise StoreError(f"the database failed: {said_by(exc)}") from exc
     except TimeoutError as exc:
         raise StoreError(f"the database did not answer within {PATIENCE:g} s") from exc

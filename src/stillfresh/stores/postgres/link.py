@@ -48,7 +48,9 @@ ADVICE: Final = {
     "55P03": "another transaction holds the row for too long; look for it in pg_stat_activity",
     "57014": "it took longer than the statement_timeout of the role or the database",
 }
-COMMAND: Final = "`stillfresh table create` once, with this address"
+COMMAND: Final = (
+    "`stillfresh table create` once for this database, as a role that may create the schema"
+)
 NEVER: Final = 3600.0
 IDLE: Final = TransactionStatus.IDLE
 LOST: Final = (OSError, TimeoutError, PostgresError)
@@ -280,7 +282,7 @@ class PgLink:
 
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
-            logger.warning("the PostgreSQL server is away: %s", _said(error))
+            logger.warning("the PostgreSQL server is away: %s", said_by(error))
         self._breaker.failed(began, time.monotonic())
 
 
@@ -312,11 +314,11 @@ async def connected_to(hosts: list[str], patience: float) -> PgConnection:
 
 def refused(error: BaseException, schema: str) -> StoreError:
     """What it was, and what to do."""
-    said, code = _said(error), _code(error)
+    said, code = said_by(error), _code(error)
     if is_lost(error):
         return StoreError(f"the PostgreSQL server is away: {said}")
     if code in MISSING:
-        return StoreError(f"the database has no schema {schema} of stillfresh; run {COMMAND}")
+        return StoreError(f"the database has no schema {schema}; run {COMMAND}")
     advice = f"; {ADVICE[code]}" if code in ADVICE else ""
     return StoreError(f"the PostgreSQL server refused: {said}{advice}")
 
@@ -339,7 +341,7 @@ def is_lost(error: BaseException) -> bool:
     return "FATAL" not in said or any(word in said for word in NOT_YET)
 
 
-def _said(error: BaseException) -> str:
+def said_by(error: BaseException) -> str:
     """In one line, without the statement. The library never says a password."""
     primary = error.diag.message_primary if isinstance(error, PostgresError) else None
     said = " ".join((primary or str(error)).split())
