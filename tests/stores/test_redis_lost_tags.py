@@ -112,6 +112,20 @@ class TestS5LostTags:
         assert await store.publish(KIND, {"a": (lease, copy)}) == {"a"}
         assert (await store.read(KIND, ["a"])).get("a", Record()).copy is None
 
+    async def test_epochs_that_began_anew_are_not_compared_with_those_before(
+        self, store: RedisStore, full: Server
+    ) -> None:
+        """I26: also if its clock was set back meanwhile, so that the new ones are lower."""
+        (place,) = Places(PREFIX).of(KIND, ["a"])
+        epochs = place.base + b"@"
+        async with Redis.from_url(full.address) as client:
+            await client.zadd(epochs, {"!": (time.time() + 3600) * 1e6})
+            lease = await leased(store)
+            assert await client.delete(epochs) == 1
+        await store.invalidate_tag("late")
+        copy = Copy(lease.token, time.time(), Policy(60), b"old")
+        assert await store.publish(KIND, {"a": (lease, copy)}, {"a": ("late",)}) == {"a"}
+
     async def test_a_failed_refresh_does_not_make_it_believed(
         self, store: RedisStore, full: Server
     ) -> None:

@@ -146,7 +146,7 @@ class Shop:
         return len(sku)
 
     @engine.cached("offer", fresh_for="5m", key=lambda self, sku: (id(self), sku))
-    async def offer(self, sku: str) -> int | Loaded[int]:
+    async def offer(self, sku: str) -> Loaded[int]:
         return Loaded(len(sku), fresh_for=5)
 
     @staticmethod
@@ -302,8 +302,8 @@ def plain_report(year: int, region: str = "eu", *, deep: bool = False) -> list[s
 
 
 @engine.cached("plain", fresh_for="5m")
-def def_loader(year: int) -> bytes | Loaded[bytes]:
-    return bytes(year)
+def def_loader(year: int) -> Loaded[bytes]:
+    return Loaded(bytes(year), tags=["year"])
 
 
 @engine.batched("plain_many", fresh_for="5m")

@@ -57,8 +57,7 @@ AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, 
 BatchLoader: TypeAlias = AsyncLoader[K, V] | Callable[[list[K]], LoadedBatch[K, V]]
 
 GRACE: Final = 5.0
-IDS_AT_ONCE: Final = 500
-"""In one step of `invalidate_all`, so that others' writes pass between them."""
+IDS_AT_ONCE: Final = 500  # in one step of `invalidate_all`: others' writes pass between them
 
 
 class CachedDecorator(Protocol):
@@ -66,8 +65,14 @@ class CachedDecorator(Protocol):
 
     @overload
     def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, Loaded[V]]], /
+    ) -> Function[P, V]: ...
+    @overload
+    def __call__(
         self, function: Callable[P, Coroutine[Any, Any, V | Loaded[V]]], /
     ) -> Function[P, V]: ...
+    @overload
+    def __call__(self, function: Callable[P, Loaded[V]], /) -> Function[P, V]: ...
     @overload
     def __call__(self, function: Callable[P, V | Loaded[V]], /) -> Function[P, V]: ...
 

@@ -325,7 +325,7 @@ class Memory(Evicting[K, V]):
         if entry is not None and entry.copy.generation == generation:
             self._tagged.remove(key, entry.tags)
             entry.tags = (*self._spec.possible_tags(key), *late)
-            self._tagged.add(key, entry.tags)
+            self._tagged.add(entry.key, entry.tags)
 
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""

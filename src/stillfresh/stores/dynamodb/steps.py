@@ -198,7 +198,11 @@ class DynamoSteps:
     ) -> Grant:
         if isinstance(grant, Held):
             return await self._newer(kind, pk, await self.row(kind, pk), ask.seen, grant) or grant
-        row, epoch = await gather(self.row(kind, pk), self.table.epoch())
+        row, epoch = await gather(self.row(kind, pk), self.table.epoch(), return_exceptions=True)
+        if isinstance(row, BaseException):  # both have ended
+            raise row
+        if isinstance(epoch, BaseException):
+            raise epoch
         newer = await self._newer(kind, pk, row, ask.seen, grant)
         if newer is not None:
             await self.table.release(pk, grant.token, now=self.clock())

@@ -192,7 +192,7 @@ local function is_past(base, epoch, tags)
   if #found == 0 then return false end
   if epoch < 0 then return true end
   local known = redis.call('ZSCORE', base .. '@', '!')
-  if not known or tonumber(known) > epoch then return true end
+  if not known or tonumber(known) > epoch or epoch_of(base) < epoch then return true end
   for _, tag in ipairs(found) do
     local score = redis.call('ZSCORE', base .. '@', '#' .. tag)
     if score and tonumber(score) > epoch then return true end
