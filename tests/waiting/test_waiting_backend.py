@@ -384,7 +384,7 @@ class TestW12Kept:
             with pytest.raises(StoreError, match=r"corrupt.*restore"):
                 async with Games(path):
                     pass
-        assert path.read_bytes() == b"not any more" * 1000
+        assert path.read_bytes() == b"\xffnot any more" * 1000
         assert {found.name for found in tmp_path.iterdir()} <= {"games.db", "games.db.lock"}
 
     async def test_corruption_that_a_move_meets_is_told(self, games: Games, tmp_path: Path) -> None:
