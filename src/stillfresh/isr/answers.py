@@ -282,7 +282,8 @@ class GrowingPage(FoundPage):
     @classmethod
     def of(cls, found: FoundPage, read: PageRead) -> "GrowingPage | Reason":
         answer: AppAnswer = read.growing
-        shown = cls(found.keys, found.stored, found.fields, answer, read.is_own, read.over)
+        parts = found.keys, found.stored, found.fields, answer, read.is_own, read.over
+        shown = cls(*parts, is_new=found.is_new)
         return answer.lost or shown
 
 

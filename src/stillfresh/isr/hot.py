@@ -15,7 +15,7 @@ from stillfresh.isr.clients import PageAddress
 from stillfresh.isr.model import FoundPage, PageKey, Scope, Stored
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.routes import KEEP, Visit
-from stillfresh.isr.sharing import age_at, ttl_at
+from stillfresh.isr.sharing import age_at, is_of, ttl_at
 from stillfresh.isr.stored import ReadyPage, hit_text, ready, told
 
 MOST_HOT: Final = 512
@@ -115,6 +115,8 @@ class HotPages:
             return
         if steps[-1][1].answer.value is not found.stored:
             return
+        if found.is_new and not is_of(found.stored, visit.headers, visit.carried):
+            return  # he was given another form, this once
         named = {*visit.route.vary}.union(*(it[1].answer.value.head.vary for it in steps))
         names = frozenset(name.lower().encode("latin-1", "replace") for name in named)
         hot = Hot(steps, (visit.host, visit.path, visit.query))

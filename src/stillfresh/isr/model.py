@@ -4,7 +4,7 @@ Pure data, and the names of ASGI's types.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -291,6 +291,8 @@ class FoundPage:
     """Its own, last; before it the one under which another variant was found."""
     stored: Stored
     fields: Raw
+    is_new: bool = field(default=False, kw_only=True)
+    """It was fetched for this very visit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,11 @@ def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) ->
         what = f"fwd={before}; {how}; ttl={int(ttl)}"
     is_over = now - answer.fetched_at >= stored.head.fresh_for
     is_outdated = answer.verdict is not Verdict.FRESH and not is_over
-    return FoundPage((key,), stored, told(stored, age, what, is_outdated=is_outdated))
+    fields, is_new = (
+        told(stored, age, what, is_outdated=is_outdated),
+        answer.origin is Origin.LOADED,
+    )
+    return FoundPage((key,), stored, fields, is_new=is_new)
 
 
 async def send_stored(

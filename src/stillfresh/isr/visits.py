@@ -107,7 +107,9 @@ class Visits:
             found = await way(asked, key, chosen)
             if not isinstance(found, FoundPage):
                 return found
-            if is_of(found.stored, visit.headers, visit.carried):
+            # I25: one request for a visit; the next one asks for the encoded form.
+            given = asked if found.is_new else visit
+            if is_of(found.stored, given.headers, visit.carried):
                 return found if key is base else replace(found, keys=(base, key))
             vary = found.stored.head.vary
             if (found_by := selected(vary, visit.headers, visit.carried)) is None:
