@@ -15,6 +15,7 @@ from stillfresh.isr import Route
 from stillfresh.web.config import (
     KindSettings,
     Mistakes,
+    OutboxSettings,
     PagesSettings,
     ServerSettings,
     StoreSettings,
@@ -28,6 +29,7 @@ MODELS = {
     "pages": PagesSettings,
     "kinds": KindSettings,
     "server": ServerSettings,
+    "outbox": OutboxSettings,
 }
 
 GOOD = """
@@ -72,6 +74,11 @@ hosts = ["gateway.example.com"]
 token = "hush-hush"
 authenticate_url = "http://127.0.0.1:8080/who"
 max_connections = 500
+
+[outbox]
+database = "postgresql://app:hush@127.0.0.1/shop"
+consumer = "gateway"
+max_lag = "1m"
 """
 
 WRONG: dict[tuple[str, str], list[Any]] = {
@@ -179,6 +186,9 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("server", "workers"): [0, 257, 10_000, "2", True],
     ("server", "uds"): ["", 1, "a\0b"],
     ("server", "drain"): ["soon", -1, True],
+    ("outbox", "database"): ["", 1, "a\0b"],
+    ("outbox", "consumer"): ["", 1],
+    ("outbox", "max_lag"): ["soon", 0, "2d", True],
 }
 
 
@@ -385,7 +395,7 @@ class TestG1Mistakes:
         """Or all there are, if none is near."""
         assert mistakes_in({**good(), "page": {}}) == ("page: unknown key; did you mean pages?",)
         (line,) = mistakes_in({**good(), "zzz": {}})
-        assert line == "zzz: unknown key; there are: store, pages, kinds, server"
+        assert line == "zzz: unknown key; there are: store, pages, kinds, server, outbox"
 
     @pytest.mark.parametrize(("table", "key"), [("pages", "upstream"), ("kinds", "fresh_for")])
     def test_a_missing_key_is_named(self, table: str, key: str) -> None:
@@ -549,7 +559,7 @@ class TestG1BadFile:
         assert caught.value.mistakes[0].isprintable()
 
 
-KEY = re.compile(r"^\| `((?:store|pages|kinds|server)\.[\w.]+)` \|", re.MULTILINE)
+KEY = re.compile(r"^\| `((?:store|pages|kinds|server|outbox)\.[\w.]+)` \|", re.MULTILINE)
 
 
 class TestG1Documented:

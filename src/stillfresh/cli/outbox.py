@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import click
 
@@ -22,6 +23,7 @@ from stillfresh.cli.program import (
 from stillfresh.durations import seconds
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, without_password
+from stillfresh.isr import PageCache
 
 PACKAGE = "stillfresh.contrib.postgres"
 CREATE = "stillfresh outbox create postgresql://localhost/shop --table 'products=product:{id}'"
@@ -88,7 +90,10 @@ def drop(*, database: str) -> None:
     "--poll", default="5s", show_default=True, help="How often to look without a notification."
 )
 @click.option("--soft", is_flag=True, help="Serve invalidated copies as stale, not as expired.")
-def follow(*, database: str, store: str, consumer: str, poll: str, soft: bool) -> None:
+@click.option("--pages", "is_pages", is_flag=True, help="The tags are those of a gateway's pages.")
+def follow(
+    *, database: str, store: str, consumer: str, poll: str, soft: bool, is_pages: bool
+) -> None:
     """Invalidate in STORE what DATABASE says is stale, until SIGTERM or Ctrl-C.
 
     A second process with the same --consumer stands by and takes over. You may kill it at any
@@ -98,21 +103,21 @@ def follow(*, database: str, store: str, consumer: str, poll: str, soft: bool) -
         raise ConfigError(f"store {store}: lives in the process that uses it; run it there")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     postgres = extra(PACKAGE, "postgres")
-    asyncio.run(_follow(postgres.OutboxConsumer, database, store, consumer, poll=poll, soft=soft))
+    cache = PageCache(store) if is_pages else Cache(store)
+    following = postgres.OutboxConsumer(cache, database, consumer, poll=poll, soft=soft)
+    asyncio.run(_follow(cache, following, f"{without_password(store)} is up to date as {consumer}"))
 
 
-async def _follow(
-    consumer_of: type, database: str, store: str, name: str, **options: object
-) -> None:
+async def _follow(cache: Cache | PageCache, following: Any, said: str) -> None:  # noqa: ANN401 (an extra's)
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
-    async with Cache(store) as cache, consumer_of(cache, database, name, **options) as consumer:
+    async with cache, following as consumer:
         ending = asyncio.ensure_future(end.wait())
         first = asyncio.ensure_future(consumer.caught_up())
         await asyncio.wait([ending, first], return_when=asyncio.FIRST_COMPLETED)
         if first.done():
             first.result()
-            click.echo(plain(f"{without_password(store)} is up to date as {name}"))
+            click.echo(plain(said))
         first.cancel()
         await ending
 

@@ -156,7 +156,16 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     except config.Mistakes as exc:
         raise ConfigError("\n".join(_told(it, options) for it in exc.mistakes)) from exc
     read = None if file is None else partial(config.load, file, tables)
-    serving.serve(settings, click.echo, read)
+    serving.serve(settings, click.echo, read, _following)
+
+
+def _following(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (of extras that may be absent)
+    """It looks so often that its lag stays below the limit, in a process that stands by, too."""
+    postgres = extra("stillfresh.contrib.postgres", "postgres")
+    poll = min(5.0, max(outbox.max_lag, 1.0) / 4)
+    return postgres.OutboxConsumer(
+        pages, outbox.database, outbox.consumer, poll=poll, max_lag=outbox.max_lag
+    )
 
 
 def _told(mistake: str, options: dict[str, str]) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Literal, Self
@@ -87,6 +88,9 @@ class Gateway:
         self._owns_cache = cache is not store
         self.is_draining = False
         """G17: it was told to end: `/readyz` sends visitors elsewhere, and all are answered."""
+        self.following: AbstractAsyncContextManager[object] | None = None
+        """What tells it of changes: opened after its stores, and closed before them."""
+        self._opened = AsyncExitStack()
         self._pages = Behind(pages) if pages is not None else None
         self._hosts = checked_hosts(hosts)
         self._has_v1 = bool(self.hub.kinds) or pages is None
@@ -165,9 +169,13 @@ class Gateway:
         await self.cache.open()
         if self.page_cache is not None:
             await self.page_cache.open()
+        following, self.following = self.following, None
+        if following is not None:
+            await self._opened.enter_async_context(following)
 
     async def close(self) -> None:
         """Take no new work, end the connections, and close what the gateway opened."""
+        await self._opened.aclose()
         await self.live.close()
         await self.dashboard.close()
         if self._pages is not None:

@@ -110,6 +110,15 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """`[outbox]`: a PostgreSQL database that says which pages are stale, by their tags (E8)."""
+
+    database: str = key(fields.text, secret=True)
+    consumer: str = key(fields.text, "cache")
+    max_lag: float = key(fields.positive(86_400), 30.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What `stillfresh serve` runs on."""
 
@@ -117,6 +126,7 @@ class Settings:
     pages: PagesSettings | None = None
     kinds: tuple[KindSettings, ...] = ()
     server: ServerSettings = ServerSettings()
+    outbox: OutboxSettings | None = None
 
 
 MODELS: Final = {
@@ -124,8 +134,8 @@ MODELS: Final = {
     "pages": PagesSettings,
     "kinds": KindSettings,
     "server": ServerSettings,
+    "outbox": OutboxSettings,
 }
-TABLES: Final = ("store", "pages", "kinds", "server")
 URL_KEYS: Final = ("terms",)
 BATCH_KEYS: Final = ("ids_field", "id", "list_field", "max_batch", "viewer_field")
 
@@ -171,13 +181,17 @@ def from_environment(
 
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of tables that are already there: `{"pages": {"upstream": "http://…"}}`."""
-    mistakes = [f"{it}: {unknown(it, TABLES)}" for it in tables if it not in TABLES]
+    mistakes = [f"{it}: {unknown(it, MODELS)}" for it in tables if it not in MODELS]
     store = read_table("store", tables.get("store", {}), StoreSettings, mistakes)
     has_pages = "pages" in tables
     pages = read_table("pages", tables["pages"], PagesSettings, mistakes) if has_pages else {}
     kinds = _kinds(tables.get("kinds", {}), mistakes)
     server = read_table("server", tables.get("server", {}), ServerSettings, mistakes)
     _find_token(server, environ, mistakes)
+    has_outbox = "outbox" in tables
+    outbox = read_table("outbox", tables["outbox"], OutboxSettings, mistakes) if has_outbox else {}
+    if has_outbox and not has_pages:
+        mistakes.append("outbox: goes with [pages]: it says which of them are stale, by their tags")
     if not pages and not kinds and not mistakes:
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
     _check_viewers(kinds, server, mistakes)
@@ -197,6 +211,7 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         PagesSettings(**pages) if has_pages else None,
         tuple(KindSettings(**kind) for kind in kinds),
         ServerSettings(**server),
+        OutboxSettings(**outbox) if has_outbox else None,
     )
 
 

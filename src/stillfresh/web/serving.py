@@ -9,13 +9,15 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, TypeAlias
 
 import httpx2
 import uvloop
 
 from stillfresh.errors import without_password
 from stillfresh.http.client import new_client
+from stillfresh.isr import PageCache
 from stillfresh.server import (
     Board,
     Server,
@@ -27,10 +29,11 @@ from stillfresh.server import (
     server_config,
 )
 from stillfresh.web.app import Gateway
-from stillfresh.web.config import Settings
+from stillfresh.web.config import OutboxSettings, Settings
 from stillfresh.web.reloading import Replaceable, read_again
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
 
+Follow: TypeAlias = Callable[[OutboxSettings, PageCache], AbstractAsyncContextManager[object]]
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 KEPT: Final = 20
 """Idle connections to upstream APIs."""
@@ -46,11 +49,14 @@ logger = logging.getLogger(__name__)
 
 
 def serve(
-    settings: Settings, say: Callable[[str], None], read: Callable[[], Settings] | None = None
+    settings: Settings,
+    say: Callable[[str], None],
+    read: Callable[[], Settings] | None = None,
+    follow: Follow | None = None,
 ) -> None:
     """Until SIGTERM or SIGINT; what cannot work is told before anything is served.
 
-    `read`: reads the settings again, on SIGHUP (G17).
+    `read`: reads the settings again, on SIGHUP (G17). `follow`: makes the outbox's consumer (E8).
     """
     logging.basicConfig(format=LOGGED)
     server = settings.server
@@ -65,7 +71,7 @@ def serve(
                 say(line)
 
         if server.workers == 1:
-            _work(_run(settings, listener, listening, read=read))
+            _work(_run(settings, listener, listening, read=read, follow=follow))
             return
         now = settings
 
@@ -80,7 +86,7 @@ def serve(
             return new is not None
 
         def work(worker: Worker) -> None:
-            _work(_run(now, listener, worker.ready, worker, read))
+            _work(_run(now, listener, worker.ready, worker=worker, read=read, follow=follow))
 
         board = Board(server.workers, _size(settings))
         Workers(listener, board, work, listening, drain=server.drain, reload=read_anew).run()
@@ -96,12 +102,14 @@ def _work(running: Coroutine[Any, Any, None]) -> None:
         runner.run(running)
 
 
-def gateway_of(settings: Settings, client: httpx2.AsyncClient) -> Gateway:
+def gateway_of(
+    settings: Settings, client: httpx2.AsyncClient, follow: Follow | None = None
+) -> Gateway:
     """The gateway that these settings describe; its kinds ask through this client."""
     server, pages = settings.server, settings.pages
     page_cache = page_cache_of(pages, settings.store) if pages is not None else None
     url = server.authenticate_url
-    return Gateway(
+    app = Gateway(
         settings.store.url,
         kinds=[kind_for(kind, client, settings.store.memory_for) for kind in settings.kinds],
         pages=site_of(pages, page_cache) if pages is not None and page_cache is not None else None,
@@ -112,6 +120,9 @@ def gateway_of(settings: Settings, client: httpx2.AsyncClient) -> Gateway:
         token=server.token,
         max_connections=server.max_connections,
     )
+    if settings.outbox is not None and page_cache is not None and follow is not None:
+        app.following = follow(settings.outbox, page_cache)
+    return app
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:
@@ -125,11 +136,15 @@ async def _run(
     settings: Settings,
     listener: socket.socket,
     listening: Callable[[], None],
+    *,
     worker: Worker | None = None,
-    read: Callable[[], Settings] | None = None,
+    read: Callable[[], Settings] | None,
+    follow: Follow | None,
 ) -> None:
     async with new_client(LONGEST_WAIT, kept=KEPT) as client:
-        await GatewayProcess(settings, client, listening, worker, read).run(listener)
+        await GatewayProcess(settings, client, listening, worker, read=read, follow=follow).run(
+            listener
+        )
 
 
 class GatewayProcess:
@@ -141,12 +156,15 @@ class GatewayProcess:
         client: httpx2.AsyncClient,
         listening: Callable[[], None],
         worker: Worker | None,
+        *,
         read: Callable[[], Settings] | None,
+        follow: Follow | None,
     ) -> None:
         self._settings = settings
         self._client = client
         self._worker = worker
         self._read = read
+        self._follow = follow
         self._held = Replaceable(self._new())
         app = self._held.app if read is None else self._held
         self._server = Server(server_config(app, self._is_site), listening)
@@ -154,7 +172,7 @@ class GatewayProcess:
         self._reloads = set[asyncio.Future[None]]()
 
     def _new(self) -> Gateway:
-        app = gateway_of(self._settings, self._client)
+        app = gateway_of(self._settings, self._client, self._follow)
         if self._worker is not None:
             app.dashboard.numbers.share(self._worker)
         return app

@@ -11,7 +11,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Self
 
 from stillfresh.backoff import pause_after, spread
@@ -21,6 +21,8 @@ from stillfresh.contrib.routes import check_cache
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import MAX_TAGS, Cache, Lag
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.isr import PageCache
+from stillfresh.isr.routes import own_tag
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 ROWS: Final = 500
@@ -91,12 +93,13 @@ class OutboxConsumer:
     """`async with OutboxConsumer(cache, "postgresql://…", "shop"):` beside the cache's own.
 
     Consumers of different names each get every change: one name for each store. All processes that
-    share a store may run one of the same name. `max_lag` is for `/readyz`.
+    share a store may run one of the same name. `max_lag` is for `/readyz`. With a `PageCache` the
+    tags are those of its pages.
     """
 
     def __init__(
         self,
-        cache: Cache,
+        cache: Cache | PageCache,
         database: str,
         name: str = "cache",
         *,
@@ -104,6 +107,8 @@ class OutboxConsumer:
         max_lag: Duration = "30s",
         soft: bool = False,
     ) -> None:
+        self._named: Callable[[str], str] = own_tag if isinstance(cache, PageCache) else str
+        cache = cache.cache if isinstance(cache, PageCache) else cache
         check_cache(cache, Cache)
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigError(
@@ -233,19 +238,20 @@ class OutboxConsumer:
         failed: list[BaseException] = []
         place: tuple[str, int] = seen.partition(":")[0], 0
         while rows := await link.ask(NEW_ROWS, *place, now, seen, now, ROWS):
-            tags = {tag for _, _, tag in rows if len(tag.encode()) <= MAX_TAGS}
+            tags = sorted({tag for _, _, tag in rows})
             if "" in tags:
                 await self._invalidate_all(link, "a table was emptied or mapped, or it was away")
                 return True
-            await self._while_alive(link, self._invalidate(sorted(tags), failed))
+            await self._while_alive(link, self._invalidate(tags, failed))
             place = rows[-1][0], rows[-1][1]
         if failed:
             raise failed[0]
         return False
 
     async def _invalidate(self, tags: Sequence[str], failed: list[BaseException]) -> None:
-        for first in range(0, len(tags), AT_ONCE):
-            some = tags[first : first + AT_ONCE]
+        named = [it for it in map(self._named, tags) if len(it.encode()) <= MAX_TAGS]
+        for first in range(0, len(named), AT_ONCE):
+            some = named[first : first + AT_ONCE]
             steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in some)
             told = await asyncio.gather(*steps, return_exceptions=True)
             failed += (it for it in told if isinstance(it, BaseException))
