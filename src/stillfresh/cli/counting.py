@@ -38,15 +38,16 @@ SIZES: Final = ("bytes", "held", "evicted")
     "stillfresh stats http://127.0.0.1:8080 --watch --every 10s --json",
 )
 @click.argument("target", metavar="STORE|URL", type=TEXT)
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
-@click.option("--every", default="2s", show_default=True, help="With --watch: the pause between.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--every", default="2s", show_default=True, help="With --watch: how often.")
 @as_json
 def stats(*, target: str, watch: bool, every: str, is_json: bool) -> None:
     """Show how much a store holds, or what a gateway counts.
 
-    Of a STORE: copies, leases, bytes. Of the URL of a running gateway, all its workers together:
-    reads, how many of them needed no load, loads, failures; with a token, set STILLFRESH_TOKEN.
-    With --watch the table is shown anew, with reads a second; with --json it is a line each time.
+    For a STORE: copies, leases and bytes. For the URL of a running gateway, all its workers
+    together: reads, the share of reads that needed no load, loads and failures. If the gateway has
+    a token, set STILLFRESH_TOKEN. With --watch it also shows reads per second, and --json prints a
+    line each time.
     """
     pause = seconds(every, name="--every", positive=True)
     before: dict[str, Any] | None = None
@@ -131,7 +132,7 @@ def _print(found: dict[str, Any], before: dict[str, Any] | None) -> None:
     whole = [(name, f"{found[name]:,.0f}") for name in ("connections", "bypassed")]
     print_table(("", ""), [("gateway", found["target"]), *whole])
     click.echo()
-    head = ("kind", "reads", *(("a second",) if before else ()), "hits", *SUMMED)
+    head = ("kind", "reads", *(("reads/s",) if before else ()), "hits", *SUMMED)
     passed = max(found["at"] - before["at"], 0.001) if before else 0.0
     rows = []
     for kind, it in sorted(found["kinds"].items()):

@@ -30,7 +30,9 @@ SLICE: Final = 500
 )
 @click.option("--kind", "whole_kind", type=TEXT, help="With --all: every entry of this kind.")
 @click.option("--all", "is_all", is_flag=True, help="Of the --kind, all there are.")
-@click.option("--soft", is_flag=True, help="Served once more; a page: kept in reserve.")
+@click.option(
+    "--soft", is_flag=True, help="Serve the copies once more, as stale; keep pages in reserve."
+)
 @as_json
 def invalidate(
     *,

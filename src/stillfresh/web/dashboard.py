@@ -177,7 +177,8 @@ class Dashboard:
             return
         if not self.operators.has_token:
             raise _refused()
-        raise Problem(401, "sign_in", "The token, please", www_authenticate="Bearer")
+        why = "send the operator's token: Authorization: Bearer …"
+        raise Problem(401, "sign_in", "The token, please", why, www_authenticate="Bearer")
 
 
 def _no_viewers() -> dict[str, Any]:
