@@ -29,7 +29,7 @@ class Shop:
         self.pages = PageCache("memory://")
         isr = IsrMiddleware(self, self.pages)
         site = PurgeRequests(isr, self.pages, checked_networks(purge_from))
-        edge = Edge(site, host=b"shop.example")
+        edge = Edge(site, host=b"shop.example", trusted=checked_networks(["10.9.9.9"]))
         self.app: Gateway = gateway("memory://", pages=edge, page_cache=self.pages, **options)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -169,6 +169,17 @@ class TestI27PurgeRequests:
             answer = await client.request("PURGE", "/a")
             assert (answer.status_code, answer.json()["code"]) == (403, "not_allowed")
             assert await texts(client, "/a") == ["1"]
+
+    @pytest.mark.parametrize(
+        ("visitor", "status"), [("9.9.9.9", 403), ("10.0.0.1", 200), ("10.0.0.1, 9.9.9.9", 403)]
+    )
+    async def test_a_trusted_proxy_does_not_purge_for_others(
+        self, visitor: str, status: int
+    ) -> None:
+        """Though its own address may: the one for whom it passes the request on counts, too."""
+        shop = Shop("10.0.0.0/8")
+        async with shop.client("10.9.9.9", **{"X-Forwarded-For": visitor}) as client:
+            assert (await client.request("PURGE", "/a")).status_code == status
 
     def test_are_set_up_by_networks(self) -> None:
         """`[pages] purge_from`; what is no network is refused."""

@@ -1,7 +1,7 @@
 """Purging over HTTP (I27): an operator's list of URLs and tags, and PURGE requests.
 
 The second way is for those who purge Varnish or a CDN so: by the address of the connection's own
-peer, never by what a field says.
+peer, and those for whom a trusted proxy passed it on; never by what a client says.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.errors import ConfigError, StillfreshError
-from stillfresh.http.fields import tag_names
+from stillfresh.http.fields import members, tag_names, values
 from stillfresh.isr import PageCache
 from stillfresh.isr.edge import Networks, is_trusted
 from stillfresh.isr.routes import checked_path, own_tag
@@ -85,8 +85,11 @@ class PurgeRequests:
 
     async def _answer(self, scope: Scope) -> ASGIApp:
         peer = scope["client"][0] if scope.get("client") else None
-        if not is_trusted(peer, self._networks):
-            said = f"{peer} is not in pages.purge_from"
+        # Behind the edge: what a proxy that is trusted said of its own client, and the peer.
+        passed_on = members(values(scope["headers"], b"x-forwarded-for"))
+        senders = [peer, *(it.decode("latin-1") for it in passed_on)]
+        if others := [it for it in senders if not is_trusted(it, self._networks)]:
+            said = f"{others[0]} is not in pages.purge_from"
             return problem_reply(Problem(403, "not_allowed", "Not for this address", said))
         try:
             return json_reply(await purge(self._pages, asked_by(scope)))
