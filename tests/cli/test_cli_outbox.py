@@ -1,5 +1,6 @@
 """E8: `stillfresh outbox …` on a real server."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -8,11 +9,35 @@ from pathlib import Path
 
 import pytest
 
+from stillfresh import Cache
+from stillfresh.isr import Page, PageCache
 from tests.kit.cli import COMMAND, call, said
 from tests.kit.outbox import PRODUCTS, Link, database_at, rows, told
 from tests.kit.servers.postgres import PostgresServer
 
 TABLE = ("--table", "products=product:{id}", "--table", "products=shop:{shop}")
+
+
+async def loads_of(store: str) -> list[str]:
+    """What is not fresh in the store: a value and a page of the same tag."""
+    loads = []
+    async with Cache(store) as cache, PageCache(store) as pages:
+
+        @cache.cached("value", fresh_for="1d", tags=lambda: ["product:1"])
+        async def value() -> int:
+            loads.append("value")
+            return 1
+
+        async def page() -> Page:
+            loads.append("page")
+            return Page(b"page")
+
+        await value()
+        await pages.get("/", page, "1d", tags=["product:1"])
+        await pages.settled()
+    return loads
+
+
 INSERT = "INSERT INTO products VALUES (1, 'tea', 'eu')"
 
 
@@ -73,21 +98,24 @@ class TestE8OutboxCommands:
         assert call("outbox", "show", address, "--max-lag", "1m").exit_code == 1
         assert call("outbox", "show", address, "--max-lag", "1h").exit_code == 0
 
+    @pytest.mark.parametrize("options", [(), ("--pages",)])
     def test_follow_invalidates_in_a_store_until_it_is_ended(
-        self, address: str, link: Link, tmp_path: Path
+        self, address: str, link: Link, tmp_path: Path, options: tuple[str, ...]
     ) -> None:
-        """A process of its own; SIGTERM ends it with 0."""
+        """A process of its own: values, or pages, with a changed tag; SIGTERM ends it with 0."""
         said("outbox", "create", address, *TABLE)
         store = f"sqlite:///{tmp_path / 'shop.db'}"
-        command = [*COMMAND, "outbox", "follow", address, store, "--consumer", "shop"]
+        command = [*COMMAND, "outbox", "follow", address, store, "--consumer", "shop", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == f"{store} is up to date as shop\n"
+                assert [asyncio.run(loads_of(store)) for _ in range(2)] == [["value", "page"], []]
                 link.execute(INSERT.encode())
                 count = "SELECT count(*) FROM stillfresh_outbox.changed"
                 while rows(link, count) != [(0,)]:
                     pass
+                assert asyncio.run(loads_of(store)) == (["page"] if options else ["value"])
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(timeout=30) == 0
             finally:

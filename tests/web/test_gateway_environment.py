@@ -145,6 +145,8 @@ def settings_named(text: str) -> set[str]:
 
 
 OPTIONS = {option for param in serve.params for option in param.opts}
+HELP = main.context_settings["help_option_names"]
+"""As `main` would tell `serve`, which keeps what it was told first."""
 FILES = sorted(it for it in DEPLOY.iterdir() if it.is_file())
 
 
@@ -205,7 +207,7 @@ class TestG17DeployedFiles:
         program, command, *arguments = shlex.split(service["ExecStart"])
         assert (Path(program).name, command) == ("stillfresh", "serve")
         assert {it for it in arguments if it.startswith("--")} <= OPTIONS
-        serve.make_context("serve", arguments)
+        serve.make_context("serve", arguments, help_option_names=HELP)
         assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
         assert int(service["TimeoutStopSec"]) >= 45
 
@@ -215,7 +217,7 @@ class TestG17DeployedFiles:
         deployment = next(it for it in parts if it["kind"] == "Deployment")
         pod = deployment["spec"]["template"]["spec"]
         (container,) = pod["containers"]
-        serve.make_context("serve", [*container["args"]])
+        serve.make_context("serve", [*container["args"]], help_option_names=HELP)
         paths = set(Gateway("memory://")._paths)
         ports = {it["name"] for it in container["ports"]}
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
