@@ -30,6 +30,11 @@ class Slow(MemoryStore):
             raise StoreError("away")
         await super().invalidate(kind, ids, soft=soft)
 
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        if self.gate is not None:
+            await self.gate.wait()
+        return await super().invalidate_tag(tag, soft=soft)
+
 
 class TestI12FailingSite:
     async def test_no_copy_of_before_covers_an_error_after_a_change(
@@ -66,6 +71,29 @@ class TestI12SlowStore:
             await until(lambda: not isr._changes.pending)
             assert (await visit()).text == "page 6"
             assert "hit" in (await visit()).headers["cache-status"]
+
+    async def test_no_copy_of_a_group_is_served_after_its_change(
+        self, site: Site, clock: ManualClock
+    ) -> None:
+        """RFC 9875 §3: until the store knows, no page of that origin; another's is."""
+        store = Slow(clock=clock)
+        async with PageCache(store, clock=clock, memory_for="10s", store_timeout=0.01) as pages:
+            isr = IsrMiddleware(site, pages)
+            visit = Visitor(isr)
+            site.says("Cache-Control: max-age=60", 'Cache-Groups: "g"')
+            assert [(await visit(url)).text for url in ("/a", "http://b.example/a")] == [
+                "page 1",
+                "page 2",
+            ]
+            store.gate = asyncio.Event()
+            site.says('Cache-Group-Invalidation: "g"')
+            await visit("/other", method="POST")
+            site.says("Cache-Control: max-age=60", 'Cache-Groups: "g"')
+            assert (await visit("/a")).headers["cache-status"].endswith("detail=changed")
+            assert (await visit("http://b.example/a")).text == "page 2"
+            store.gate.set()
+            await until(lambda: not isr._changes.pending)
+            assert [(await visit("/a")).text for _ in range(2)] == ["page 5", "page 5"]
 
     async def test_a_change_during_a_change_has_a_step_of_its_own(
         self, site: Site, clock: ManualClock

@@ -32,7 +32,7 @@ from stillfresh.isr.model import (
 from stillfresh.isr.pages import RETRY_AFTER, PageCache
 from stillfresh.isr.parts import PART
 from stillfresh.isr.render import Renderer
-from stillfresh.isr.routes import RoutesLike, Site, Visit
+from stillfresh.isr.routes import RoutesLike, Site, Visit, group_tag
 from stillfresh.isr.sharing import CREDENTIALS, Allowed
 from stillfresh.isr.stored import send_page, send_stored, too_busy
 from stillfresh.isr.visits import Served, Visits
@@ -168,7 +168,7 @@ class IsrMiddleware:
                 await send_stored(send, found.stored, found.fields, asked, is_head=is_head)
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
-        if visit.url in self._changes.pending:
+        if self._changes.concern(visit.url):
             return Reason.CHANGED
         try:
             return await self._visits.find(visit, scope, self._shared(scope))
@@ -268,7 +268,8 @@ class Changes:
     """I12, RFC 9111 §4.4: no copy of before is served after a change through a page's own URL.
 
     The client that made it waits for the store, `store_timeout` at most. What then is not done goes
-    on behind; until it is, that URL is `pending` and not served from here. Bounded in number.
+    on behind; until it is, that URL is `pending` and not served from here, and of a group, no page
+    of its origin is. Bounded in number.
     """
 
     def __init__(self, pages: PageCache) -> None:
@@ -276,6 +277,13 @@ class Changes:
         self._again: set[str] = set()
         """URLs that were changed once more while a step was under way."""
         self.pending: dict[str, asyncio.Task[None]] = {}
+
+    def concern(self, url: str) -> bool:
+        """Whether what is kept of this URL may be of before a change."""
+        if not self.pending:
+            return False
+        groups = group_tag(url, "")
+        return url in self.pending or any(it.startswith(groups) for it in self.pending)
 
     async def invalidate(self, url: str) -> None:
         self._pages.forget(url)
