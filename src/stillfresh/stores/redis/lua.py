@@ -156,7 +156,12 @@ local function tell(base, news) redis.pcall('SPUBLISH', base .. '!', news) end
 -- I26: by tag, the epoch of its last invalidation; '!' has that of the last one that is forgotten.
 -- A server may drop all of them: the microsecond makes the new ones higher.
 local function next_epoch(base)
-  local time, top = redis.call('TIME'), redis.call('ZREVRANGE', base .. '@', 0, 0, 'WITHSCORES')
+  local time, top = redis.call('TIME'), redis.pcall('ZREVRANGE', base .. '@', 0, 0, 'WITHSCORES')
+  if top.err then -- what stands in its place and is none goes
+    if not top.err:find('WRONGTYPE', 1, true) then error(top) end
+    redis.call('DEL', base .. '@')
+    top = {{}}
+  end
   local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
   return math.max(now, (tonumber(top[2]) or 0) + 1), top[2]
 end
@@ -191,8 +196,9 @@ local function is_past(base, epoch, tags)
   local found = tags_of(tags)
   if #found == 0 then return false end
   if epoch < 0 then return true end
-  local known = redis.call('ZSCORE', base .. '@', '!')
-  if not known or tonumber(known) > epoch or epoch_of(base) < epoch then return true end
+  local known = redis.pcall('ZSCORE', base .. '@', '!')
+  if not known or type(known) == 'table' or tonumber(known) > epoch then return true end
+  if epoch_of(base) < epoch then return true end
   for _, tag in ipairs(found) do
     local score = redis.call('ZSCORE', base .. '@', '#' .. tag)
     if score and tonumber(score) > epoch then return true end
