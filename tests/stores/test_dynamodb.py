@@ -3,9 +3,10 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from stillfresh.stores.dynamodb import DynamoStore, scanning
 from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.tags import TagRows
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -609,6 +611,30 @@ class TestI6TagsOfLoadsUnderWay:
         monkeypatch.setattr(Table, "transact", visited)
         assert await bench.store.evict(bench.clock()) == 1
         assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
+
+    @pytest.mark.parametrize("step", ["is_past", "tagged"])
+    async def test_a_publication_and_an_invalidation_cross(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        """I26: each writes before it looks, so one of them sees the other, whoever is slow."""
+        lease, look = await bench.lease(), getattr(TagRows, step)
+        copies = {lease.id: (lease, Copy(lease.token, NOW, Policy(60), b"old"))}
+        publish = partial(bench.store.publish, PAGE, copies, {lease.id: ("late",)})
+        steps: list[Callable[[], Awaitable[object]]]
+        steps = [publish, partial(bench.store.invalidate_tag, "late")]
+        slow, quick = steps if step == "is_past" else steps[::-1]
+
+        async def looked(*given: object) -> object:
+            """The other one is done between this look and what follows."""
+            monkeypatch.setattr(TagRows, step, look)
+            found = await look(*given)
+            await quick()
+            return found
+
+        monkeypatch.setattr(TagRows, step, looked)
+        await slow()
+        copy = (await bench.store.read(PAGE, [lease.id])).get(lease.id, Record()).copy
+        assert copy is None or copy.mark is Mark.HARD
 
     async def test_an_eviction_takes_the_tags_along(self, bench: Bench) -> None:
         """Of a copy, and of a lease that ended without one."""

@@ -9,7 +9,16 @@ import pytest
 from redis.asyncio import Redis
 
 from stillfresh import Cache, Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Lease, Mark, Newer, Record
+from stillfresh.stores.contract import (
+    REMEMBERED,
+    Ask,
+    Copy,
+    Failure,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+)
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import Places
 from tests.kit.servers.valkey import Server, binary_of, serving
@@ -125,6 +134,24 @@ class TestS5LostTags:
         await store.invalidate_tag("late")
         copy = Copy(lease.token, time.time(), Policy(60), b"old")
         assert await store.publish(KIND, {"a": (lease, copy)}, {"a": ("late",)}) == {"a"}
+
+    async def test_a_tag_that_is_no_longer_remembered_supersedes(
+        self, store: RedisStore, full: Server
+    ) -> None:
+        """I26: more were invalidated since the grant than are kept; the next load is published."""
+        (place,) = Places(PREFIX).of(KIND, ["a"])
+        lease = await leased(store)
+        await store.invalidate_tag("late")
+        now = time.time() * 1e6
+        others = {f"#{number}": now + number for number in range(REMEMBERED)}
+        async with Redis.from_url(full.address) as client:
+            await client.zadd(place.base + b"@", others)
+        await store.invalidate_tag("one more")
+        copy = Copy(lease.token, time.time(), Policy(60), b"old")
+        assert await store.publish(KIND, {"a": (lease, copy)}, {"a": ("late",)}) == {"a"}
+        lease = await leased(store)
+        copy = Copy(lease.token, time.time(), Policy(60), b"new")
+        assert await store.publish(KIND, {"a": (lease, copy)}, {"a": ("late",)}) == set()
 
     async def test_a_failed_refresh_does_not_make_it_believed(
         self, store: RedisStore, full: Server
