@@ -156,6 +156,7 @@ class TestG18Warm:
             (["x.toml", "--upstream", "http://y"], "--upstream: goes with a STORE"),
             (["none.toml"], "none.toml: No such file"),
             (["site.db", "--upstream", "ftp://y"], "pages.upstream: "),
+            (["memory://", "--upstream", "http://y"], "would be gone when this command ends"),
         ],
     )
     def test_wrong_use(self, tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -165,6 +165,11 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
             yield asking
         return
     settings = _settings(target, upstream)
+    if settings.store.url.startswith("memory:"):
+        raise ConfigError(
+            f"store {settings.store.url}: would be gone when this command ends; name the URL of "
+            "the gateway that has it, or set store.url"
+        )
     serving = extra("stillfresh.web.serving", "web")
     async with client.new_client(serving.LONGEST_WAIT, kept=serving.KEPT) as sources:
         app = serving.gateway_of(settings, sources)
