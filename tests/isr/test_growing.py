@@ -409,6 +409,8 @@ class TestI15TooBig:
         site.gate.set()
         assert [await it.ends() for it in (first, other)] == [b"onetwo"] * 2
         assert len(site.scopes) == 2
+        assert sum(pages.bypassed().values()) == 2
+        assert pages.bypassed()["size"] >= 1
         assert await pages.core.look(pages.key("http://example.com/slow", "/slow", ())) is None or (
             routes is not None
         )

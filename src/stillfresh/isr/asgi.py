@@ -160,12 +160,19 @@ class IsrMiddleware:
                     self._pages.count_bypass(reason)
                 await send_page(send, page, what, is_head=visit.is_head)
             case GrowingPage() as page:
-                await page.answer.show(page, receive, send)
+                await self._show(page, receive, send)
             case FoundPage() as found:
                 if found.stored.head.status != PART:
                     self._hot.remember(scope, visit, found)
                 asked, is_head = visit.headers, visit.is_head
                 await send_stored(send, found.stored, found.fields, asked, is_head=is_head)
+
+    async def _show(self, page: GrowingPage, receive: Receive, send: Send) -> None:
+        try:
+            await page.answer.show(page, receive, send)
+        finally:
+            if page.answer.is_going:  # its head was sent before that was known
+                self._pages.count_bypass(page.answer.reason)
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
         if self._changes.concern(visit.url):
