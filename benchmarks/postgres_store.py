@@ -16,6 +16,7 @@ from typing import IO, cast
 from psycopg import AsyncConnection
 
 from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_on_loop
+from benchmarks.redis_store import MEMORY, pushed
 from benchmarks.redis_store import server as valkey
 from stillfresh import Cache, Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
@@ -36,7 +37,7 @@ HIT, BARE_HIT = "`await prices.get(key)` through PostgreSQL", "a bare `SELECT` o
 BATCH, BARE_BATCH = "`get_many` of 100 keys", "a bare `SELECT` of 100 rows"
 PUBLISH, BARE_PUBLISH = "`acquire` and `publish` of 100 keys", "two bare upserts of 100 rows"
 LEASE, BARE_LEASE = "`acquire` and `release`", "a bare `INSERT` and `DELETE`"
-WITHIN, MEMORY = "`await prices.get(key)` within `memory_for`", "the same on `memory://`"
+WITHIN = "`await prices.get(key)` within `memory_for`"
 REDIS = "the same on our Redis store"
 TABLE = "CREATE TABLE bare (id text PRIMARY KEY, token text, value bytea)"
 ONE = "SELECT value FROM bare WHERE id = %s"
@@ -114,26 +115,6 @@ async def measured(address: str, url: str, redis: str, rounds: int) -> Figures:
     return figures
 
 
-async def within(url: str, rounds: int) -> Figures:
-    """S10: nanoseconds for a hit that the server need not be asked about."""
-    caches = {WITHIN: Cache(url), MEMORY: Cache("memory://")}
-    contenders = []
-    for name, cache in caches.items():
-
-        @cache.batched(KIND, fresh_for=3600, memory_for="1s")
-        async def prices(skus: list[str]) -> dict[str, str]:
-            return dict.fromkeys(skus, VALUE)
-
-        await prices.get(KEY)
-        contender = Contender(name, "await prices.get(key)", {"prices": prices}, [KEY] * 10_000)
-        contenders.append(contender)
-    await asyncio.sleep(1)  # until the channel is proved
-    figures = await race_on_loop(contenders, rounds=rounds)
-    for cache in caches.values():
-        await cache.close()
-    return figures
-
-
 async def load_for_a_while(url: str) -> None:
     store, numbers, seen = store_for(url, time.time), count(), dict[str, str]()
     await store.open()
@@ -190,7 +171,7 @@ def section(progress: Progress) -> Section:
         redis = f"redis://127.0.0.1:{port}/0"
         progress("reading, publishing and leasing through PostgreSQL")
         figures = asyncio.run(measured(server.address, server.new_store(), redis, rounds=15))
-        hits = asyncio.run(within(server.new_store(), rounds=21))
+        hits = asyncio.run(pushed(WITHIN, server.new_store(), rounds=21))
         progress("1 to 16 processes that load through PostgreSQL")
         rates = crowds(server, redis)
     pairs = [(HIT, BARE_HIT), (BATCH, BARE_BATCH), (PUBLISH, BARE_PUBLISH), (LEASE, BARE_LEASE)]

@@ -3,46 +3,25 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
 
 from stillfresh import Cache, Origin, Policy, Resource
 from stillfresh.errors import StoreError
-from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.contract import Copy, Lease
 from stillfresh.stores.postgres import create
 from stillfresh.stores.postgres.channel import SLICE
-from stillfresh.stores.urls import store_for
 from tests.kit.proxies.flaky import FlakyProxy
+from tests.kit.pushes import KIND, Told, opened, published
 from tests.kit.servers.postgres import HOST, PostgresServer
 from tests.kit.servers.valkey import eventually
 
-KIND = "price"
 DEADLINE = 30.0
 LONG = "é" * 9_000
 DENSE = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(3_000))
 """That no index can take, however it is compressed."""
 CHANNELS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
-Told = list[tuple[str, str, str | None]]
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = store_for(url, time.time)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def published(store: Store, id_: str, *tags: str) -> str:
-    lease = (await store.acquire(KIND, [Ask(id_, None, tags)], 10))[id_]
-    assert isinstance(lease, Lease)
-    await store.publish(KIND, {id_: (lease, Copy(lease.token, time.time(), Policy(60), b"x"))})
-    return lease.token
 
 
 class TestS10PostgresChannel:

@@ -2,44 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from uuid import uuid4
 
 import pytest
 
-from stillfresh import Cache, Origin, Policy, Resource
+from stillfresh import Cache, Origin, Resource
 from stillfresh.errors import StoreError
 from stillfresh.stores.channel import Channel
-from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.contract import Store
 from stillfresh.stores.redis.channel import SLICE
 from stillfresh.stores.redis.layout import Places
-from stillfresh.stores.urls import store_for
 from tests.kit.proxies.flaky import FlakyProxy
+from tests.kit.pushes import KIND, Told, opened, published
 from tests.kit.servers.cluster import Move, clustered
 from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, serving
 
-KIND = "price"
 DEADLINE = 30.0
-Told = list[tuple[str, str, str | None]]
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = store_for(url, time.time)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def published(store: Store, id_: str, *tags: str) -> str:
-    lease = (await store.acquire(KIND, [Ask(id_, None, tags)], 10))[id_]
-    assert isinstance(lease, Lease)
-    await store.publish(KIND, {id_: (lease, Copy(lease.token, time.time(), Policy(60), b"x"))})
-    return lease.token
 
 
 async def check_told(store: Store, channel: Channel, told: Told) -> None:

@@ -2,8 +2,8 @@
 
 The app runs in a task of its own, and its response is collected to be kept, in a body that grows.
 If that takes long, visitors read it while it grows (I15). A response that cannot be shared, or is
-too big, is given up as soon as that is known; if it answers a visitor's own request, or he reads it
-already, it goes on to that visitor instead.
+too big, is given up as soon as that is known; if it answers a visitor's own request, or the
+visitor reads it already, it goes on to that visitor instead.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class AppAnswer:
         self.reason = Reason.SIZE
         """Why it was given up, or went on to one visitor."""
         self._visitor: asyncio.Future[Receive] = asyncio.Future()
-        """Who takes the response over, or whose load it is: his leaving ends it if it goes on."""
+        """The visitor that takes it over, or began the load; leaving ends what goes on."""
         self._place = LoadPlace()
         self._timer: asyncio.TimerHandle | None = None
         scope = {**asking.scope(asked or ()), LOAD: self._place}
@@ -182,7 +182,7 @@ class AppAnswer:
             self.settled.set_result(None)
 
     def _ended(self, running: "asyncio.Future[None]") -> None:
-        """Who reads what will never be whole is told so."""
+        """Readers of what will never be whole are told so."""
         if self._timer is not None:
             self._timer.cancel()
         error = None if running.cancelled() else running.exception()

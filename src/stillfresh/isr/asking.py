@@ -1,8 +1,7 @@
 """One caller's read of a page: what the cache has, or a load, its own or another's (I8, I15).
 
-A page whose load takes long is a body that grows, and is read from the start, as soon as its head
-says that it is shared: by the caller whose load it is, and by those who wait for it, if the law
-allows it.
+A page whose load takes long is a body that grows. As soon as its head says that it is shared, it is
+read from the start: by the caller that began the load, and by waiting callers if the law allows it.
 """
 
 import asyncio
@@ -35,8 +34,8 @@ MOST_AT_ONCE: Final = 262_144
 class GrowingBody:
     """What came so far. While it is kept, all of it stays, and nobody waits for its readers.
 
-    When it is no longer to be kept it is for one reader: what he has read is dropped, and `taken`
-    waits for him.
+    When it is no longer to be kept it is for one reader: what was read is dropped, and `taken`
+    waits for the reader.
     """
 
     def __init__(self) -> None:
@@ -118,14 +117,14 @@ class Growing(Protocol):
 
     @property
     def is_for_many(self) -> bool:
-        """Whether also those may read it who wait for another's load."""
+        """Whether callers that wait for this load may read it too."""
 
     def head(self) -> Stored:
         """The page without its body."""
 
 
 class Beginning:
-    """The head of a page under way, for all who wait for it; and when it was known to hold."""
+    """The head of a page under way, for all waiting callers; and when its lease was last live."""
 
     def __init__(self) -> None:
         self.head: asyncio.Future[Growing] = asyncio.Future()
@@ -206,7 +205,7 @@ class PageAsking:
     async def _may_read(self, page: Growing) -> bool:
         """E6: what another fetches, if nothing had invalidated it when this caller came.
 
-        The lease tells. It is asked about for all who came until then, one time after the other.
+        The lease tells. One look at it answers for all callers that came before the look.
         """
         beginning, pages = self._beginning, self._pages
         number = next(beginning.numbers)
@@ -222,12 +221,12 @@ class PageAsking:
         is_own, clock = page is self._mine, self._pages.clock
         origin, head = Origin.LOADED if is_own else Origin.ANOTHER, self._pages.shows(page.head())
         answer = Answer(head, True, Verdict.FRESH, page.fetched_at, origin, clock)  # noqa: FBT003
-        if not is_own:  # who waits for the end of the load is counted then
+        if not is_own:  # the load counts its own caller when it ends
             self._pages.core.memory.count([answer], clock())
         return PageRead(answer, is_own, self._before, page, self._beginning.over)
 
 
 def _looked_at(done: "asyncio.Future[ReadOutcome]") -> None:
-    """Its visitor has his answer, and is told nothing more."""
+    """Its visitor is answered already, and is told nothing more."""
     if not done.cancelled():
         done.exception()

@@ -81,7 +81,7 @@ class PageShape:
 def _of_another(body: "Body", terms: Policy) -> Head:
     """I18: what the object tells, as far as it can stand in a header; else status 200, its type.
 
-    The row's ETag unchanged, its interval told. An encoded body is for those who ask for that.
+    The row's ETag unchanged, its interval told. An encoded body is for requests that accept it.
     """
     about = {name: body.metadata.get(f"{ABOUT}{name.decode()}") for name in TOLD}
     coding, status = body.encoding, body.metadata.get(f"{ABOUT}status", "")

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors
 
 from stillfresh.errors import ConfigError, StoreError, shown_address
-from stillfresh.stores.postgres.link import PgConnection, said_by
+from stillfresh.stores.postgres import PgConnection, said_by
 
 PATIENCE: Final = 10.0
 """Seconds that the server has for one statement."""

@@ -2,6 +2,15 @@
 
 from stillfresh.stores.postgres.address import store_at
 from stillfresh.stores.postgres.admin import SchemaState, create, describe
+from stillfresh.stores.postgres.link import PgConnection, said_by
 from stillfresh.stores.postgres.store import PostgresStore
 
-__all__ = ["PostgresStore", "SchemaState", "create", "describe", "store_at"]
+__all__ = [
+    "PgConnection",
+    "PostgresStore",
+    "SchemaState",
+    "create",
+    "describe",
+    "said_by",
+    "store_at",
+]

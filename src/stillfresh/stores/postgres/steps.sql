@@ -254,7 +254,7 @@ AS $$
     ORDER BY x.kind, x.key LIMIT in_most;
 $$;
 
--- The next ids that have the tag: who took a lease before this began is among them.
+-- The next ids that have the tag, with all leases that were taken before this began.
 CREATE OR REPLACE FUNCTION {schema}.invalidate_tag(in_tag bytea, in_name bytea, in_mark int2,
     in_after_kind bytea, in_after_key bytea, in_most int)
 RETURNS TABLE (kind bytea, key bytea, id bytea)

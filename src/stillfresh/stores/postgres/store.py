@@ -117,7 +117,7 @@ class PostgresStore(Store):
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        """Who knows a copy's generation is not sent its value."""
+        """A value is sent only if the caller does not know its generation."""
         del lag
         records: dict[str, Record] = {}
         known = known or {}
