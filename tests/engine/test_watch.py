@@ -25,6 +25,7 @@ from stillfresh.engine.lane import LaneState
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, turns, until, version
+from tests.kit.held_store import SteppedStore
 
 Passes = Callable[..., Awaitable[None]]
 
@@ -174,6 +175,25 @@ class TestC14Watch:
             upstream.version = 4
             await cache.invalidate_tag("shop")
             assert version((await anext(watch)).answer) == 4
+
+    async def test_a_copy_that_went_stale_meanwhile_is_no_news(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """A load that knew no copy finds the one that was shown: only what comes next is told."""
+        with ours.watch("sku-1") as watch:
+            await anext(watch)
+            upstream.version = 2
+            store.hold("read:done")
+            await ours.invalidate("sku-1", soft=True)
+            await store.reached("read:done")  # when is it stale?
+            reads = store.count("read")
+            store.let_go("read:done")
+            store.hold("read:done")
+            await until(lambda: store.count("read") > reads)
+            await store.reached("read:done")  # what is there to replace?
+            await ours.invalidate("sku-1", soft=True)
+            store.let_go("read:done")
+            assert version((await anext(watch)).answer) == 2
 
     async def test_absence_is_news(
         self, prices: Prices, upstream: Upstream, passes: Passes

@@ -212,10 +212,8 @@ class Loads(Generic[K, V]):
         """
         memory, key, seen = self._memory, flight.key, flight.seen
         now, lease_for = memory.now(), self._spec.lease_for
-        if waited:
-            plan = rules.plan_wait(record, seen, now, lease_for)
-        else:
-            plan = rules.plan_read(record, now, lease_for)
+        read, wait = rules.plan_read, rules.plan_wait
+        plan = wait(record, seen, now, lease_for) if waited else read(record, now, lease_for)
         if plan is None:
             return
         flight.saw(record)
@@ -228,7 +226,9 @@ class Loads(Generic[K, V]):
             ):
                 ended = self._queue.end(flight, End.FOUND_STALE if plan.refresh else End.FOUND)
                 _settle(key, ended.told, answer)
-                self._watcher.landed(key, answer, rules.watched_until(copy, self._spec.terms), now)
+                if plan.verdict is Verdict.FRESH:  # C14: else its successor is told
+                    until = rules.watched_until(copy, self._spec.terms)
+                    self._watcher.landed(key, answer, until, now)
             case Fail(failure):
                 self._tell_failure(flight, End.COOLING, memory.cooling(key, failure, now))
             case Serve() if flight.is_bound and (pause := rules.cooling(record.failure, now)):
