@@ -14,7 +14,7 @@ from stillfresh.engine import Private
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare, outcome, version
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing-your-code.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "testing-your-code.md"
 NOWHERE = "redis://127.0.0.1:1"
 
 

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 from starlette.testclient import TestClient
 
-from stillfresh import Cache, ConfigError, Function, Loaded, Origin
+from stillfresh import Cache, ConfigError, Function, Loaded, Origin, SyncCache
 from stillfresh.testing import ManualClock
 from tests.kit.engine import idle, turns
 
@@ -92,6 +92,24 @@ class TestE19Functions:
         assert (prices.__name__, prices.__doc__) == ("batch", "Many.")
         assert str(inspect.signature(prices)) == "(key: int) -> tests.engine.test_functions.Report"
         assert prices.__wrapped__ is batch
+
+    @pytest.mark.parametrize(
+        "cache", [Cache("memory://"), SyncCache("memory://")], ids=["async", "sync"]
+    )
+    def test_a_method_of_an_entry_is_pointed_to(self, cache: Cache | SyncCache) -> None:
+        """`report.invalidate(2026)` says to write `report.of(...).invalidate()`."""
+
+        def report(year: int) -> int:
+            return year
+
+        cached = cache.cached("report", fresh_for=60)(report)
+        handle = cached.of(2026)
+        methods = {it for it in dir(handle) if not it.startswith("_")} - {"get"}
+        for name in methods:
+            with pytest.raises(AttributeError, match=rf"write report\.of\(\.\.\.\)\.{name}\(\)"):
+                getattr(cached, name)
+        assert "invalidate" in methods
+        assert not hasattr(cached, "invalidate")
 
 
 async def batch(years: list[int]) -> dict[int, Report]:

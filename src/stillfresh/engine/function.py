@@ -5,7 +5,7 @@ The hit is written out in the call: one lookup, one clock reading, one addition 
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
 
 from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
@@ -45,6 +45,24 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.signature.check_in(owner, name)
+
+
+class OfOneEntry:
+    """In the place of a method that only one entry has: the error says how to write it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, function: object, owner: type) -> NoReturn:
+        here = getattr(function, "__name__", owner.__name__)
+        raise AttributeError(
+            f"{here} is a cached function, and {self._name}() is for one of its entries; "
+            f"write {here}.of(...).{self._name}(), with the arguments of the call in of(...)"
+        )
+
+
+for _method in ("delete", "explain", "invalidate", "peek", "put", "refresh", "update", "watch"):
+    setattr(CachedFunction, _method, OfOneEntry(_method))
 
 
 class Function(CachedFunction[P, V]):
