@@ -37,6 +37,7 @@ from stillfresh.errors import (
     StoreError,
 )
 from stillfresh.freshness import Policy, Verdict
+from stillfresh.recording import Recording
 from stillfresh.sweeper import Sweeper
 from stillfresh.sync import SyncCache
 from stillfresh.sync_function import SyncFunction
@@ -67,6 +68,7 @@ __all__ = [
     "NotOpen",
     "Origin",
     "Policy",
+    "Recording",
     "Resource",
     "ResourceStats",
     "RetryAfter",

@@ -47,6 +47,13 @@ def checked_bytes(name: str, value: object, least: int = 1) -> int:
     return size
 
 
+def checked_share(name: str, value: object) -> float:
+    """A part of the whole: more than nothing."""
+    if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ConfigError(f"{name}: must be a number above 0, up to 1, not {shown(value)}")
+    return float(value)
+
+
 def checked_flag(name: str, value: object) -> bool:
     """True or False itself, and nothing that is only taken for it."""
     if not isinstance(value, bool):

@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
 
 from stillfresh.clock import Clock
@@ -28,6 +29,7 @@ from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, like_fun
 from stillfresh.engine.keys import Spec, is_def
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.loop_thread import PROCESS
+from stillfresh.recording import Recording
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 from stillfresh.sync_function import SyncFunction
@@ -148,6 +150,10 @@ class SyncCache:
     def bypassed(self) -> AbstractContextManager[None]:
         """E22: inside `with`, every read of this thread loads, and nothing is stored."""
         return self._cache.bypassed()
+
+    def recording(self, recording: str | Path | Recording) -> AbstractContextManager[Recording]:
+        """Inside `with`, reads are recorded, for `stillfresh plan`."""
+        return self._cache.recording(recording)
 
     @contextmanager
     def override(self, store: str | Store) -> Iterator[None]:

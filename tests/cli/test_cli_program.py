@@ -55,6 +55,7 @@ class TestG10Help:
             "explain",
             "invalidate",
             "evict",
+            "plan",
             "bench",
             "table",
             "outbox",

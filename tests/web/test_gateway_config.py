@@ -186,6 +186,8 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("server", "workers"): [0, 257, 10_000, "2", True],
     ("server", "uds"): ["", 1, "a\0b"],
     ("server", "drain"): ["soon", -1, True],
+    ("server", "record"): [5, "", True],
+    ("server", "record_share"): [0, 1.5, "most", True],
     ("outbox", "database"): ["", 1, "a\0b"],
     ("outbox", "consumer"): ["", 1],
     ("outbox", "max_lag"): ["soon", 0, "2d", True],

@@ -1,5 +1,6 @@
 """G17: real processes: a Unix socket, SIGTERM that drains, SIGHUP that reloads."""
 
+import json
 import os
 import signal
 import socket
@@ -124,6 +125,28 @@ class TestG17Reload:
             until(lambda: "not reloaded: kinds.new.fresh_for" in log.read_text())
             assert status(place, "/v1/new/a") == 503
             assert os.path.exists(place)  # noqa: PTH110 (a socket)
+
+    @BOTH
+    def test_a_recording_goes_on(self, tmp_path: Path, workers: int) -> None:
+        """In the same file, with what is read of the new kinds; another file takes a restart."""
+        file, place = tmp_path / "s.toml", tmp_path / "s.sock"
+        server = f'[server]\nworkers = {workers}\nuds = "s.sock"\nrecord = "r.jsonl"\n'
+        server += '[store]\nurl = "x.db"\n'
+        file.write_text(server + KIND.format(name="old"))
+        with serving(tmp_path, "s.toml") as (process, log):
+            assert status(place, "/v1/old/a") == 503
+            file.write_text(server.replace("r.jsonl", "other.jsonl") + KIND.format(name="new"))
+            process.send_signal(signal.SIGHUP)
+            until(lambda: [status(place, "/v1/new/a") for _ in range(10)] == [503] * 10)
+            assert "server.record: takes a restart; it stays r.jsonl" in log.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+        lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+        assert lines[0][0] == "stillfresh-recording"
+        reads = [line[2] for line in lines if line[-1] == "read"]
+        assert reads.count("old") == 1
+        assert reads.count("new") >= 10
+        assert not (tmp_path / "other.jsonl").exists()
 
     def test_without_a_file_there_is_nothing_to_read(self, tmp_path: Path) -> None:
         """It says so, and goes on."""

@@ -16,6 +16,7 @@ from stillfresh.cli.inspecting import explain, inspect
 from stillfresh.cli.invalidating import evict, invalidate
 from stillfresh.cli.measuring import bench
 from stillfresh.cli.outbox import outbox
+from stillfresh.cli.planning import plan
 from stillfresh.cli.program import Program
 from stillfresh.cli.serving import check, demo, serve
 from stillfresh.cli.tables import table
@@ -28,7 +29,7 @@ __all__ = ["main"]
     cls=Program,
     commands=[
         *(demo, serve, check, warm, inspect, stats, explain, invalidate, evict),
-        *(bench, table, outbox),
+        *(plan, bench, table, outbox),
     ],
     examples=["stillfresh inspect sqlite:///site.db"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

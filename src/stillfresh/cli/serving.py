@@ -64,6 +64,18 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     help="After SIGTERM, how long /readyz says 503 before the end.  [default: 0s]",
 )
 @click.option(
+    "--record",
+    "server__record",
+    metavar="PATH",
+    help="Record reads in this file, for `stillfresh plan`.",
+)
+@click.option(
+    "--record-share",
+    "server__record_share",
+    type=float,
+    help="The share of all keys that is recorded.  [default: 1.0]",
+)
+@click.option(
     "--site-host",
     "pages__site_hosts",
     multiple=True,

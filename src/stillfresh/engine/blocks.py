@@ -57,17 +57,26 @@ def past(cache: "Lifecycle") -> Iterator[None]:
     """No hit is answered by a face while a block is open: only the core asks whose block it is."""
     block = Bypass(cache)
     OPEN.set((*OPEN.get(), block))
+    try:
+        with standing_back(cache):
+            yield
+    finally:
+        block.cache = None
+        OPEN.set(tuple(it for it in OPEN.get() if it is not block))
+
+
+@contextmanager
+def standing_back(cache: "Lifecycle") -> Iterator[None]:
+    """Every read comes to its core, in any task, while a block is open."""
     cache.blocks += 1
     if cache.blocks == 1:
         _stand_back(cache, back=True)
     try:
         yield
     finally:
-        block.cache = None
         cache.blocks -= 1
         if not cache.blocks:
             _stand_back(cache, back=False)
-        OPEN.set(tuple(it for it in OPEN.get() if it is not block))
 
 
 def _stand_back(cache: "Lifecycle", *, back: bool) -> None:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from inspect import Parameter
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from stillfresh.bounded import sliced
@@ -26,7 +27,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Override, past
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.codecs import codec_for
-from stillfresh.engine.core import Core
+from stillfresh.engine.core import Core, overtake_all
 from stillfresh.engine.explain import CacheStats, Lag, Listed, listed
 from stillfresh.engine.function import Function
 from stillfresh.engine.keys import (
@@ -41,8 +42,10 @@ from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Codec, Loaded, checked_tags
+from stillfresh.engine.recorded import RecordingBlock
 from stillfresh.engine.resource import Resource, like_function, text_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
+from stillfresh.recording import Recording
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import MOST_LISTED, Store
 
@@ -215,13 +218,15 @@ class Cache(Lifecycle):
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
-        await _overtake(self._tagged(tag))
+        await overtake_all(self._tagged(tag))
         try:
             tagged = await runtime.store.invalidate_tag(tag, soft=soft)
             known = ((self.cores.get(kind), id_) for kind, id_ in tagged)
-            await _overtake((core, core.key(id_)) for core, id_ in known if core is not None)
+            await overtake_all((core, core.key(id_)) for core, id_ in known if core is not None)
+            for kind, id_ in tagged if self.recording_to is not None else ():
+                self.note_invalid(kind, [id_], soft=soft)
         finally:
-            await _overtake(self._tagged(tag))
+            await overtake_all(self._tagged(tag))
         return tagged
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
@@ -230,16 +235,17 @@ class Cache(Lifecycle):
         On DynamoDB, loads in other processes are reached if their key has a copy, or `tags`.
         """
         store, count, after = (await self.runtime()).store, 0, None
-        await _overtake(self._known())
+        await overtake_all(self._known())
         try:
             while page := await store.entries(None, "", after, MOST_LISTED):
                 for kind, entries in groupby(page, lambda entry: entry.kind):
                     ids = [entry.id for entry in entries]
                     async for some in sliced(ids, IDS_AT_ONCE):
                         await store.invalidate(kind, some, soft=soft)
+                        self.note_invalid(kind, some, soft=soft)
                 count, after = count + len(page), (page[-1].kind, page[-1].id)
         finally:
-            await _overtake(self._known())
+            await overtake_all(self._known())
         return count
 
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
@@ -303,6 +309,10 @@ class Cache(Lifecycle):
         """E22: inside `async with` (or `with`, where no event loop runs) it has this store."""
         return Override(self, store_for(store, self.clock), is_private=_is_private(store))
 
+    def recording(self, recording: str | Path | Recording) -> RecordingBlock:
+        """Inside `async with` (or `with`) reads are recorded there, for `stillfresh plan`."""
+        return RecordingBlock(self, recording)
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -336,15 +346,3 @@ class Cache(Lifecycle):
 
 def _is_private(store: str | Store) -> bool:
     return isinstance(store, str) and store.startswith("memory:")
-
-
-async def _overtake(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
-    """In slices; if this is cut off the rest at once, for all of them must be reached (E6)."""
-    left = iter(keys)
-    try:
-        async for some in sliced(left):
-            for core, key in some:
-                core.overtake([key])
-    finally:
-        for core, key in left:
-            core.overtake([key])

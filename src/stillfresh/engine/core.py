@@ -3,9 +3,10 @@
 The read path is in `read.py`, the loads are in `load.py`, what callers store is in `put.py`.
 """
 
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
+from stillfresh.bounded import sliced
 from stillfresh.engine import rules
 from stillfresh.engine.explain import Explanation, ResourceStats, explain
 from stillfresh.engine.keys import Spec
@@ -143,11 +144,13 @@ class Core(Puts[K, V]):
         runtime, texts = await self.ready(), self.texts(keys)
         with self.overtaking(keys):
             await runtime.store.invalidate(self.spec.kind, list(texts.values()), soft=soft)
+        self.owner.note(self, keys, "soft" if soft else "invalidate")
 
     async def delete(self, keys: Sequence[K]) -> None:
         runtime, texts = await self.ready(), self.texts(keys)
         with self.overtaking(keys):
             await runtime.store.delete(self.spec.kind, list(texts.values()))
+        self.owner.note(self, keys, "delete")
         self.memory.counts.mended(texts.values())
 
     async def clear(self) -> None:
@@ -212,3 +215,15 @@ class Core(Puts[K, V]):
             watched=len(self.watcher.watches),
             max_batch=self.spec.max_batch,
         )
+
+
+async def overtake_all(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
+    """In slices; if this is cut off the rest at once, for all of them must be reached (E6)."""
+    left = iter(keys)
+    try:
+        async for some in sliced(left):
+            for core, key in some:
+                core.overtake([key])
+    finally:
+        for core, key in left:
+            core.overtake([key])

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -16,6 +16,9 @@ from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
+    from stillfresh.engine.read import Reads
+    from stillfresh.engine.recorded import RecordingBlock
+    from stillfresh.recording import What
 
 EVICT_EVERY: Final = 3600.0
 _LEFT: Final[list[object]] = []
@@ -36,7 +39,8 @@ class Lifecycle:
         self.is_private = is_private
         """Nobody else has this store."""
         self.blocks = 0
-        """E22: blocks of `bypassed()` that are open, in any task."""
+        """E22: blocks of `bypassed()` and `recording()` that are open, in any task."""
+        self.recording_to: RecordingBlock | None = None
         self._store = store
         self._new_runtime = new_runtime
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,6 +99,15 @@ class Lifecycle:
             before, self._store = self._store, store
             self.is_private, self.is_closed = is_private, is_closed
         return before
+
+    def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: "What") -> None:
+        """What was done to these keys, if that is recorded."""
+        if self.recording_to is not None:
+            self.recording_to.note(core, keys, what, core.memory.now())
+
+    def note_invalid(self, kind: str, ids: Iterable[str], *, soft: bool) -> None:
+        if (core := self.cores.get(kind)) is not None:
+            self.note(core, map(core.key, ids), "soft" if soft else "invalidate")
 
     def apart(self) -> Runtime:
         """E22: for loads that nothing is stored of; its store is not asked."""

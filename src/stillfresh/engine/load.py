@@ -42,8 +42,7 @@ class Loads(Generic[K, V]):
         self.puts: dict[K, asyncio.Future[None]] = {}
         """E17: the last put of each key that has not ended."""
         self._spec, self._memory, self._queue = core.spec, core.memory, core.queue
-        self._watcher = core.watcher
-        self._runtime = runtime
+        self._watcher, self._owner, self._runtime = core.watcher, core.owner, runtime
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._is_flushing = False
         self._running: set[asyncio.Task[Any]] = set()
@@ -242,6 +241,7 @@ class Loads(Generic[K, V]):
 
     async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
         self.leases |= leases
+        began = self._runtime.clock()
         try:
             results = await self._loader.results(batch, leases)
         except (asyncio.CancelledError, Exception):
@@ -250,6 +250,8 @@ class Loads(Generic[K, V]):
         finally:
             for id_ in leases:
                 del self.leases[id_]
+        if self._owner.recording_to is not None:
+            self._owner.recording_to.loaded(self._spec, results, began)
         await asyncio.shield(self._runtime.step(self._finish(batch, leases, results)))
 
     async def _finish(

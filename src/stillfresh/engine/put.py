@@ -197,8 +197,7 @@ class Puts(Reads[K, V]):
         keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
         try:
             async with _in_turn(self.loads.puts, keys):
-                since = runtime.clock()
-                held = [it for it in values if it.key in entries]
+                since, held = runtime.clock(), [it for it in values if it.key in entries]
                 seen = {it.id: entries[it.key].copy.generation for it in held}
                 with self.overtaking(keys) as step:
                     stored = await self._published(runtime, values, seen, check)
@@ -217,6 +216,7 @@ class Puts(Reads[K, V]):
         memory = self.memory
         memory.counts.puts += 1
         memory.counts.mended([it.id])
+        self.owner.note(self, [it.key], "delete" if copy.policy is FORGOTTEN else "put")
         if self._runtime is runtime and it.key not in step.dirty and copy.policy is not FORGOTTEN:
             outlook = memory.outlook(copy, memory.now())
             memory.keep(it.key, copy, it.value, outlook, since)

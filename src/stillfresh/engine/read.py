@@ -112,8 +112,7 @@ class Reads(Generic[K, V]):
         if self.owner.blocks and is_past(self.owner):
             return await loaded(self, keys, waiter or Waiter())
         runtime = await self.ready()
-        now = runtime.clock()
-        waiter = waiter or Waiter(max_age=max_age)
+        now, waiter = runtime.clock(), waiter or Waiter(max_age=max_age)
         if texts := self._unheld(keys, now, waiter.outcomes, max_age):
             unread: set[K] = set()
             records = await self._records(runtime, texts, unread)
@@ -164,15 +163,16 @@ class Reads(Generic[K, V]):
 
     def _drop_deleted(self, keys: Iterable[K]) -> None:
         """The store has no copy of these: deleted, by whatever process."""
-        if entries := self.memory.entries:
-            for key in keys:
-                if key in entries and key not in self.queue.flights:
-                    self.memory.drop(key)
+        for key in keys if (entries := self.memory.entries) else ():
+            if key in entries and key not in self.queue.flights:
+                self.memory.drop(key)
 
     def _unheld(
         self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]], max_age: float
     ) -> dict[K, str]:
         """Notes in `held` what memory can answer; the names of the others."""
+        if self.owner.recording_to is not None:
+            self.owner.recording_to.note(self, keys, "read", now)
         texts, oldest = dict[K, str](), now - max_age
         entries, text, is_trusted = self.memory.entries, self.text, self.memory.is_trusted
         for key in keys:

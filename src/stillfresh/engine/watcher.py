@@ -177,9 +177,11 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
         self._check_loop()
-        if key not in self.watches and (entry := self.core.memory.entries.get(key)) is not None:
-            self._heard[key] = entry.copy.fetched_at
-        self.watches.setdefault(key, {})[watch] = None
+        if not (watches := self.watches.setdefault(key, {})):
+            self.core.owner.note(self.core, [key], "watch")
+            if (entry := self.core.memory.entries.get(key)) is not None:
+                self._heard[key] = entry.copy.fetched_at
+        watches[watch] = None
         self.lane.subscribe(key, counted=False)
         self._changed.set()
         if self._driver is None or self._driver.done():
@@ -193,6 +195,7 @@ class Watcher(Driver[K], Generic[K, V]):
             del watches[watch]
             if not watches:
                 self.lane.unsubscribe(key)
+                self.core.owner.note(self.core, [key], "unwatch")
                 del self.watches[key]
                 self.absent.pop(key, None)
                 self._heard.pop(key, None)
@@ -233,8 +236,7 @@ class Watcher(Driver[K], Generic[K, V]):
     def look_again(self, keys: Iterable[K]) -> None:
         """E24: after an invalidation or a failure, a refresh may be due earlier than planned."""
         if self.watches:
-            keys = list(keys)
-            for key in keys:
+            for key in (keys := list(keys)):
                 self._stale_at.pop(key, None)
             self.lane.recheck(keys)
             self._changed.set()
@@ -302,8 +304,7 @@ class Watcher(Driver[K], Generic[K, V]):
         now = self.clock()
         for key in keys:
             since, loads = self._loads.get(key, (now, 0))
-            is_over = not 0 <= now - since < 1
-            self._loads.note(key, (now, 1) if is_over else (since, loads + 1))
+            self._loads.note(key, (since, loads + 1) if 0 <= now - since < 1 else (now, 1))
 
     def note(self, times: Mapping[K, float]) -> None:
         super().note({key: max(at, self._free_at(key)) for key, at in times.items()})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from stillfresh.engine import MemoryEntry
+from stillfresh.engine import Face, MemoryEntry
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.isr.clients import PageAddress
@@ -42,18 +42,23 @@ class Hot(NamedTuple):
     address: PageAddress
 
 
-class HotPages:
+class HotPages(Face[PageKey, Stored]):
     """`has_places`: whether the names that a page is kept by are still among those kept."""
 
     def __init__(self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes]) -> None:
+        super().__init__(pages.core)
         self._has_places = has_places
         self._marks = marks
-        self._clock = pages.clock
         self._glance = pages.core.glance
-        self._entry = pages.core.memory.entries.get
         self._most = pages.core.spec.max_entries
         self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
         """By the line of a request; where its headers count, their names, and then by both."""
+
+    def stand_back(self, *, back: bool) -> None:
+        """No page that is at hand stands any more; while it stands back, none comes to hand."""
+        super().stand_back(back=back)
+        for entry in self.core.memory.entries.values() if back else ():
+            entry.edition += 1
 
     def find(self, scope: Scope, marks: frozenset[bytes]) -> Stored | None:
         """What this request is served, with its `ready`; None: it has to go the long way.

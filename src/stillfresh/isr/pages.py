@@ -212,6 +212,8 @@ class PageCache(OnDemand):
 
     def known(self, key: PageKey) -> Answer[Stored] | None:
         """What can be answered on the spot."""
+        if self.core.owner.blocks:
+            return None
         return self.core.memory.hit(key, self.clock()) or self.core.glance(key)
 
     async def explain(self, key: str) -> Explanation:

@@ -190,6 +190,7 @@ class Visits:
             return answer
         if not visit.is_authorized or allows_authorized(answer.value.head):
             self._pages.core.memory.count([answer], self._pages.clock())
+            self._pages.core.owner.note(self._pages.core, [key], "read")
         return answer
 
     async def _asked(

@@ -26,6 +26,7 @@ from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import PageCache
 from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
+from stillfresh.recording import Recording
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.guard import (
     bearer,
@@ -91,6 +92,7 @@ class Gateway:
         self.following: AbstractAsyncContextManager[object] | None = None
         """What tells it of changes: opened after its stores, and closed before them."""
         self._opened = AsyncExitStack()
+        self.recording: Recording | None = None
         self._pages = Behind(pages) if pages is not None else None
         self._hosts = checked_hosts(hosts)
         self._has_v1 = bool(self.hub.kinds) or pages is None
@@ -169,6 +171,10 @@ class Gateway:
         await self.cache.open()
         if self.page_cache is not None:
             await self.page_cache.open()
+        caches = self.cache, self.page_cache.cache if self.page_cache is not None else self.cache
+        for cache in caches if self.recording is not None else ():
+            if self.recording is not None and cache.recording_to is None:
+                await self._opened.enter_async_context(cache.recording(self.recording))
         following, self.following = self.following, None
         if following is not None:
             await self._opened.enter_async_context(following)

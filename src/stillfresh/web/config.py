@@ -107,6 +107,8 @@ class ServerSettings:
     workers: int = key(fields.whole(1, 256), 1)
     uds: str | None = key(fields.text, None)
     drain: float = key(fields.duration, 0.0)
+    record: str | None = key(fields.text, None)
+    record_share: float = key(fields.share, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from stillfresh.checks import is_whole
+from stillfresh.checks import checked_share, is_whole
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.http.client import checked_url
@@ -132,6 +132,10 @@ def duration(value: Any, key: str, most: float | None = None) -> float:  # noqa:
     if most is not None and found > most:
         raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
     return found
+
+
+def share(value: object, key: str) -> float:
+    return checked_share(key, value)
 
 
 def positive(most: float = math.inf) -> Reader:

@@ -16,7 +16,7 @@ from stillfresh.errors import StillfreshError
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import Settings
 
-FIXED: Final = ("host", "port", "uds", "workers")
+FIXED: Final = ("host", "port", "uds", "workers", "record", "record_share")
 WITHIN: Final = 10.0
 """Seconds that requests have to end on the gateway that is replaced."""
 

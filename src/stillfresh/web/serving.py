@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeAlias
@@ -18,6 +19,7 @@ import uvloop
 from stillfresh.errors import without_password
 from stillfresh.http.client import new_client
 from stillfresh.isr import PageCache
+from stillfresh.recording import Recording
 from stillfresh.server import (
     Board,
     Server,
@@ -66,12 +68,18 @@ def serve(
         port = 0 if is_path else listener.getsockname()[1]
         where = f"unix:{server.uds}" if is_path else address(server.host, port)
 
+        recording = Recording(server.record, share=server.record_share) if server.record else None
+        if recording is not None:
+            recording.begin(time.time())
+
         def listening() -> None:
             for line in _said(settings, where):
                 say(line)
 
         if server.workers == 1:
-            _work(_run(settings, listener, listening, read=read, follow=follow))
+            _work(
+                _run(settings, listener, listening, recording=recording, read=read, follow=follow)
+            )
             return
         now = settings
 
@@ -86,7 +94,16 @@ def serve(
             return new is not None
 
         def work(worker: Worker) -> None:
-            _work(_run(now, listener, worker.ready, worker=worker, read=read, follow=follow))
+            run = _run(
+                now,
+                listener,
+                worker.ready,
+                worker=worker,
+                recording=recording,
+                read=read,
+                follow=follow,
+            )
+            _work(run)
 
         board = Board(server.workers, _size(settings))
         Workers(listener, board, work, listening, drain=server.drain, reload=read_anew).run()
@@ -138,13 +155,15 @@ async def _run(
     listening: Callable[[], None],
     *,
     worker: Worker | None = None,
+    recording: Recording | None,
     read: Callable[[], Settings] | None,
     follow: Follow | None,
 ) -> None:
     async with new_client(LONGEST_WAIT, kept=KEPT) as client:
-        await GatewayProcess(settings, client, listening, worker, read=read, follow=follow).run(
-            listener
+        process = GatewayProcess(
+            settings, client, listening, worker, recording=recording, read=read, follow=follow
         )
+        await process.run(listener)
 
 
 class GatewayProcess:
@@ -157,11 +176,13 @@ class GatewayProcess:
         listening: Callable[[], None],
         worker: Worker | None,
         *,
+        recording: Recording | None,
         read: Callable[[], Settings] | None,
         follow: Follow | None,
     ) -> None:
         self._settings = settings
         self._client = client
+        self._recording = recording
         self._worker = worker
         self._read = read
         self._follow = follow
@@ -173,6 +194,7 @@ class GatewayProcess:
 
     def _new(self) -> Gateway:
         app = gateway_of(self._settings, self._client, self._follow)
+        app.recording = self._recording
         if self._worker is not None:
             app.dashboard.numbers.share(self._worker)
         return app
@@ -237,4 +259,6 @@ def _said(settings: Settings, where: str) -> Iterator[str]:
             yield "pages are kept if the site says so (Cache-Control); --route '/*=1m' keeps others"
     if settings.kinds:
         yield f"{where}/v1/ keeps {', '.join(it.name for it in settings.kinds)} in {store}"
+    if settings.server.record:
+        yield f"reads are recorded in {settings.server.record}, for `stillfresh plan`"
     yield f"{where}/_stillfresh/ shows what it does"

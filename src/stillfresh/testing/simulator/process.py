@@ -10,8 +10,8 @@ from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.testing.simulator.ledger import Reading, Version
-from stillfresh.testing.simulator.loop import WORLD
 from stillfresh.testing.simulator.wire import StoreWire
+from stillfresh.virtual_loop import WORLD
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World

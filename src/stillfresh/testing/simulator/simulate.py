@@ -14,8 +14,8 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
 from stillfresh.testing.simulator.files import inline_files
 from stillfresh.testing.simulator.ledger import BrokenPromise, Promise
-from stillfresh.testing.simulator.loop import Deadlock
 from stillfresh.testing.simulator.world import World
+from stillfresh.virtual_loop import Deadlock
 
 Scenario: TypeAlias = Callable[[World], Awaitable[object]]
 

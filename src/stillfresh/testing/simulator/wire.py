@@ -28,7 +28,7 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
-from stillfresh.testing.simulator.loop import WORLD
+from stillfresh.virtual_loop import WORLD
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process

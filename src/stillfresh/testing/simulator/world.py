@@ -14,9 +14,9 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing.simulator.channel import SimulatedChannel
 from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Weather
 from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
-from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
 from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.wire import finished
+from stillfresh.virtual_loop import WORLD, VirtualLoop
 
 App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
 

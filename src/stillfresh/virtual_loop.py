@@ -66,7 +66,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, list(args), self, context)
-        task = getattr(callback, "__self__", None)
+        task = getattr(callback, "__self__", None) if self._dice is not None else None
         number = self.tasks[task][0] if isinstance(task, asyncio.Task) and task in self.tasks else 0
         self._queue.append(ReadyHandle(number, self._next(), self.owner, handle))
         return handle
@@ -130,12 +130,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def run(self, main: Coroutine[Any, Any, T], after_step: Callable[[], None]) -> T:
         """Until `main` has ended; `after_step` is called after every callback."""
-        with self._running():
+        with self.running():
             task = self.create_task(main, name="scenario")
             while not task.done():
-                self._step()
+                self._step(self._choose())
                 after_step()
             return task.result()
+
+    def advance(self, until: float) -> None:
+        """Inside `running()`: run all that is due by then, in its order; then it is that late."""
+        while True:
+            while self._queue:
+                ready, self._queue = self._queue, []
+                for it in ready:
+                    if not it.handle.cancelled():
+                        it.handle._run()  # noqa: SLF001
+            if not self._timers or self._timers[0][0] > until:
+                break
+            self._now = max(self._now, self._timers[0][0])
+            self._fire()
+        self._now = max(self._now, until)
 
     def end(self) -> None:
         """What is left, of the killed as well, is cancelled and comes to its end, unobserved."""
@@ -144,7 +158,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._queue += left
         self._dead.clear()
         self._paused.clear()
-        with self._running():
+        with self.running():
             for _ in range(ROUNDS):
                 if not self.tasks:
                     break
@@ -152,19 +166,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     task.cancel()
                 with suppress(Deadlock):
                     for _ in range(10 * ROUNDS):
-                        self._step()
+                        self._step(self._choose())
         self.close()
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
+        """It is this thread's running loop meanwhile."""
         asyncio._set_running_loop(self)  # noqa: SLF001
         try:
             yield
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001
 
-    def _step(self) -> None:
-        chosen = self._choose()
+    def _step(self, chosen: ReadyHandle) -> None:
         self.steps += 1
         self.owner = chosen.owner
         try:
@@ -188,6 +202,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _fire(self) -> None:
         """Timers whose time has come are ready; set aside what cannot run now, or never will."""
+        if not self._queue and not (self._timers and self._timers[0][0] <= self._now):
+            return
         ready, self._queue = self._queue, []
         while self._timers and self._timers[0][0] <= self._now:
             _, number, owner, handle = heapq.heappop(self._timers)

@@ -1,0 +1,186 @@
+"""`stillfresh plan`: other terms for recorded reads, replayed and compared."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from math import log
+from pathlib import Path
+from typing import Final
+
+import click
+
+from stillfresh.cli.places import say
+from stillfresh.cli.program import (
+    age_text,
+    as_json,
+    command,
+    plain,
+    print_json,
+    print_table,
+    size_text,
+    working,
+)
+from stillfresh.errors import ConfigError
+from stillfresh.plan import (
+    Choice,
+    Figures,
+    Planned,
+    budget_of,
+    duration,
+    frontier,
+    objective_of,
+    percent,
+    planned,
+    rungs,
+    traffic_of,
+)
+
+HEAD: Final = ("terms", "requests/s", "p50", "p99", "stale", "waited", "copies", "memory")
+COLUMNS, LINES = 60, 12
+STYLE: Final = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 60rem; margin: auto; padding: 1rem; } table { border-spacing: .8rem .2rem; }
+td:nth-child(n+3) { text-align: right; } pre, table { overflow-x: auto; display: block; }"""
+
+
+@command(
+    'stillfresh plan reads.jsonl --objective "p99<60s" --budget "50/s"',
+    'stillfresh plan reads.jsonl --objective "p99<5m, stale<5%" --html plan.html',
+    'stillfresh plan reads.jsonl --budget "200/m" --json',
+)
+@click.argument("file")
+@click.option("--objective", help='How fresh: "p99<60s", "p50<10s", "stale<5%"; several with ",".')
+@click.option("--budget", help='Upstream requests for all kinds: "50/s", "200/m".')
+@click.option("--html", "page", metavar="PATH", help="Write a report to this file, too.")
+@as_json
+def plan(
+    *, file: str, objective: str | None, budget: str | None, page: str | None, is_json: bool
+) -> None:
+    """Propose fresh_for and stale_for for recorded reads.
+
+    FILE is what `stillfresh serve --record FILE` or `cache.recording(...)` wrote. Its reads are
+    replayed by the engine itself in virtual time, with about 20 policies for each kind. Proposed
+    is the one with the fewest upstream requests that meets the objective; with a budget alone,
+    the freshest.
+    """
+    limits = objective_of(objective) if objective is not None else ()
+    most = budget_of(budget) if budget is not None else None
+    kinds, cut = traffic_of(file)
+    if not kinds:
+        raise ConfigError(f"{file}: no reads were recorded")
+    if cut is not None:
+        say(f"line {cut} is cut off, and left out", is_json=is_json)
+    with working("Reads replayed:") as advance:
+        found = planned(kinds, limits, most, advance)
+    if page is not None:
+        Path(page).write_text("\n".join(_html(found, f"Plan for {Path(file).name}")))
+    if is_json:
+        length = max(it.seconds for it in kinds.values())
+        told = {"file": file, "seconds": length, "limits": limits, "budget": most}
+        told |= {"recorded": found.recorded, "tried": found.tried, "choice": found.choice}
+        print_json(told)
+        return
+    for line in _sentences(found):
+        click.echo(plain(line))
+    for name in kinds:
+        click.echo()
+        print_table((name, *HEAD), _rows(name, found), right=HEAD[1:])
+        click.echo("\n" + "\n".join(_plot(name, found)))
+
+
+def _marked(name: str, found: Planned, others: Iterable[Figures]) -> list[tuple[str, Figures]]:
+    """The proposed and the recorded come last: in a plot they cover the others."""
+    proposed = [] if found.choice is None else [("P", found.choice.chosen[name])]
+    marked = [(".", it) for it in others if ("P", it) not in proposed]
+    return [*marked, ("R", found.recorded[name]), *proposed]
+
+
+def _rows(name: str, found: Planned) -> Iterator[tuple[str, ...]]:
+    """The policies worth a look, as `HEAD` names their cells; the proposed one first."""
+    for mark, it in reversed(_marked(name, found, reversed(frontier(found.tried[name])))):
+        ages, shares = map(age_text, (it.p50, it.p99)), map(percent, (it.stale, it.waited))
+        sizes = f"{it.copies:,}", size_text(it.bytes)
+        yield mark.strip("."), str(it.terms), f"{it.requests:.3g}", *ages, *shares, *sizes
+
+
+def _plot(name: str, found: Planned) -> Iterator[str]:
+    """Where all of them stand: both ways logarithmic."""
+    marked = _marked(name, found, found.tried[name])
+    ages, requests = [it.p99 for _, it in marked], [it.requests for _, it in marked]
+    grid = [[" "] * COLUMNS for _ in range(LINES)]
+    for mark, it in marked:
+        line = grid[LINES - 1 - _place(it.p99, ages, LINES)]
+        line[_place(it.requests, requests, COLUMNS)] = mark
+    sides = {0: age_text(max(ages)), LINES - 1: age_text(min(ages))}
+    first, last = f"{min(requests):.3g}/s", f"{max(requests):.3g}/s"
+    yield "age at serving, p99 (R as recorded, P proposed, . tried)"
+    yield from (f"{sides.get(at, ''):>9} |{''.join(it).rstrip()}" for at, it in enumerate(grid))
+    yield f"{'':9} +{'-' * COLUMNS}"
+    yield f"{'':11}{first}{last:>{COLUMNS - len(first)}} upstream"
+
+
+def _place(value: float, among: Sequence[float], count: int) -> int:
+    low = max(min(among), max(among) / 1e6, 1e-9)
+    high = max(*among, low)
+    return round(log(max(value, low) / low) / (log(high / low) or 1.0) * (count - 1))
+
+
+def _html(found: Planned, title: str) -> Iterator[str]:
+    """One page: no script, nothing from elsewhere, light or dark."""
+    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+    yield f"<style>{STYLE}</style><h1>{escape(title)}</h1>"
+    yield from (f"<p>{escape(line)}</p>" for line in _sentences(found))
+    for name in found.kinds:
+        plot = escape("\n".join(_plot(name, found)))
+        yield f"<h2>{escape(name)}</h2><pre>{plot}</pre><table>"
+        for row in [("", *HEAD), *_rows(name, found)]:
+            yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        yield "</table>"
+    yield "</html>\n"
+
+
+def _sentences(plan: Planned) -> Iterator[str]:
+    """What was recorded, what is proposed, and whether that is enough."""
+    for name, traffic in plan.kinds.items():
+        keys = len({id_ for event in traffic.events for id_ in event.ids})
+        share = "" if traffic.share == 1 else f" ({percent(traffic.share)} of all keys)"
+        tried = rungs(traffic.seconds)
+        times = f"fresh_for from {duration(tried[0])} to {duration(tried[-1])} was tried"
+        yield f"{name}: {keys:,} keys{share} in {age_text(traffic.seconds)}; {times}."
+        yield f"  as recorded: {_sentence(plan.recorded[name])}"
+        if plan.choice is not None:
+            yield f"  proposed: {_sentence(plan.choice.chosen[name])}"
+    if plan.choice is not None:
+        yield from _verdict(plan, plan.choice)
+
+
+def _sentence(it: Figures) -> str:
+    """What one policy means."""
+    waits = f", {percent(it.waited)} of reads wait for a load" if it.waited >= 0.001 else ""
+    return f"{it.terms}: {_each(it.requests)}, 99% of reads younger than {age_text(it.p99)}{waits}"
+
+
+def _each(count: float) -> str:
+    return f"{count:.3g} request{'s' * (count != 1)} a second"
+
+
+def _verdict(plan: Planned, choice: Choice) -> Iterator[str]:
+    for name in choice.missed:
+        worst = max(plan.limits, key=lambda it: it.excess(choice.chosen[name]))
+        value = getattr(choice.chosen[name], worst.name)
+        got = age_text(value) if worst.name.startswith("p") else percent(value)
+        yield f"{name}: nothing that was tried meets {worst}; the nearest has {worst.name} = {got}."
+    if plan.budget is None:
+        return
+    most, total = _each(plan.budget), _each(choice.total)
+    if choice.total <= plan.budget:
+        yield f"Within the budget: {total} of {most}."
+        return
+    objective = ", ".join(map(str, plan.limits))
+    both = f"The objective {objective} and the budget of {most} cannot both be met"
+    what = both if plan.limits else f"The budget of {most} cannot be met"
+    yield f"{what}: {total} are needed, {choice.total - plan.budget:.3g} too many."
+    if choice.within is not None:
+        yield f"Within the budget ({_each(choice.within.total)}), the freshest that was tried:"
+        for name, figures in choice.within.chosen.items():
+            yield f"  {name}: {_sentence(figures)}"
+    elif plan.limits:
+        yield "Nothing that was tried is within the budget."

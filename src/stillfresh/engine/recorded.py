@@ -1,0 +1,99 @@
+"""What a cache tells a recording: reads, changes, loads and watches.
+
+While a block is open no hit is answered by a face alone: every read comes to its core, which tells
+the block. Without a block nothing here is called.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stillfresh.engine.blocks import standing_back
+from stillfresh.engine.keys import Spec
+from stillfresh.engine.loader import LoadResult
+from stillfresh.errors import StillfreshError
+from stillfresh.recording import RecordedKind, RecordedLoad, RecordedUse, Recording, What
+
+if TYPE_CHECKING:
+    from stillfresh.engine.cache import Cache
+    from stillfresh.engine.read import Reads
+
+
+class RecordingBlock:
+    """What `cache.recording(...)` returns: its block, for `async with` or `with`."""
+
+    def __init__(self, cache: "Cache", recording: str | Path | Recording) -> None:
+        self._cache = cache
+        to = recording if isinstance(recording, Recording) else Recording(recording)
+        self._recording = to
+        self._stack = ExitStack()
+
+    async def __aenter__(self) -> Recording:
+        await asyncio.to_thread(self._recording.open, self._cache.clock())
+        return self._begin()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+        await asyncio.to_thread(self._recording.close)
+
+    def __enter__(self) -> Recording:
+        self._recording.open(self._cache.clock())
+        return self._begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._recording.close()
+
+    def _begin(self) -> Recording:
+        if self._cache.recording_to is not None:
+            self._recording.close()
+            raise StillfreshError("this cache is being recorded already; end that block first")
+        self._cache.recording_to = self
+        self._stack.enter_context(standing_back(self._cache))
+        for core in self._cache.cores.values():
+            self.note(core, core.watcher.watches, "watch", self._cache.clock())
+        return self._recording
+
+    def _end(self) -> None:
+        self._cache.recording_to = None
+        self._stack.close()
+
+    def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: What, now: float) -> None:
+        """What was done to these keys now; what one read asks for is one line."""
+        if ids := self._chosen(core.spec, map(core.text, keys)):
+            line = RecordedUse(self._recording.since(now), core.spec.kind, ids, what)
+            self._recording.note(line, now)
+
+    def loaded(
+        self, spec: Spec[Any, Any], results: Mapping[str, LoadResult[Any]], began: float
+    ) -> None:
+        """A call of the loader has ended now."""
+        now, since = self._cache.clock(), self._recording.since(began)
+        names = {name: id_ for id_ in results for name in self._chosen(spec, [id_])}
+        if not names:
+            return
+        copies = {name: copy for name, id_ in names.items() if (copy := results[id_].copy)}
+        absent = tuple(name for name, copy in copies.items() if copy.value is None)
+        found = [it for it in copies.values() if isinstance(it.value, bytes)]
+        own = found[0].policy if found and found[0].policy is not spec.terms.policy else None
+        line = RecordedLoad(since, spec.kind, tuple(names), round(now - began, 3), len(results))
+        line.size = sum(len(it.value) for it in found if isinstance(it.value, bytes))
+        line.failed, line.absent = tuple(it for it in names if it not in copies), absent
+        if own is not None:
+            line.terms = own.fresh_for, own.stale_for, own.error_for
+        self._recording.note(line, now)
+
+    def _chosen(self, spec: Spec[Any, Any], texts: Iterable[str]) -> tuple[str, ...]:
+        """Their names in the recording, where the terms of their kind come first."""
+        recording, kind = self._recording, spec.kind
+        if recording.is_over:
+            return ()
+        if kind not in recording.kinds:
+            recording.kinds.add(kind)
+            policy, absent_for = spec.terms.policy, spec.terms.absent_for
+            terms = policy.fresh_for, policy.stale_for, policy.error_for, absent_for
+            loads = spec.max_batch, spec.concurrency, spec.load_timeout
+            recording.note(RecordedKind(kind, *terms, *loads), 0.0)
+        return recording.chosen(kind, texts)

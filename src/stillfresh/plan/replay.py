@@ -1,0 +1,216 @@
+"""Replays recorded reads on other terms: the engine itself, in virtual time.
+
+The cache is a real one on `memory://`. Its loader takes as long as the recorded loads took at that
+time, and fails where they failed. Nothing here knows when a copy is fresh.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from stillfresh.bounded import BESIDE
+from stillfresh.engine import HITS, Answer, Cache, Loaded, Resource, Update
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict
+from stillfresh.plan.rules import Candidate, Choice, Figures, Limit, choose, search
+from stillfresh.plan.traffic import Traffic
+from stillfresh.quiet import quietly
+from stillfresh.recording import RecordedUse
+from stillfresh.virtual_loop import VirtualLoop
+
+LOOKS: Final = 20
+"""Times that memory is looked at."""
+CLOSING: Final = 60.0
+"""Seconds, all of them virtual."""
+STEP: Final = 1_000
+"""Events between two signs of progress."""
+
+
+class Planned(NamedTuple):
+    """What was recorded and tried of each kind, and what is proposed."""
+
+    kinds: Mapping[str, Traffic]
+    recorded: Mapping[str, Figures]
+    tried: Mapping[str, Sequence[Figures]]
+    limits: Sequence[Limit]
+    budget: float | None
+    choice: Choice | None
+    """None where nothing was asked for."""
+
+
+def planned(
+    kinds: Mapping[str, Traffic],
+    limits: Sequence[Limit],
+    budget: float | None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Planned:
+    """Try terms for each kind, and choose; `advance` is told how many reads were replayed."""
+    recorded = {name: replayed(it, None, advance) for name, it in kinds.items()}
+    tried = {
+        name: search(it.seconds, limits, partial(replayed, it, advance=advance))
+        for name, it in kinds.items()
+    }
+    choice = choose(tried, limits, budget) if limits or budget is not None else None
+    return Planned(kinds, recorded, tried, limits, budget, choice)
+
+
+def replayed(
+    traffic: Traffic, terms: Candidate | None, advance: Callable[[int], None] = lambda _: None
+) -> Figures:
+    """What these terms would have come to; None: those that were recorded."""
+    with closing(VirtualLoop(None)) as loop, quietly(logging.CRITICAL):
+        return Replaying(traffic, terms, loop).run(advance)
+
+
+class Replaying:
+    """One run: a loop, a cache with one resource, and what its readers saw."""
+
+    def __init__(self, traffic: Traffic, terms: Candidate | None, loop: VirtualLoop) -> None:
+        kind = traffic.kind
+        self._traffic = traffic
+        self._terms = terms or Candidate(*traffic.recorded_terms)
+        self._is_as_recorded = terms is None
+        self._loop = loop
+        self._cache = Cache("memory://", clock=loop.time, dice=lambda: 0.5)
+        declare = self._cache.batched(
+            kind.kind,
+            fresh_for=kind.fresh_for if terms is None else terms.fresh_for,
+            stale_for=kind.stale_for if terms is None else terms.stale_for,
+            error_for=kind.error_for,
+            absent_for=kind.absent_for,
+            max_batch=kind.max_batch,
+            concurrency=kind.concurrency,
+            max_entries=10_000_000,
+            load_timeout=kind.load_timeout,
+        )
+        self._resource: Resource[str, int] = declare(self._load)
+        self._hit = self._resource.core.memory.hit
+        self._ages = array("d")
+        self._stale = self._waited = self._failed = self._requests = self._loaded = 0
+        self._copies = 0
+        self._watched: Counter[str] = Counter()
+        self._seen: dict[str, float] = {}
+
+    def run(self, advance: Callable[[int], None]) -> Figures:
+        loop, events = self._loop, self._traffic.events
+        began, lasts = events[0].at, events[-1].at - events[0].at
+        with loop.running():
+            loop.create_task(self._cache.open())
+            self._watch = self._resource.watch(tell=self._told).__enter__()
+            for look in range(1, LOOKS + 1):
+                loop.call_at(lasts * look / LOOKS, lambda: loop.create_task(self._look()))
+            for done, event in enumerate(events, 1):
+                if (at := event.at - began) > loop.time():
+                    loop.advance(at)
+                self._do(event)
+                if done % STEP == 0:
+                    advance(STEP)
+            loop.advance(lasts + self._traffic.kind.load_timeout)
+            loop.create_task(self._cache.close())
+            loop.advance(loop.time() + CLOSING)
+        loop.end()
+        return self._figures()
+
+    def _do(self, event: RecordedUse) -> None:
+        if event.what == "read":
+            self._read(event.ids)
+        elif event.what in {"watch", "unwatch"}:
+            self._look_at(event.ids, is_new=event.what == "watch")
+        else:
+            self._loop.create_task(self._change(event))
+
+    def _read(self, ids: Sequence[str]) -> None:
+        """A hit in memory needs no task, as in the engine."""
+        now, missing = self._loop.time(), list[str]()
+        for id_ in ids:
+            if (answer := self._hit(id_, now)) is None:
+                missing.append(id_)
+            else:
+                self._count(answer, now)
+        if missing:
+            self._loop.create_task(self._wait(missing))
+
+    async def _wait(self, ids: list[str]) -> None:
+        for answer in (await self._resource.get_many(ids)).values():
+            self._waited += answer.origin not in HITS
+            if answer.error is not None and not answer.found:
+                self._failed += 1
+            else:
+                self._count(answer, self._loop.time())
+
+    def _count(self, answer: Answer[int], now: float) -> None:
+        self._ages.append(now - answer.fetched_at)
+        self._stale += answer.verdict is not Verdict.FRESH
+
+    async def _change(self, event: RecordedUse) -> None:
+        if event.what == "put":
+            await self._resource.put_many(dict.fromkeys(event.ids, 0))
+        elif event.what == "delete":
+            await self._resource.delete(*event.ids)
+        else:
+            await self._resource.invalidate(*event.ids, soft=event.what == "soft")
+
+    def _look_at(self, ids: Sequence[str], *, is_new: bool) -> None:
+        """A watched key counts at each refresh, with the age that its viewers had before them."""
+        self._watched.update(dict.fromkeys(ids, 1 if is_new else -1))
+        self._watch.add(*(it for it in ids if self._watched[it] > 0))
+        self._watch.discard(*(it for it in ids if self._watched[it] <= 0))
+
+    def _told(self, update: Update[str, int]) -> None:
+        if (before := self._seen.get(update.key)) is not None:
+            self._ages.append(self._loop.time() - before)
+        self._seen[update.key] = update.answer.fetched_at
+
+    async def _load(self, ids: list[str]) -> dict[str, Any]:
+        now, traffic = self._loop.time(), self._traffic
+        at = now + traffic.events[0].at
+        self._requests += 1
+        self._loaded += len(ids)
+        load = traffic.load_at(at)
+        if load is not None and load.took > 0:
+            await asyncio.sleep(load.took)
+        if load is not None and len(load.failed) == len(load.ids):
+            raise LoadFailed("as recorded")
+        return {id_: value for id_ in ids if (value := self._value(id_, at)) is not None}
+
+    def _value(self, id_: str, at: float) -> int | Loaded[int] | LoadFailed | None:
+        load = self._traffic.load_at(at, id_)
+        if load is not None and id_ in load.failed:
+            return LoadFailed("as recorded")
+        if load is None or load.terms is None or not self._is_as_recorded:
+            return None if load is not None and id_ in load.absent else 0
+        fresh_for, stale_for, error_for = load.terms
+        return Loaded(0, fresh_for=fresh_for, stale_for=stale_for, error_for=error_for)
+
+    async def _look(self) -> None:
+        """How many copies there are that somebody could be served."""
+        await self._cache.evict()
+        if (store := (await self._cache.stats()).store) is not None:
+            self._copies = max(self._copies, store.copies)
+
+    def _figures(self) -> Figures:
+        traffic, ages = self._traffic, sorted(self._ages)
+        served, share = len(ages) + self._failed, traffic.share
+        # Of sampled keys a call holds fewer than it did: then as many as recorded count.
+        requests = self._requests if share == 1 else self._loaded / traffic.keys_per_load / share
+        copies = round(self._copies / share)
+        return Figures(
+            self._terms,
+            requests / traffic.seconds,
+            _quantile(ages, 0.5),
+            _quantile(ages, 0.99),
+            self._stale / max(1, served),
+            self._waited / max(1, served),
+            self._failed / max(1, served),
+            copies,
+            round(copies * (BESIDE + traffic.value_size)),
+        )
+
+
+def _quantile(ages: Sequence[float], share: float) -> float:
+    return ages[min(len(ages) - 1, int(len(ages) * share))] if ages else 0.0

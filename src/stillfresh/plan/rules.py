@@ -1,0 +1,205 @@
+"""What `stillfresh plan` decides: objectives, budgets, terms to try, and which are proposed.
+
+Pure: text and figures in, decisions out. No replay, no clock, no files.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from operator import le
+from typing import Final
+
+from msgspec import Struct
+
+from stillfresh.durations import SECONDS_PER_UNIT, seconds
+from stillfresh.errors import ConfigError, shown
+
+LADDER: Final = (
+    *(1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0),
+    *(420.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0, 7200.0, 10_800.0, 21_600.0, 43_200.0),
+    *(86_400.0, 172_800.0, 604_800.0),
+)
+"""Durations that people write: those that are tried."""
+STALE: Final = (0.0, 1.0, 5.0)
+"""`stale_for`, as so many times `fresh_for`."""
+COARSE: Final = 4
+"""Rungs of the ladder between two that are tried where nothing says how fresh it must be."""
+NEAR: Final = 1.05
+"""Requests within 5 % are the same: then fewer readers that wait are better."""
+AGES: Final = ("p50", "p99")
+LIMIT: Final = re.compile(
+    r"\s*(?:(p50|p99)\s*<\s*([\w.]+)|(stale|waited)\s*<\s*(\d+(?:\.\d+)?)%)\s*"
+)
+BUDGET: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*([smhd])\s*")
+WRITE: Final = "write p50 or p99 with a duration, stale or waited with a share: 'p99<60s, stale<5%'"
+
+
+class Candidate(Struct, frozen=True):
+    """Terms to try: seconds."""
+
+    fresh_for: float
+    stale_for: float
+
+    def __str__(self) -> str:
+        return f"fresh_for={duration(self.fresh_for)}, stale_for={duration(self.stale_for)}"
+
+
+class Figures(Struct, frozen=True):
+    """What a replay came to, for all keys, those that were not recorded as well."""
+
+    terms: Candidate
+    requests: float
+    """A second."""
+    p50: float
+    p99: float
+    """Seconds of age at serving."""
+    stale: float
+    waited: float
+    failed: float
+    """Shares of all reads."""
+    copies: int
+    bytes: int
+    """At most, at one time."""
+
+
+class Limit(Struct, frozen=True):
+    """`p99<60s`."""
+
+    name: str
+    below: float
+
+    def excess(self, figures: Figures) -> float:
+        """How many times too much; below one: it is met."""
+        value: float = getattr(figures, self.name)
+        return value / self.below
+
+    def __str__(self) -> str:
+        return f"{self.name}<{duration(self.below) if self.name in AGES else percent(self.below)}"
+
+
+class Choice(Struct, frozen=True):
+    """What is proposed for each kind; `total` requests a second."""
+
+    chosen: Mapping[str, Figures]
+    total: float
+    is_met: bool = True
+    missed: tuple[str, ...] = ()
+    """Kinds for which nothing that was tried meets the objective; the nearest is proposed."""
+    within: "Choice | None" = None
+    """Where that is more than the budget: the freshest that is not, if there is any."""
+
+
+def objective_of(text: str) -> tuple[Limit, ...]:
+    """`p99<60s, stale<5%`; ConfigError that says what to write."""
+    return tuple(_limit(part.strip()) for part in text.split(","))
+
+
+def _limit(part: str) -> Limit:
+    try:
+        if (found := LIMIT.fullmatch(part)) is not None:
+            age, most, name, share = found.groups()
+            if age:
+                return Limit(age, seconds(most, positive=True))
+            if 0 < float(share) <= 100:
+                return Limit(name, float(share) / 100)
+    except ConfigError:
+        pass
+    raise ConfigError(f"objective: cannot read {shown(part)}; {WRITE}")
+
+
+def budget_of(text: str) -> float:
+    """`50/s`, as requests a second."""
+    found = BUDGET.fullmatch(text)
+    if found is None or not float(found[1]):
+        said = "write requests and a unit of time: '50/s', '200/m', '1000/h'"
+        raise ConfigError(f"budget: cannot read {shown(text)}; {said}")
+    return float(found[1]) / SECONDS_PER_UNIT[found[2]]
+
+
+def duration(value: float) -> str:
+    """As a setting says it: `90s`, `5m`."""
+    whole = [it for it in SECONDS_PER_UNIT.items() if it[1] >= 1 and value % it[1] == 0]
+    unit, size = max(whole, key=lambda it: it[1]) if whole and value else ("s", 1.0)
+    return f"{value / size:g}{unit}"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.3g}%"
+
+
+def rungs(length: float) -> tuple[float, ...]:
+    """What a recording of so many seconds can tell of: half of it at most."""
+    return tuple(it for it in LADDER if it <= length / 2) or LADDER[:1]
+
+
+def search(
+    length: float, limits: Sequence[Limit], tried: Callable[[Candidate], Figures]
+) -> list[Figures]:
+    """Have terms tried. Ages grow with `fresh_for`, so its longest that is fresh enough is found
+    by halves; a few others show what else there is.
+    """
+    ladder, found = rungs(length), dict[Candidate, Figures]()
+
+    def at(place: int, times: float) -> Figures:
+        stale_for = max((it for it in LADDER if it <= ladder[place] * times), default=0.0)
+        terms = Candidate(ladder[place], stale_for)
+        found[terms] = found.get(terms) or tried(terms)
+        return found[terms]
+
+    ages = [it for it in limits if it.name in AGES]
+    for times in STALE if ages else ():
+        low, high = -1, len(ladder)
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_fresh = all(it.excess(at(middle, times)) < 1 for it in ages)
+            low, high = (middle, high) if is_fresh else (low, middle)
+    for place in range(len(ladder) - 1, -1, -COARSE):
+        for times in STALE[:2] if ages else STALE:
+            at(place, times)
+    return list(found.values())
+
+
+def choose(
+    found: Mapping[str, Sequence[Figures]], limits: Sequence[Limit], budget: float | None
+) -> Choice:
+    """Fewest requests that meet the objective; without one, the freshest within the budget."""
+    within = _within(found, budget) if budget is not None else None
+    if not limits and within is not None:
+        return within
+    chosen, missed = dict[str, Figures](), list[str]()
+    for kind, all_ in found.items():
+        right = [it for it in all_ if all(limit.excess(it) < 1 for limit in limits)]
+        if not right:
+            missed.append(kind)
+            right = [min(all_, key=lambda it: max(limit.excess(it) for limit in limits))]
+        chosen[kind] = _cheapest(right)
+    total = sum(it.requests for it in chosen.values())
+    is_over = budget is not None and total > budget
+    is_met = not missed and not is_over
+    return Choice(chosen, total, is_met, tuple(missed), within if is_over else None)
+
+
+def _cheapest(found: Sequence[Figures]) -> Figures:
+    most = min(it.requests for it in found) * NEAR
+    return min((it for it in found if it.requests <= most), key=lambda it: (it.waited, it.p99))
+
+
+def _within(found: Mapping[str, Sequence[Figures]], budget: float) -> Choice | None:
+    """The least p99 for all kinds at which the requests of all are within the budget."""
+    for most in sorted({it.p99 for all_ in found.values() for it in all_}):
+        right = {kind: [it for it in all_ if it.p99 <= most] for kind, all_ in found.items()}
+        if all(right.values()):
+            chosen = {kind: _cheapest(all_) for kind, all_ in right.items()}
+            if (total := sum(it.requests for it in chosen.values())) <= budget:
+                return Choice(chosen, total)
+    return None
+
+
+def frontier(tried: Sequence[Figures]) -> list[Figures]:
+    """Those that nothing else beats in requests, ages and waiting alike; most requests first."""
+    marks = {it: (it.requests, it.p99, it.waited) for it in tried}
+    best = [
+        it
+        for it, mark in marks.items()
+        if not any(all(map(le, other, mark)) and other != mark for other in marks.values())
+    ]
+    return sorted(best, key=lambda it: -it.requests)

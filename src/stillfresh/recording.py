@@ -1,0 +1,186 @@
+"""A recording of reads for `stillfresh plan`: which keys were read when, and what loads took.
+
+One JSON line for each: never a value, and an id only as a hash that nobody can undo. What is
+sampled is sampled by key, so that a key which is recorded keeps its own pattern of reads.
+Lines are written by a thread; a recording that cannot be written ends, and no read notices.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from secrets import token_bytes
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct, json
+
+from stillfresh.checks import checked_bytes, checked_flag, checked_share
+
+VERSION: Final = 1
+DIGEST: Final = 6
+"""Bytes of an id's hash."""
+BUFFER: Final = 65_536
+"""Bytes that are written in one go."""
+FLUSH_EVERY: Final = 1.0
+"""Seconds after which fewer are."""
+MOST_WAITING: Final = 4_000_000
+"""Bytes that wait for a slow disk; with more it ends: one with holes would mislead."""
+ENCODE: Final = json.Encoder().encode
+What: TypeAlias = Literal["read", "put", "invalidate", "soft", "delete", "watch", "unwatch"]
+
+logger = logging.getLogger(__name__)
+
+
+class RecordingHead(Struct, frozen=True, array_like=True, tag="stillfresh-recording"):
+    """The first line."""
+
+    version: int
+    share: float
+    """Of the keys that are recorded."""
+
+
+class RecordedKind(Struct, frozen=True, array_like=True, tag="kind"):
+    """A resource as it was declared: before its first read."""
+
+    kind: str
+    fresh_for: float
+    stale_for: float
+    error_for: float
+    absent_for: float
+    max_batch: int
+    concurrency: int
+    load_timeout: float
+
+
+class RecordedUse(Struct, frozen=True, array_like=True, tag="use", gc=False):
+    """What was done to keys, together: it decides what is loaded."""
+
+    at: float
+    """Seconds since the recording began."""
+    kind: str
+    ids: tuple[str, ...]
+    what: What
+
+
+class RecordedLoad(Struct, array_like=True, tag="load", gc=False):
+    """One call of a loader; of its keys those that are recorded."""
+
+    at: float
+    kind: str
+    ids: tuple[str, ...]
+    took: float
+    of: int
+    """Keys that were loaded together, the others as well."""
+    size: float = 0
+    """Bytes of all recorded values, as they are stored."""
+    failed: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    terms: tuple[float, float, float] | None = None
+    """Where the loader said its own: fresh_for, stale_for, error_for."""
+
+
+Line: TypeAlias = RecordingHead | RecordedKind | RecordedUse | RecordedLoad
+
+
+class Recording:
+    """The file, and who writes to it: `async with cache.recording(Recording("reads.jsonl"))`.
+
+    `share`: of all keys, chosen by their hash. At `max_bytes` it ends, and the log says so.
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        share: float = 1.0,
+        max_bytes: int | str = "64MB",
+        plain_ids: bool = False,
+    ) -> None:
+        self.path = Path(file)
+        self.share = checked_share("share", share)
+        self.kinds: set[str] = set()
+        """Those whose terms are written."""
+        self.is_over = False
+        self._most = checked_bytes("max_bytes", max_bytes, 10_000)
+        self._plain = checked_flag("plain_ids", plain_ids)
+        self._limit = self.share * 256**DIGEST
+        self._salt = token_bytes(16)
+        self._began: float | None = None
+        self._users = 0
+        self._buffer = bytearray()
+        self._flushed = 0.0
+
+    def begin(self, now: float) -> None:
+        """Make the file anew, once: `serve` does so before it forks its workers."""
+        if self._began is None:
+            new = os.O_CREAT | os.O_TRUNC
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | new, 0o600)
+            self._began = now
+            self._free = threading.Semaphore(0)
+            self._write(ENCODE(RecordingHead(VERSION, self.share)) + b"\n")
+
+    def open(self, now: float) -> None:
+        """For one more cache."""
+        self.begin(now)
+        if not self._users:
+            self._thread = ThreadPoolExecutor(1, "stillfresh-recording")
+        self._users += 1
+
+    def close(self) -> None:
+        """With the last cache, all that was recorded is in the file."""
+        self._users -= 1
+        if not self._users:
+            self._thread.submit(self._write, self._taken())
+            self._thread.shutdown()
+            os.close(self._file)
+            self._began = None
+            self.kinds.clear()
+
+    def chosen(self, kind: str, texts: Iterable[str]) -> tuple[str, ...]:
+        """What these ids are called in the recording; those that are not recorded are left out."""
+        found = []
+        for text in texts:
+            name = f"{kind} {text}".encode(errors="replace")
+            digest = blake2b(name, digest_size=DIGEST, key=self._salt).digest()
+            if int.from_bytes(digest) < self._limit:
+                found.append(text if self._plain else digest.hex())
+        return tuple(found)
+
+    def since(self, now: float) -> float:
+        """To the millisecond: what one turn of a loop reads is read at one time."""
+        return round(now - (self._began or 0.0), 3)
+
+    def note(self, line: Line, at: float) -> None:
+        """One more line; it is written soon, by a thread."""
+        if not self.is_over:
+            self._buffer += ENCODE(line) + b"\n"
+            if len(self._buffer) >= BUFFER or at - self._flushed >= FLUSH_EVERY:
+                self._flushed = at
+                if self._free.acquire(blocking=False):
+                    self._thread.submit(self._write, self._taken())
+                elif len(self._buffer) >= MOST_WAITING:
+                    self._end("the disk is too slow")
+
+    def _taken(self) -> bytes:
+        data, self._buffer = bytes(self._buffer), bytearray()
+        return data
+
+    def _write(self, data: bytes) -> None:
+        """Whole lines, at the end of the file, whoever else writes there."""
+        try:
+            if os.fstat(self._file).st_size + len(data) > self._most:
+                self._end(f"it would be longer than max_bytes={self._most:,}")
+            elif os.write(self._file, data) < len(data):
+                self._end("the disk is full")
+        except OSError as exc:
+            self._end(exc.strerror or str(exc))
+        finally:
+            self._free.release()
+
+    def _end(self, why: str) -> None:
+        if not self.is_over:
+            self.is_over = True
+            logger.warning("%s: nothing more is recorded: %s", self.path, why)

@@ -1,0 +1,100 @@
+"""`stillfresh plan`, on the recording that comes with the docs."""
+
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.kit.cli import call, said
+
+ROOT = Path(__file__).parent.parent.parent
+READS = str(ROOT / "docs" / "reads.jsonl")
+PAGE = (ROOT / "docs" / "choosing-times.md").read_text()
+
+
+def shown() -> list[tuple[str, str]]:
+    blocks = re.findall(
+        r"```sh\n(stillfresh plan [^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL
+    )
+    assert len(blocks) == 2
+    return blocks
+
+
+class TestPlan:
+    @pytest.mark.parametrize(("command", "output"), shown(), ids=["met", "not met"])
+    def test_the_page_shows_what_it_says(
+        self, command: str, output: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each command of docs/choosing-times.md is run, and each line of its output is there."""
+        monkeypatch.chdir(ROOT)
+        lines = said(*shlex.split(command)[1:]).splitlines()
+        assert [it for it in output.splitlines() if it not in lines] == []
+        assert any(it.startswith("P  ") and "fresh_for=" in it for it in lines)
+        assert "age at serving, p99 (R as recorded, P proposed, . tried)" in lines
+        assert any(re.match(r" +\|.*[PR.]", it) for it in lines)
+
+    def test_one_json_document(self) -> None:
+        """With every figure of every policy that was tried."""
+        found = json.loads(said("plan", READS, "--budget", "1/s", "--json"))
+        assert found["choice"]["is_met"] is True
+        assert found["choice"]["total"] <= found["budget"] == 1
+        assert found["recorded"]["price"]["terms"] == {"fresh_for": 10.0, "stale_for": 10.0}
+        proposed = found["choice"]["chosen"]["price"]
+        assert proposed in found["tried"]["price"]
+        assert set(proposed) >= {"requests", "p50", "p99", "stale", "waited", "bytes"}
+
+    def test_a_report_stands_alone(self, tmp_path: Path) -> None:
+        """No script, nothing from elsewhere, light and dark; a name is text, whatever is in it."""
+        page, reads = tmp_path / "plan.html", tmp_path / "<b>.jsonl"
+        reads.write_text(Path(READS).read_text()[:9_999].rpartition("\n")[0] + "\n")
+        said("plan", str(reads), "--objective", "p99<30s", "--html", str(page))
+        text = page.read_text()
+        parser = Tags()
+        parser.feed(text)
+        assert not parser.names & {"script", "link", "img", "iframe", "b"}
+        assert "://" not in text
+        assert "color-scheme: light dark" in text
+        assert text.count("<td>P</td>") == text.count("<td>R</td>") == text.count("<table>") == 2
+        assert "requests a second, 99% of reads younger than" in text
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "told"),
+        [
+            ([READS, "--objective", "p99"], 2, "objective: cannot read 'p99'; write p50 or p99"),
+            ([READS, "--budget", "fast"], 2, "budget: cannot read 'fast'; write requests and"),
+            ([str(ROOT / "README.md")], 2, "README.md: line 1: not a recording of stillfresh"),
+            (["missing.jsonl"], 1, "missing.jsonl: No such file or directory"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, arguments: list[str], code: int, told: str) -> None:
+        """With the exit codes of every command."""
+        result = call("plan", *arguments)
+        assert result.exit_code == code
+        assert told in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+    def test_a_line_that_is_cut_off_is_noted(self, tmp_path: Path) -> None:
+        """The rest is planned with; a file without reads is an error."""
+        cut = tmp_path / "cut.jsonl"
+        cut.write_text(Path(READS).read_text()[:9_999])
+        result = call("plan", str(cut), "--objective", "p99<20s")
+        assert result.exit_code == 0
+        lines = cut.read_text().count("\n") + 1
+        assert result.stderr == f"Note: line {lines} is cut off, and left out\n"
+        cut.write_text('["stillfresh-recording",1,1.0]\n')
+        assert "no reads were recorded" in call("plan", str(cut)).stderr
+
+
+class Tags(HTMLParser):
+    """The names of all elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        del attrs
+        self.names.add(tag)

@@ -1,0 +1,144 @@
+"""Issue 22: objectives, budgets, and which terms are proposed: pure rules."""
+
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import ConfigError
+from stillfresh.durations import seconds
+from stillfresh.plan.rules import (
+    LADDER,
+    Candidate,
+    Figures,
+    Limit,
+    budget_of,
+    choose,
+    duration,
+    frontier,
+    objective_of,
+    rungs,
+    search,
+)
+
+
+def figures(
+    fresh_for: float, requests: float, p99: float, *, stale_for: float = 0.0, waited: float = 0.1
+) -> Figures:
+    terms = Candidate(fresh_for, stale_for)
+    return Figures(terms, requests, p99 / 2, p99, 0.0, waited, 0.0, 10, 5_000)
+
+
+class TestObjectives:
+    def test_are_read(self) -> None:
+        """Several, with spaces, each with its unit."""
+        found = objective_of("p99<60s, p50 < 1.5m,stale<5%,waited<0.5%")
+        assert found == (
+            Limit("p99", 60),
+            Limit("p50", 90),
+            Limit("stale", 0.05),
+            Limit("waited", 0.005),
+        )
+        assert ", ".join(map(str, found)) == "p99<1m, p50<90s, stale<5%, waited<0.5%"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "p99", "p98<60s", "p99>60s", "p99<=60s", "p99<60", "p99<5%", "p99<0s"),
+            *("stale<5", "stale<60s", "stale<0%", "stale<101%", "p99<60s,", "p99<60s;stale<5%"),
+        ],
+    )
+    def test_that_are_none_are_refused(self, text: str) -> None:
+        """The error names what was given, and shows how to write one."""
+        with pytest.raises(ConfigError, match=r"^objective: cannot read .*'p99<60s, stale<5%'$"):
+            objective_of(text)
+
+    @given(st.text(max_size=30))
+    def test_never_fail_in_another_way(self, text: str) -> None:
+        """T5: whatever is typed."""
+        with suppress(ConfigError):
+            assert objective_of(text)
+
+    def test_budgets_are_read(self) -> None:
+        """As requests a second."""
+        assert [budget_of(it) for it in ("50/s", "30 / m", "7.2/h")] == [50, 0.5, 0.002]
+
+    @pytest.mark.parametrize("text", ["", "50", "50/", "50/sec", "-1/s", "0/s", "/s", "50/s 2/s"])
+    def test_budgets_that_are_none_are_refused(self, text: str) -> None:
+        """With what is allowed."""
+        with pytest.raises(ConfigError, match=re.escape("write requests and a unit of time")):
+            budget_of(text)
+
+
+class TestTried:
+    @pytest.mark.parametrize("value", [0.0, *LADDER])
+    def test_times_are_written_as_settings_take_them(self, value: float) -> None:
+        """What is proposed can be copied into a declaration."""
+        assert seconds(duration(value)) == value
+
+    def test_no_time_is_longer_than_half_of_the_recording(self) -> None:
+        """Nothing could be told of it."""
+        assert rungs(120)[-1] == 60
+        assert rungs(0.1) == (1,)
+
+    @given(st.floats(1.5, 3e6), st.floats(10, 3e6))
+    def test_the_longest_that_is_fresh_enough_is_found(self, below: float, length: float) -> None:
+        """By halves, with fewer than 40 tries, none of them twice."""
+        tried: list[Candidate] = []
+
+        def replay(terms: Candidate) -> Figures:
+            tried.append(terms)
+            return figures(
+                terms.fresh_for,
+                1 / terms.fresh_for,
+                terms.fresh_for + terms.stale_for,
+                stale_for=terms.stale_for,
+            )
+
+        found = search(length, [Limit("p99", below)], replay)
+        best = max((it for it in rungs(length) if it < below), default=None)
+        fits = [it.terms.fresh_for for it in found if it.p99 < below]
+        assert max(fits, default=None) == best
+        assert len(tried) == len(set(tried)) == len(found) < 40
+
+
+class TestProposed:
+    TRIED = (figures(10, 20, 11), figures(60, 8, 61), figures(300, 2, 301))
+
+    def test_is_the_cheapest_that_meets_the_objective(self) -> None:
+        """Not the freshest."""
+        choice = choose({"price": self.TRIED}, [Limit("p99", 90)], 50)
+        assert choice.chosen == {"price": self.TRIED[1]}
+        assert (choice.total, choice.missed, choice.within) == (8, (), None)
+
+    def test_spares_waiting_where_that_costs_next_to_nothing(self) -> None:
+        """Requests within 5 % are the same."""
+        kinder = figures(45, 8.3, 80, stale_for=45, waited=0.01)
+        choice = choose({"price": (*self.TRIED, kinder)}, [Limit("p99", 90)], None)
+        assert choice.chosen["price"] is kinder
+
+    def test_says_what_the_budget_allows_if_both_cannot_be_met(self) -> None:
+        """The total of all kinds counts."""
+        choice = choose({"a": self.TRIED, "b": self.TRIED}, [Limit("p99", 60)], 30)
+        assert choice.total == 40
+        assert choice.within is not None
+        assert [it.p99 for it in choice.within.chosen.values()] == [61, 61]
+        assert choice.within.total == 16
+
+    def test_is_the_nearest_if_nothing_meets_the_objective(self) -> None:
+        """And the kind is named."""
+        choice = choose({"a": self.TRIED}, [Limit("p99", 5)], None)
+        assert (choice.missed, choice.chosen["a"]) == (("a",), self.TRIED[0])
+
+    def test_is_the_freshest_within_a_budget_alone(self) -> None:
+        """Without an objective, freshness is what the budget is for."""
+        assert choose({"a": self.TRIED}, [], 10).chosen["a"] is self.TRIED[1]
+        over = choose({"a": self.TRIED}, [], 1)
+        assert (over.chosen["a"], over.total, over.within) == (self.TRIED[2], 2, None)
+
+    def test_only_what_nothing_beats_is_shown(self) -> None:
+        """Most requests first."""
+        beaten = figures(70, 9, 71)
+        assert frontier((beaten, *reversed(self.TRIED))) == list(self.TRIED)
