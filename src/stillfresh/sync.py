@@ -60,6 +60,7 @@ class Options(TypedDict, total=False):
     version: str | None
     lease_for: Duration
     load_timeout: Duration
+    objective: str | None
 
 
 class CallOptions(Options, total=False):

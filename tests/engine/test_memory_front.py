@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stillfresh import Cache, LoadFailed, Origin, ResourceStats, Verdict, engine
-from stillfresh.engine.explain import Counts
+from stillfresh.engine.counts import Counts
 from stillfresh.engine.rules import age_bucket
 from stillfresh.stores.contract import Failure, Record
 from stillfresh.stores.memory import MemoryStore

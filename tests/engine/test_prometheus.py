@@ -6,7 +6,8 @@ from stillfresh import Cache, Resource, prometheus_text
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
 
-LINE = re.compile(r'stillfresh_\w+\{resource="price"(,(origin|verdict|le)="[\w.+]+")*\} \d+')
+LABELS = r'resource="price"(,(origin|verdict|le)="[\w.+]+")*|version="[\w.]+",python="[\w.+]+"'
+LINE = re.compile(rf"stillfresh_\w+\{{({LABELS})\}} \d+(\.\d+)?")
 
 
 class TestE12Prometheus:
@@ -30,6 +31,7 @@ class TestE12Prometheus:
             'stillfresh_age_seconds_bucket{resource="price",le="0.1"} 1',
             'stillfresh_age_seconds_bucket{resource="price",le="30"} 2',
             'stillfresh_age_seconds_bucket{resource="price",le="+Inf"} 2',
+            'stillfresh_age_seconds_sum{resource="price"} 20.000',
             'stillfresh_age_seconds_count{resource="price"} 2',
         ):
             assert sample in lines

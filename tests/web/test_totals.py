@@ -8,15 +8,16 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.engine import Origin, ResourceStats
-from stillfresh.engine.explain import COUNTERS, GAUGES, Counts
+from stillfresh.engine import Objective, Origin, ResourceStats
+from stillfresh.engine.counts import COUNTERS, GAUGES, Counts
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure
 from stillfresh.web.rules_totals import Totals, summed
 from stillfresh.web.serving import PLACE_BY_KIND
 
-COUNTED = ["reads_by_origin", "ages", *(name for name, _ in COUNTERS)]
+COUNTED = ["reads_by_origin", "ages", "objective_met", "objective_missed"]
+COUNTED += ["age_sum", *(name for name, _ in COUNTERS)]
 HELD = [name for name, _ in GAUGES]
 
 
@@ -30,6 +31,7 @@ def made(seed: int) -> ResourceStats:
         {origin: {it: dice.randrange(2**40) for it in Verdict} for origin in Origin},
         tuple(dice.randrange(2**40) for _ in range(len(AGE_BUCKETS) + 1)),
         **drawn,
+        objective=dice.choice([None, Objective(0.99, dice.choice([60.0, 5.0]))]),
         retry_at=dice.choice([None, dice.uniform(1, 2**40)]),
         error=dice.choice([None, f"{seed}"]),
     )
@@ -98,6 +100,8 @@ class TestG14Totals:
             assert of_all.retry_at == min(due, default=None)
             errors = [it.error for it, lives in own if lives and it.error is not None]
             assert of_all.error == (errors[-1] if errors else None)
+            said = [it.objective for it, lives in own if lives and it.objective is not None]
+            assert of_all.objective == (said[-1] if said else None)
 
     @given(them=workers)
     def test_the_next_worker_of_a_place_goes_on_from_the_last(
@@ -119,7 +123,7 @@ class TestG14Totals:
 
     def test_every_field_has_a_rule(self) -> None:
         """A field that is added to the numbers is counted, held, or named here."""
-        others = {"largest_batch", "max_batch", "retry_at", "error"}
+        others = {"largest_batch", "max_batch", "retry_at", "error", "objective"}
         assert {it.name for it in fields(ResourceStats)} == {*COUNTED, *HELD, *others}
 
     def test_the_numbers_of_a_kind_fit_into_its_place(self) -> None:
@@ -133,6 +137,7 @@ class TestG14Totals:
             **numbers,
             ages=(2**63,) * (len(AGE_BUCKETS) + 1),
             reads_by_origin={it: dict.fromkeys(Verdict, 2**63) for it in Origin},
+            objective=Objective(0.12345678, 12345678.9),
         )
         assert len(msgspec.json.encode({"a_kind": large})) < PLACE_BY_KIND - 300
 

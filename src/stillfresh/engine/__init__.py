@@ -9,13 +9,8 @@ from stillfresh.engine.cache import Cache
 from stillfresh.engine.calls import Call, Signature, key_text
 from stillfresh.engine.codecs import MsgpackCodec, codec_for
 from stillfresh.engine.core import Core
-from stillfresh.engine.explain import (
-    CacheStats,
-    Explanation,
-    Lag,
-    Listed,
-    ResourceStats,
-)
+from stillfresh.engine.counts import GAUGES, CacheStats, Lag, ResourceStats
+from stillfresh.engine.explain import Explanation, Listed
 from stillfresh.engine.function import CachedFunction, Function, bind
 from stillfresh.engine.keys import Spec, no_loader, terms_of
 from stillfresh.engine.memory import MemoryEntry
@@ -41,11 +36,13 @@ from stillfresh.engine.model import (
 from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.put import Change
 from stillfresh.engine.resource import Handle, Resource, like_function
+from stillfresh.engine.rules_objective import Objective
 from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = [
     "DELETE",
+    "GAUGES",
     "HITS",
     "LEAVE",
     "MAX_TAGS",
@@ -68,6 +65,7 @@ __all__ = [
     "Loaded",
     "MemoryEntry",
     "MsgpackCodec",
+    "Objective",
     "Origin",
     "Outcome",
     "OwnLoad",

@@ -28,16 +28,10 @@ from stillfresh.engine.blocks import Override, past
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core, overtake_all
-from stillfresh.engine.explain import CacheStats, Lag, Listed, listed
+from stillfresh.engine.counts import CacheStats, Lag
+from stillfresh.engine.explain import Listed, listed
 from stillfresh.engine.function import Function
-from stillfresh.engine.keys import (
-    Spec,
-    batch_types,
-    checked_kind,
-    is_def,
-    terms_of,
-    versioned,
-)
+from stillfresh.engine.keys import Spec, batch_types, checked_kind, is_def, terms_of, versioned
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
@@ -118,6 +112,7 @@ class Cache(Lifecycle):
         version: str | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
+        objective: str | None = None,
     ) -> Callable[[BatchLoader[K, V]], Resource[K, V]]:
         """Declare a resource: its loader takes a list of keys and returns a mapping."""
         kind = self._new_name(name, version)
@@ -137,6 +132,7 @@ class Cache(Lifecycle):
                 memory_for=memory_for,
                 lease_for=lease_for,
                 load_timeout=load_timeout,
+                objective=objective,
                 in_thread=is_def(loader),
             )
 
@@ -168,6 +164,7 @@ class Cache(Lifecycle):
         version: str | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
+        objective: str | None = None,
     ) -> "CachedDecorator":
         """Declare a resource: each call of the function, by its arguments, is an entry.
 
@@ -202,6 +199,7 @@ class Cache(Lifecycle):
                 memory_for=memory_for,
                 lease_for=lease_for,
                 load_timeout=load_timeout,
+                objective=objective,
                 by_id=False,
                 in_thread=in_thread,
                 held=None if signature.is_whole else Call.bare,

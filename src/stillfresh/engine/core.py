@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
-from stillfresh.engine.explain import Explanation, ResourceStats, explain
+from stillfresh.engine.counts import ResourceStats
+from stillfresh.engine.explain import Explanation, explain
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads

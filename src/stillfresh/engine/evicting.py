@@ -10,7 +10,9 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stillfresh.bounded import SLICE, Room, TagIndex, sliced
-from stillfresh.engine.explain import Counts
+from stillfresh.clock import Clock
+from stillfresh.engine.counts import Counts
+from stillfresh.engine.rules_objective import Objective
 
 if TYPE_CHECKING:
     from stillfresh.engine.memory import MemoryEntry
@@ -22,11 +24,13 @@ V = TypeVar("V")
 class Evicting(ABC, Generic[K, V]):
     """The entries of one resource, in line, and the room that they take."""
 
-    def __init__(self, most: int | None) -> None:
+    now: Clock
+
+    def __init__(self, most: int | None, objective: Objective | None) -> None:
         """`most`: bytes."""
         self.entries: OrderedDict[K, MemoryEntry[K, V]] = OrderedDict()
         self.room = Room(most, self._free)
-        self.counts = Counts()
+        self.counts = Counts(objective)
         self._tagged: TagIndex[K] = TagIndex()
         self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
 
@@ -62,9 +66,11 @@ class Evicting(ABC, Generic[K, V]):
         self._left.clear()
 
     async def fold_all(self) -> None:
+        began = self.now()
         async for entries in sliced(list(self.entries.values())):
             for entry in entries:
                 self.fold(entry)
+        self.counts.folded_at = began
 
     def keeps(self, key: K) -> bool:
         """E23: a private store asks before it drops a copy that was not read; memory follows it."""

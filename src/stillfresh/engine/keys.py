@@ -15,6 +15,7 @@ from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import Codec, Loaded, OwnTerms, checked_tags, utf8_size
 from stillfresh.engine.rules import Terms, absent_believed_for
+from stillfresh.engine.rules_objective import Objective
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Policy
 
@@ -192,6 +193,7 @@ class Spec(Generic[K, V]):
         by_id: bool = True,
         in_thread: bool = False,
         held: Callable[[K], K] | None = None,
+        objective: str | None = None,
     ) -> None:
         if tags is not None and not callable(tags):
             raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
@@ -217,6 +219,8 @@ class Spec(Generic[K, V]):
         """E20: its loaders are `def` functions, which would hold the event loop."""
         self.held = held
         """E19: a key as memory holds it, without what only its load needs."""
+        own = None if objective is None else Objective.of(objective, name=f"{kind}: objective")
+        self.objective = own
 
     def tags_of(self, key: K) -> tuple[str, ...]:
         """E8: the key's tags, or what their function raised, or what is wrong with them."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stillfresh.clock import Clock
 from stillfresh.engine import rules
-from stillfresh.engine.explain import Counts
+from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, Loaded, Private
 from stillfresh.engine.news import News

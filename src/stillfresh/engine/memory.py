@@ -75,7 +75,7 @@ class Memory(Evicting[K, V]):
     """The entries of one resource: decodes, counts and keeps; decides nothing about loads."""
 
     def __init__(self, spec: Spec[K, V], clock: Clock, *, private: bool) -> None:
-        super().__init__(spec.max_bytes)
+        super().__init__(spec.max_bytes, spec.objective)
         self.now = clock
         self._spec = spec
         self.stand_before(private=private)
@@ -150,7 +150,7 @@ class Memory(Evicting[K, V]):
             or last.mark is not copy.mark
             or last.now != now
         ):
-            last = self._outlook = outlook_of(copy, now)
+            last = self._outlook = outlook_of(copy, now, self.counts.bounds)
         return last
 
     def keep(  # noqa: PLR0917 (called for each key that is loaded)
@@ -214,17 +214,19 @@ class Memory(Evicting[K, V]):
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
         """E12: one more read for each, by what it was given; what came together is of one age."""
-        reads, ages = self.counts.reads, self.counts.ages
-        fetched_at, bucket = now, age_bucket(0.0)
+        counts, age, fetched_at = self.counts, 0.0, now
+        reads, ages, bucket = counts.reads, counts.ages, age_bucket(age, counts.bounds)
         for outcome in outcomes:
             if isinstance(outcome, LoadFailed):
                 reads[Origin.LOADED][Verdict.GONE] += 1
                 continue
             if outcome.fetched_at != fetched_at:
                 fetched_at = outcome.fetched_at
-                bucket = age_bucket(age_of(fetched_at, now))
+                age = age_of(fetched_at, now)
+                bucket = age_bucket(age, counts.bounds)
             reads[outcome.origin][outcome.verdict] += 1
             ages[bucket] += 1
+            counts.age_sum += age
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
         """E7: what is remembered of the last failure."""
@@ -344,7 +346,5 @@ class Memory(Evicting[K, V]):
         """Hand the entry's hits over to the counts."""
         if entry.hits:
             hits, entry.hits = entry.hits, 0  # E20: threads go on counting
-            answer, counts = entry.answer, self.counts
-            counts.reads[answer.origin][answer.verdict] += hits
-            counts.ages[entry.bucket] += hits
+            self.counts.hit(entry.answer, entry.bucket, hits, self.now())
             entry.marked = True

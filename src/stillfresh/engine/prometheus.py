@@ -1,10 +1,21 @@
-"""The counts of a cache as text for Prometheus (E12). Numbers in, text out."""
+"""The counts of a cache as text for Prometheus (E12, G14). Numbers in, text out."""
 
+import platform
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
 from itertools import accumulate
+from typing import Final
 
-from stillfresh.engine.explain import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
+from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
+
+OBJECTIVE: Final = (
+    ("objective_share", "gauge", "The share of reads that is to meet the objective."),
+    ("objective_age_seconds", "gauge", "The age that those reads are to be younger than."),
+    ("objective_met_total", "counter", "Reads that met the objective."),
+    ("objective_missed_total", "counter", "Reads that were too old for the objective, or failed."),
+)
 
 
 def prometheus_text(stats: CacheStats) -> str:
@@ -14,6 +25,8 @@ def prometheus_text(stats: CacheStats) -> str:
 
 def _lines(stats: CacheStats) -> Iterator[str]:
     resources = stats.resources.items()
+    yield from _head("build_info", "gauge", "Always 1: which version runs, on which Python.")
+    yield f"stillfresh_build_info{{{_build()}}} 1"
     yield from _head("reads_total", "counter", "Reads by origin and verdict.")
     for name, one in resources:
         for origin, reads in one.reads_by_origin.items():
@@ -28,8 +41,26 @@ def _lines(stats: CacheStats) -> Iterator[str]:
     yield from _head("age_seconds", "histogram", "Age at serving.")
     for name, one in resources:
         yield from _histogram(name, one)
+    yield from _objective_lines(stats.resources)
     if stats.lags:
         yield from _lag_lines(stats.lags)
+
+
+@cache
+def _build() -> str:
+    return f'version="{version("stillfresh")}",python="{platform.python_version()}"'
+
+
+def _objective_lines(resources: dict[str, ResourceStats]) -> Iterator[str]:
+    told = {
+        name: (it.objective.share, it.objective.age, it.objective_met, it.objective_missed)
+        for name, it in resources.items()
+        if it.objective is not None
+    }
+    for at, head in enumerate(OBJECTIVE if told else ()):
+        yield from _head(*head)
+        for name, numbers in told.items():
+            yield f'stillfresh_{head[0]}{{resource="{name}"}} {numbers[at]}'
 
 
 def _lag_lines(lags: dict[str, Lag]) -> Iterator[str]:
@@ -39,10 +70,10 @@ def _lag_lines(lags: dict[str, Lag]) -> Iterator[str]:
 
 
 def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
-    """Without a sum: ages are counted by bucket."""
     bounds = [*(f"{bound:g}" for bound in AGE_BUCKETS), "+Inf"]
     for bound, count in zip(bounds, accumulate(one.ages), strict=True):
         yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
+    yield f'stillfresh_age_seconds_sum{{resource="{name}"}} {one.age_sum:.3f}'
     yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
 
 

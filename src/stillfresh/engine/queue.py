@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from stillfresh.engine.explain import Counts
+from stillfresh.engine.counts import Counts
 from stillfresh.engine.flight import (
     BEFORE,
     ENDED,

@@ -195,11 +195,11 @@ def watched_until(copy: Copy, terms: Terms) -> float:
     return max(fresh_until(copy), copy.fetched_at + pause)
 
 
-def unchanged_until(copy: Copy, now: float) -> float:
+def unchanged_until(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> float:
     """E12: until then neither the verdict nor the age's bucket changes."""
     terms, age = copy.policy, now - copy.fetched_at
-    bucket = age_bucket(age)
-    end = AGE_BUCKETS[bucket] if bucket < len(AGE_BUCKETS) else float("inf")
+    bucket = age_bucket(age, bounds)
+    end = bounds[bucket] if bucket < len(bounds) else float("inf")
     for after in (0.0, terms.stale_for, terms.error_for):
         if age < terms.fresh_for + after < end:
             end = terms.fresh_for + after
@@ -222,17 +222,17 @@ class Outlook(Struct, frozen=True):
     """Nothing of this changes until then."""
 
 
-def outlook_of(copy: Copy, now: float) -> Outlook:
+def outlook_of(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> Outlook:
     policy, fetched_at, mark = copy.policy, copy.fetched_at, copy.mark
-    bucket = age_bucket(age_of(fetched_at, now))
-    verdict, until = verdict_of(copy, now), unchanged_until(copy, now)
+    bucket = age_bucket(age_of(fetched_at, now), bounds)
+    verdict, until = verdict_of(copy, now), unchanged_until(copy, now, bounds)
     at_arrival = verdict if verdict is Verdict.FRESH else Verdict.STALE
     return Outlook(policy, fetched_at, mark, now, verdict, at_arrival, bucket, until)
 
 
-def age_bucket(age: float) -> int:
+def age_bucket(age: float, bounds: Sequence[float] = AGE_BUCKETS) -> int:
     """E12: which bucket of the histogram an age belongs to."""
-    return bisect_right(AGE_BUCKETS, age)
+    return bisect_right(bounds, age)
 
 
 def stamped(now: float) -> float:

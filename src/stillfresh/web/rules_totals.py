@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stillfresh.engine import ResourceStats
-from stillfresh.engine.explain import GAUGES
+from stillfresh.engine import GAUGES, ResourceStats
 
 Resources: TypeAlias = dict[str, dict[str, ResourceStats]]
 """By cache, by kind."""
@@ -35,12 +34,14 @@ NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "max_batch": max,
     "retry_at": lambda one, other: min(one, other) if one and other else one or other,
     "error": lambda one, other: other or one,
+    "objective": lambda one, other: other or one,
 }
 STATS: Final = [it.name for it in fields(ResourceStats)]
 NOTHING_HELD: Final[Mapping[str, Any]] = {
     **dict.fromkeys((name for name, _ in GAUGES), 0),
     "retry_at": None,
     "error": None,
+    "objective": None,
 }
 
 
@@ -62,7 +63,7 @@ def _ended(totals: Totals) -> Totals:
 
 def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)
     """Two of the same shape; a key that one of them lacks is the other's."""
-    if isinstance(one, int):
+    if isinstance(one, int | float):
         return one + other
     if isinstance(one, dict):
         both = {key: added(one[key], other[key]) for key in one.keys() & other.keys()}

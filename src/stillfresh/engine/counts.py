@@ -1,0 +1,200 @@
+"""The counts of a resource, and a picture of them (E12, G14).
+
+Hits are counted on the entry itself and folded in here when its verdict or its age's bucket
+changes, so that a hit costs one addition.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stillfresh.bounded import BoundedDict
+from stillfresh.engine.model import HITS, Answer, Origin
+from stillfresh.engine.rules import AGE_BUCKETS, FOR_EVER, LONGEST_COOLDOWN
+from stillfresh.engine.rules_objective import Objective
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Failure, StoreStats
+
+MOST_FAILING: Final = 1_000
+"""Keys that are remembered as failing; beyond that the oldest are forgotten."""
+LONGEST_ERROR: Final = 500  # characters that the counts tell
+COUNTERS: Final = (
+    ("loads", "Calls of the loader."),
+    ("loaded", "Keys asked of the loader."),
+    ("failed", "Keys whose load failed."),
+    ("absent", "Keys that the upstream does not have."),
+    ("coalesced", "Reads that joined a load under way."),
+    ("puts", "Keys whose value a caller published."),
+    ("superseded", "Loads overtaken by an invalidation or another holder."),
+    ("leases_won", "Leases that were granted."),
+    ("leases_denied", "Leases that were not."),
+    ("store_errors", "Steps that the store failed."),
+    ("evicted_bytes", "Bytes of the values that memory dropped to make room."),
+)
+GAUGES: Final = (
+    ("entries", "Decoded values in memory."),
+    ("bytes", "Bytes that those values take, as they are stored, and a constant for each."),
+    ("loading", "Keys being loaded or waited for."),
+    ("queued", "Keys whose load has not begun."),
+    ("watched", "Keys that somebody watches."),
+    ("failing", "Keys whose last load failed."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStats:
+    """Counts since the cache was made, as `COUNTERS` says, and what `GAUGES` says of now.
+
+    `ages` are reads by age at serving, bucket by bucket.
+    """
+
+    reads_by_origin: dict[Origin, dict[Verdict, int]]
+    """A read that failed counts as loaded, and GONE."""
+    ages: tuple[int, ...]
+    age_sum: float
+    """Seconds, of all those ages; what hits in memory add to it is estimated."""
+    objective: Objective | None
+    objective_met: int
+    objective_missed: int
+    """Reads that were answered too late for the objective, or failed; 0 where there is none."""
+    loads: int
+    loaded: int
+    largest_batch: int
+    failed: int
+    absent: int
+    coalesced: int
+    puts: int
+    superseded: int
+    leases_won: int
+    leases_denied: int
+    store_errors: int
+    evicted_bytes: int
+    entries: int
+    bytes: int
+    loading: int
+    queued: int
+    watched: int
+    failing: int
+    retry_at: float | None
+    """When the first of the failing that is left alone may be asked for again."""
+    error: str | None
+    """What the last of them said."""
+    max_batch: int
+    """The most keys that one call of the loader may be given."""
+
+    @property
+    def reads(self) -> dict[Verdict, int]:
+        """By verdict alone."""
+        origins = self.reads_by_origin.values()
+        return {verdict: sum(reads[verdict] for reads in origins) for verdict in Verdict}
+
+    @property
+    def hits(self) -> int:
+        """Reads that needed no load; divided by all reads, the hit ratio."""
+        return sum(sum(self.reads_by_origin[origin].values()) for origin in HITS)
+
+    @property
+    def met_share(self) -> float | None:
+        """The share of reads that met the objective; None: there is none, or no read yet."""
+        reads = self.objective_met + self.objective_missed
+        return self.objective_met / reads if reads else None
+
+    def age_quantile(self, share: float) -> float:
+        """The age (a bucket's upper bound) that this share of all reads was no older than."""
+        wanted, seen = share * sum(self.ages), 0
+        for bound, count in zip((*AGE_BUCKETS, float("inf")), self.ages, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        return float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a cache is behind a database that says what is stale (`stillfresh.contrib.postgres`).
+
+    Every commit that is more than `seconds` ago has been delivered; past `limit`, it is too far.
+    """
+
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Every resource, and the store they share; `store` is None where it could not be asked."""
+
+    resources: dict[str, ResourceStats]
+    store: StoreStats | None
+    lags: dict[str, Lag]
+    """By the name of each outbox's consumer."""
+
+
+class Counts:
+    """The running counts of one resource."""
+
+    def __init__(self, objective: Objective | None = None) -> None:
+        self.reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
+        self.objective = objective
+        own = set() if objective is None else {objective.age}
+        self.bounds = tuple(sorted({*AGE_BUCKETS, *own}))
+        self.ages = [0] * (len(self.bounds) + 1)
+        self.age_sum, self.folded_at = 0.0, float("-inf")
+        self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
+        self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
+        self.store_errors = self.evicted_bytes = 0
+        self.slow_reported = False
+        self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
+        """Ids whose last load failed. For people who look at the whole of it: the store alone
+        decides about cooldowns (E7)."""
+
+    def hit(self, answer: Answer[Any], bucket: int, hits: int, now: float) -> None:
+        """Hits of one entry, since its age came into this bucket and all were folded last.
+
+        When each came is not known. They count as spread evenly over that time.
+        """
+        self.reads[answer.origin][answer.verdict] += hits
+        self.ages[bucket] += hits
+        least, most = (0.0, *self.bounds, FOR_EVER)[bucket : bucket + 2]
+        last = max(least, min(most, now - answer.fetched_at))
+        first = min(last, max(least, self.folded_at - answer.fetched_at))
+        self.age_sum += hits * (first + last) / 2
+
+    def failed_with(self, id_: str, failure: Failure) -> None:
+        """A key's load failed."""
+        self.failed += 1
+        self.failing.note(id_, failure)
+
+    def mended(self, ids: Iterable[str]) -> None:
+        """They were loaded, or deleted."""
+        for id_ in ids:
+            self.failing.pop(id_, None)
+
+    def stats(self, now: float, **held: int) -> ResourceStats:
+        """A frozen picture, with what the resource holds at this moment by the names there."""
+        old = now - LONGEST_COOLDOWN  # nobody asked again, long after it might have been
+        self.mended([id_ for id_, it in self.failing.items() if it.retry_at < old])
+        failures = list(self.failing.values())
+        pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
+        counted: dict[str, Any] = {name: getattr(self, name) for name, _ in COUNTERS}
+        ages, met, missed = self.ages[:], 0, 0
+        if (objective := self.objective) is not None:
+            at = self.bounds.index(objective.age)
+            met = sum(ages[: at + 1])
+            missed = sum(sum(reads.values()) for reads in self.reads.values()) - met
+            if objective.age not in AGE_BUCKETS:
+                ages[at : at + 2] = [ages[at] + ages[at + 1]]
+        return ResourceStats(
+            reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
+            ages=tuple(ages),
+            age_sum=self.age_sum,
+            objective=objective,
+            objective_met=met,
+            objective_missed=missed,
+            failing=len(failures),
+            retry_at=min(pauses, default=None),
+            error=failures[-1].error[:LONGEST_ERROR] if failures else None,
+            largest_batch=self.largest_batch,
+            **counted,
+            **held,
+        )

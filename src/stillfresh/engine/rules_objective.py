@@ -1,0 +1,39 @@
+"""The freshness objective of a resource: how large a share of its reads is to be how young (G14).
+
+Pure: text in, the objective out, or a `ConfigError` that says what to write.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from stillfresh.durations import seconds
+from stillfresh.errors import ConfigError, shown
+
+WRITTEN: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?% of reads younger than (\S+)")
+ALLOWED: Final = (
+    "write a share above 0% and below 100%, and a duration above zero, "
+    "as '99% of reads younger than 1m' or '99.9% of reads younger than 250ms'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`share` of the reads (0.99) are answered by a copy younger than `age` seconds."""
+
+    share: float
+    age: float
+
+    @classmethod
+    def of(cls, text: str, *, name: str = "objective") -> Self:
+        """What a declaration says."""
+        found = WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        if found is None or not 0 < float(found[1]) < 100:
+            raise ConfigError(f"{name}: cannot read {shown(text)} as an objective; {ALLOWED}")
+        age = seconds(found[2], name=name, positive=True)
+        return cls(round(float(found[1]) / 100, 8), age)
+
+    def burn_rate(self, met: int, missed: int) -> float | None:
+        """How fast the reads that may miss are used up: 1 is just as fast as allowed."""
+        reads = met + missed
+        return missed / reads / (1 - self.share) if reads else None

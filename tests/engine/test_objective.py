@@ -1,0 +1,210 @@
+"""G14: the freshness objective of a resource, and how old its answers were on average."""
+
+import platform
+from importlib.metadata import version
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import Cache, ConfigError, prometheus_text
+from stillfresh.engine import Answer, Objective, ResourceStats
+from stillfresh.engine.counts import Counts
+from stillfresh.engine.model import left_of
+from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.errors import LoadFailed
+from stillfresh.testing import ManualClock
+from tests.kit.engine import Upstream, declare
+
+WANTED = "99% of reads younger than 1m"
+
+
+async def counts(cache: Cache) -> ResourceStats:
+    return (await cache.stats()).resources["price"]
+
+
+class TestG14ObjectiveText:
+    @given(
+        thousandths=st.integers(1, 99_999),
+        age=st.sampled_from([("250ms", 0.25), ("1.5s", 1.5), ("1m", 60.0), ("30d", 2_592_000.0)]),
+    )
+    def test_a_share_and_an_age(self, thousandths: int, age: tuple[str, float]) -> None:
+        """Both are read as they are written."""
+        found = Objective.of(f"{thousandths / 1000:.3f}% of reads younger than {age[0]}")
+        assert found.share == pytest.approx(thousandths / 100_000)
+        assert found.age == age[1]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            "100% of reads younger than 1m",
+            "0% of reads younger than 1m",
+            "-1% of reads younger than 1m",
+            "99 of reads younger than 1m",
+            "99% of reads younger than",
+            "99% of reads older than 1m",
+            "99%",
+            "",
+            99,
+            None,
+            b"99% of reads younger than 1m",
+        ],
+    )
+    def test_anything_else_is_refused(self, wrong: str) -> None:
+        """The error names the value, and says what to write."""
+        with pytest.raises(ConfigError) as caught:
+            Objective.of(wrong, name="price: objective")
+        said = str(caught.value)
+        assert said.startswith("price: objective: cannot read ")
+        assert "write a share above 0% and below 100%" in said
+        assert "'99% of reads younger than 1m'" in said
+
+    @pytest.mark.parametrize("age", ["1 m", "soon", "0s", "1y"])
+    def test_an_age_that_is_none_is_refused(self, age: str) -> None:
+        """It is a duration like all others, and more than zero."""
+        with pytest.raises(ConfigError, match="objective: "):
+            Objective.of(f"99% of reads younger than {age}")
+
+    def test_a_declaration_with_a_wrong_objective_is_refused(self, upstream: Upstream) -> None:
+        """At once, with the resource's name."""
+        with pytest.raises(ConfigError, match=r"^price: objective: cannot read 'always'"):
+            declare(Cache("memory://"), upstream, objective="always")
+
+    def test_a_burn_rate_of_one_is_what_the_objective_allows(self) -> None:
+        """Of reads that all miss it is 100 for a 99% objective; of none there is no rate."""
+        objective = Objective.of(WANTED)
+        assert objective.burn_rate(99, 1) == pytest.approx(1)
+        assert objective.burn_rate(0, 7) == pytest.approx(100)
+        assert objective.burn_rate(7, 0) == 0
+        assert objective.burn_rate(0, 0) is None
+
+
+class TestG14Objective:
+    @pytest.mark.parametrize("wanted", [60.0, 45.0, 0.05, 10_000_000.0])
+    async def test_every_read_meets_it_or_misses_it(
+        self, cache: Cache, upstream: Upstream, clock: ManualClock, wanted: float
+    ) -> None:
+        """By its age when it was served; the histogram keeps its bounds, whatever the objective."""
+        text = f"99% of reads younger than {wanted:f}s"
+        prices = declare(cache, upstream, fresh_for="2m", stale_for=0, objective=text)
+        dice, ages = Random(wanted), list[float]()
+        for _ in range(200):
+            clock.advance(dice.choice([0, 0, 0.01, 0.03, 1, 7, wanted if wanted < 100 else 3]))
+            answer = await (prices.get("a") if dice.random() < 0.7 else prices.of("a").get())
+            ages.append(answer.age)
+        found = await counts(cache)
+        met = sum(age < wanted for age in ages)
+        assert (found.objective_met, found.objective_missed) == (met, 200 - met)
+        assert found.met_share == met / 200
+        assert len(found.ages) == len(AGE_BUCKETS) + 1
+        for at, (low, high) in enumerate(pairwise((0, *AGE_BUCKETS, float("inf")))):
+            assert found.ages[at] == sum(low <= age < high for age in ages)
+
+    async def test_a_read_that_fails_misses_it(self, cache: Cache, upstream: Upstream) -> None:
+        """Nothing is not young."""
+        prices = declare(cache, upstream, objective=WANTED)
+        upstream.error = RuntimeError("down")
+        with pytest.raises(LoadFailed):
+            await prices.get("a")
+        found = await counts(cache)
+        assert (found.objective_met, found.objective_missed) == (0, 1)
+
+    async def test_without_one_nothing_is_counted(self, cache: Cache, upstream: Upstream) -> None:
+        """And `/metrics` does not name it."""
+        await declare(cache, upstream)("a")
+        found = await counts(cache)
+        assert (found.objective, found.objective_met, found.objective_missed) == (None, 0, 0)
+        assert found.met_share is None
+        assert "objective" not in prometheus_text(await cache.stats())
+
+    async def test_counters_and_the_target_for_prometheus(
+        self, cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """From which a burn rate is one expression."""
+        prices = declare(cache, upstream, fresh_for="2m", objective=WANTED)
+        for _ in range(3):
+            await prices("a")
+        clock.advance(60)
+        await prices("a")
+        lines = prometheus_text(await cache.stats()).splitlines()
+        for sample in (
+            'stillfresh_objective_share{resource="price"} 0.99',
+            'stillfresh_objective_age_seconds{resource="price"} 60.0',
+            'stillfresh_objective_met_total{resource="price"} 3',
+            'stillfresh_objective_missed_total{resource="price"} 1',
+        ):
+            assert sample in lines
+
+
+class TestG14AgeSum:
+    async def test_reads_of_the_store_and_of_loads_count_exactly(
+        self, upstream: Upstream, clock: ManualClock, tmp_path: object
+    ) -> None:
+        """Each read has its own age."""
+        async with Cache(f"sqlite:///{tmp_path}/a.db", clock=clock) as cache:
+            prices = declare(cache, upstream, fresh_for="1h")
+            for pause in (0, 3, 40.5):
+                clock.advance(pause)
+                cache.cores["price"].memory.clear()
+                await prices("a")
+            assert (await counts(cache)).age_sum == pytest.approx(0 + 3 + 43.5)
+
+    async def test_hits_are_taken_to_be_spread_over_the_time_between_two_looks(
+        self, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """Of those between 610 s and 630 s, the mean is 620 s, not that of the bucket."""
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream, fresh_for="1h")
+            await prices("a")
+            clock.advance(605)
+            await prices("a")
+            clock.advance(5)
+            before = (await counts(cache)).age_sum
+            clock.advance(10)
+            await prices("a")
+            await prices("a")
+            clock.advance(10)
+            assert (await counts(cache)).age_sum - before == pytest.approx(2 * 620)
+
+    @given(
+        st.integers(0, len(AGE_BUCKETS)),
+        st.integers(1, 1000),
+        st.floats(-10, 1e6),
+        st.floats(-10, 1e6),
+    )
+    def test_a_mean_lies_in_its_bucket(
+        self, bucket: int, hits: int, folded_at: float, now: float
+    ) -> None:
+        """Whatever a clock that was set does, the sum fits the buckets and never falls."""
+        some = Counts()
+        some.folded_at = folded_at
+        low, high = (0.0, *AGE_BUCKETS, 1e6)[bucket : bucket + 2]
+        answer: Answer[None] = left_of(None, LoadFailed("x"), lambda: 0.0)
+        some.hit(answer, bucket, hits, now)
+        assert low * hits <= some.age_sum <= high * hits * 1.001
+
+    async def test_the_sum_stands_beside_the_buckets(
+        self, cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """A mean age is `_sum` divided by `_count`."""
+        prices = declare(cache, upstream, fresh_for="1h")
+        await prices("a")
+        clock.advance(2.5)
+        await prices("b")
+        lines = prometheus_text(await cache.stats()).splitlines()
+        assert 'stillfresh_age_seconds_sum{resource="price"} 0.000' in lines
+        assert 'stillfresh_age_seconds_count{resource="price"} 2' in lines
+
+
+class TestG14Build:
+    async def test_the_version_and_the_python(self, cache: Cache) -> None:
+        """One sample, whose value is 1."""
+        (line,) = [
+            it
+            for it in prometheus_text(await cache.stats()).splitlines()
+            if it.startswith("stillfresh_build_info")
+        ]
+        release, python = version("stillfresh"), platform.python_version()
+        assert line == f'stillfresh_build_info{{version="{release}",python="{python}"}} 1'
