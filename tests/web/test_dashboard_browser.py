@@ -153,8 +153,8 @@ class TestG6Live:
         await world.read("user", "ann")
         page = await opened(await new_page(), url)
         health = page.locator("#health-text")
-        await expect(health).to_contain_text("All is well: every read of the last minute")
-        await expect(health).to_contain_text("42 fresh, 1 stale and refreshed behind them")
+        await expect(health).to_contain_text("All is well: every read in the last minute")
+        await expect(health).to_contain_text("42 fresh, 1 stale and refreshed in the background")
         await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
         await page.close()
 

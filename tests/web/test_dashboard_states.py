@@ -1,11 +1,18 @@
-"""G13, I28: the dashboard in its first minute, in each state, measured in a real browser."""
+"""G13, I28: the dashboard in its first minute, in each state and at every width, in a real browser.
+
+One page for each state: it must say the right words, then it is measured at every width, light and
+dark, and photographed at four of them. The pictures are in the test's own folder of pytest's
+temporary directory, for people to look at; what is asserted is what `layout.js` finds wrong.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from socket import socketpair
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from playwright.async_api import Page, expect
 from starlette.responses import PlainTextResponse
@@ -15,18 +22,22 @@ from stillfresh.coordinator import Kind
 from stillfresh.engine import Origin, ResourceStats
 from stillfresh.freshness import Verdict
 from stillfresh.isr import PageCache
+from stillfresh.server import Board, Worker
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import Gateway, gateway
 from tests.kit.serving import served
 
 NewPage = Callable[..., Awaitable[Page]]
-BREAKS = (640, 641, 900, 901, 1180, 1181)
-"""Widths at which the style sheet changes its mind."""
-WIDTHS = sorted({*range(390, 1921, 90), *BREAKS, 768, 1280, 1920})
+WIDTHS = (390, 500, 640, 641, 768, 900, 901, 1024, 1180, 1181, 1280, 1600, 1920)
+"""From a telephone to a large screen, and both sides of each width at which the style changes."""
+SCHEMES: dict[Literal["light", "dark"], tuple[int, ...]] = {"light": WIDTHS, "dark": (768, 1920)}
+PICTURED = {(390, "light"), (768, "dark"), (1280, "light"), (1920, "dark")}
 AWAY = "connection to valkey.internal.example:6379 was refused; the next try is in 2.0 s"
-PASSED = {"no-freshness": 40, "set-cookie": 22}
+REFUSED = "api.internal.example:8080: connection refused"
+LONG = "organisation_membership_permission_assignment_by_region"
+MANY = [f"kind_{number:02}" for number in range(30)]
 
-MEASURED = Path(__file__).with_name("layout.js").read_text().partition("\n")[2]
+WRONG = Path(__file__).with_name("layout.js").read_text().partition("\n")[2]
 """What is wrong with the layout, in sentences."""
 
 
@@ -52,35 +63,29 @@ class Dead(MemoryStore):
 
 
 class World:
-    """A gateway in front of a site and two kinds, in one state."""
+    """A gateway in front of a site and a few kinds, in one state."""
 
-    def __init__(self, store: str | Cache = "memory://", **options: Any) -> None:
+    def __init__(self, *kinds: str, store: str | Cache = "memory://", **options: Any) -> None:
         self.pages = Passing()
         self.fails = False
-        kinds = [
-            Kind("post", fetch=self.fetch, fresh_for="5m"),
-            Kind("users_subscription", fetch=self.fetch, fresh_for="5m"),
-        ]
+        self.kinds = kinds or ("post", "users_subscription")
+        declared = [Kind(name, fetch=self.fetch, fresh_for="5m") for name in self.kinds]
         site = PlainTextResponse("the site")
-        made = {"kinds": kinds, "pages": site, "page_cache": self.pages, **options}
+        made = {"kinds": declared, "pages": site, "page_cache": self.pages, **options}
         self.app: Gateway = gateway(store, **made)
 
     async def fetch(self, ids: list[str]) -> dict[str, Any]:
         if self.fails:
-            raise ConnectionError("api.internal.example:8080: connection refused")
+            raise ConnectionError(REFUSED)
         return {id_: {"id": id_} for id_ in ids}
 
-    async def read(self, *ids: str) -> None:
-        await self.app.hub.resource("post").get_many(ids)
+    async def read(self, *ids: str, kind: str | None = None) -> None:
+        await self.app.hub.resource(kind or self.kinds[0]).get_many(ids)
 
     @asynccontextmanager
     async def at(self) -> AsyncIterator[str]:
         async with served(self.app) as url:
             yield f"{url}/_stillfresh/"
-
-
-async def nothing(_: list[str]) -> dict[str, Any]:
-    return {}
 
 
 async def none(world: World) -> None:
@@ -93,7 +98,7 @@ async def one(world: World) -> None:
 
 
 async def viewed(world: World) -> None:
-    """Watched and not read: the state in which the labels collapsed."""
+    """Watched and not read."""
     connection = world.app.hub.connect()
     connection.subscribe("post", "a")
     connection.subscribe("users_subscription", "b")
@@ -101,13 +106,38 @@ async def viewed(world: World) -> None:
 
 async def passed(world: World) -> None:
     """A site that states no freshness."""
-    world.pages.passed = dict(PASSED)
+    world.pages.passed = {"no-freshness": 40, "set-cookie": 22}
 
 
 async def failing(world: World) -> None:
     """The upstream is down from the beginning."""
     world.fails = True
     await world.read("a", "b")
+
+
+async def kept(world: World) -> None:
+    """The upstream is down, and what was asked for before is served."""
+    await world.read("a")
+    await world.app.hub.resource("post").invalidate("a", soft=True)
+    world.fails = True
+    await world.app.hub.resource("post").refresh("a")
+    await world.read("a")
+
+
+async def many(world: World) -> None:
+    """Thirty kinds, each read, some of them watched."""
+    connection = world.app.hub.connect()
+    for number, kind in enumerate(MANY):
+        await world.read("a", "b", kind=kind)
+        if number % 3 == 0:
+            connection.subscribe(kind, "a")
+
+
+async def long(world: World) -> None:
+    """Long names of kinds, ids and reasons."""
+    await world.read("x" * 400, "a" * 60 + "/" + "b" * 60)
+    world.app.hub.connect().subscribe(LONG, "a")
+    world.pages.passed = {"a-reason-that-this-page-does-not-know-and-is-long": 1_234_567}
 
 
 async def busy(world: World) -> None:
@@ -130,14 +160,85 @@ async def busy(world: World) -> None:
     numbers._count = large  # type: ignore[method-assign]
 
 
-STATES: dict[str, Callable[[World], Awaitable[None]]] = {
-    "none": none,
-    "one": one,
-    "viewed": viewed,
-    "passed": passed,
-    "failing": failing,
-    "busy": busy,
-    "dead": one,
+async def workers(world: World) -> None:
+    """Three processes, of which the other two counted as much as this one, and one has ended."""
+    numbers, board = world.app.dashboard.numbers, Board(3, 200_000)
+    await world.read("a")
+    told = msgspec.json.encode(await numbers.write())
+    for place in (1, 2):
+        board.write(place, told)
+    board.ended(2)
+    ours, other = socketpair()
+    with ours, other:
+        numbers.share(Worker(0, board, ours))
+
+
+@dataclass(frozen=True)
+class State:
+    """How it comes about, and what the page then says, by selector."""
+
+    prepare: Callable[[World], Awaitable[None]]
+    level: Literal["none", "ok", "warn", "bad"]
+    says: dict[str, str]
+    make: Callable[[], World] = World
+
+
+STATES = {
+    "none": State(
+        none,
+        "ok",
+        {
+            "#health-text": "Quiet",
+            "#histogram-empty": "No reads yet",
+            "#entries-empty": "The store is empty",
+        },
+    ),
+    "one": State(
+        one,
+        "ok",
+        {
+            "#health-text": "All fresh",
+            '[data-slot="batch.mean"]': "1 key each",
+            '[data-slot="store.copies"]': "1 copy",
+        },
+    ),
+    "viewed": State(viewed, "ok", {"#health-text": "Kept fresh for viewers: 2 keys."}),
+    "passed": State(
+        passed,
+        "warn",
+        {
+            "#health-text": "62 requests passed through uncached: 40 no freshness stated, 22 ",
+        },
+    ),
+    "failing": State(
+        failing,
+        "bad",
+        {
+            "#health-text": "2 reads went unanswered",
+            "#health-detail": REFUSED,
+            '[data-slot="upstream.saved"]': "0",
+            "#histogram-empty": "No read got a copy",
+        },
+    ),
+    "dead": State(
+        one,
+        "bad",
+        {
+            "#health-text": "The store for entities does not answer.",
+            "#health-detail": AWAY,
+            "#entries-empty": "could not be listed",
+            '[data-slot="store.copies"]': "1 of 2 away",
+        },
+        lambda: World(store=Cache(Dead())),
+    ),
+    "many": State(
+        many, "ok", {"#kinds": "kind_29", "#subscriptions": "other kinds"}, lambda: World(*MANY)
+    ),
+    "long": State(long, "warn", {"#kinds": LONG}, lambda: World(LONG, "b")),
+    "busy": State(busy, "warn", {"#kinds": "post"}),
+    "workers": State(
+        workers, "ok", {'[data-slot="reads.total"]': "3", "#workers": "2 of 3 workers"}
+    ),
 }
 
 
@@ -148,12 +249,12 @@ def patience() -> None:
 
 
 @asynccontextmanager
-async def shown(new_page: NewPage, state: str, **options: Any) -> AsyncIterator[tuple[Page, World]]:
+async def shown(new_page: NewPage, state: State) -> AsyncIterator[tuple[Page, World]]:
     """The page in that state, live and filled; closed before its gateway is."""
-    world = World(Cache(Dead())) if state == "dead" else World()
+    world = state.make()
     async with world.at() as url:
-        await STATES[state](world)
-        page = await new_page(**options)
+        await state.prepare(world)
+        page = await new_page(reduced_motion="reduce")
         try:
             await page.goto(url)
             await expect(page.locator("#link")).to_have_text("live")
@@ -165,114 +266,79 @@ async def shown(new_page: NewPage, state: str, **options: Any) -> AsyncIterator[
     await world.app.cache.close()
 
 
-@pytest.mark.parametrize("state", STATES)
-class TestG13Layout:
-    async def test_is_right_at_every_width(
-        self, new_page: NewPage, state: str, expected_errors: list[str]
+class TestG13FirstMinute:
+    @pytest.mark.parametrize("name", STATES)
+    async def test_says_what_is_and_fits_at_every_width(
+        self, new_page: NewPage, name: str, tmp_path: Path, expected_errors: list[str]
     ) -> None:
-        """No sideways scrolling, no broken word, nothing out of its card or over another."""
+        """The right words; nothing clipped, overlapping, pale, or wider than the page."""
         expected_errors.append("503")
-        async with shown(new_page, state) as (page, _):
+        async with shown(new_page, STATES[name]) as (page, _):
+            for selector, text in STATES[name].says.items():
+                await expect(page.locator(selector)).to_contain_text(text)
+            await expect(page.locator("#health")).to_have_attribute(
+                "data-level", STATES[name].level
+            )
             wrong = {}
-            for width in WIDTHS:
-                await page.set_viewport_size({"width": width, "height": 900})
-                if found := await page.evaluate(MEASURED):
-                    wrong[width] = found[:5]
+            for scheme, widths in SCHEMES.items():
+                await page.emulate_media(color_scheme=scheme)
+                for width in widths:
+                    await page.set_viewport_size({"width": width, "height": 900})
+                    if found := await page.evaluate(WRONG, width):
+                        wrong[width, scheme] = found[:5]
+                    if (width, scheme) in PICTURED:
+                        picture = tmp_path / f"{name}-{width}-{scheme}.png"
+                        await page.screenshot(path=picture, full_page=True)
             assert wrong == {}
 
-
-class TestG13Words:
-    async def test_nothing_has_happened_yet(self, new_page: NewPage) -> None:
-        """Said so, instead of an empty chart; with a way back to the site."""
-        async with shown(new_page, "none") as (page, _):
-            await expect(page.locator("#health-text")).to_contain_text("Quiet")
-            await expect(page.locator("#histogram-empty")).to_have_text("No reads yet.")
+    async def test_the_link_back_leads_to_the_site(self, new_page: NewPage) -> None:
+        """If there is one: a gateway of kinds alone has nothing at its root."""
+        async with shown(new_page, STATES["none"]) as (page, _):
             await expect(page.locator("#bypassed")).to_be_hidden()
             await page.get_by_role("link", name="Back to the site").click()
             await expect(page.locator("body")).to_have_text("the site")
-
-    async def test_without_a_site_there_is_no_way_back(self, new_page: NewPage) -> None:
-        """A gateway of kinds alone has nothing at its root."""
-        world = World(pages=None)
-        async with world.at() as url:
-            page = await new_page()
-            await page.goto(url)
-            await expect(page.locator("#link")).to_have_text("live")
+        alone = State(none, "ok", {}, lambda: World(pages=None))
+        async with shown(new_page, alone) as (page, _):
             await expect(page.locator("#site")).to_be_hidden()
-            await page.context.close()
 
-    async def test_one_read(self, new_page: NewPage) -> None:
-        """One of each is not several."""
-        async with shown(new_page, "one") as (page, _):
-            await expect(page.locator("#health-text")).to_contain_text("All fresh")
-            await expect(page.locator('[data-slot="batch.mean"]')).to_have_text("1 key each")
-            await expect(page.locator('[data-slot="store.copies"]')).to_have_text("1 copy")
-
-    async def test_reads_that_nobody_could_answer(self, new_page: NewPage) -> None:
-        """They saved no request, and have no age."""
-        async with shown(new_page, "failing") as (page, _):
-            await expect(page.locator("#health-text")).to_contain_text("2 reads went unanswered")
-            await expect(page.locator('[data-slot="upstream.saved"]')).to_have_text("0")
-            await expect(page.locator("#histogram-empty")).to_contain_text("No read got a copy")
-
-    async def test_a_dead_store(self, new_page: NewPage, expected_errors: list[str]) -> None:
-        """Named in the line at the top and above the entries; what is known is said to be that."""
-        expected_errors.append("503")
-        async with shown(new_page, "dead") as (page, _):
-            await expect(page.locator("#health-text")).to_contain_text(AWAY)
-            await expect(page.locator("#health")).to_have_attribute("data-level", "bad")
-            await expect(page.locator("#entries-empty")).to_contain_text("could not be listed")
-            await expect(page.locator('[data-slot="store.copies"]')).to_have_text("0 copies known")
-
-    @pytest.mark.parametrize(
-        ("fresh_for", "labels"),
-        [
-            ("30s", ["1s", "2s", "5s", "10s", "20s", "30s", "60s", "older"]),
-            ("5m", ["10s", "20s", "30s", "60s", "2m", "5m", "10m", "older"]),
-            ("1h", ["2m", "5m", "10m", "20m", "30m", "60m", "2h", "older"]),
-        ],
-    )
-    async def test_the_histogram_fits_the_policy(
-        self, new_page: NewPage, fresh_for: str, labels: list[str]
-    ) -> None:
+    async def test_the_histogram_fits_the_policy(self, new_page: NewPage) -> None:
         """A column ends where freshness does, several are before it, and one is behind."""
-        world = World(kinds=[Kind("post", fetch=nothing, fresh_for=fresh_for)])
-        world.app.cache.cores["post"].memory.counts.ages[0] += 1
-        async with world.at() as url:
-            page = await new_page()
-            await page.goto(url)
-            await page.locator("#age-all").click()
-            await expect(page.locator(".bucket .bound")).to_have_text(labels)
-            await page.context.close()
+        async with shown(new_page, STATES["none"]) as (page, world):
+            told = await world.app.dashboard.snapshot()
+            bounds = list(told["age_buckets"])
+            for fresh_for, columns in POLICIES.items():
+                found = await page.evaluate(COLUMNS, [bounds, fresh_for])
+                assert found == columns
+
+
+POLICIES = {
+    1: [0.1, 0.3, 1, 2, 5, 10, 20],
+    30: [1, 2, 5, 10, 20, 30, 60],
+    300: [10, 20, 30, 60, 120, 300, 600],
+    3600: [120, 300, 600, 1200, 1800, 3600, 7200],
+}
+COLUMNS = """async ([bounds, term]) => {
+  const { columns } = await import("./dashboard-draw.js");
+  const drawn = columns([1, ...bounds.map(() => 0)], bounds, [term]);
+  return drawn.slice(0, -1).map(([bound]) => bound);
+}"""
 
 
 class TestI28Dashboard:
-    async def test_everything_passed_through(self, new_page: NewPage) -> None:
-        """The line at the top says so, by reason; the table says what each reason means."""
-        async with shown(new_page, "passed") as (page, world):
-            health = page.locator("#health-text")
-            await expect(health).to_contain_text(
-                "62 requests passed through uncached: 40 no freshness stated, 22 set a cookie."
-            )
-            await expect(page.locator("#health")).to_have_attribute("data-level", "warn")
-            rows = page.locator("#reasons tr")
-            await expect(rows).to_have_count(2)
-            await expect(rows.first).to_contain_text("Add a route")
-            world.pages.passed["set-cookie"] += 100
-            await expect(rows.first).to_contain_text("set a cookie")
-            await expect(health).to_contain_text("162 requests passed through uncached")
-
     async def test_never_all_fresh(self, new_page: NewPage) -> None:
-        """Fresh reads beside requests that were not cached are told beside each other."""
-        async with shown(new_page, "one") as (page, world):
-            health = page.locator("#health-text")
-            await expect(health).to_contain_text("All fresh")
-            world.pages.passed = {"method": 1, "a-b": 2, "path": 3, "host": 4, "full": 5}
+        """Reads and uncached requests are told beside each other, with what each reason means."""
+        async with shown(new_page, STATES["one"]) as (page, world):
+            health, rows = page.locator("#health-text"), page.locator("#reasons tr")
+            world.pages.passed = {"method": 1, "a-b": 2, "no-freshness": 3, "host": 4, "full": 5}
             await expect(health).to_contain_text("1 fresh. 15 requests passed through uncached:")
-            await expect(health).to_contain_text("5 no room, 4 unknown host, 3 ambiguous path, ")
+            await expect(health).to_contain_text("5 no room, 4 unknown host, 3 no freshness stated")
             await expect(health).to_contain_text("3 for other reasons.")
+            await expect(rows).to_have_count(5)
+            await expect(rows.nth(2)).to_contain_text("Add a route")
             assert "All" not in await health.inner_text()
             await expect(page.locator("#health")).to_have_attribute("data-level", "warn")
-            await world.read(*(f"{number}" for number in range(20)))
+            world.pages.passed["method"] += 5
+            await expect(rows.first).to_contain_text("not GET or HEAD")
+            await world.read(*(f"{number}" for number in range(30)))
             await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
             assert "All" not in await health.inner_text()

@@ -94,6 +94,7 @@ class Numbers:
         return {
             "at": self._clock(),
             "started_at": totals.started_at,
+            "workers": self._workers(),
             "age_buckets": AGE_BUCKETS,
             "resources": self._rows(totals),
             "stores": dict(zip(self._gauges, looked, strict=True)),
@@ -171,6 +172,13 @@ class Numbers:
 
     def _totals(self, own: Totals) -> Totals:
         return own if self._worker is None else summed(self._worker.board.read_all()) or own
+
+    def _workers(self) -> dict[str, int] | None:
+        """How many there should be, and how many live; None: this process is the only one."""
+        if self._worker is None:
+            return None
+        lives = [is_alive for _, is_alive in self._worker.board.read_all()]
+        return {"all": len(lives), "alive": sum(lives)}
 
     def _rows(self, totals: Totals) -> list[dict[str, Any]]:
         rows = []

@@ -140,8 +140,10 @@ function percentShort(share) {
   return number < 1 ? "<1%" : `${Math.round(number)}%`;
 }
 
-/** Points are [seconds ago, value], the oldest first; at least a minute wide. */
-export function spark(target, points, label) {
+/** A curve; or, of too few points or of nothing, words in its place.
+    Points are [seconds ago, value], the oldest first; at least a minute wide. */
+export function spark(place, points, label) {
+  const [target, words] = place.children;
   const width = Math.max(60, points[0]?.[0] ?? 0);
   const most = Math.max(...points.map(([, value]) => value), 0);
   const x = (ago) => (300 * (1 - ago / width)).toFixed(1);
@@ -158,6 +160,8 @@ export function spark(target, points, label) {
   const line = points.map(([ago, value]) => `${x(ago)} ${y(value)}`).join(" L");
   const [area, stroke] = target.children;
   const isDrawn = most > 0 && points.length >= FEWEST_POINTS;
+  target.toggleAttribute("hidden", !isDrawn);
+  put(words, isDrawn ? "" : most ? "curve follows" : "none lately");
   stroke.setAttribute("d", isDrawn ? `M${line}` : "");
   area.setAttribute("d", isDrawn ? `M${line} L${x(points.at(-1)[0])} 31 L${x(points[0][0])} 31 Z` : "");
   target.setAttribute("aria-label", `${label} over the last five minutes, at most ${rate(most)} a second`);
@@ -172,6 +176,7 @@ export function shares(target, parts, total) {
       return made;
     }));
   }
+  target.style.visibility = total ? "" : "hidden"; // nothing to divide
   parts.forEach(([, amount], at) => {
     target.children[at].style.flex = `0 0 ${total ? (100 * amount) / total : 0}%`;
     target.children[at].hidden = !amount;

@@ -146,7 +146,7 @@ export class Entries {
 
   #row(entry) {
     const button = element("button", { className: "entry-name", tabIndex: -1 },
-      element("span", { className: "kind", textContent: entry.kind }),
+      element("span", { className: "kind cut", textContent: entry.kind, title: entry.kind }),
       element("span", { className: "id mono", title: visible(entry.id) }, ...ends(visible(entry.id))));
     const row = element("tr", {}, element("td", {}, button),
       element("td", {}, element("span", { className: "badge" })),

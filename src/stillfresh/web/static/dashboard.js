@@ -32,8 +32,8 @@ async function ask(path, options = {}) {
   if (token()) headers.Authorization = `Bearer ${token()}`;
   const answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
   if (answer.status === 401) {
-    signIn(token() ? "The token is not taken any more." : "");
-    throw new Refused("The token, please.");
+    signIn(token() ? "The token is no longer accepted." : "");
+    throw new Refused("Enter the token to see the numbers.");
   }
   const told = await answer.json();
   if (!answer.ok) throw new Refused(told.detail ?? told.title ?? `status ${answer.status}`);
@@ -145,29 +145,29 @@ function health({ told, kinds, sum }) {
   const recent = Object.fromEntries(VERDICTS.map((it) => [it, sum.reads[it] - old.reads[it]]));
   const reads = sum.all_reads - old.all_reads;
   if (away.length) {
-    const names = Object.keys(told.stores).length > 1 ? ` of ${away.map(([name]) => name).join(" and ")}` : "";
-    return ["bad", `Store${names} away: ${away[0][1].error}. Answers come from memory and from upstream.`];
+    const names = Object.keys(told.stores).length > 1 ? ` for ${away.map(([name]) => name).join(" and ")}` : "";
+    return ["bad", `The store${names} does not answer. Reads are answered from memory or by upstream.`, away[0][1].error];
   }
   if (failing.length) {
     const names = failing.slice(0, 3).join(", ") + (failing.length > 3 ? ", …" : "");
-    const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; what is kept is served";
+    const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; kept copies are served";
     const detail = told.resources.filter((row) => row.error).slice(0, 2).map((row) => `${row.kind}: ${row.error}`).join("; ");
     return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
   }
-  if (!kinds.size) return ["none", "Nothing is declared to be cached."];
+  if (!kinds.size) return ["none", "Nothing is set up to be cached: no kind and no page."];
   const watched = sum.watched ? ` Kept fresh for viewers: ${plural(sum.watched, "key")}.` : "";
   const passed = ranked(passedOfLate());
   const uncached = passed.length ? ` ${passedText(passed)}` : "";
   if (!reads && uncached) return ["warn", `Nothing was read from the cache in the last minute.${uncached}${watched}`];
-  if (!reads) return ["ok", `Quiet: nobody has read anything in the last minute.${watched}`];
-  if (recent.gone) return ["warn", `${plural(recent.gone, "read")} of the last minute found nothing to serve.${uncached}`];
-  if (recent.fresh === reads && !uncached) return ["ok", `All fresh: every read of the last minute.${watched}`];
+  if (!reads) return ["ok", `Quiet: no reads in the last minute.${watched}`];
+  if (recent.gone) return ["warn", `${plural(recent.gone, "read")} went unanswered in the last minute: there was no copy to serve.${uncached}`];
+  if (recent.fresh === reads && !uncached) return ["ok", `All fresh: every read in the last minute got a fresh copy.${watched}`];
   const parts = [
-    [recent.fresh, "fresh"], [recent.stale, "stale and refreshed behind them"], [recent.expired, "expired"],
+    [recent.fresh, "fresh"], [recent.stale, "stale and refreshed in the background"], [recent.expired, "expired"],
   ].filter(([number]) => number).map(([number, text]) => `${count(number)} ${text}`).join(", ");
-  if (!uncached) return ["ok", `All is well: every read of the last minute was answered, ${parts}.${watched}`];
+  if (!uncached) return ["ok", `All is well: every read in the last minute was answered: ${parts}.${watched}`];
   const level = passed.reduce((all, [, number]) => all + number, 0) > reads ? "warn" : "ok";
-  return [level, `Every read of the last minute was answered: ${parts}.${uncached}${watched}`];
+  return [level, `Every read in the last minute was answered: ${parts}.${uncached}${watched}`];
 }
 
 /** "62 requests passed through uncached: 40 no freshness stated, 22 set a cookie." */
@@ -188,6 +188,9 @@ let ageOf = "recent";
 function draw(moment) {
   const { told, sum } = moment;
   tellHealth(...health(moment));
+  const { alive, all } = told.workers ?? {};
+  put(byId("workers"), !told.workers ? "" : alive < all ? `${alive} of ${all} workers` : plural(all, "worker"));
+  byId("workers").classList.toggle("bad", alive < all);
   put(byId("uptime"), `up ${duration(Math.max(0, told.at - told.started_at))}`);
   byId("site").hidden = !told.has_site;
   drawAge(told, sum);
@@ -220,14 +223,14 @@ function drawAge(told, sum) {
   histogram(byId("histogram"), columns(ages.length ? ages : [...bounds.map(() => 0), 0], bounds, terms));
   byId("histogram").hidden = half === null;
   byId("histogram-empty").hidden = half !== null;
-  put(byId("histogram-empty"), sum.all_reads ? "No read got a copy in this time." : "No reads yet.");
+  put(byId("histogram-empty"), sum.all_reads ? "No read got a copy in this time." : "No reads yet. The chart appears with the first one.");
   byId("histogram").setAttribute("aria-label", `Reads by age: half ${bound(half, bounds)}, 99 of 100 ${bound(most, bounds)}`);
 }
 
 function drawReads(sum) {
   say("reads.total", count(sum.all_reads));
   figure(slot("reads.rate"), rate(speed((it) => it.all_reads)), " /s");
-  spark(document.querySelector('[data-spark="reads"]'), course((it) => it.all_reads), "Reads");
+  spark(document.querySelector('[data-course="reads"]'), course((it) => it.all_reads), "Reads");
   shares(document.querySelector('[data-shares="reads"]'), VERDICTS.map((it) => [it, sum.reads[it]]), sum.all_reads);
   for (const verdict of VERDICTS) {
     const row = document.querySelector(`.verdicts [data-row="${verdict}"]`);
@@ -243,13 +246,13 @@ const isForViewers = (sum) => sum.watched > 0 && saved(sum) === 0;
 function drawUpstream(sum) {
   say("upstream.made", count(sum.loads));
   figure(slot("upstream.rate"), rate(speed((it) => it.loads)), " /s");
-  spark(document.querySelector('[data-spark="loads"]'), course((it) => it.loads), "Upstream requests");
-  shares(document.querySelector('[data-shares="saved"]'), [["fresh", saved(sum)]], saved(sum) + sum.loads);
+  spark(document.querySelector('[data-course="loads"]'), course((it) => it.loads), "Upstream requests");
+  shares(document.querySelector('[data-shares="saved"]'), [["fresh", saved(sum)]], isForViewers(sum) ? 0 : saved(sum) + sum.loads);
   say("upstream.saved", isForViewers(sum) ? "–" : count(saved(sum)));
   say("upstream.share", !isForViewers(sum) && savedShare(sum) ? `(${savedShare(sum)})` : "");
   say("upstream.note", isForViewers(sum)
-    ? "All requests so far were made to keep watched items fresh, so none was saved for a read."
-    : "Every attempt counts, failed ones too. Saved: answered reads minus requests; without a cache each read would be a request.");
+    ? "Watched items are refreshed without being read. So far there were no more answered reads than requests."
+    : "Failed requests count too. Saved: answered reads minus requests. Without a cache, each read would be a request.");
   say("upstream.keys", count(sum.loaded));
   say("upstream.coalesced", count(sum.coalesced));
 }
@@ -282,21 +285,22 @@ function drawRest(told, sum) {
   const stores = Object.values(told.stores);
   const known = stores.filter((store) => !store.error);
   const all = (name) => known.reduce((total, store) => total + store[name], 0);
-  figure(slot("leases.held"), known.length ? count(all("leases")) : "–", " held now");
+  figure(slot("leases.held"), known.length === stores.length ? count(all("leases")) : "–", " held now");
   say("leases.won", count(sum.leases_won));
   say("leases.denied", count(sum.leases_denied));
   say("leases.lost", count(sum.superseded));
 
   const errors = (it) => it.failed + it.store_errors;
   figure(slot("errors.rate"), rate(speed(errors)), " /s");
-  spark(document.querySelector('[data-spark="failed"]'), course(errors), "Errors");
+  spark(document.querySelector('[data-course="failed"]'), course(errors), "Errors");
   say("errors.failed", count(sum.failed));
   say("errors.store", count(sum.store_errors));
   say("errors.absent", count(sum.absent));
 
-  const copies = `${all("copies") === 1 ? " copy" : " copies"}${known.length < stores.length ? " known" : ""}`;
-  figure(slot("store.copies"), known.length ? count(all("copies")) : "away", known.length ? copies : "");
-  say("store.bytes", known.length ? bytes(all("bytes")) : "–");
+  const isWhole = known.length === stores.length;
+  const away = stores.length > 1 ? [`${stores.length - known.length} of ${stores.length}`, " away"] : ["away", ""];
+  figure(slot("store.copies"), ...(isWhole ? [count(all("copies")), all("copies") === 1 ? " copy" : " copies"] : away));
+  say("store.bytes", isWhole ? bytes(all("bytes")) : "–");
   say("store.memory", count(sum.entries));
 }
 
@@ -454,7 +458,7 @@ async function poll() {
   } catch (error) {
     if (polling === null) return;
     linked("away", error instanceof Refused ? "refused" : "server away");
-    tellHealth("bad", error instanceof Refused ? error.message : "The server does not answer; these numbers are old.");
+    tellHealth("bad", error instanceof Refused ? error.message : "The server does not answer. These are the last numbers it sent.");
   }
   polling = setTimeout(poll, POLL);
 }
