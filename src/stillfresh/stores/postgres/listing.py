@@ -14,8 +14,10 @@ COUNTED: Final = 50
 FIRST: Final = (b"", b"")
 """Before all kinds and ids."""
 
-BEHIND: Final = "FROM {schema}.entry e WHERE (e.kind, e.key) > ($1, $2)"
+BEHIND: Final = "FROM {schema}.entry e WHERE (e.kind, e.key) {past} ($1, $2)"
 ORDER: Final = "ORDER BY e.kind, e.key LIMIT"
+BEFORE: Final = "AND (e.kind, e.key) < (${}, '')"
+"""The next kind there could be. With an equal sign the planner would sort all of the kind."""
 END: Final = f"SELECT e.kind, e.key {BEHIND} {{of_kind}} {ORDER} 1 OFFSET {STRETCH - 1}"
 """Where a stretch ends; nothing: it is the last."""
 LIST: Final = f"""
@@ -47,16 +49,20 @@ async def list_entries(
 ) -> list[Entry]:
     """A search looks at a stretch after the other until it has found enough."""
     at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))
-    of_kind, given = ("", ()) if kind is None else ("AND e.kind = ${}", (name_of(kind),))
-    names = {"schema": quoted(schema)}
-    find = LIST.format(of_kind=of_kind.format(7), **names)
-    end_of = END.format(of_kind=of_kind.format(3), **names)
+    names, of_kind, end_of_kind = {"schema": quoted(schema), "past": ">"}, "", list[bytes]()
+    if kind is not None:
+        first = (name_of(kind), b"")
+        of_kind, end_of_kind = BEFORE, [first[0] + b"\0"]
+        if at < first:  # an id may be empty
+            at, names["past"] = first, ">="
     found: list[Entry] = []
     while True:
-        ends = await link.run(end_of, (*at, *given)) if search else []
+        find = LIST.format(of_kind=of_kind.format(7), **names)
+        end_of = END.format(of_kind=of_kind.format(3), **names)
+        ends = await link.run(end_of, (*at, *end_of_kind)) if search else []
         ((*end,),) = ends or [(None, None)]
         left = limit - len(found)
-        rows = await link.run(find, (*at, name_of(search), *end, left, *given))
+        rows = await link.run(find, (*at, name_of(search), *end, left, *end_of_kind))
         for row in rows:
             size, in_kind, id_ = row[13:]
             generation = row[1]  # known, so that the value is UNREAD
@@ -64,12 +70,12 @@ async def list_entries(
             found.append(Entry(text_of(in_kind), name, record_of(row, generation), size))
         if not ends or len(found) >= limit:
             return found
-        at = (end[0], end[1])
+        at, names["past"] = (end[0], end[1]), ">"
 
 
 async def count(link: PgLink, schema: str, now: float | None) -> StoreStats:
     """The bytes are those of the tables, their indexes and what they have free."""
-    names = {"schema": quoted(schema)}
+    names = {"schema": quoted(schema), "past": ">"}
     ((size, rows),) = await link.run(SIZE.format(**names))
     copies = leases = looked_at = 0
     at = list(FIRST)
