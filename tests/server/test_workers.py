@@ -24,6 +24,10 @@ from tests.kit.serve import CLI, Proxy
 COUNT = 3
 FRESH = "?cache-control=max-age%3D600"
 READS = re.compile(r'stillfresh_reads_total\{resource="page",.*\} (\d+)')
+OTHERS = [
+    re.compile(r'stillfresh_http_responses_total\{part="pages",status="200"\} (\d+)'),
+    re.compile(r'stillfresh_objective_met_total\{resource="page"\} (\d+)'),
+]
 ENTRIES = re.compile(r'stillfresh_entries\{resource="page"\} (\d+)')
 
 
@@ -106,10 +110,19 @@ def reads(connections: list[http.client.HTTPConnection]) -> int:
     return sum(int(count) for count in READS.findall(told[-1]))
 
 
+def others(connection: http.client.HTTPConnection) -> list[int]:
+    """Pages sent, and reads that met the objective; each worker has told its own."""
+    text = get(connection, "/metrics")
+    return [int(it.findall(text)[0]) for it in OTHERS]
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with ExitStack() as stack:
-        yield Gateway(stack, tmp_path_factory.mktemp("workers"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STILLFRESH_PAGES__OBJECTIVE", "99% of reads younger than 1d")
+            made = Gateway(stack, tmp_path_factory.mktemp("workers"))
+        yield made
 
 
 def action(gateway: Gateway, name: str, path: str) -> str:
@@ -165,11 +178,13 @@ class TestG14OneMetrics:
     def test_any_worker_tells_the_sum_of_all(self, gateway: Gateway) -> None:
         """So do the dashboard's numbers; each counts its own reads, and only those."""
         connections = gateway.connections()
-        before = reads(connections)
+        get(connections[0], f"/summed{FRESH}")
+        before, more = reads(connections), others(connections[-1])
         for connection in connections:
             for _ in range(5):
                 get(connection, f"/summed{FRESH}")
         assert reads(connections) == reads(connections[::-1]) == before + 5 * COUNT
+        assert others(connections[0]) == [it + 5 * COUNT for it in more]
         for connection in connections:
             (pages,) = (
                 row
@@ -185,13 +200,15 @@ class TestG14OneMetrics:
         connections, before = gateway.connections(), gateway.workers()
         for connection in connections:
             get(connection, f"/killed{FRESH}")
-        told = reads(connections)
+        told, more = reads(connections), others(connections[0])
         os.kill(before[1], signal.SIGKILL)
         assert until(lambda: len(set(gateway.workers()) - set(before)) == 1)
         assert reads([connections[0], connections[2]]) == told
         assert len(gateway.workers()) == COUNT  # nor is there a zombie
         (new,) = set(gateway.workers()) - set(before)
-        assert reads([gateway.connection(new)]) == told
+        connection = gateway.connection(new)
+        assert reads([connection]) == told
+        assert others(connection) == more
         assert f"(process {before[1]}) ended by signal 9; another one starts" in gateway.proxy.log()
 
     def test_what_a_dead_worker_held_is_gone(self, gateway: Gateway) -> None:

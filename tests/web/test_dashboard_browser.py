@@ -41,7 +41,9 @@ class World:
         self.error: Exception | None = None
         kinds = [
             Kind("post", fetch=self.fetch, fresh_for="1h"),
-            Kind("user", fetch=self.fetch, fresh_for="1h"),
+            Kind(
+                "user", fetch=self.fetch, fresh_for="1h", objective="90% of reads younger than 1m"
+            ),
         ]
         self.app = gateway(kinds=kinds, **options)
 
@@ -144,6 +146,17 @@ class TestG6Live:
         await expect(slot(page, "age.p99")).to_have_text("≤ 0.1 s")
         await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
         await expect(page.locator("#kinds tr")).to_have_count(2)
+
+    async def test_the_objective_of_a_kind(self, page: Page, world: World) -> None:
+        """G14: what is wanted, the share that met it, and the burn rate."""
+        row = page.locator('tr[data-kind="entities user"] td.objective')
+        await expect(row).to_have_text(["90 % < 60 s", "100 %", "0×"])
+        others = page.locator('tr[data-kind="entities post"] td.objective')
+        await expect(others).to_have_text(["–", "–", "–"])
+        world.error = RuntimeError("down")
+        await world.read("user", "new", "newer")
+        await expect(row).to_have_text(["90 % < 60 s", "50 %", "5×"])
+        await expect(row.nth(2)).to_have_class(re.compile("bad"))
 
     async def test_stale_reads_are_no_bad_news_in_green(
         self, new_page: NewPage, url: str, world: World

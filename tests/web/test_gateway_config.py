@@ -137,6 +137,18 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "max_streams"): [0, "many", True, 10**9],
     ("pages", "expose_tags"): ["yes", 1],
     ("pages", "purge_from"): ["10.0.0.0/8", ["10.0.0.1/8"], ["everybody"], [1]],
+    ("pages", "objective"): [
+        "always",
+        "100% of reads younger than 1m",
+        "99% of reads younger than soon",
+        99,
+    ],
+    ("kinds", "objective"): [
+        "always",
+        "100% of reads younger than 1m",
+        "99% of reads younger than soon",
+        99,
+    ],
     ("kinds", "batch_url"): [
         "x",
         1,

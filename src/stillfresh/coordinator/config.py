@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from stillfresh.checks import checked_flag, checked_function, checked_whole
 from stillfresh.coordinator.rules import View, by_id, post_id, user_id
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Codec
+from stillfresh.engine import Codec, Objective
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 
@@ -95,6 +95,8 @@ class Kind:
     codec: Codec[Any] | None = None
     """In a `Hub`: how `fetch` has its views stored. With one, `fetch` is also given `stored=`: the
     bytes that the store holds, by id, so that it can ask whether they are still right."""
+    objective: str | None = None
+    """In a `Hub`: the share of reads that is to be how young, as "99% of reads younger than 1m"."""
     ttl_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +111,8 @@ class Kind:
             checked_flag(f"{self.name}: {name}", getattr(self, name))
         for name in ("max_batch", "concurrency"):
             checked_whole(f"{self.name}: {name}", getattr(self, name))
+        if self.objective is not None:
+            Objective.of(self.objective, name=f"{self.name}: objective")
 
     @property
     def ttl(self) -> float:

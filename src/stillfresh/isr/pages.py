@@ -102,6 +102,7 @@ class PageCache(OnDemand):
         dice: Callable[[], float] = random.random,
         grace: Duration = 5.0,
         expose_tags: bool = False,
+        objective: str | None = None,
     ) -> None:
         self.expose_tags = checked_flag("expose_tags", expose_tags)
         self.clock = checked_clock(clock)
@@ -130,6 +131,7 @@ class PageCache(OnDemand):
             lease_for=lease_for,
             load_timeout=render_timeout,
             by_id=False,
+            objective=objective,
         )
         named = for_tenant(store_for(store, clock), tenant)
         self.is_shared = is_shared(named, terms.policy)

@@ -325,5 +325,6 @@ def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
         max_batch=kind.max_batch,
         concurrency=kind.concurrency,
         codec=kind.codec,
+        objective=kind.objective,
     )
     return declare(per_viewer if kind.per_viewer else shared)

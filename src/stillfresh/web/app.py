@@ -28,12 +28,7 @@ from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
 from stillfresh.recording import Recording
 from stillfresh.web.dashboard import Dashboard
-from stillfresh.web.guard import (
-    bearer,
-    checked_hosts,
-    checked_origins,
-    is_called_rightly,
-)
+from stillfresh.web.guard import bearer, checked_hosts, checked_origins, is_called_rightly
 from stillfresh.web.openapi import Ready, openapi
 from stillfresh.web.replies import (
     Problem,
@@ -150,18 +145,19 @@ class Gateway:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide by the path alone, so that a page does not pay for matching our routes."""
-        path = path_of(scope)
+        path, responses = path_of(scope), self.dashboard.numbers.responses
+        app: ASGIApp
         if path.startswith("/v1/") and self._has_v1:
             app = self._rest if self._is_called_rightly(scope) else problem_reply(_misnamed())
-            await app(rooted(scope, path), receive, send)
+            await responses["kinds"].around(app, rooted(scope, path), receive, send)
         elif path.startswith(BELOW):
             scope = rooted(scope, path)
-            root = scope.get("root_path", "") + DASHBOARD
-            await self.dashboard({**scope, "root_path": root}, receive, send)
+            scope = {**scope, "root_path": scope.get("root_path", "") + DASHBOARD}
+            await responses["own"].around(self.dashboard, scope, receive, send)
         elif path in self._paths or self._pages is None:
-            await self._own(rooted(scope, path), receive, send)
+            await responses["own"].around(self._own, rooted(scope, path), receive, send)
         else:
-            await self._pages(scope, receive, send)
+            await responses["pages"].around(self._pages, scope, receive, send)
 
     async def open(self) -> None:
         """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""

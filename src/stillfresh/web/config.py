@@ -66,6 +66,7 @@ class PagesSettings:
     cdn_override: bool = key(fields.flag, default=False)
     expose_tags: bool = key(fields.flag, default=False)
     purge_from: tuple[str, ...] = key(fields.networks, ())
+    objective: str | None = key(fields.objective, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class KindSettings:
     headers: Mapping[str, str] = key(fields.headers, {}, secret=True)
     per_viewer: bool = key(fields.flag, default=False)
     viewer_field: str = key(fields.text, "viewer_id")
+    objective: str | None = key(fields.objective, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import httpx2
 
 from stillfresh.checks import checked_share, is_whole
 from stillfresh.durations import ALLOWED, seconds
+from stillfresh.engine import Objective
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import checked_headers
@@ -106,6 +107,11 @@ def texts(value: object, key: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ConfigError(f"{key}: must be a list of texts, not {shown(value)}")
     return tuple(text(it, key) for it in value)
+
+
+def objective(value: str, key: str) -> str:
+    Objective.of(value, name=key)
+    return value
 
 
 def flag(value: object, key: str) -> bool:

@@ -24,6 +24,7 @@ from stillfresh.engine import Cache, CacheStats, Lag, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
+from stillfresh.web.responses import PARTS, Responses
 from stillfresh.web.rules_totals import Resources, Totals, added, summed
 
 if TYPE_CHECKING:
@@ -45,8 +46,11 @@ KEPT: Final = 60
 NOTED: Final = ("loads", "failed", "store_errors")
 READY_WITHIN: Final = 2.0
 """Seconds that a store has to answer."""
+VIEWERS: Final = "Viewers that are connected."
 LOOKED_AT: Final = "Ids that viewers look at, each viewer's counted."
 BYPASSED: Final = "Requests that passed through uncached, by reason (I28)."
+RESPONSES: Final = "HTTP responses, by part of the gateway and status."
+SENT: Final = "Bytes of the bodies of those responses."
 NOBODY: Final = "stillfresh:ready"
 """An id that nothing is kept under."""
 
@@ -72,6 +76,7 @@ class Numbers:
         self._clock = clock
         self._ticks = ticks
         self._started_at = clock()
+        self.responses = {part: Responses() for part in PARTS}
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
         self._counting = asyncio.Lock()  # what was counted before is not told after
         self._counted: Resources = {}
@@ -116,11 +121,13 @@ class Numbers:
         """Of every resource, for Prometheus; nothing is asked of the stores."""
         totals = self._totals(await self.write())
         kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
-        live, connected = totals.live, {"": totals.live["connections"]}
+        by_kind = totals.live["subscriptions"]
         lines = (
-            *_metric("connections", "gauge", "Viewers that are connected.", connected),
-            *_metric("subscriptions", "gauge", LOOKED_AT, live["subscriptions"], "resource"),
-            *_metric("bypassed_total", "counter", BYPASSED, totals.bypassed, "reason"),
+            *_metric("connections", "gauge", VIEWERS, {"": totals.live["connections"]}),
+            *_metric("subscriptions", "gauge", LOOKED_AT, _by("resource", by_kind)),
+            *_metric("bypassed_total", "counter", BYPASSED, _by("reason", totals.bypassed)),
+            *_metric("http_responses_total", "counter", RESPONSES, _by_status(totals.responses)),
+            *_metric("http_response_bytes_total", "counter", SENT, _by("part", totals.sent)),
         )
         return prometheus_text(CacheStats(kinds, None, self.lags())) + "".join(
             f"{it}\n" for it in lines
@@ -150,6 +157,8 @@ class Numbers:
                 "reads": sum(row["reads"].values()),
                 "loads": row["loads"],
                 "ages": row["ages"],
+                "objective_met": row["objective_met"],
+                "objective_missed": row["objective_missed"],
             }
             for row in rows
         }
@@ -164,7 +173,14 @@ class Numbers:
 
     def _own(self) -> Totals:
         bypassed = {} if self._pages is None else self._pages.bypassed()
-        own = Totals(self._started_at, self._counted, self._live(), bypassed)
+        own = Totals(
+            self._started_at,
+            self._counted,
+            self._live(),
+            bypassed,
+            {part: it.statuses() for part, it in self.responses.items()},
+            {part: it.bytes for part, it in self.responses.items()},
+        )
         if self._worker is not None:
             own = added(self._before, own)
             self._worker.board.write(self._worker.place, msgspec.json.encode(own))
@@ -247,11 +263,21 @@ async def _reached(cache: Cache) -> Reached:
     return "reachable"
 
 
-def _metric(
-    name: str, kind: str, what: str, counts: Mapping[str, int], label: str = ""
-) -> Iterator[str]:
+def _metric(name: str, kind: str, what: str, samples: Mapping[str, int]) -> Iterator[str]:
+    """`samples` by their labels, as they are written."""
     yield f"# HELP stillfresh_{name} {what}"
     yield f"# TYPE stillfresh_{name} {kind}"
-    for value, count in counts.items():
-        labels = f'{{{label}="{value}"}}' if label else ""
-        yield f"stillfresh_{name}{labels} {count}"
+    for labels, number in samples.items():
+        yield f"stillfresh_{name}{labels} {number}"
+
+
+def _by(label: str, counts: Mapping[str, int]) -> dict[str, int]:
+    return {f'{{{label}="{it}"}}': number for it, number in counts.items()}
+
+
+def _by_status(parts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {
+        f'{{part="{part}",status="{status}"}}': number
+        for part, statuses in parts.items()
+        for status, number in sorted(statuses.items())
+    }

@@ -26,6 +26,10 @@ class Totals(msgspec.Struct):
     live: dict[str, Any]
     """Viewers and their subscriptions, now."""
     bypassed: dict[str, int]
+    responses: dict[str, dict[str, int]] = {}
+    """By part of the gateway, by status."""
+    sent: dict[str, int] = {}
+    """Bytes, by part."""
 
 
 NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {

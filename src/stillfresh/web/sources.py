@@ -46,6 +46,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
         absent_for=settings.absent_for,
         render_timeout=2 * settings.timeout + SPARE,
         expose_tags=settings.expose_tags,
+        objective=settings.objective,
     )
 
 
@@ -108,6 +109,7 @@ def kind_for(
         error_for=settings.error_for,
         absent_for=settings.absent_for,
         memory_for=memory_for,
+        objective=settings.objective,
     )
 
 

@@ -18,6 +18,7 @@ const MOST_DETAIL = 300; // characters of what upstream said
 const TOKEN = "stillfresh-token";
 const COUNTERS = [
   "loads", "loaded", "failed", "absent", "coalesced", "superseded", "leases_won", "leases_denied", "store_errors",
+  "objective_met", "objective_missed",
 ];
 const GAUGES = ["entries", "loading", "queued", "watched", "failing"];
 
@@ -346,16 +347,32 @@ function drawKinds({ told, kinds, sum }) {
   byId("kinds-empty").hidden = kinds.size > 0;
   document.querySelector(".kinds").hidden = !kinds.size;
   const rows = new Map([...body.children].map((row) => [row.dataset.kind, row]));
-  for (const { cache, kind } of told.resources) {
+  for (const { cache, kind, objective } of told.resources) {
     const name = `${cache} ${kind}`;
     const row = rows.get(name) ?? body.appendChild(kindRow(name, kind));
     rows.delete(name);
     drawKind(row, kinds.get(name), name, told.age_buckets);
+    drawObjective(row, objective, kinds.get(name), before(KEPT).kinds.get(name));
   }
   for (const row of rows.values()) row.remove();
   const foot = byId("kinds-total");
   if (!foot.firstChild) foot.append(kindRow("", "all"));
   drawKind(foot.firstChild, sum, null, told.age_buckets);
+  const hasNone = told.resources.every(({ objective }) => !objective);
+  for (const cell of document.querySelectorAll(".kinds .objective")) cell.hidden = hasNone;
+}
+
+/** What is wanted, and of the last five minutes (or of all, if nothing was read) what was met. */
+function drawObjective(row, objective, now, old) {
+  const [wanted, met, burn] = row.querySelectorAll(".objective");
+  put(wanted, objective ? `${+(100 * objective.share).toFixed(6)} % < ${duration(objective.age)}` : "–");
+  const recent = (name) => now[name] - (old?.[name] ?? 0);
+  const of = recent("objective_met") + recent("objective_missed") > 0 ? recent : (name) => now[name];
+  const reads = of("objective_met") + of("objective_missed");
+  const rateOf = objective && reads ? of("objective_missed") / reads / (1 - objective.share) : null;
+  put(met, rateOf === null ? "–" : percent(of("objective_met") / reads));
+  put(burn, rateOf === null ? "–" : `${+rateOf.toFixed(1)}×`);
+  burn.classList.toggle("bad", rateOf > 1);
 }
 
 function kindRow(name, kind) {
@@ -363,6 +380,7 @@ function kindRow(name, kind) {
   row.dataset.kind = name;
   for (let at = 0; at < 12; at += 1) row.append(element("td", { className: at === 1 ? "" : "number" }));
   row.children[2].append(element("div", { className: "shares" }));
+  for (let at = 0; at < 3; at += 1) row.append(element("td", { className: "number objective", hidden: true }));
   return row;
 }
 

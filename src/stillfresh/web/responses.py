@@ -1,0 +1,84 @@
+"""The HTTP responses of a gateway, by its part and their status, and their bytes (G14).
+
+Counted around an app, so that a gateway that is mounted counts too. A page that the server sends
+again by itself (I29) is counted when the app says that it still holds.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stillfresh.isr.routes import KEEP
+
+PARTS: Final = ("pages", "kinds", "own")
+"""The site behind, `/v1/`, and everything else: the dashboard, health, metrics."""
+KNOWN: Final = frozenset(HTTPStatus)
+BROKEN: Final = 500
+"""What the server says when an app raised before it said anything."""
+
+
+class Responses:
+    """Of one part: how many of each status, and the bytes of their bodies."""
+
+    def __init__(self) -> None:
+        self._counted = Counter[int]()
+        self.bytes = 0
+
+    def count(self, status: int, size: int = 0) -> None:
+        self._counted[status] += 1
+        self.bytes += size
+
+    def statuses(self) -> dict[str, int]:
+        """Numbers that no registry knows are `other`: a site may make up hundreds."""
+        found = Counter[str]()
+        for status, number in self._counted.items():
+            found[str(status) if status in KNOWN else "other"] += number
+        return dict(found)
+
+    async def around(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app answer."""
+        response = CountedResponse(self, scope, send)
+        try:
+            await app(scope, receive, response.send)
+        except Exception:
+            if not response.status:
+                self.count(BROKEN)
+            raise
+
+
+class CountedResponse:
+    """One response, while it is sent; and how it is counted when it is sent again."""
+
+    __slots__ = ("_has_body", "_keep", "_send", "_to", "size", "status")
+
+    def __init__(self, to: Responses, scope: Scope, send: Send) -> None:
+        self._to = to
+        self._send = send
+        self._has_body = scope["method"] != "HEAD"
+        self.status = self.size = 0
+        self._keep: Any = scope.get(KEEP)
+        if self._keep is not None:
+            scope[KEEP] = self.keep
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._to.count(self.status)
+        elif message["type"] == "http.response.body" and self._has_body:
+            size = len(message.get("body", b""))
+            self.size += size
+            self._to.bytes += size
+        await self._send(message)
+
+    def keep(self, holds: Callable[[], bool]) -> None:
+        self._keep(partial(self._again, holds))
+
+    def _again(self, holds: Callable[[], bool]) -> bool:
+        if not holds():
+            return False
+        self._to.count(self.status, self.size)
+        return True
