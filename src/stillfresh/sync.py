@@ -130,6 +130,10 @@ class SyncCache:
         """E8: every entry with this tag, and every load of one that is under way."""
         return self.run(self._cache.invalidate_tag, tag, soft=soft)
 
+    def invalidate_all(self, *, soft: bool = False) -> int:
+        """E6: every entry of the store, of whatever kind, and every load under way; how many."""
+        return self.run(self._cache.invalidate_all, soft=soft)
+
     def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
         return self.run(self._cache.evict)

@@ -97,7 +97,7 @@ class TestE20EveryStore:
         assert prices.get("a", max_age="2s").value == Price("a", 2)
 
     def test_the_cache_s_own_methods(self, cache: SyncCache, upstream: PlainUpstream) -> None:
-        """Tags, eviction, counts and the listing."""
+        """Tags, everything, eviction, counts and the listing."""
 
         @cache.cached("report", fresh_for="1m", tags=lambda day: [f"day:{day}"])
         def report(day: str) -> list[str]:
@@ -110,6 +110,9 @@ class TestE20EveryStore:
         assert cache.stats().resources["report"].loads == 2
         assert [it.kind for it in cache.entries()] == ["report"]
         assert cache.evict() == 0
+        assert cache.invalidate_all() == 1
+        assert report("mon") == ["mon"]
+        assert len(upstream.calls) == 3
 
     def test_closed_and_opened_again(
         self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream
