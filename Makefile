@@ -10,7 +10,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test check format diagrams bench explore simulate torture pins clean screenshots
+.PHONY: help site demo examples test check format diagrams bench explore simulate torture pins clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,7 +33,10 @@ examples: $(VENV)/.core ## short, watchable examples
 	@echo
 	@$(BIN)/python examples/reprice.py
 
-test: check $(VENV)/.servers ## lint, types and every test
+site: $(VENV)/.docs ## the documentation as a site, in build/site
+	$(BIN)/python scripts/site.py
+
+test: check $(VENV)/.servers $(VENV)/.docs ## lint, types and every test
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 check: $(VENV)/.dev ## lint and types
@@ -70,8 +73,9 @@ torture: $(VENV)/.servers ## kill, pause, fill and cut under real processes: mak
 	$(BIN)/python -m tests.proof.torture $(STORES) --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
-	@for group in dev bench; do \
-		$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate \
+	@for group in dev bench docs; do \
+		[ $$group = docs ] && same='--constraint requirements/dev.txt' || same=; \
+		$(BIN)/uv pip compile $$same --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate \
 			--no-emit-index-url --no-emit-find-links --group $$group pyproject.toml -o requirements/$$group.txt; \
 	done
 
@@ -101,4 +105,9 @@ $(VENV)/.servers: $(VENV)/.dev scripts/servers scripts/django_tests requirements
 
 $(VENV)/.bench: $(VENV)/.core requirements/bench.txt
 	@$(UV) --requirement requirements/bench.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev scripts/site_parts requirements/docs.txt
+	@$(UV) --requirement requirements/docs.txt
+	@scripts/site_parts $(VENV)
 	@touch $@

@@ -1,0 +1,109 @@
+"""Builds the documentation site in build/site: `make site`. Another folder may be given.
+
+The pages of docs are written to be read in the repository as well, where a link may lead to a file
+outside docs. So the site is built from a copy in build/docs: README and the other pages of the root
+stand beside the pages of docs, a linked file has a page that shows it, and every link is changed to
+lead there. The navigation is docs/index.md: its sections, and the links in their order. Everything
+else is in zensical.toml.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PARTS = Path(sys.prefix) / "site"
+"""Scripts that the site serves itself, fetched by scripts/site_parts."""
+LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\(([^)\s:#]+)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
+"""A link to a file, and what only looks like one: code."""
+HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
+
+
+def place(target: Path) -> Path:
+    """Where in the site a file of the repository is shown."""
+    if target == DOCS / "decisions":
+        return Path("decisions/index.md")
+    if target.is_relative_to(DOCS):
+        return target.relative_to(DOCS)
+    if target.parent == ROOT and target.suffix == ".md":
+        return Path(target.name.lower())
+    return Path("files", f"{target.relative_to(ROOT)}.md")
+
+
+def page(source: Path) -> tuple[str, set[Path]]:
+    """The text of a page with its links changed, and the files that they lead to."""
+    linked: set[Path] = set()
+
+    def moved(link: re.Match[str]) -> str:
+        if not link[1]:
+            return link[0]
+        target = (source.parent / link[1]).resolve()
+        linked.add(target)
+        return f"]({os.path.relpath(place(target), place(source).parent)}{link[2] or ''})"
+
+    return LINK.sub(moved, source.read_text()), linked
+
+
+def shown(target: Path) -> str:
+    """A page for a file, or for the files of a folder."""
+    head = f"{HIDDEN}# {target.relative_to(ROOT)}\n\n"
+    files = [target] if target.is_file() else sorted(it for it in target.iterdir() if it.is_file())
+    return head + "\n".join(
+        f"**{file.name}**\n\n````{file.suffix[1:]}\n{file.read_text()}````\n" for file in files
+    )
+
+
+def navigation() -> list[dict[str, str | list[dict[str, str]]]]:
+    """The sections of docs/index.md; a page that is linked twice belongs to the first of them."""
+    index = (DOCS / "index.md").read_text()
+    nav: list[dict[str, str | list[dict[str, str]]]] = [{"Map": "index.md"}]
+    seen = {Path("index.md")}
+    for section in index.split("\n## ")[1:]:
+        entries = []
+        for title, link in re.findall(r"\[([^]]+)\]\(([^):#]+)\)", section):
+            if (at := place((DOCS / link).resolve())) not in seen:
+                seen.add(at)
+                entries.append({title: str(at)})
+        nav.append({section.partition("\n")[0]: entries})
+    return nav
+
+
+def decisions() -> str:
+    """The list of decisions, newest first."""
+    pages = sorted(DOCS.glob("decisions/*.md"), reverse=True)
+    titles = [it.read_text().splitlines()[0].lstrip("# ") for it in pages]
+    rows = [f"- [{title}]({it.name})" for it, title in zip(pages, titles, strict=True)]
+    return "\n".join(["# Decisions", "", "What was decided, and why, newest first.", "", *rows, ""])
+
+
+def write(build: Path) -> None:
+    """Write the copy that the site is built from."""
+    copy = build / "docs"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(DOCS, copy)
+    shutil.copytree(PARTS, copy / "assets")
+    (copy / "decisions" / "index.md").write_text(decisions())
+    others: set[Path] = set()
+    for source in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        text, linked = page(source)
+        (copy / place(source)).write_text(text)
+        others |= {it for it in linked if place(it).parts[0] == "files"}
+    for target in others:
+        (copy / place(target)).parent.mkdir(parents=True, exist_ok=True)
+        (copy / place(target)).write_text(shown(target))
+    config = (ROOT / "zensical.toml").read_text()
+    nav = re.sub(r'("[^"]+"):', r"\1 =", json.dumps(navigation(), ensure_ascii=False))
+    config = config.replace("nav = []", f"nav = {nav}")
+    (build / "zensical.toml").write_text(config.replace('["src"]', f'["{ROOT / "src"}"]'))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1] if sys.argv[1:] else ROOT / "build")
+    write(folder)
+    command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
+    sys.exit(subprocess.run(command, cwd=folder, check=False).returncode)

@@ -1,0 +1,118 @@
+"""The documentation site: every page found, every link whole, no other host, search and dark mode.
+
+It is built once, for all workers of a test run.
+"""
+
+import fcntl
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from playwright.async_api import Page, expect
+
+ROOT = Path(__file__).parent.parent.parent
+PARTS = Path(sys.prefix, "site")
+NewPage = Callable[..., Awaitable[Page]]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Where `make site` would have written it."""
+    if not shutil.which("zensical", path=str(Path(sys.executable).parent)):
+        pytest.skip("the tools of the site are not installed: make .venv/.docs")
+    if not (PARTS / "mermaid.js").exists():
+        pytest.skip("the site's scripts come from npm, which is not here")
+    base = tmp_path_factory.getbasetemp()
+    build = (base if worker_id == "master" else base.parent) / "documentation"
+    build.mkdir(exist_ok=True)
+    with (build / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (build / "done").exists():
+            command = [sys.executable, str(ROOT / "scripts" / "site.py"), str(build)]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert made.returncode == 0, made.stdout + made.stderr
+            (build / "done").touch()
+    return build / "site"
+
+
+@cache
+def text(page: Path) -> str:
+    return page.read_text()
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    return set(re.findall(r'\sid="?([^\s">]+)', text(page)))
+
+
+def test_every_link_leads_somewhere(built: Path) -> None:
+    """Each page, picture, script and heading that a page names is there."""
+    broken = []
+    pages = sorted(built.rglob("*.html"))
+    assert len(pages) > 100
+    for page in pages:
+        if page.name == "404.html":  # served below any path, so its links begin at the root
+            continue
+        for link in set(re.findall(r'\s(?:href|src)="([^"]+)"', text(page))):
+            path, _, anchor = unquote(link).partition("#")
+            if ":" in path:
+                continue
+            target = (page.parent / path).resolve() if path else page
+            if not target.is_file() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{page.relative_to(built)}: {link}")
+    assert broken == []
+
+
+def test_no_page_asks_another_host(built: Path) -> None:
+    """Nothing that a browser loads by itself comes from elsewhere: no fonts, scripts, pictures."""
+    loaded = re.compile(
+        r'<(?!a\s)[a-z]+\s[^>]*(?:src|href)="(?:https?:)?//[^"]*'
+        r"|url\(\W?(?:https?:)?//[^)]*|@import[^;]*"
+    )
+    found = {
+        f"{file.relative_to(built)}: {it}"
+        for file in built.rglob("*")
+        if file.suffix in {".html", ".css"}
+        for it in loaded.findall(text(file))
+        if 'rel="canonical"' not in it
+    }
+    assert found == set()
+
+
+def test_the_search_knows_every_page(built: Path) -> None:
+    """Each page is in the index, except those that only show a file."""
+    known = {
+        it["location"].partition("#")[0] for it in json.loads(text(built / "search.json"))["items"]
+    }
+    pages = {str(it.relative_to(built)) for it in built.rglob("*.html")}
+    assert {it for it in pages if not it.startswith("files/")} - known == {"404.html"}
+
+
+class TestInABrowser:
+    """Opened from a disk, without a server."""
+
+    async def test_search_finds_a_page(self, built: Path, page: Page) -> None:
+        """The first page that is found for a visitor's words is the page about them."""
+        await page.goto((built / "index.html").as_uri())
+        await page.get_by_role("button", name="Search").first.click()
+        await page.keyboard.type("Longest-Waiting")
+        await page.get_by_role("option", name="Longest-Waiting cache").first.click()
+        await expect(page).to_have_url(re.compile(r"/waiting\.html"))
+
+    async def test_dark_mode_and_diagrams(self, built: Path, new_page: NewPage) -> None:
+        """The page follows the system until its visitor switches; its diagrams are drawn."""
+        page = await new_page(color_scheme="dark")
+        await page.goto((built / "waiting.html").as_uri())
+        body = page.locator("body")
+        await expect(body).to_have_attribute("data-md-color-scheme", "slate")
+        await page.get_by_title("Switch to light mode").click()
+        await expect(body).to_have_attribute("data-md-color-scheme", "default")
+        await expect(page.locator(".mermaid").first).to_be_visible()
+        assert await page.evaluate("window.mermaid !== undefined")
