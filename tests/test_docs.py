@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import random
@@ -109,6 +110,29 @@ def test_every_page_is_in_the_index() -> None:
     linked = {(ROOT / "docs" / it).resolve() for it in re.findall(r"\]\(([^)#:]+)", index)}
     single = {page for page in PAGES if page.parent.name != "decisions"}
     assert single - linked == {ROOT / "docs" / "index.md"}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Whatever the `__all__` of a module names is on a page of docs/reference, once."""
+    pages = "".join(page.read_text() for page in PAGES if page.parent.name == "reference")
+    listed = [named(path) for path in re.findall(r"^::: (\S+)$", pages, re.MULTILINE)]
+    assert len(listed) == len(set(listed))
+    missing = {path for path in public_names() if named(path) not in listed}
+    assert missing == set(), "add `::: name` to a page of docs/reference"
+
+
+def public_names() -> Iterator[str]:
+    for path in (ROOT / "src").rglob("*.py"):
+        if "__all__" in path.read_text():
+            dotted = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+            module = importlib.import_module(dotted.removesuffix(".__init__"))
+            yield from (f"{module.__name__}.{name}" for name in module.__all__)
+
+
+def named(path: str) -> tuple[str, int]:
+    """The same for all paths that lead to one thing."""
+    module, _, name = path.rpartition(".")
+    return name, id(getattr(importlib.import_module(module), name))
 
 
 def described() -> dict[tuple[str, str], str]:

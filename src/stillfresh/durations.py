@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from stillfresh.errors import ConfigError, shown
 
 Duration: TypeAlias = float | str | timedelta
+"""Seconds as a number, a `timedelta`, or text: `"250ms"`, `"30s"`, `"5m"`, `"1h"`, `"30d"`."""
 
 SECONDS_PER_UNIT: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 TEXT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")

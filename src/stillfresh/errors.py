@@ -13,11 +13,11 @@ USERINFO: Final = re.compile(r"(:/{0,2})(?!/).*@", re.DOTALL)
 
 
 class StillfreshError(Exception):
-    """The root of them all."""
+    """The base class of every error that stillfresh raises."""
 
 
 class ConfigError(StillfreshError, ValueError):
-    """A setting that cannot be used: says which one, what was given, and what is allowed."""
+    """A setting cannot be used. The message names it, the value, and what is allowed."""
 
 
 class MissingExtra(ConfigError, ModuleNotFoundError):
@@ -25,15 +25,15 @@ class MissingExtra(ConfigError, ModuleNotFoundError):
 
 
 class NotOpen(StillfreshError):
-    """Asked of something that is closed, or was never opened."""
+    """Something was used that is closed or was never opened."""
 
 
 class StoreError(StillfreshError):
-    """The store failed; the client library's own error is the cause."""
+    """The store failed. `__cause__` is the error of its client library."""
 
 
 class LeaseHeld(StillfreshError):
-    """Another holds the right to refresh this key, until then."""
+    """Another process holds the lease of this key, at most until `until` (seconds since 1970)."""
 
     def __init__(self, message: str, until: float) -> None:
         super().__init__(message)
@@ -41,14 +41,14 @@ class LeaseHeld(StillfreshError):
 
 
 class LeaseLost(StillfreshError):
-    """The lease is no longer ours: it ran out, or an invalidation voided it."""
+    """The lease ended: it expired, or an invalidation voided it."""
 
 
 class LoadFailed(StillfreshError):
-    """There was nothing to serve and loading failed; the loader's error is the cause."""
+    """A load failed and no copy may be served. `__cause__` is the loader's error."""
 
     retry_at: float | None = None
-    """Until then it is not tried again, where that is why it failed."""
+    """The key cools down until then (seconds since 1970); None if the load was tried."""
 
 
 class BadValue(ConfigError, LoadFailed):

@@ -17,16 +17,16 @@ LONGEST_LEASE: Final = 120.0
 
 
 class Verdict(StrEnum):
-    """What may be done with a copy."""
+    """How fresh a copy is, and what a read may do with it."""
 
     FRESH = "fresh"
-    """Serve it, no questions."""
+    """Serve it."""
     STALE = "stale"
-    """Serve it, and refresh it."""
+    """Serve it, and refresh it in the background."""
     EXPIRED = "expired"
-    """Serve it only if refreshing fails."""
+    """Load a new copy first. Serve this one only if that fails."""
     GONE = "gone"
-    """Do not serve it."""
+    """Never serve it."""
 
 
 def age_of(fetched_at: float, now: float) -> float:
@@ -66,9 +66,11 @@ def is_lease_over(until: float, now: float, lease_for: float) -> bool:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Policy:
-    """How long a copy is fresh; and how long after that it is served while it is refreshed
-    (`stale_for`), or served if refreshing fails (`error_for`). Both count from the end of
-    freshness, as `stale-while-revalidate` and `stale-if-error` do in RFC 5861.
+    """How long a copy may be served.
+
+    A copy is FRESH for `fresh_for`. After that it is served while it is refreshed for `stale_for`,
+    and served if its refresh fails for `error_for`. Both count from the end of freshness, as
+    `stale-while-revalidate` and `stale-if-error` do in RFC 5861.
     """
 
     fresh_for: float
@@ -84,11 +86,11 @@ class Policy:
 
     @property
     def lasts(self) -> float:
-        """The age from which a copy is GONE."""
+        """The age in seconds from which a copy is GONE."""
         return self.fresh_for + max(self.stale_for, self.error_for)
 
     def verdict(self, fetched_at: float, now: float) -> Verdict:
-        """E1: FRESH, then STALE, then EXPIRED, then GONE; a copy only gets worse."""
+        """Return how fresh the copy is: FRESH, later STALE, then EXPIRED, then GONE."""
         if is_fresh(fetched_at, self.fresh_for, now):
             return Verdict.FRESH
         if fetched_at - now > MAX_SKEW:

@@ -31,7 +31,7 @@ class Sweepable(Protocol):
 
 
 class Sweeper:
-    """`async with Sweeper(a, b, c, every="5m"):` all three are swept while the block runs."""
+    """Drops expired entries of several caches: `async with Sweeper(a, b, every="5m"):`."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     def cleanup_expired(self) -> int:
-        """Sweep all caches now, in one go; return the sum of what they dropped."""
+        """Sweep all caches now; return how many entries were dropped.
+
+        Raises StillfreshError if a cache's own method is async: use `tick`.
+        """
         for swept in self._caches:
             if iscoroutinefunction(swept.clean):
                 raise StillfreshError(
@@ -55,7 +58,7 @@ class Sweeper:
         return sum(_logged(swept.cache, swept.all) for swept in self._caches)
 
     async def tick(self) -> int:
-        """Sweep all caches in slices, giving the loop a turn after each; return the sum."""
+        """Sweep all caches in slices, so that the event loop can do other work; return how many."""
         total, busy = 0, list(self._caches)
         while busy:
             for swept in list(busy):

@@ -78,7 +78,11 @@ class BatchOptions(Options, total=False):
 
 
 class SyncCache:
-    """`cache = SyncCache("sqlite:///prices.db")`, for any thread; the first read opens it."""
+    """The cache for code without an event loop: `cache = SyncCache("sqlite:///prices.db")`.
+
+    Any thread may use it. The first read opens it. A load runs in a thread that waits for it. The
+    arguments are those of `Cache`. Raises ConfigError for one that cannot be used.
+    """
 
     def __init__(
         self,
@@ -96,7 +100,10 @@ class SyncCache:
     def batched(
         self, name: str, **options: Unpack[BatchOptions]
     ) -> Callable[[Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]]], SyncResource[K, V]]:
-        """Declare a resource: its loader takes a list of keys and returns a mapping."""
+        """Declare a resource. The decorated `def` takes a list of keys and returns a mapping.
+
+        The options are those of `Cache.batched`. Returns a decorator that makes a `SyncResource`.
+        """
 
         def decorate(
             loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
@@ -111,7 +118,10 @@ class SyncCache:
     def cached(
         self, name: str, **options: Unpack[CallOptions]
     ) -> Callable[[Callable[P, V | Loaded[V]]], SyncFunction[P, V]]:
-        """Declare a resource: each call of the function, by its arguments, is an entry."""
+        """Declare a resource. Each call of the decorated `def`, by its arguments, is an entry.
+
+        The options are those of `Cache.cached`. Returns a decorator that makes a `SyncFunction`.
+        """
 
         def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
             made = self._cache.cached(name, **options)(_checked(name, function))
@@ -123,11 +133,11 @@ class SyncCache:
     def declare(
         self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
     ) -> SyncCore[H, V]:
-        """For frameworks: keys of any kind, and loaders that each read brings (`in_thread`)."""
+        """Declare a resource with keys of any type, for packages of stillfresh."""
         return SyncCore(self.run, self._cache.declare(spec, text, key))
 
     def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """E8: every entry with this tag, and every load of one that is under way."""
+        """Invalidate every entry that has this tag, as `Cache.invalidate_tag` does."""
         return self.run(self._cache.invalidate_tag, tag, soft=soft)
 
     def invalidate_all(self, *, soft: bool = False) -> int:
@@ -135,11 +145,11 @@ class SyncCache:
         return self.run(self._cache.invalidate_all, soft=soft)
 
     def evict(self) -> int:
-        """Drop from the store what nobody can be served any more; return how many."""
+        """Delete copies from the store that may never be served again; return how many."""
         return self.run(self._cache.evict)
 
     def stats(self) -> CacheStats:
-        """Counts of every resource, and the store's own."""
+        """Return the counts of every resource, and what the store says of itself."""
         return self.run(self._cache.stats)
 
     def entries(
@@ -149,20 +159,20 @@ class SyncCache:
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Listed]:
-        """E12: what is in the store, page by page; `after` is the last one's (kind, id)."""
+        """List the entries of the store, as `Cache.entries` does."""
         return self.run(self._cache.entries, kind, search, after, limit)
 
     def bypassed(self) -> AbstractContextManager[None]:
-        """E22: inside `with`, every read of this thread loads, and nothing is stored."""
+        """Inside `with`, each read of this thread loads, and nothing is stored."""
         return self._cache.bypassed()
 
     def recording(self, recording: str | Path | Recording) -> AbstractContextManager[Recording]:
-        """Inside `with`, reads are recorded, for `stillfresh plan`."""
+        """Inside `with`, reads are recorded to this file, for `stillfresh plan`."""
         return self._cache.recording(recording)
 
     @contextmanager
     def override(self, store: str | Store) -> Iterator[None]:
-        """E22: inside `with`, the cache has this store."""
+        """Inside `with`, the cache uses this store."""
         block = self._cache.override(store)
         self._run(block.__aenter__)
         try:
@@ -171,11 +181,11 @@ class SyncCache:
             self._run(block.__aexit__)
 
     def open(self) -> None:
-        """Ready for work, also after a close; without it the first call opens the cache."""
+        """Open the store; also after `close`. Otherwise the first call does. Raises StoreError."""
         self._run(self._cache.open)
 
     def close(self) -> None:
-        """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
+        """Close the cache. Publications that have started finish; the rest ends within `grace`."""
         self._cache.is_closed = True
         if self in PROCESS.open:
             try:
@@ -193,7 +203,7 @@ class SyncCache:
     def run(
         self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a coroutine function on the loop thread, and wait for it."""
+        """Run a coroutine function on the cache's own thread; return its result."""
         return self._run(partial(function, *args, **kwargs), is_open=True)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]], *, is_open: bool = False) -> T:
@@ -206,7 +216,7 @@ class SyncCache:
         return loop.run(work)
 
     def check_caller(self) -> None:
-        """Refuse to hold an event loop."""
+        """Raise StillfreshError if this thread runs an event loop, which a wait would block."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:

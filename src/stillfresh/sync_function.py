@@ -17,7 +17,10 @@ S = TypeVar("S")
 
 
 class SyncFunction(CachedFunction[P, V]):
-    """What `@cache.cached` makes of a function."""
+    """A cached function, made by `@cache.cached`. `report(2026)` returns the value itself.
+
+    The call raises LoadFailed if there is nothing to serve and the function failed.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,11 @@ class SyncFunction(CachedFunction[P, V]):
         return call
 
     def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
-        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
+        """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
         return self._resource.get(self._call(*args, **kwargs))
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[V]:
-        """One entry's handle."""
+        """Return the handle of the entry that these arguments name."""
         return SyncHandle(self._resource, self._call(*args, **kwargs))
 
     @overload

@@ -126,7 +126,7 @@ class SyncCore(Face[H, V]):
 
 
 class SyncHandle(Generic[V]):
-    """One entry; each method is that of its resource."""
+    """One entry of a resource. Each method does what the resource's method does for its key."""
 
     __slots__ = ("_key", "_resource")
 
@@ -135,32 +135,44 @@ class SyncHandle(Generic[V]):
         self._key = key
 
     def get(self, max_age: Duration | None = None) -> Answer[V]:
+        """Return the answer, as `Resource.get` does."""
         return self._resource.get(self._key, max_age)
 
     def peek(self) -> Answer[V] | None:
+        """Return what memory holds, or None. Loads nothing."""
         return self._resource.peek(self._key)
 
     def refresh(self) -> None:
+        """Load it now, whatever its age. Raises LoadFailed."""
         self._resource.refresh(self._key)
 
     def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
+        """Publish a value that you know, as `Resource.put` does."""
         self._resource.put(self._key, value, **terms)
 
     def update(self, change: Change[V]) -> Answer[V] | None:
+        """Change the value there is, as `Resource.update` does."""
         return self._resource.update(self._key, change)
 
     def invalidate(self, *, soft: bool = False) -> None:
+        """Invalidate it, as `Resource.invalidate` does."""
         self._resource.invalidate(self._key, soft=soft)
 
     def delete(self) -> None:
+        """Delete the copy."""
         self._resource.delete(self._key)
 
     def explain(self) -> Explanation:
+        """Return the state of the entry, as `Resource.explain` does."""
         return self._resource.explain(self._key)
 
 
 class SyncResource(Face[K, V]):
-    """What `@cache.batched` makes of a loader of many keys. Each method is that of `Resource`."""
+    """Values by key, made by `@cache.batched`. `prices(key)` returns the value itself.
+
+    The call raises KeyError if the upstream has no such key, and LoadFailed if there is nothing to
+    serve and the load failed. Each method does what the method of `Resource` does.
+    """
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -188,13 +200,13 @@ class SyncResource(Face[K, V]):
         return self._run(self._resource, key)
 
     def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
-        """The answer, from memory, the store or a load; `max_age` as in `Resource.get` (E18)."""
+        """Return the answer, from memory, the store or a load, as `Resource.get` does."""
         if max_age is None and (answer := self._core.at_hand(key)) is not None:
             return answer
         return self._run(self._resource.get, key, max_age)
 
     def get_many(self, keys: Iterable[K], max_age: Duration | None = None) -> dict[K, Answer[V]]:
-        """An answer for each; one whose load failed has `error`, and `found` is False."""
+        """Return an answer for each key. The answer of a failed load has `error`."""
         found, others = self._split(keys, max_age)
         if not others:
             return found
@@ -202,7 +214,7 @@ class SyncResource(Face[K, V]):
         return found | loaded if found else loaded
 
     def known(self, keys: Iterable[K], *, max_age: Duration | None = None) -> dict[K, Answer[V]]:
-        """The answers that memory or the store can give; nothing is loaded or waited for."""
+        """Return the answers that memory or the store can give. Loads nothing."""
         found, others = self._split(keys, max_age)
         return found | self._run(self._resource.known, others, max_age=max_age) if others else found
 
@@ -215,38 +227,44 @@ class SyncResource(Face[K, V]):
         return self._core.all_at_hand(keys) if max_age is None else ({}, list(keys))
 
     def peek(self, key: K) -> Answer[V] | None:
-        """What memory holds; no refresh."""
+        """Return what memory holds, or None. Loads nothing."""
         return self._resource.peek(key)
 
     def refresh(self, *keys: K) -> None:
-        """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
+        """Load the keys now, whatever their age. Raises LoadFailed if one failed."""
         self._run(self._resource.refresh, *keys)
 
     def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
-        """Publish a value that you know, for example after a write (E17)."""
+        """Publish a value that you know, for example after a write, as `Resource.put` does."""
         self._run(self._resource.put, key, value, **terms)
 
     def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
-        """Put many values, 100 keys in one step; none if one value cannot be stored."""
+        """Publish many values, 100 keys in one step. If one value cannot be stored, none is."""
         self._run(self._resource.put_many, values, **terms)
 
     def update(self, key: K, change: Change[V]) -> Answer[V] | None:
-        """Put what `change` makes of the copy at hand; `change` is called in this thread."""
+        """Publish what `change` makes of the present value, as `Resource.update` does.
+
+        `change` is called in this thread.
+        """
         return self._core.update(key, change)
 
     def invalidate(self, *keys: K, soft: bool = False) -> None:
-        """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
+        """Invalidate the keys: the next read waits for a load.
+
+        `soft`: reads get the old copy while it is refreshed. Raises StoreError.
+        """
         self._run(self._resource.invalidate, *keys, soft=soft)
 
     def delete(self, *keys: K) -> None:
-        """Forget them altogether."""
+        """Delete the copies. Reads find nothing, not even if their load fails."""
         self._run(self._resource.delete, *keys)
 
     def of(self, key: K) -> SyncHandle[V]:
-        """One entry's handle."""
+        """Return the handle of one entry."""
         self._resource.of(key)
         return SyncHandle(self, key)
 
     def explain(self, key: K) -> Explanation:
-        """Why this value, why now, who refreshes it, when."""
+        """Return the state of an entry: its age, its verdict, who loads it, and when."""
         return self._run(self._resource.explain, key)

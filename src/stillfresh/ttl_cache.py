@@ -28,6 +28,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 EvictReason: TypeAlias = Literal["expired", "full"]
+"""Why an entry was dropped: its time was over, or the cache was full."""
 
 SLICE: Final = 1_000
 """Entries dropped under one holding of the lock, and in one turn of the event loop."""
@@ -52,17 +53,17 @@ class TtlEntry(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class TtlStats:
-    """`hits` and `misses` are None unless the cache was made with `count_reads=True` (M9)."""
+    """Counts of a `TtlCache`. `hits` and `misses` are None without `count_reads=True`."""
 
     size: int
-    """Live entries, now."""
+    """Live entries now."""
     expired_held: int
-    """Expired and not dropped yet: what a sweep would free."""
+    """Entries that have expired and are still held: a sweep would drop them."""
     inserted: int
     expired: int
-    """Dropped because their time was over."""
+    """Entries dropped because their time was over."""
     evicted: int
-    """Dropped because the cache was full."""
+    """Entries dropped because the cache was full."""
     hits: int | None
     misses: int | None
 
@@ -92,7 +93,11 @@ class ReadCounter:
 
 
 class TtlCache(Generic[K, V]):
-    """A dict whose entries live for `ttl` and are absent from then on; safe from any thread."""
+    """A dict whose entries expire after `ttl`. Any thread may use it.
+
+    `max_entries` limits its size: one more drops the oldest. `on_evict(key, value, reason)` is
+    called after an entry is dropped. `count_reads` counts hits and misses. Raises ConfigError.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -137,7 +142,7 @@ class TtlCache(Generic[K, V]):
         self._inserted = self._expired = self._evicted = 0
 
     def insert(self, key: K, value: V) -> None:
-        """Store or replace, and restart the TTL (M1)."""
+        """Store a value, or replace it, and restart its TTL."""
         with self._lock:
             now = self._clock()
             entry = TtlEntry(key, value, now + self._ttl)
@@ -159,7 +164,7 @@ class TtlCache(Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: D | None = None) -> V | D | None:
-        """The value while it lives, else `default`; deletes nothing and never waits (M4)."""
+        """Return the value, or `default` if it is missing or has expired. Takes no lock."""
         if (entry := self._data.get(key)) is not None:
             clock = self._read_clock
             if clock() < entry.expires_at:
@@ -173,7 +178,7 @@ class TtlCache(Generic[K, V]):
     @overload
     def remove(self, key: K, default: D) -> V | D: ...
     def remove(self, key: K, default: D | None = None) -> V | D | None:
-        """Take the value out: exactly one of all who ask gets it, the others `default` (M5)."""
+        """Remove an entry and return its value. Of many callers, one gets it, others `default`."""
         with self._lock:
             now = self._clock()
             entry = self._data.pop(key, None)
@@ -187,7 +192,7 @@ class TtlCache(Generic[K, V]):
         return default
 
     def clear(self) -> None:
-        """Forget everything, now; `on_evict` is not told, as for `remove`."""
+        """Remove every entry. `on_evict` is not called."""
         ring = _new_ring()
         with self._lock:
             forgotten, self._data = self._data, {}
@@ -197,7 +202,7 @@ class TtlCache(Generic[K, V]):
             entry.older = None  # no cycle is left: the values die here, outside the lock
 
     def cleanup_expired(self, limit: int | None = None) -> int:
-        """Drop what has expired, oldest first, at most `limit`; return how many (M6)."""
+        """Drop expired entries, the oldest first, at most `limit`; return how many."""
         now = self._clock()
         dropped = 0
         while limit is None or dropped < limit:
@@ -212,7 +217,7 @@ class TtlCache(Generic[K, V]):
         return dropped
 
     def stats(self) -> TtlStats:
-        """The live entries, and what became of the others since the cache was made (M9)."""
+        """Return the counts since the cache was made, and how many entries live."""
         counter = self._counter
         with self._lock:
             size = len(self)
@@ -237,7 +242,7 @@ class TtlCache(Generic[K, V]):
                 yield key
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """As iteration, with the values."""
+        """Iterate over the live entries, as pairs of key and value."""
         for key in list(self._data):
             entry = self._data.get(key)
             if entry is not None and self._clock() < entry.expires_at:

@@ -7,11 +7,9 @@ import time
 from collections.abc import (
     Awaitable,
     Callable,
-    Coroutine,
     Hashable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import AbstractContextManager
@@ -19,7 +17,7 @@ from functools import partial
 from inspect import Parameter
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
@@ -30,15 +28,15 @@ from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core, overtake_all
 from stillfresh.engine.counts import CacheStats, Lag
 from stillfresh.engine.explain import Listed, listed
-from stillfresh.engine.function import Function
+from stillfresh.engine.function import CachedDecorator, Function
 from stillfresh.engine.keys import Spec, batch_types, checked_kind, is_def, terms_of, versioned
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Codec, Loaded, checked_tags
+from stillfresh.engine.model import Codec, checked_tags
 from stillfresh.engine.recorded import RecordingBlock
-from stillfresh.engine.resource import Resource, like_function, text_of
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
+from stillfresh.engine.resource import BatchLoader, Resource, like_function, text_of
+from stillfresh.errors import ConfigError, StoreError
 from stillfresh.recording import Recording
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import MOST_LISTED, Store
@@ -47,35 +45,24 @@ K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 P = ParamSpec("P")
-T = TypeVar("T")
-
-LoadedBatch: TypeAlias = Mapping[K, V | Loaded[V] | Exception]
-AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, V]]]
-BatchLoader: TypeAlias = AsyncLoader[K, V] | Callable[[list[K]], LoadedBatch[K, V]]
 
 GRACE: Final = 5.0
 IDS_AT_ONCE: Final = 500  # in one step of `invalidate_all`: others' writes pass between them
 
 
-class CachedDecorator(Protocol):
-    """What `cached(...)` returns: the parameters and the value's type pass through."""
-
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, Loaded[V]]], /
-    ) -> Function[P, V]: ...
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, V | Loaded[V]]], /
-    ) -> Function[P, V]: ...
-    @overload
-    def __call__(self, function: Callable[P, Loaded[V]], /) -> Function[P, V]: ...
-    @overload
-    def __call__(self, function: Callable[P, V | Loaded[V]], /) -> Function[P, V]: ...
-
-
 class Cache(Lifecycle):
-    """`async with Cache("sqlite:///prices.db") as cache:`; without it, the first read opens it."""
+    """A store and the resources that share it: `async with Cache("sqlite:///prices.db") as cache:`.
+
+    Without `async with`, the first read opens it. Raises ConfigError for a store address or an
+    option that cannot be used.
+
+    Args:
+        store: An address (`memory://`, `sqlite:///file.db`, `redis://…`, …), or a store object.
+        clock: Returns seconds since 1970.
+        sleep: Called to wait. Tests replace it.
+        dice: Returns numbers from 0 to 1, for jitter. Tests replace it.
+        grace: How long `close` waits for publications that have started.
+    """
 
     def __init__(
         self,
@@ -114,7 +101,31 @@ class Cache(Lifecycle):
         load_timeout: Duration = "30s",
         objective: str | None = None,
     ) -> Callable[[BatchLoader[K, V]], Resource[K, V]]:
-        """Declare a resource: its loader takes a list of keys and returns a mapping."""
+        """Declare a resource. The decorated loader takes a list of keys and returns a mapping.
+
+        The loader is an async function, or a `def`, which runs in a thread. A key that the mapping
+        lacks is absent; a key mapped to an exception failed. Returns a decorator that makes a
+        `Resource`. Raises ConfigError for an option, a name or an annotation that cannot be used.
+
+        Args:
+            name: Names the resource in the store, in statistics and in errors. Once in a cache.
+            fresh_for: How long a copy is served without a refresh.
+            stale_for: How long after that it is served while it is refreshed.
+            error_for: How long after `fresh_for` it is served if its refresh fails.
+            absent_for: How long absence is remembered; None: a tenth of `fresh_for`, at least 1 s.
+            max_batch: The most keys in one call of the loader.
+            concurrency: The most calls of the loader at once.
+            max_entries: The most values in memory.
+            max_bytes: The most bytes of values in memory: a number, or text such as "64MB".
+            memory_for: How long memory is believed without asking a shared store.
+            jitter: The share, 0 to 1, by which each copy's freshness is shortened at random.
+            tags: Called with a key; returns its tags, for `invalidate_tag`.
+            codec: Turns values into bytes; None: chosen by the loader's annotation.
+            version: Part of the stored name. Change it when the form of the values changes.
+            lease_for: When another process may take over a load whose process died.
+            load_timeout: When a load has failed.
+            objective: The freshness objective, which statistics count.
+        """
         kind = self._new_name(name, version)
 
         def decorate(loader: BatchLoader[K, V]) -> Resource[K, V]:
@@ -165,10 +176,12 @@ class Cache(Lifecycle):
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
         objective: str | None = None,
-    ) -> "CachedDecorator":
-        """Declare a resource: each call of the function, by its arguments, is an entry.
+    ) -> CachedDecorator:
+        """Declare a resource. Each call of the decorated function, by its arguments, is an entry.
 
-        By `key` of its arguments, or without those that `ignore` names (E19).
+        Returns a decorator that makes a `Function`. `key` is called with the arguments and returns
+        what the entry is known by; without it, all arguments count but those that `ignore` names.
+        `tags` is called with the arguments. The other options are those of `batched`.
         """
         kind = self._new_name(name, version)
 
@@ -210,9 +223,10 @@ class Cache(Lifecycle):
         return decorate
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """E8: every entry with this tag, and every load of one that is under way.
+        """Invalidate every entry that has this tag, and every load of one that is under way.
 
-        Returns those that the store knew, by the name of their resource and their id in it.
+        `soft`: the old copies are still served while they are refreshed. Returns the name of the
+        resource and the id of each entry that the store knew. Raises StoreError.
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
@@ -228,9 +242,9 @@ class Cache(Lifecycle):
         return tagged
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
-        """E6: every entry of the store, of whatever kind, and every load under way; how many.
+        """Invalidate every entry of the store and every load under way; return how many entries.
 
-        On DynamoDB, loads in other processes are reached if their key has a copy, or `tags`.
+        On DynamoDB, loads in other processes are reached if their key has a copy or tags.
         """
         store, count, after = (await self.runtime()).store, 0, None
         await overtake_all(self._known())
@@ -256,11 +270,11 @@ class Cache(Lifecycle):
             yield from ((core, key) for key in core.tagged(tag))
 
     async def evict(self) -> int:
-        """Drop from the store what nobody can be served any more; return how many."""
+        """Delete copies from the store that may never be served again; return how many."""
         return await (await self.runtime()).store.evict(self.clock())
 
     async def stats(self) -> CacheStats:
-        """Counts of every resource, and the store's own."""
+        """Return the counts of every resource, and what the store says of itself."""
         runtime = await self.runtime()
         try:
             store = await runtime.store.stats()
@@ -277,38 +291,24 @@ class Cache(Lifecycle):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Listed]:
-        """E12: what is in the store, page by page; `after` is the last one's (kind, id)."""
+        """List the entries of the store, at most `limit`, ordered by kind and id.
+
+        `kind`: of one resource. `search`: whose id contains this text. `after`: the kind and id of
+        the last entry of the page before.
+        """
         found = await (await self.runtime()).store.entries(kind, search, after, limit)
         return listed(found, self.clock())
 
-    def from_thread(
-        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Call `function(*args)` on the cache's loop, from another thread, and wait for it."""
-        self.check_not_forked()
-        runtime = self.opened
-        if runtime is None or not runtime.loop.is_running():
-            raise NotOpen("this cache is not open: from_thread needs a running loop to call")
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is runtime.loop:
-            raise StillfreshError(
-                "from_thread was called on the cache's own loop; await it instead"
-            )
-        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), runtime.loop).result()
-
     def bypassed(self) -> AbstractContextManager[None]:
-        """E22: inside `with`, every read of this task loads, and nothing is stored."""
+        """Inside `with`, each read of this task loads, and nothing is stored."""
         return past(self)
 
     def override(self, store: str | Store) -> Override:
-        """E22: inside `async with` (or `with`, where no event loop runs) it has this store."""
+        """Inside `async with` (or `with`, if no event loop runs), the cache uses this store."""
         return Override(self, store_for(store, self.clock), is_private=_is_private(store))
 
     def recording(self, recording: str | Path | Recording) -> RecordingBlock:
-        """Inside `async with` (or `with`) reads are recorded there, for `stillfresh plan`."""
+        """Inside `async with` (or `with`), record reads to a file, for `stillfresh plan`."""
         return RecordingBlock(self, recording)
 
     async def __aenter__(self) -> Self:
@@ -333,7 +333,7 @@ class Cache(Lifecycle):
         key: Callable[[str], H],
         private: bool = False,
     ) -> Core[H, V]:
-        """For systems on the engine: keys of any kind; `private`: our store."""
+        """Declare a resource with keys of any type, for packages of stillfresh."""
         memory: Memory[H, V] = Memory(spec, self.clock, private=self.is_private or private)
         core = Core(spec, self, memory, text=text, key=key)
         self.cores[self._new_name(spec.kind)] = core

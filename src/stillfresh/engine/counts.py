@@ -43,13 +43,14 @@ GAUGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ResourceStats:
-    """Counts since the cache was made, as `COUNTERS` says, and what `GAUGES` says of now.
+    """Counts of one resource since the cache was made, and its state now.
 
-    `ages` are reads by age at serving, bucket by bucket.
+    `docs/monitoring.md` explains each count. `ages` has the reads by their age at serving, bucket
+    by bucket.
     """
 
     reads_by_origin: dict[Origin, dict[Verdict, int]]
-    """A read that failed counts as loaded, and GONE."""
+    """Reads by origin and verdict. A read that failed counts as LOADED and GONE."""
     ages: tuple[int, ...]
     age_sum: float
     """Seconds, of all those ages; what hits in memory add to it is estimated."""
@@ -76,21 +77,21 @@ class ResourceStats:
     watched: int
     failing: int
     retry_at: float | None
-    """When the first of the failing that is left alone may be asked for again."""
+    """When the first cooldown ends, in seconds since 1970; None if no key cools down."""
     error: str | None
-    """What the last of them said."""
+    """The error of the last load that failed."""
     max_batch: int
-    """The most keys that one call of the loader may be given."""
+    """The most keys in one call of the loader, as declared."""
 
     @property
     def reads(self) -> dict[Verdict, int]:
-        """By verdict alone."""
+        """Reads by verdict."""
         origins = self.reads_by_origin.values()
         return {verdict: sum(reads[verdict] for reads in origins) for verdict in Verdict}
 
     @property
     def hits(self) -> int:
-        """Reads that needed no load; divided by all reads, the hit ratio."""
+        """Reads that needed no load. Divided by all reads: the hit ratio."""
         return sum(sum(self.reads_by_origin[origin].values()) for origin in HITS)
 
     @property
@@ -100,7 +101,7 @@ class ResourceStats:
         return self.objective_met / reads if reads else None
 
     def age_quantile(self, share: float) -> float:
-        """The age (a bucket's upper bound) that this share of all reads was no older than."""
+        """Return the age in seconds that this share of reads did not exceed, rounded up."""
         wanted, seen = share * sum(self.ages), 0
         for bound, count in zip((*AGE_BUCKETS, float("inf")), self.ages, strict=True):
             seen += count
@@ -111,9 +112,9 @@ class ResourceStats:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a cache is behind a database that says what is stale (`stillfresh.contrib.postgres`).
+    """How far a cache is behind the database that invalidates it (`stillfresh.contrib.postgres`).
 
-    Every commit that is more than `seconds` ago has been delivered; past `limit`, it is too far.
+    Every commit older than `seconds` has been delivered. Past `limit`, the cache is too far behind.
     """
 
     seconds: float
@@ -122,12 +123,12 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Every resource, and the store they share; `store` is None where it could not be asked."""
+    """The statistics of every resource, and of the store (None if it could not be reached)."""
 
     resources: dict[str, ResourceStats]
     store: StoreStats | None
     lags: dict[str, Lag]
-    """By the name of each outbox's consumer."""
+    """How far each outbox consumer is behind, by its name."""
 
 
 class Counts:

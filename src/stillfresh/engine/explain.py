@@ -46,14 +46,14 @@ class EntryState:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(EntryState):
-    """Why this value, why now, who refreshes it, when."""
+    """The state of one entry: why it is served, who refreshes it, and when."""
 
     resource: str
     key: object
     loading_here: bool
     in_memory: bool
     text: str
-    """The same in a sentence or two."""
+    """The state in one or two sentences."""
 
     def __str__(self) -> str:
         return self.text
@@ -61,15 +61,15 @@ class Explanation(EntryState):
 
 @dataclass(frozen=True, kw_only=True)
 class Listed(EntryState):
-    """What `explain` says of one entry, as far as its row tells."""
+    """One entry of a store, as `Cache.entries` lists it."""
 
     kind: str
     id: str
     fetched_at: float | None
     size: int | None
-    """Bytes of the value as it is stored; None where there is none, or the store cannot tell."""
+    """Bytes of the value as it is stored; None if there is none, or the store cannot tell."""
     absent: bool
-    """Upstream says that there is no such thing."""
+    """True: the upstream has no such key."""
 
 
 def explain(

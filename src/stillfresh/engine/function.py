@@ -3,15 +3,15 @@
 The hit is written out in the call: one lookup, one clock reading, one addition (E14).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import MethodType
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
 
 from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.core import Core
 from stillfresh.engine.memory import MemoryEntry
-from stillfresh.engine.model import Answer
+from stillfresh.engine.model import Answer, Loaded
 from stillfresh.engine.resource import Handle, Resource, found, like_function
 
 V = TypeVar("V")
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class CachedFunction(Face[Call[P], V], Generic[P, V]):
-    """What functions for event loops and for threads have in common."""
+    """What cached functions for event loops and for threads have in common."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -34,6 +34,7 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
         like_function(self, function, signature.shown)
 
     def stand_back(self, *, back: bool) -> None:
+        """Leave every read to the core, or no longer."""
         super().stand_back(back=back)
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 
@@ -66,7 +67,10 @@ for _method in ("delete", "explain", "invalidate", "peek", "put", "refresh", "up
 
 
 class Function(CachedFunction[P, V]):
-    """What `@cache.cached` makes of an async function."""
+    """A cached function, made by `@cache.cached`. `await report(2026)` returns the value itself.
+
+    The call raises LoadFailed if there is nothing to serve and the function failed.
+    """
 
     def __init__(
         self, core: Core[Call[P], V], signature: Signature[P], function: Callable[P, object]
@@ -88,7 +92,7 @@ class Function(CachedFunction[P, V]):
         return found(await self.get(*args, **kwargs), args)
 
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
-        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
+        """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
         call = self.signature.call(*args, **kwargs)
         entry = self._entry(call)
         if entry is None or self._clock() >= entry.until:
@@ -99,7 +103,7 @@ class Function(CachedFunction[P, V]):
         return entry.answer
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
-        """One entry's handle."""
+        """Return the handle of the entry that these arguments name."""
         return Handle(self.resource, self.signature.call(*args, **kwargs))
 
     @overload
@@ -130,6 +134,23 @@ class Bound(Function[Q, V]):
 
     def of(self, *args: Q.args, **kwargs: Q.kwargs) -> Handle[V]:
         return self.__func__.of(self.__self__, *args, **kwargs)
+
+
+class CachedDecorator(Protocol):
+    """What `cached(...)` returns: the parameters and the value's type pass through."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, Loaded[V]]], /
+    ) -> Function[P, V]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, V | Loaded[V]]], /
+    ) -> Function[P, V]: ...
+    @overload
+    def __call__(self, function: Callable[P, Loaded[V]], /) -> Function[P, V]: ...
+    @overload
+    def __call__(self, function: Callable[P, V | Loaded[V]], /) -> Function[P, V]: ...
 
 
 def bind(bound: Any, function: Any, obj: object) -> None:  # noqa: ANN401 (faces of any kind)

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.bounded import sliced
 from stillfresh.engine.loader import Runtime, looked_at
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from stillfresh.engine.read import Reads
     from stillfresh.engine.recorded import RecordingBlock
     from stillfresh.recording import What
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 EVICT_EVERY: Final = 3600.0
 _LEFT: Final[list[object]] = []
@@ -58,7 +61,7 @@ class Lifecycle:
         """E20: makes the store anew in a forked child; None: the child is refused."""
 
     async def open(self) -> None:
-        """Ready for work on this event loop; also after a close."""
+        """Open the store, on the running event loop; also after `close`. Raises StoreError."""
         self._check_here()
         if self._closing is not None and not self._closing.done():
             await asyncio.wait([self._closing])
@@ -78,13 +81,34 @@ class Lifecycle:
         return await asyncio.shield(self._opening)
 
     async def close(self) -> None:
-        """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
+        """Close the cache. Publications that have started finish; the rest ends within `grace`."""
         self._check_here()
         self.is_closed = True
         if self._closing is None or self._closing.done():
             self._loop = asyncio.get_running_loop()
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
+
+    def from_thread(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a coroutine function on the cache's event loop, from another thread.
+
+        Returns its result. Raises NotOpen if the loop does not run.
+        """
+        self.check_not_forked()
+        runtime = self.opened
+        if runtime is None or not runtime.loop.is_running():
+            raise NotOpen("this cache is not open: from_thread needs a running loop to call")
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is runtime.loop:
+            raise StillfreshError(
+                "from_thread was called on the cache's own loop; await it instead"
+            )
+        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), runtime.loop).result()
 
     async def swap(self, store: Store, *, is_private: bool, is_closed: bool, keeps: bool) -> Store:
         """E22: stop, and work on another store from the next read on; returns the one before.

@@ -18,44 +18,48 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 MAX_TAGS: Final = 100_000
-"""Bytes of all tags of a key: a store may have to keep them in one row (DynamoDB's are 400 KB)."""
+"""The most bytes that all tags of one key may have: DynamoDB keeps them in one item."""
 
 
 class Origin(StrEnum):
     """Where an answer came from."""
 
     MEMORY = "memory"
+    """From the memory of this process."""
     STORE = "store"
+    """From the store."""
     LOADED = "loaded"
-    """By this call's own load."""
+    """From a load that this call started."""
     ANOTHER = "another"
-    """By a load that another task or another process had begun."""
+    """From a load that another task or process had started."""
 
 
 HITS: Final = (Origin.MEMORY, Origin.STORE)
-"""Where an answer comes from that needed no load."""
+"""The origins of answers that needed no load."""
 
 
 class Answer(Struct, Generic[V], eq=False):
-    """A value and how fresh it is. Shared between callers: treat it, and the value, as frozen."""
+    """A value and how fresh it is. Callers share it: change neither the answer nor the value."""
 
     value: V
-    """None where `found` is False."""
+    """The value; None if `found` is False."""
     found: bool
-    """False: upstream says that it does not exist, or (with `error`) nobody could say."""
+    """False: the upstream has no such key, or (with `error`) its load failed."""
     verdict: Verdict
-    """As it was when served."""
+    """How fresh the copy was when it was served."""
     fetched_at: float
+    """When the loader was called for this copy, in seconds since 1970."""
     origin: Origin
+    """Where the answer came from."""
     clock: Callable[[], float]
     error: LoadFailed | None = None
-    """Why this is not newer: the last refresh failed."""
+    """The last refresh failed, and this is its error; None if it did not."""
     unverified: bool = False
-    """E26: from memory, since the store could not be asked whether it still holds."""
+    """True: from memory, because the store could not be reached to check it (E26)."""
 
     @property
     def age(self) -> float:
-        """Seconds since the copy was asked for, at the moment you look."""
+        """Seconds since `fetched_at`, at the moment you ask."""
         return age_of(self.fetched_at, self.clock())
 
     def __repr__(self) -> str:
@@ -66,7 +70,7 @@ class Answer(Struct, Generic[V], eq=False):
 
 
 class OwnTerms(TypedDict, total=False):
-    """E8, E17: the terms that one entry may have of its own."""
+    """The terms that one value may have of its own (E8, E17). Others are the resource's."""
 
     fresh_for: Duration
     stale_for: Duration
@@ -83,7 +87,7 @@ def utf8_size(resource: str, what: str, text: str) -> int:
 
 
 def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
-    """E8: the tags of one key, each once; one alone may be given as it is."""
+    """Return the tags without repeats. Raise ConfigError for one that cannot be used."""
     try:
         listed = (tags,) if isinstance(tags, str) else tuple(tags)  # type: ignore[arg-type]
     except TypeError:
@@ -101,10 +105,10 @@ def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
 
 
 class Loaded(Generic[T]):
-    """E8: a loader's value with terms of its own; what is not given is the resource's.
+    """A value with terms or tags of its own, returned by a loader or given to `put`.
 
-    I26: `tags` are those that only the loader knows, beside the key's own. Without them the entry
-    keeps those that it had.
+    Terms that are left out are the resource's. `tags` are added to those that the key has. Without
+    `tags` the entry keeps the tags of its last load; `[]` removes them.
     """
 
     __slots__ = ("error_for", "fresh_for", "stale_for", "tags", "value")
@@ -126,9 +130,9 @@ class Loaded(Generic[T]):
 
 
 class Private(Struct, Generic[T], frozen=True):
-    """A loader's value for the caller that brought the loader; the others find it absent.
+    """A loader's value for the caller that brought the loader; other callers find the key absent.
 
-    `is_noted`: the store keeps the absence, so that later callers need no load to know of it.
+    `is_noted`: the store keeps the absence, so later callers learn of it without a load.
     """
 
     value: T
@@ -145,20 +149,22 @@ class Instead(Enum):
 
 
 LEAVE: Final = Instead.LEAVE
+"""Returned by the change given to `update`: store nothing."""
 DELETE: Final = Instead.DELETE
+"""Returned by the change given to `update`: delete the entry."""
 
 
 class Amended(Struct, Generic[T], frozen=True):
-    """A change's value that is as old as the copy it is made from, and on the same terms.
+    """Returned by the change given to `update`: a value with the age and terms of the copy.
 
-    Of an invalidated copy, or of none, it is a value like any other.
+    If there is no copy, or it was invalidated, it is stored like any other value.
     """
 
     value: T
 
 
 class RetryAfter(StillfreshError):
-    """E7: raised (or returned for an id) by a loader that was told when to ask again."""
+    """Raised by a loader, or returned for a key: it failed, and may be tried again later."""
 
     def __init__(self, pause: Duration, message: str = "") -> None:
         self.seconds = seconds(pause, name="RetryAfter")
@@ -166,27 +172,28 @@ class RetryAfter(StillfreshError):
 
 
 class Dropped(StillfreshError):
-    """Returned for an id by a loader that stopped since nobody wants its answer any more.
+    """Returned for a key by a loader that stopped because no caller waits any more.
 
-    Nothing is published and no cooldown begins: it is no failure of the upstream.
+    Nothing is published, and no cooldown begins.
     """
 
 
 class Codec(Protocol[V]):
-    """What `codec=` takes. `decode` may raise anything for bytes that it does not know."""
+    """The type of `codec=`: turns values into bytes and back."""
 
     def encode(self, value: V, /) -> bytes:
-        """The value as bytes."""
+        """Return the value as bytes. An error means that the value cannot be stored."""
 
     def decode(self, data: bytes, /) -> V:
-        """The value that `encode` was given."""
+        """Return the value that `encode` was given. After an error the value is loaded anew."""
 
 
 Outcome = Answer[V] | LoadFailed
+"""What a load of one key ends with."""
 Read = Answer[V] | Private[Any] | LoadFailed
-"""What a caller with a loader of its own is told: stored, private, or failed."""
+"""What a caller with its own loader receives: a stored answer, a private value, or an error."""
 OwnLoad = Callable[[], Awaitable[object]] | Callable[[], object]
-"""A loader that a caller brings for one key: its value, a `Loaded`, or a `Private`.
+"""A loader that a caller brings for one key. It returns a value, a `Loaded` or a `Private`.
 
 An async function, or a plain one if the resource's loaders run in threads (E20).
 """

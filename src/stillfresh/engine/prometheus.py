@@ -19,7 +19,7 @@ OBJECTIVE: Final = (
 
 
 def prometheus_text(stats: CacheStats) -> str:
-    """For a `/metrics` page: `prometheus_text(await cache.stats())`."""
+    """Return statistics in Prometheus' text format: `prometheus_text(await cache.stats())`."""
     return "".join(f"{line}\n" for line in _lines(stats))
 
 

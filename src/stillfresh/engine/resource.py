@@ -5,9 +5,9 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import update_wrapper
-from typing import Any, Generic, NoReturn, TypeVar, Unpack
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, Unpack
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
@@ -23,12 +23,17 @@ K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
 
 
+LoadedBatch: TypeAlias = Mapping[K, V | Loaded[V] | Exception]
+AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, V]]]
+BatchLoader: TypeAlias = AsyncLoader[K, V] | Callable[[list[K]], LoadedBatch[K, V]]
+
+
 def like_function(
     face: Any,  # noqa: ANN401 (its class has no such attributes)
     function: Callable[..., object],
     signature: inspect.Signature,
 ) -> None:
-    """E19: of the function's name, and a coroutine function if the call of the face is one.
+    """Give a face the name, signature and kind of the function that it stands for (E19).
 
     `inspect` believes an object that has all attributes of a function, from Python 3.11 on.
     """
@@ -42,7 +47,7 @@ def like_function(
 
 
 class Handle(Generic[V]):
-    """One entry; each method is that of its resource."""
+    """One entry of a resource. Each method does what the resource's method does for its key."""
 
     __slots__ = ("_key", "_resource")
 
@@ -51,24 +56,31 @@ class Handle(Generic[V]):
         self._key = key
 
     async def get(self, max_age: Duration | None = None) -> Answer[V]:
+        """Return the answer, as `Resource.get` does."""
         return await self._resource.get(self._key, max_age)
 
     def peek(self) -> Answer[V] | None:
+        """Return what memory holds, or None. Loads nothing."""
         return self._resource.peek(self._key)
 
     async def refresh(self) -> None:
+        """Load it now, whatever its age. Raises LoadFailed."""
         await self._resource.refresh(self._key)
 
     async def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
+        """Publish a value that you know, as `Resource.put` does."""
         await self._resource.put(self._key, value, **terms)
 
     async def update(self, change: Change[V]) -> Answer[V] | None:
+        """Change the value there is, as `Resource.update` does."""
         return await self._resource.update(self._key, change)
 
     async def invalidate(self, *, soft: bool = False) -> None:
+        """Invalidate it, as `Resource.invalidate` does."""
         await self._resource.invalidate(self._key, soft=soft)
 
     async def delete(self) -> None:
+        """Delete the copy."""
         await self._resource.delete(self._key)
 
     def watch(
@@ -77,14 +89,20 @@ class Handle(Generic[V]):
         tell: Callable[[Update[Any, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> Watch[Any, V]:
+        """Keep it fresh, as `Resource.watch` does."""
         return self._resource.watch(self._key, tell=tell, end=end)
 
     async def explain(self) -> Explanation:
+        """Return the state of the entry, as `Resource.explain` does."""
         return await self._resource.explain(self._key)
 
 
 class Resource(Face[K, V]):
-    """What `@cache.batched` makes of a loader of many keys."""
+    """Values by key, made by `@cache.batched`. `await prices(key)` returns the value itself.
+
+    The call raises KeyError if the upstream has no such key, and LoadFailed if there is nothing to
+    serve and the load failed.
+    """
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -103,9 +121,11 @@ class Resource(Face[K, V]):
         return found(self.core.glance(key) or await self._get(key), key)
 
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
-        """The answer, from memory, the store or a load.
+        """Return the answer, from memory, the store or a load.
 
-        `max_age`: for this call an older copy counts as EXPIRED; the call waits for a load (E18).
+        `max_age`: for this call, an older copy counts as EXPIRED, so the call waits for a load. A
+        key that the upstream lacks has an answer with `found` False. Raises LoadFailed if there is
+        nothing to serve and the load failed.
         """
         try:
             entry = self._entry(key)
@@ -126,7 +146,10 @@ class Resource(Face[K, V]):
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
     ) -> dict[K, Answer[V]]:
-        """An answer for each; one whose load failed has `error`, and `found` is False."""
+        """Return an answer for each key. Raises nothing for a failed load: its answer has `error`.
+
+        `max_age` is that of `get`.
+        """
         listed = self._unique(keys, "get_many")
         outcomes = await self.core.answers(listed, max_age=_limit(max_age))
         return all_answered(outcomes, self._clock)
@@ -138,15 +161,16 @@ class Resource(Face[K, V]):
         unread: set[K] | None = None,
         max_age: Duration | None = None,
     ) -> dict[K, Answer[V]]:
-        """The answers that memory or the store can give; nothing is loaded or waited for.
+        """Return the answers that memory or the store can give. Loads nothing, waits for no load.
 
-        Keys that the store could not be asked for are added to `unread`.
+        Keys that could not be read because the store failed are added to `unread`. Copies older
+        than `max_age` are left out.
         """
         outcomes = await self.core.known(self._unique(keys, "known"), unread, _limit(max_age))
         return all_answered(outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
-        """What memory holds; no await, no refresh."""
+        """Return what memory holds, or None. No await, no load."""
         try:
             entry = self._entry(key)
         except TypeError:
@@ -158,21 +182,22 @@ class Resource(Face[K, V]):
         return None if is_past(self.core.owner) else self.core.memory.peek(key)
 
     async def refresh(self, *keys: K) -> None:
-        """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
+        """Load the keys now, whatever their age. Raises LoadFailed if one failed."""
         for outcome in (await self.core.reload(self._unique(keys))).values():
             _raised(outcome)
 
     async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
         """Publish a value that you know, for example after a write (E17).
 
-        A load under way is superseded. The next read in every process sees the value, and watchers
-        in this process are told. Terms that are left out are the resource's. ConfigError if the
-        value cannot be stored; StoreError if the store did not confirm the put.
+        A load under way is superseded. The next read in every process gets the value, and watchers
+        in this process receive it. Terms (`fresh_for`, `stale_for`, `error_for`) that are left out
+        are the resource's. Raises ConfigError if the value cannot be stored, and StoreError if the
+        store did not confirm the put.
         """
         await self.core.put([(key, self.core.spec.with_terms(value, terms))])
 
     async def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
-        """Put many values, 100 keys in one step; none if one value cannot be stored."""
+        """Publish many values, 100 keys in one step. If one value cannot be stored, none is."""
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
@@ -182,20 +207,25 @@ class Resource(Face[K, V]):
         await self.core.put([(key, with_terms(it, terms)) for key, it in values.items()])
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
-        """Put what `change` makes of the copy at hand; no other change is lost.
+        """Publish what `change` makes of the present value. No other change is lost.
 
-        `change` is called with the answer there is, however old, or with None, and returns a
-        value, a `Loaded`, an `Amended` (which keeps the copy's age and terms), `LEAVE` or `DELETE`.
-        If another process comes between, it is called again. Returns what is there afterwards.
+        `change` is called with the answer there is, however old, or with None. It returns a value,
+        a `Loaded`, an `Amended` (which keeps the copy's age and terms), `LEAVE` or `DELETE`. It is
+        called again if another process changed the entry meanwhile. Returns the answer afterwards,
+        or None.
         """
         return await self.core.update(key, change)
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
-        """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
+        """Invalidate the keys: the next read waits for a load.
+
+        `soft`: reads get the old copy while it is refreshed. A load that began before is never
+        published as fresh. Raises StoreError.
+        """
         await self.core.invalidate(self._unique(keys), soft=soft)
 
     async def delete(self, *keys: K) -> None:
-        """Forget them altogether."""
+        """Delete the copies. Reads find nothing, not even if their load fails."""
         await self.core.delete(self._unique(keys))
 
     def watch(
@@ -205,26 +235,26 @@ class Resource(Face[K, V]):
         fail: Callable[[Update[K, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> Watch[K, V]:
-        """Kept fresh inside `with`: keys one by one, or many in a list.
+        """Keep keys fresh inside `with`. Keys are given one by one, or as one list.
 
-        Iterate over it (`async for update in watch`), or give `tell`, to see each new copy. `fail`
-        is told of each refresh that failed: what is left, with its `error`. `end` is called when it
-        is closed, by you or with the cache.
+        Iterate over the watch (`async for update in watch`) to receive each new copy. Or give
+        `tell`, which is called with each `Update`. `fail` is called when a refresh failed, with
+        what is left and its `error`. `end` is called when the watch ends, by you or with the cache.
         """
         return Watch(self.core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
 
     @property
     def watched(self) -> tuple[K, ...]:
-        """The keys that somebody watches now."""
+        """The keys that are watched now."""
         return tuple(self.core.watcher.watches)
 
     def of(self, key: K) -> Handle[V]:
-        """One entry's handle."""
+        """Return the handle of one entry."""
         self.core.text(key)
         return Handle(self, key)
 
     async def explain(self, key: K) -> Explanation:
-        """Why this value, why now, who refreshes it, when."""
+        """Return the state of an entry: its age, its verdict, who loads it, and when."""
         return await self.core.explain(key)
 
     def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:

@@ -24,16 +24,16 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Update(Generic[K, V]):
-    """A new copy of a watched key came, by whoever's load."""
+    """A new copy of a watched key."""
 
     key: K
     answer: Answer[V]
 
 
 class Watch(Generic[K, V]):
-    """Some keys of a resource, kept fresh between enter and exit; iterate to see the new copies.
+    """Keys of a resource that are kept fresh inside `with`; iterate over it for new copies.
 
-    Of several new copies of a key that nobody has looked at yet, the newest is kept.
+    If several copies of one key arrive before you look, you receive the newest.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Watch(Generic[K, V]):
         self._is_open = self._was_entered = False
 
     def add(self, *keys: K) -> None:
-        """Watch these as well."""
+        """Watch more keys."""
         self._watcher.core.texts(keys)
         for key in keys:
             if key not in self._keys:
@@ -65,7 +65,7 @@ class Watch(Generic[K, V]):
                 self._keys[key] = None
 
     def discard(self, *keys: K) -> None:
-        """Watch these no longer."""
+        """Stop watching these keys."""
         for key in keys:
             if key in self._keys:
                 del self._keys[key]
@@ -75,10 +75,11 @@ class Watch(Generic[K, V]):
 
     @property
     def keys(self) -> tuple[K, ...]:
+        """The keys that are watched."""
         return tuple(self._keys)
 
     def close(self) -> None:
-        """Nothing is watched any more, and whoever iterates comes to the end."""
+        """Stop watching. A loop over the watch ends."""
         if self._is_open:
             self._is_open = False
             self._watcher.leave_all(self.keys, self)
@@ -87,7 +88,7 @@ class Watch(Generic[K, V]):
         self._changed.set()
 
     def tell(self, update: Update[K, V]) -> None:
-        """Kept until it is looked at, or passed on at once; nothing once it is closed."""
+        """Pass an update on, or keep it until somebody iterates. Does nothing once closed."""
         if self._is_open and self._tell is not None:
             _call(self._tell, update)
         elif self._is_open:
@@ -96,10 +97,11 @@ class Watch(Generic[K, V]):
 
     @property
     def hears_failures(self) -> bool:
+        """True if `fail` was given."""
         return self._fail is not None
 
     def tell_failure(self, update: Update[K, V]) -> None:
-        """A refresh failed: what is left, with its error."""
+        """Report that a refresh failed: what is left, with its error."""
         if self._is_open and self._fail is not None:
             _call(self._fail, update)
 

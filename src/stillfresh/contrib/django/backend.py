@@ -47,7 +47,7 @@ def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
 
 
 class StillfreshCache(BaseCache):
-    """`"BACKEND": "stillfresh.contrib.django.StillfreshCache"`; LOCATION is a store's address."""
+    """A backend for Django's CACHES. LOCATION is a store's address."""
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(params)
@@ -60,6 +60,7 @@ class StillfreshCache(BaseCache):
         self._error_for = seconds(given.get("ERROR_FOR", 0), name="OPTIONS['ERROR_FOR']")
 
     def get(self, key: str, default: Any = None, version: int | None = None) -> Any:
+        """Return the value, or `default` if it is missing or has expired."""
         key = self.make_and_validate_key(key, version=version)
         return self._value(self._known(key), default)
 
@@ -68,6 +69,7 @@ class StillfreshCache(BaseCache):
         return self._core.known([key]).get(key) if answer is None else answer
 
     def get_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
+        """Return the values of those keys that have one."""
         names = {self.make_and_validate_key(key, version=version): key for key in keys}
         known = self._core.known(list(names)) if names else {}
         values = {name: self._value(known.get(key), MISSING) for key, name in names.items()}
@@ -88,6 +90,7 @@ class StillfreshCache(BaseCache):
         *,
         tags: Sequence[str] = (),
     ) -> None:
+        """Store a value. `tags` are for `invalidate_tag`."""
         self.set_many({key: value}, timeout, version, tags=tags)
 
     def set_many(
@@ -98,6 +101,7 @@ class StillfreshCache(BaseCache):
         *,
         tags: Sequence[str] = (),
     ) -> list[str]:
+        """Store many values; return the keys that could not be stored."""
         names = {self._key(key, version, tags): value for key, value in data.items()}
         if not self._seconds(timeout):
             self._core.delete(names)
@@ -109,11 +113,12 @@ class StillfreshCache(BaseCache):
     def add(
         self, key: str, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None
     ) -> bool:
-        """Atomic: of many that add at once, one is told that it did."""
+        """Store a value if there is none. Of many callers at once, one gets True."""
         loaded = self.loaded(value, timeout)
         return not self._update(key, version, lambda it: LEAVE if _is_there(it) else loaded)
 
     def touch(self, key: str, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
+        """Give the value a new timeout; return False if there is none."""
         fresh_for = self._seconds(timeout)
 
         def change(answer: Answer[bytes] | None) -> object:
@@ -124,7 +129,7 @@ class StillfreshCache(BaseCache):
         return self._amend(key, version, change)
 
     def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
-        """Atomic across threads, processes and machines; the timeout goes on."""
+        """Add to a number, atomically across machines, and keep its timeout. Raises ValueError."""
         result: Any = None
 
         def change(answer: Answer[bytes] | None) -> object:
@@ -139,23 +144,24 @@ class StillfreshCache(BaseCache):
         return result
 
     def delete(self, key: str, version: int | None = None) -> bool:
-        """Of many that delete at once, one is told that it did."""
+        """Delete a value. Of many callers at once, one gets True."""
         return self._update(key, version, lambda it: LEAVE if it is None else DELETE)
 
     def delete_many(self, keys: Iterable[str], version: int | None = None) -> None:
+        """Delete many values."""
         if names := [self.make_and_validate_key(key, version=version) for key in keys]:
             self._core.delete(names)
 
     def clear(self) -> None:
-        """All entries of this LOCATION and OPTIONS['NAME'], whatever their prefix and version."""
+        """Delete every entry of this LOCATION and NAME, whatever its prefix and version."""
         self._core.clear()
 
     def invalidate_tag(self, tag: str, *, soft: bool = False) -> int:
-        """Every entry that was stored with this tag is wrong from now on (soft: stale)."""
+        """Invalidate entries with this tag (soft: the old value is served meanwhile)."""
         return len(self._shared.cache.invalidate_tag(tag, soft=soft))
 
     def close(self, **_: object) -> None:
-        """At the end of each request. The store stays open for the next one, until exit."""
+        """Do nothing: Django calls it after each request, and the store stays open until exit."""
 
     def _update(
         self, key: str, version: int | None, change: BytesChange, tags: Sequence[str] = ()
@@ -198,10 +204,11 @@ class StillfreshCache(BaseCache):
         stale_for: Duration | None = None,
         error_for: Duration | None = None,
     ) -> Any:
-        """The value there is; else that of `default`, called once for all threads and processes.
+        """Return the value, or that of `default`, called once for all threads and processes.
 
-        It is called in this thread. What is stale is returned at once, and `default` is called in
-        the background. Within `error_for` the old value is returned if `default` raises.
+        `default` is called in this thread. For `stale_for` after the timeout, the old value is
+        returned while `default` is called in the background. For `error_for`, it is returned if
+        `default` raises.
         """
         made: Any = MISSING
 
@@ -227,10 +234,7 @@ class StillfreshCache(BaseCache):
         version: int | None = None,
         tags: Sequence[str] = (),
     ) -> Any:
-        """E2 with this loader; what it raises is raised here, as it would be without a cache.
-
-        MISSING: the loader's value is private, or no load may begin since the last one failed.
-        """
+        """Read with this loader; MISSING if its value is private, or it failed a moment ago."""
         key = self._key(key, version, tags)
         if (value := self._value(self._known(key), MISSING)) is not MISSING:
             return value
@@ -259,7 +263,7 @@ class StillfreshCache(BaseCache):
         stale_for: Duration | None = None,
         error_for: Duration | None = None,
     ) -> Loaded[bytes]:
-        """Encoded, on its terms. TypeError if it cannot be stored."""
+        """Encode a value with its terms. Raises TypeError if it cannot be stored."""
         data = self._shared.encoded(value, checked_tags("tags", tags))
         return self._on_terms(data, self._seconds(timeout), stale_for, error_for)
 
@@ -288,7 +292,7 @@ class StillfreshCache(BaseCache):
         )
 
     async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
-        """From memory on the spot."""
+        """Return the value, as `get` does; a value in memory without a thread."""
         answer = self._core.hit(self.make_and_validate_key(key, version=version))
         if answer is not None:
             return self._value(answer, default)
@@ -305,7 +309,7 @@ class StillfreshCache(BaseCache):
     aclear = _awaited(clear)
 
     async def aget_or_set(self, key: str, default: Any, *args: Any, **kwargs: Any) -> Any:
-        """Where Django runs code that uses the ORM; `default` may be a coroutine function."""
+        """Return the value, as `get_or_set` does; `default` may be a coroutine function."""
         if iscoroutinefunction(default):
             default = async_to_sync(default)
         return await sync_to_async(self.get_or_set)(key, default, *args, **kwargs)

@@ -46,10 +46,10 @@ _packed = msgpack.Encoder().encode
 
 
 class DjangoCodec:
-    """From a value to bytes, and to a value that is equal, of the same type, and nobody else's."""
+    """Turns values of a Django cache into bytes and back, without pickle."""
 
     def encode(self, value: object) -> bytes:
-        """TypeError, which names the type, if it cannot be stored."""
+        """Return the value as bytes. Raises TypeError if its type cannot be stored."""
         try:
             return _packed(Encoding().plain(value))
         except RecursionError:
@@ -57,7 +57,7 @@ class DjangoCodec:
             raise TypeError(said) from None
 
     def decode(self, data: bytes) -> Any:
-        """Raises anything for bytes that `encode` did not make."""
+        """Return the value, equal and of the same type. Raises an error for other bytes."""
         return _unpacked(data)
 
 

@@ -17,7 +17,7 @@ from stillfresh.errors import ConfigError
 
 
 def tag_of(model: Any) -> str:
-    """The tag of an instance, or of all instances of a model; a proxy has those of its model."""
+    """Return the tag of an instance, or of a model: of all its instances."""
     if not hasattr(model, "_meta"):
         raise ConfigError(f"a model or an instance is needed here, not {model!r}")
     label: str = model._meta.concrete_model._meta.label_lower
@@ -25,15 +25,15 @@ def tag_of(model: Any) -> str:
 
 
 def invalidate(*models: Any, cache: str = "default") -> None:
-    """Invalidate what is tagged with these instances or models, now."""
+    """Invalidate entries that are tagged with these instances or models."""
     _invalidate(cache, [tag_of(it) for it in models])
 
 
 def invalidate_on_change(*models: type[Model], cache: str = "default") -> None:
-    """From now on, a save or a delete of an instance invalidates both of its tags.
+    """Invalidate the tags of an instance whenever one of these models is saved or deleted.
 
-    So does that of a proxy or a child, and a change of relations to many. Call it once, for example
-    in `AppConfig.ready`.
+    Changes of a proxy, a child model or a many-to-many relation count too. Call it once, for
+    example in `AppConfig.ready`.
     """
     uid = f"stillfresh:{cache}"
     for model in models:

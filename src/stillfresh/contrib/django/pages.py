@@ -31,7 +31,7 @@ class ServerSideError(Exception):
 
 
 class PageMiddleware(CacheMiddleware):
-    """In place of Django's two cache middlewares, first in MIDDLEWARE."""
+    """Caches pages. Use it in place of Django's two cache middlewares, first in MIDDLEWARE."""
 
     async_capable = False
     stale_for: Duration | None = None
@@ -48,7 +48,7 @@ class PageMiddleware(CacheMiddleware):
         view: Callable[[HttpRequest], HttpResponse],
         tags: Sequence[str] = (),
     ) -> HttpResponse:
-        """The page, fresh or stale; rendered here if there is none."""
+        """Return the page, fresh or stale; render it with `view` if there is none."""
         exchange = PageExchange(self, request, view, tags)
         rules = self.on(exchange)
         if (found := rules.process_request(request)) is not None:
@@ -58,23 +58,26 @@ class PageMiddleware(CacheMiddleware):
         return rules.process_response(request, _rendered(view(request)))
 
     def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Django's rules; what the middlewares outside would say of the visitor is said before."""
+        """Apply Django's rules of which responses may be cached."""
         if _names_visitor(request, response):
             request._cache_update_cache = False
         judged: HttpResponse = super().process_response(request, response)
         return judged
 
     def on(self, standing_in: object) -> "PageMiddleware":
+        """Return this middleware for another cache."""
         rules = copy(self)
         rules.standing_in = standing_in
         return rules
 
     @property
     def cache(self) -> Any:
+        """The cache that Django's rules read and write."""
         return self.standing_in
 
     @property
     def backend(self) -> StillfreshCache:
+        """The `StillfreshCache` of the alias; raises ConfigError if it is another backend."""
         return backend_of(self.cache_alias, "pages that may be stale")
 
 
@@ -181,9 +184,10 @@ def cache_page(
     error_for: Duration | None = None,
     tags: Tags = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Django's `cache_page`; past the timeout a page is served for `stale_for` and renewed behind.
+    """Cache a view as Django's `cache_page` does.
 
-    For `error_for` it is served if the view fails.
+    For `stale_for` after the timeout, the old page is served while a new one is rendered in the
+    background. For `error_for`, it is served if the view fails. `tags` are for `invalidate_tag`.
     """
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:

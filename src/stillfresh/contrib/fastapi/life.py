@@ -20,10 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def lifespan(*caches: Cache, own: Own | None = None) -> Own:
-    """For `FastAPI(lifespan=…)`: opens the caches at the start, closes them at the end.
+    """Open caches when the app starts, close them at its end: `FastAPI(lifespan=lifespan(cache))`.
 
-    `own`: your own lifespan. What it makes is there before the caches open, and until they are
-    closed, since a refresh may use it.
+    `own` is your own lifespan: it begins before the caches open and ends after they are closed.
     """
 
     for cache in caches:

@@ -84,10 +84,11 @@ def fresh(
     concurrency: int = 40,
     load_timeout: Duration = "30s",
 ) -> Callable[[Callable[P, Any]], "FreshRoute[P]"]:
-    """Keep what a route returns. Write it below `@app.get(...)`, next to the function.
+    """Cache what a route returns. Write it below `@app.get(...)`, next to the function.
 
-    The key is made of the function's own parameters. One that FastAPI gives it (a dependency, the
-    request) has to be in `per`, for a copy for each, or in `ignore`.
+    The key is made of the function's own parameters. A parameter that FastAPI provides (a
+    dependency, the request) must be in `per`, for one copy each, or in `ignore`. The other options
+    are those of `Cache.cached`. Raises ConfigError for an option that cannot be used.
     """
 
     check_cache(cache, Cache)
@@ -117,7 +118,7 @@ def fresh(
 
 
 class FreshRoute(Generic[P]):
-    """What `@fresh` makes of a route's function; called by hand, it is that function."""
+    """A route's function, made by `@fresh`. Called by hand, it is the function itself."""
 
     def __init__(
         self,
@@ -154,9 +155,9 @@ class FreshRoute(Generic[P]):
             return await run()
 
     def of(self, **arguments: Any) -> Handle[Any]:  # noqa: ANN401 (those of the function)
-        """One entry's handle, to invalidate, put or explain it; requests alone load it.
+        """Return the handle of one entry, to invalidate, put or explain it. Only requests load it.
 
-        Of a parameter in `per`, give what its function returns: the user's id, not the user.
+        For a parameter in `per`, give what its function returns: the user's id, not the user.
         """
         return Handle(self._resource, self._key_rule.named(arguments))
 

@@ -31,9 +31,9 @@ class AppViews(NamedTuple):
 
 
 class Fresh:
-    """`fresh = Fresh(app)`, or `fresh = Fresh()` and later `fresh.init_app(app)`, for any apps.
+    """The extension: `fresh = Fresh(app)`, or `fresh = Fresh()` and later `fresh.init_app(app)`.
 
-    Nothing is opened here. `cache`: one for all apps, in place of one for each by its settings.
+    Each app has a cache by its settings, unless `cache` is given, which all apps then share.
     """
 
     def __init__(self, app: Flask | None = None, *, cache: SyncCache | None = None) -> None:
@@ -46,7 +46,7 @@ class Fresh:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Its settings are read once, here."""
+        """Read the app's settings. Raises ConfigError for one that cannot be used."""
         found = {name: it for name, it in app.config.items() if name.startswith(PREFIX)}
         if self._shared is not None and found:
             said = f"{', '.join(found)}: this Fresh was given a cache"
@@ -58,11 +58,11 @@ class Fresh:
 
     @property
     def cache(self) -> SyncCache:
-        """The current app's; where no app is current, that of the only one."""
+        """The cache of the current app, or of the only one."""
         return self._of_app().cache
 
     def core_of(self, view: FreshView[Any]) -> ViewCore:
-        """Where the current app keeps its responses."""
+        """Return where the current app keeps the responses of a view."""
         return self._of_app().cores[view.kind]
 
     def _of_app(self) -> AppViews:
@@ -97,10 +97,11 @@ class Fresh:
         concurrency: int = 16,
         load_timeout: Duration = "30s",
     ) -> Callable[[Callable[P, Any]], FreshView[P]]:
-        """Keep what a view responds. Write it below `@app.get(...)`, next to the function.
+        """Cache what a view returns. Write it below `@app.get(...)`, next to the function.
 
-        The key is the address without its query, the arguments in `query`, and what `per` returns.
-        Without `per`, or where it is None, the view is run as for a visitor that nobody knows.
+        The key is the address without its query, the arguments named in `query`, and what `per`
+        returns. Without `per`, or if it returns None, the view sees no cookies and no user. The
+        other options are those of `Cache.cached`.
         """
         seconds(fresh_for, name="fresh.view: fresh_for")  # also refuses @fresh.view without (...)
 

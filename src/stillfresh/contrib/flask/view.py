@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class FreshView(Generic[P]):
-    """What `@fresh.view` makes of a view function; outside of a request it is that function."""
+    """A view function, made by `@fresh.view`. Outside of a request, it is the function itself."""
 
     __name__: str
 
@@ -68,10 +68,11 @@ class FreshView(Generic[P]):
 
     @property
     def kind(self) -> str:
+        """The name of its entries in the store."""
         return self.spec.kind
 
     def report(self, why: str) -> None:
-        """Once for a view: it is not kept, where its author meant it to be."""
+        """Log, once for a view, why its response was not cached."""
         if not self._is_reported:
             self._is_reported = True
             logger.warning(

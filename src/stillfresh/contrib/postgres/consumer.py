@@ -90,11 +90,10 @@ logger = logging.getLogger(__name__)
 
 
 class OutboxConsumer:
-    """`async with OutboxConsumer(cache, "postgresql://…", "shop"):` beside the cache's own.
+    """Invalidates tags by a database's outbox: `async with OutboxConsumer(cache, url, "shop"):`.
 
-    Consumers of different names each get every change: one name for each store. All processes that
-    share a store may run one of the same name. `max_lag` is for `/readyz`. With a `PageCache` the
-    tags are those of its pages.
+    Each name receives every change: use one name for each store. All processes that share a store
+    may run a consumer of the same name. `/readyz` fails if it is more than `max_lag` behind.
     """
 
     def __init__(
@@ -130,11 +129,11 @@ class OutboxConsumer:
 
     @property
     def lag(self) -> float:
-        """Seconds: every commit that is longer ago was delivered, as far as this process knows."""
+        """Seconds: every older commit was delivered, as far as this process knows."""
         return time.monotonic() - self._caught_up
 
     async def caught_up(self) -> None:
-        """Wait until everything is delivered that was committed before this call."""
+        """Wait until every change that was committed before this call is delivered."""
         now = time.monotonic()
         self._waiting += 1
         self._wake.set()

@@ -128,10 +128,10 @@ SELECT t.tag FROM {} AS r, LATERAL (VALUES {}) AS t (tag) WHERE octet_length(t.t
 
 
 def outbox_sql(tables: Tables) -> str:
-    """The SQL that makes an outbox for these tables, for a migration tool.
+    """Return the SQL that creates an outbox for these tables, for a migration tool.
 
-    It may be run again: tables whose templates changed get new triggers, tables that are left out
-    lose theirs, and nothing else is touched. Run it in one transaction.
+    Run it in one transaction. It can be run again: tables whose templates changed get new triggers,
+    and tables that are left out lose theirs.
     """
     named = [_triggered(table, templates_of(table, told)) for table, told in tables.items()]
     names = ",".join(name for name, _ in named)

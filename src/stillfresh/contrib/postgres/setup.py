@@ -34,9 +34,9 @@ FROM stillfresh_outbox.consumer ORDER BY name"""
 
 
 async def create_outbox(database: str, tables: Tables) -> None:
-    """Make the outbox, and the triggers of these tables; of all other tables they are dropped.
+    """Create the outbox, and triggers on these tables; drop its triggers on all other tables.
 
-    Nothing is changed where everything is as it should be. Columns and types are checked first.
+    Changes nothing if everything is in place. Raises ConfigError for an unknown table or column.
     """
     sql = outbox_sql(tables)
     async with connected(database) as link:
@@ -51,7 +51,7 @@ async def create_outbox(database: str, tables: Tables) -> None:
 
 
 async def drop_outbox(database: str) -> None:
-    """Take away the triggers, the outbox and what is known of its consumers."""
+    """Drop the triggers, the outbox and the positions of its consumers."""
     async with connected(database) as link:
         await link.ask(ONE_AT_A_TIME)
         await link.ask("DROP SCHEMA IF EXISTS stillfresh_outbox CASCADE")
@@ -59,7 +59,7 @@ async def drop_outbox(database: str) -> None:
 
 
 async def consumer_lags(database: str) -> dict[str, float]:
-    """By the name of each consumer: all commits that are more seconds ago were delivered."""
+    """Return, by consumer, the seconds it is behind: every older commit was delivered."""
     async with connected(database) as link:
         return dict(await link.ask(LAGS))
 
