@@ -5,6 +5,7 @@ sampled is sampled by key, so that a key which is recorded keeps its own pattern
 Lines are written by a thread; a recording that cannot be written ends, and no read notices.
 """
 
+import fcntl
 import logging
 import os
 import threading
@@ -13,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_bytes
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from msgspec import Struct, json
+from msgspec import Meta, Struct, json
 
 from stillfresh.checks import checked_bytes, checked_flag, checked_share
+from stillfresh.errors import StillfreshError
 
 VERSION: Final = 1
 DIGEST: Final = 6
@@ -29,6 +31,8 @@ FLUSH_EVERY: Final = 1.0
 MOST_WAITING: Final = 4_000_000
 """Bytes that wait for a slow disk; with more it ends: one with holes would mislead."""
 ENCODE: Final = json.Encoder().encode
+Span: TypeAlias = Annotated[float, Meta(ge=0, le=366 * 86_400)]
+"""Seconds: a recording is not longer than a year."""
 What: TypeAlias = Literal["read", "put", "invalidate", "soft", "delete", "watch", "unwatch"]
 
 logger = logging.getLogger(__name__)
@@ -38,7 +42,7 @@ class RecordingHead(Struct, frozen=True, array_like=True, tag="stillfresh-record
     """The first line."""
 
     version: int
-    share: float
+    share: Annotated[float, Meta(gt=0, le=1)]
     """Of the keys that are recorded."""
 
 
@@ -58,7 +62,7 @@ class RecordedKind(Struct, frozen=True, array_like=True, tag="kind"):
 class RecordedUse(Struct, frozen=True, array_like=True, tag="use", gc=False):
     """What was done to keys, together: it decides what is loaded."""
 
-    at: float
+    at: Span
     """Seconds since the recording began."""
     kind: str
     ids: tuple[str, ...]
@@ -68,11 +72,11 @@ class RecordedUse(Struct, frozen=True, array_like=True, tag="use", gc=False):
 class RecordedLoad(Struct, array_like=True, tag="load", gc=False):
     """One call of a loader; of its keys those that are recorded."""
 
-    at: float
+    at: Span
     kind: str
     ids: tuple[str, ...]
-    took: float
-    of: int
+    took: Span
+    of: Annotated[int, Meta(ge=1)]
     """Keys that were loaded together, the others as well."""
     size: float = 0
     """Bytes of all recorded values, as they are stored."""
@@ -116,11 +120,22 @@ class Recording:
     def begin(self, now: float) -> None:
         """Make the file anew, once: `serve` does so before it forks its workers."""
         if self._began is None:
-            new = os.O_CREAT | os.O_TRUNC
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | new, 0o600)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            self._make_own()
             self._began = now
             self._free = threading.Semaphore(0)
             self._write(ENCODE(RecordingHead(VERSION, self.share)) + b"\n")
+
+    def _make_own(self) -> None:
+        """Its old content goes, unless another recording is being written to it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(self._file, 0o600)
+            os.ftruncate(self._file, 0)
+        except BlockingIOError as exc:
+            os.close(self._file)
+            said = "is being written by another recording; choose another file, or end that one"
+            raise StillfreshError(f"{self.path}: {said}") from exc
 
     def open(self, now: float) -> None:
         """For one more cache."""
@@ -151,7 +166,7 @@ class Recording:
 
     def since(self, now: float) -> float:
         """To the millisecond: what one turn of a loop reads is read at one time."""
-        return round(now - (self._began or 0.0), 3)
+        return max(0.0, round(now - (self._began or 0.0), 3))
 
     def note(self, line: Line, at: float) -> None:
         """One more line; it is written soon, by a thread."""

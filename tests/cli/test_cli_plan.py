@@ -87,6 +87,14 @@ class TestPlan:
         cut.write_text('["stillfresh-recording",1,1.0]\n')
         assert "no reads were recorded" in call("plan", str(cut)).stderr
 
+    def test_a_recording_that_is_too_short_is_refused(self, tmp_path: Path) -> None:
+        """One read says nothing of any policy; the error says how long to record."""
+        short = tmp_path / "short.jsonl"
+        kind, read = '["kind","p",9,0,0,0,9,4,30]', '["use",1.0,"p",["a"],"read"]'
+        short.write_text(f'["stillfresh-recording",1,1.0]\n{kind}\n{read}\n')
+        told = call("plan", str(short), "--budget", "1/s").stderr
+        assert "covers 0.001 s, too short to try anything; record 2 s at least" in told
+
 
 class Tags(HTMLParser):
     """The names of all elements."""

@@ -195,6 +195,17 @@ class TestPrivate:
         assert first != second
         assert len(first[0]) == 12
 
+    async def test_a_file_that_others_could_read_is_closed_to_them(
+        self, cache: Cache, prices: Any, file: Path
+    ) -> None:
+        """The file may be an old one, with another mode."""
+        file.write_text("old")
+        file.chmod(0o644)
+        async with cache, cache.recording(file):
+            await prices("a")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert "old" not in file.read_text()
+
     async def test_ids_are_in_it_if_asked_for(self, cache: Cache, prices: Any, file: Path) -> None:
         """For keys that are no personal data."""
         async with cache, cache.recording(Recording(file, plain_ids=True)):
@@ -294,6 +305,37 @@ class TestBlock:
                     pass
             await prices("a")
         assert reads(file) == 1
+
+    async def test_a_file_takes_one_recording_at_a_time(
+        self, cache: Cache, prices: Any, file: Path
+    ) -> None:
+        """Another process would truncate it; it is refused, and the first goes on."""
+        async with cache, cache.recording(file):
+            with pytest.raises(StillfreshError, match="is being written by another recording"):
+                Recording(file).open(0.0)
+            await prices("a")
+        assert reads(file) == 1
+        Recording(file).begin(0.0)
+
+    async def test_a_wall_clock_that_is_set_changes_no_times(
+        self, prices: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Times are monotonic, and a load takes no negative time."""
+        wall = ManualClock(1_000.0)
+        monkeypatch.setattr("stillfresh.engine.recorded.wall", wall)
+        cache = Cache("memory://", clock=wall)
+
+        @cache.cached("report", fresh_for="1h")
+        async def report(year: int) -> int:
+            wall.advance(-3600)
+            return year
+
+        async with cache, cache.recording(file):
+            await report(1)
+            wall.advance(86_400)
+            await report(2)
+        assert all(0 <= it[1] < 60 for it in lines(file, "read", "load"))
+        assert [it[4] for it in lines(file, "load")] == [0, 0]
 
     async def test_two_caches_may_share_a_recording(
         self, cache: Cache, prices: Any, file: Path

@@ -95,3 +95,20 @@ class TestOtherTerms:
         assert replayed(traffic, Candidate(45.0, 0.0)).p99 > 30
         assert len(found.tried["price"]) <= 24
         assert sum(done) == 1_000 * (1 + len(found.tried["price"]))
+
+    def test_what_is_proposed_comes_out_so_when_it_is_applied(
+        self, traffic: Traffic, tmp_path: Path
+    ) -> None:
+        """A run on the proposed terms, with other readers: ages and requests as was said."""
+        choice = planned({"price": traffic}, [Limit("p99", 30.0)], None).choice
+        assert choice is not None
+        said, terms = choice.chosen["price"], choice.chosen["price"].terms
+        run = recorded_shop(
+            tmp_path / "after.jsonl",
+            fresh_for=terms.fresh_for,
+            stale_for=terms.stale_for,
+            seed=2,
+        )
+        assert run.age(0.99) < 30
+        assert run.age(0.99) == pytest.approx(said.p99, rel=0.05)
+        assert run.requests / traffic.seconds == pytest.approx(said.requests, rel=0.05)

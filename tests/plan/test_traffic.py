@@ -47,6 +47,10 @@ class TestLines:
                 "line 2: its kind has no line before it",
             ),
             ([HEAD, KIND, HEAD], "line 3: another recording begins here"),
+            ([["stillfresh-recording", 1, 0]], "line 1: not a recording of stillfresh"),
+            ([HEAD, KIND, ["use", 1e308, "price", ["a"], "read"]], "line 3: not a line"),
+            ([HEAD, KIND, ["load", 1.0, "price", ["a"], -0.1, 1]], "line 3: not a line"),
+            ([HEAD, KIND, ["load", 1.0, "price", ["a"], 0.1, 0]], "line 3: not a line"),
         ],
     )
     def test_that_are_wrong_are_named(self, tmp_path: Path, lines: list[object], said: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from stillfresh.plan import planned, traffic_of
-from stillfresh.plan.rules import Limit
 from stillfresh.web.config import Mistakes, settings_of
 from tests.kit.cli import call
 from tests.kit.serve import Proxy
@@ -34,7 +33,7 @@ class TestServe:
         assert [line[-1][0] for line in lines if line[0] == "load"] == [60.0] * 3
         kinds, cut = traffic_of(reads)
         assert (list(kinds), cut) == (["page"], None)
-        assert planned(kinds, [Limit("p99", 5.0)], None).recorded["page"].terms.fresh_for == 60
+        assert planned(kinds, [], None).recorded["page"].terms.fresh_for == 60
 
     def test_a_file_that_cannot_be_written_is_told_before_anything_is_served(
         self, tmp_path: Path

@@ -66,6 +66,10 @@ def plan(
     kinds, cut = traffic_of(file)
     if not kinds:
         raise ConfigError(f"{file}: no reads were recorded")
+    length = max(it.seconds for it in kinds.values())
+    if not rungs(length):
+        said = f"covers {length:.3g} s, too short to try anything; record 2 s at least, or an hour"
+        raise ConfigError(f"{file}: {said}")
     if cut is not None:
         say(f"line {cut} is cut off, and left out", is_json=is_json)
     with working("Reads replayed:") as advance:
@@ -73,7 +77,6 @@ def plan(
     if page is not None:
         Path(page).write_text("\n".join(_html(found, f"Plan for {Path(file).name}")))
     if is_json:
-        length = max(it.seconds for it in kinds.values())
         told = {"file": file, "seconds": length, "limits": limits, "budget": most}
         told |= {"recorded": found.recorded, "tried": found.tried, "choice": found.choice}
         print_json(told)

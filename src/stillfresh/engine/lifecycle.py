@@ -127,7 +127,7 @@ class Lifecycle:
     def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: "What") -> None:
         """What was done to these keys, if that is recorded."""
         if self.recording_to is not None:
-            self.recording_to.note(core, keys, what, core.memory.now())
+            self.recording_to.note(core, keys, what)
 
     def note_invalid(self, kind: str, ids: Iterable[str], *, soft: bool) -> None:
         if (core := self.cores.get(kind)) is not None:

@@ -172,7 +172,7 @@ class Reads(Generic[K, V]):
     ) -> dict[K, str]:
         """Notes in `held` what memory can answer; the names of the others."""
         if self.owner.recording_to is not None:
-            self.owner.recording_to.note(self, keys, "read", now)
+            self.owner.recording_to.note(self, keys, "read")
         texts, oldest = dict[K, str](), now - max_age
         entries, text, is_trusted = self.memory.entries, self.text, self.memory.is_trusted
         for key in keys:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stillfresh.clock import monotonic, wall
 from stillfresh.engine.blocks import standing_back
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.loader import LoadResult
@@ -28,10 +29,11 @@ class RecordingBlock:
         self._cache = cache
         to = recording if isinstance(recording, Recording) else Recording(recording)
         self._recording = to
+        self._clock = monotonic if cache.clock is wall else cache.clock
         self._stack = ExitStack()
 
     async def __aenter__(self) -> Recording:
-        await asyncio.to_thread(self._recording.open, self._cache.clock())
+        await asyncio.to_thread(self._recording.open, self._clock())
         return self._begin()
 
     async def __aexit__(self, *_: object) -> None:
@@ -39,7 +41,7 @@ class RecordingBlock:
         await asyncio.to_thread(self._recording.close)
 
     def __enter__(self) -> Recording:
-        self._recording.open(self._cache.clock())
+        self._recording.open(self._clock())
         return self._begin()
 
     def __exit__(self, *_: object) -> None:
@@ -53,15 +55,16 @@ class RecordingBlock:
         self._cache.recording_to = self
         self._stack.enter_context(standing_back(self._cache))
         for core in self._cache.cores.values():
-            self.note(core, core.watcher.watches, "watch", self._cache.clock())
+            self.note(core, core.watcher.watches, "watch")
         return self._recording
 
     def _end(self) -> None:
         self._cache.recording_to = None
         self._stack.close()
 
-    def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: What, now: float) -> None:
+    def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: What) -> None:
         """What was done to these keys now; what one read asks for is one line."""
+        now = self._clock()
         if ids := self._chosen(core.spec, map(core.text, keys)):
             line = RecordedUse(self._recording.since(now), core.spec.kind, ids, what)
             self._recording.note(line, now)
@@ -69,8 +72,9 @@ class RecordingBlock:
     def loaded(
         self, spec: Spec[Any, Any], results: Mapping[str, LoadResult[Any]], began: float
     ) -> None:
-        """A call of the loader has ended now."""
-        now, since = self._cache.clock(), self._recording.since(began)
+        """A call of the loader has ended now; within its timeout, even if the clock was set."""
+        now, took = self._clock(), min(max(0.0, self._cache.clock() - began), spec.load_timeout)
+        since = self._recording.since(now - took)
         names = {name: id_ for id_ in results for name in self._chosen(spec, [id_])}
         if not names:
             return
@@ -78,7 +82,7 @@ class RecordingBlock:
         absent = tuple(name for name, copy in copies.items() if copy.value is None)
         found = [it for it in copies.values() if isinstance(it.value, bytes)]
         own = found[0].policy if found and found[0].policy is not spec.terms.policy else None
-        line = RecordedLoad(since, spec.kind, tuple(names), round(now - began, 3), len(results))
+        line = RecordedLoad(since, spec.kind, tuple(names), round(took, 3), len(results))
         line.size = sum(len(it.value) for it in found if isinstance(it.value, bytes))
         line.failed, line.absent = tuple(it for it in names if it not in copies), absent
         if own is not None:

@@ -110,7 +110,7 @@ class Replaying:
                 self._do(event)
                 if done % STEP == 0:
                     advance(STEP)
-            loop.advance(lasts + self._traffic.kind.load_timeout)
+            loop.advance(lasts + max((it.took for it in self._traffic.loads), default=0.0))
             loop.create_task(self._cache.close())
             loop.advance(loop.time() + CLOSING)
         loop.end()

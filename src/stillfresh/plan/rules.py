@@ -128,7 +128,7 @@ def percent(share: float) -> str:
 
 def rungs(length: float) -> tuple[float, ...]:
     """What a recording of so many seconds can tell of: half of it at most."""
-    return tuple(it for it in LADDER if it <= length / 2) or LADDER[:1]
+    return tuple(it for it in LADDER if it <= length / 2)
 
 
 def search(
@@ -180,7 +180,8 @@ def choose(
 
 def _cheapest(found: Sequence[Figures]) -> Figures:
     most = min(it.requests for it in found) * NEAR
-    return min((it for it in found if it.requests <= most), key=lambda it: (it.waited, it.p99))
+    near = (it for it in found if it.requests <= most)
+    return min(near, key=lambda it: (it.waited, it.p99, -it.terms.fresh_for))
 
 
 def _within(found: Mapping[str, Sequence[Figures]], budget: float) -> Choice | None:

@@ -8,7 +8,6 @@ import logging
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeAlias
@@ -16,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import httpx2
 import uvloop
 
+from stillfresh.clock import monotonic
 from stillfresh.errors import without_password
 from stillfresh.http.client import new_client
 from stillfresh.isr import PageCache
@@ -70,7 +70,7 @@ def serve(
 
         recording = Recording(server.record, share=server.record_share) if server.record else None
         if recording is not None:
-            recording.begin(time.time())
+            recording.begin(monotonic())
 
         def listening() -> None:
             for line in _said(settings, where):
