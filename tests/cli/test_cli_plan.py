@@ -12,7 +12,7 @@ from tests.kit.cli import call, said
 
 ROOT = Path(__file__).parent.parent.parent
 READS = str(ROOT / "docs" / "reads.jsonl")
-PAGE = (ROOT / "docs" / "choosing-times.md").read_text()
+PAGE = (ROOT / "docs" / "plan.md").read_text()
 
 
 def shown() -> list[tuple[str, str]]:
@@ -28,7 +28,7 @@ class TestPlan:
     def test_the_page_shows_what_it_says(
         self, command: str, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each command of docs/choosing-times.md is run, and each line of its output is there."""
+        """Each command of docs/plan.md is run, and each line of its output is there."""
         monkeypatch.chdir(ROOT)
         lines = said(*shlex.split(command)[1:]).splitlines()
         assert [it for it in output.splitlines() if it not in lines] == []
