@@ -350,7 +350,8 @@ class TestE22Override:
 class TestE22Fixture:
     def test_the_fixture_of_the_docs(self, tmp_path: Path) -> None:
         """Copied into a project, its tests pass: without Redis, in any order."""
-        _, example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
+        block = r"```python\n# test_report.py\n(.*?)```"
+        [example] = re.findall(block, PAGE.read_text(), re.DOTALL)
         (tmp_path / "test_example.py").write_text(example)
         (tmp_path / "pytest.ini").write_text(
             "[pytest]\nfilterwarnings = error\nasyncio_mode = auto\n"
