@@ -90,9 +90,10 @@ Line: TypeAlias = RecordingHead | RecordedKind | RecordedUse | RecordedLoad
 
 
 class Recording:
-    """The file, and who writes to it: `async with cache.recording(Recording("reads.jsonl"))`.
+    """A file to which reads are recorded: `async with cache.recording(Recording("reads.jsonl")):`.
 
-    `share`: of all keys, chosen by their hash. At `max_bytes` it ends, and the log says so.
+    `share` is the part of all keys that is recorded. At `max_bytes` the recording ends, and the log
+    says so. Ids are written as hashes unless `plain_ids`.
     """
 
     def __init__(

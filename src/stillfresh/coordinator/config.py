@@ -35,7 +35,7 @@ A mapping from id to view: an id left out is absent, one mapped to an exception 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TtlConfig:
-    """Each field is the environment variable of the same name in capitals."""
+    """The settings of a coordinator. Each field is an environment variable in capitals."""
 
     post_ttl_ms: int = 300_000
     user_ttl_ms: int = 600_000
@@ -56,7 +56,7 @@ class TtlConfig:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """The variables that are set; the others have their defaults."""
+        """Return the settings of the environment; others have defaults. Raises ConfigError."""
         given = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for it in fields(cls):
@@ -71,7 +71,11 @@ class TtlConfig:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of entity: how it is fetched, and how long a view of it is fresh."""
+    """One kind of item: how it is fetched, and how long a view of it is fresh.
+
+    `fetch(ids)` (with `per_viewer`, `fetch(ids, viewer_id)`) returns the views by id. An id that it
+    leaves out is absent; one mapped to an exception failed alone.
+    """
 
     name: str
     _: KW_ONLY
@@ -79,22 +83,24 @@ class Kind:
     fresh_for: Duration
     max_batch: int = 20
     counted: bool = False
-    """One for each call of subscribe; else a set, in which twice is once."""
+    """True: an id stays subscribed until every subscriber has left. False: until one has."""
     per_viewer: bool = False
-    """Its views differ by viewer, and are never shown to another."""
+    """True: views differ by viewer, and are never shown to another viewer."""
     stale_for: Duration = "1d"
-    """In a `Hub`: an old view is shown for so long while its refresh runs;"""
+    """In a `Hub`: how long an old view is shown while it is refreshed."""
     error_for: Duration = "1d"
-    """and for so long while refreshing fails."""
+    """In a `Hub`: how long an old view is shown while refreshing fails."""
     absent_for: Duration | None = None
-    """In a `Hub`: for how long "it does not exist" is believed; None: a tenth of `fresh_for`."""
+    """In a `Hub`: how long absence is remembered. None: a tenth of `fresh_for`."""
     memory_for: Duration = 0
-    """In a `Hub`: for how long a view in memory is served without asking the store."""
+    """In a `Hub`: how long memory is believed without asking the store."""
     concurrency: int = 4
-    """In a `Hub`: calls of `fetch` at once."""
+    """In a `Hub`: the most calls of `fetch` at once."""
     codec: Codec[Any] | None = None
-    """In a `Hub`: how `fetch` has its views stored. With one, `fetch` is also given `stored=`: the
-    bytes that the store holds, by id, so that it can ask whether they are still right."""
+    """In a `Hub`: turns views into bytes. `fetch` then also receives `stored=`.
+
+    That is the stored bytes by id, so that it can ask whether they are still right.
+    """
     objective: str | None = None
     """In a `Hub`: the share of reads that is to be how young, as "99% of reads younger than 1m"."""
     ttl_ms: int = field(init=False)
@@ -116,12 +122,12 @@ class Kind:
 
     @property
     def ttl(self) -> float:
-        """Seconds, to the millisecond."""
+        """`fresh_for` in seconds, to the millisecond."""
         return self.ttl_ms / 1000
 
 
 def checked_kinds(kinds: Iterable[Kind]) -> dict[str, Kind]:
-    """By name."""
+    """Return the kinds by name. Raises ConfigError if two have the same name."""
     listed = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
     if not all(isinstance(kind, Kind) for kind in listed):
         raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
@@ -135,20 +141,20 @@ def checked_kinds(kinds: Iterable[Kind]) -> dict[str, Kind]:
 
 @dataclass(frozen=True, slots=True)
 class TtlSnapshot:
-    """The coordinator's state at one moment, kind by kind."""
+    """The state of a coordinator at one moment, by kind."""
 
     subscribed: Mapping[str, Mapping[str, int]]
-    """Each id, and how often."""
+    """Each subscribed id, and how many subscribe to it."""
     queued: Mapping[str, tuple[str, ...]]
-    """The longest queued first."""
+    """The ids that wait for a fetch, the oldest first."""
     in_flight: Mapping[str, tuple[str, ...]]
     cooling: Mapping[str, Mapping[str, float]]
-    """Until when each id is left alone, in seconds."""
+    """The ids that failed, and until when they are left alone, in seconds since 1970."""
     last_tick: float | None
-    """When the last tick that did anything began, in seconds."""
+    """When the last tick that did something began, in seconds since 1970."""
     requests_made: int
     requests_saved: int
-    """One request for each id would have been so many more."""
+    """How many more requests one request for each id would have been."""
 
 
 class Nexus(Protocol):

@@ -31,7 +31,10 @@ from stillfresh.events import Events, Unsubscribe
 
 
 class TtlController:
-    """`async with TtlController(nexus=…, database=Database("app.db")) as controller:`"""
+    """Fetches and stores views: `async with TtlController(nexus=…, database=Database("app.db")):`.
+
+    With `nexus`, it knows posts and users; `kinds` adds more. A fetch fails after `fetch_timeout`.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class TtlController:
 
     @property
     def kinds(self) -> dict[str, Kind]:
+        """The kinds by name."""
         return {name: track.kind for name, track in self.tracks.items()}
 
     def declare(self, kinds: Iterable[Kind]) -> None:
@@ -132,14 +136,14 @@ class TtlController:
         session.is_served = len(tracks) == len(self.tracks)
 
     async def get(self, kind: str, id: str) -> View | None:  # noqa: A002 (as it is called)
-        """The stored view, fresh or not; None if there is none."""
+        """Return the stored view, fresh or not, or None."""
         track = self.track(kind)
         checked_id(kind, id)
         await self.cache.open()
         return track.view(id)
 
     async def touch(self, kind: str, id: str, view: View | None = None) -> None:  # noqa: A002
-        """C11: after a local edit; no refresh sent before it, or within one TTL, overwrites it.
+        """Record a local edit: for one TTL, no refresh overwrites it, whenever it was sent.
 
         With `view`, the edited view is stored in the same transaction.
         """
@@ -163,38 +167,38 @@ class TtlController:
     async def force_refresh_posts_by_ids(
         self, post_ids: Iterable[str], viewer_id: str | None
     ) -> dict[str, View]:
-        """C10: whole views, fetched and stored now; LoadFailed, when all have ended, if one failed.
+        """Fetch and store posts now; return the views of those that the server knows.
 
-        An id that the server does not know is missing from the result.
+        Raises LoadFailed, after all have ended, if one failed.
         """
         return await self._force(POST, post_ids, viewer_id)
 
     async def force_refresh_users_by_ids(
         self, user_ids: Iterable[str], viewer_id: str | None = None
     ) -> dict[str, View]:
-        """C10: the same for users; without a viewer, for whoever is signed in."""
+        """Fetch and store users now, as for posts; without a viewer, for the one signed in."""
         return await self._force(USER, user_ids, viewer_id)
 
     async def force_refresh(self, kind: str, ids: Iterable[str]) -> dict[str, View]:
-        """C10: the same for any kind, for whoever is signed in."""
+        """Fetch and store items of any kind now, as for posts."""
         return await self._force(kind, ids, None)
 
     def on_updated(self, listener: Callable[[str, list[str]], object]) -> Unsubscribe:
-        """`listener(kind, ids)` whenever new views are stored."""
+        """Call `listener(kind, ids)` for new views. Returns a function that ends it."""
         return self._updated.subscribe(lambda event: listener(*event))
 
     def on_absent(self, listener: Callable[[str, list[str]], object]) -> Unsubscribe:
-        """`listener(kind, ids)` whenever the server does not know them any more (C9)."""
+        """Call `listener(kind, ids)` for items gone upstream. Returns a function that ends it."""
         return self._absent.subscribe(lambda event: listener(*event))
 
     async def evict(self, older_than: Duration = "30d") -> int:
-        """Drop what was not refreshed for so long; returns how many views and rows."""
+        """Delete what was not refreshed for this long; return how many views and rows."""
         before = self.clock() - seconds(older_than, name="older_than")
         await self.cache.open()
         return await self.database.evict(before + KEPT_FOR)
 
     async def close(self) -> None:
-        """The file is closed; it opens again by itself when it is needed."""
+        """Close the file. The next use opens it again."""
         self.session.is_served = False
         await self.cache.close()
 

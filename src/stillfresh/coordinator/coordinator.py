@@ -28,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class TtlCoordinator:
-    """`async with TtlCoordinator(controller) as ttl:` starts it, and stops it."""
+    """Refreshes what is on screen, in batches: `async with TtlCoordinator(controller) as ttl:`.
+
+    `config` are the settings, from the environment by default. `visible` is asked before each tick
+    whether the page is visible. `follow_reposts` also fetches the posts that posts repost.
+    """
 
     def __init__(
         self,
@@ -74,14 +78,14 @@ class TtlCoordinator:
             self._tracks[POST].follows_reposts = follow_reposts
 
     def start(self) -> None:
-        """C5: ticks at once, and then every BATCH_INTERVAL_MS; again changes nothing."""
+        """Start: tick at once, and then at every interval. Again, it changes nothing."""
         asyncio.get_running_loop()
         if not self._is_started:
             self._is_started = True
             self._tick_now()
 
     async def stop(self) -> None:
-        """C13: nothing is subscribed; waits for the batch in flight, up to the grace."""
+        """Stop: forget the subscriptions, and wait for the batch in flight, at most `grace`."""
         self._is_started = False
         self.reset()
         self._disarm()
@@ -107,7 +111,7 @@ class TtlCoordinator:
             track.session.drop()
 
     def sign_in(self, viewer_id: str) -> None:
-        """C7: resumes, with everything that is subscribed due; another viewer is signed out."""
+        """Sign a viewer in: ticks resume, and everything subscribed is due."""
         if checked_id("viewer_id", viewer_id) == self._viewer:
             return
         if self._viewer is not None:
@@ -119,7 +123,7 @@ class TtlCoordinator:
         self._tick_now()
 
     def sign_out(self) -> None:
-        """C7: stops ticking and resets; what is in flight for this viewer is dropped."""
+        """Sign the viewer out: ticks stop, and what is in flight for the viewer is dropped."""
         self._controller.begin_session(None)
         if self._viewer is not None:
             self._viewer = None
@@ -127,25 +131,25 @@ class TtlCoordinator:
             self._disarm()
 
     def set_visible(self, visible: bool) -> None:
-        """C7: becoming visible ticks at once; hiding keeps the subscriptions."""
+        """Show or hide the page. Showing ticks at once; hiding keeps the subscriptions."""
         was, self._is_visible = self._is_visible, bool(visible)
         self._knows_visibility = True
         if self._is_visible and not was:
             self._tick_now()
 
     def set_route(self, route: str) -> None:
-        """C8: another path resets; the same, or the first, does not."""
+        """Tell that another page is shown: a new path resets the subscriptions."""
         before, self._route = self._route, checked_id("route", route)
         if before not in {None, route}:
             self.reset()
 
     def reset(self) -> None:
-        """C8: subscriptions, counts and queues; a batch in flight completes and is kept."""
+        """Forget subscriptions, counts and queues. A batch in flight is still stored."""
         for track in self._tracks.values():
             track.lane.reset()
 
     def configure(self, config: TtlConfig | None = None, **changes: Any) -> None:  # noqa: ANN401
-        """C1: a new interval takes effect at once, a new TTL re-plans what is subscribed."""
+        """Change settings while it runs. Raises ConfigError for one that cannot be used."""
         old = self._config
         config = old if config is None else config
         _check("config", config, TtlConfig)
@@ -162,23 +166,23 @@ class TtlCoordinator:
             self._tick_now()
 
     def subscribe_post(self, composite_post_id: str, *, counted: bool | None = None) -> None:
-        """C3: `author:post`, on screen from now on; a set, unless counted."""
+        """Keep a post fresh: `author:post`, on screen from now on."""
         self.subscribe(POST, composite_post_id, counted=counted)
 
     def unsubscribe_post(self, composite_post_id: str) -> None:
-        """C4: scrolled away."""
+        """Stop keeping a post fresh."""
         self.unsubscribe(POST, composite_post_id)
 
     def subscribe_user(self, pubky: str) -> None:
-        """C3: counted, one for each call."""
+        """Keep a user fresh. Each call counts."""
         self.subscribe(USER, pubky)
 
     def unsubscribe_user(self, pubky: str) -> None:
-        """C4: gone when as many have left as came."""
+        """Stop keeping a user fresh, once every subscriber has left."""
         self.unsubscribe(USER, pubky)
 
     def subscribe(self, kind: str, id: str, *, counted: bool | None = None) -> None:  # noqa: A002
-        """C3: remembered and looked up; queued if it is stale, unless it is cooling."""
+        """Keep an item of any kind fresh: it is fetched by a next tick if it is stale."""
         track = self._controller.track(kind)
         if counted is None:
             counted = track.kind.counted or (kind == POST and self._counted)
@@ -187,11 +191,11 @@ class TtlCoordinator:
             track.note(track.times([id]))
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
-        """C4: known or not, once or often; what is in flight completes and is kept."""
+        """Stop keeping an item fresh. An unknown one changes nothing."""
         self._controller.track(kind).lane.unsubscribe(checked_id(kind, id))
 
     def snapshot(self) -> TtlSnapshot:
-        """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
+        """Return what is subscribed, queued, in flight and cooling, and the requests made."""
         now = stamped(self._controller.clock())
         lanes = {name: track.lane for name, track in self._tracks.items()}
         made = sum(track.requests for track in self._tracks.values())
@@ -206,7 +210,7 @@ class TtlCoordinator:
         )
 
     async def tick(self) -> None:
-        """C5: what is due is looked up, what is stale is fetched; one at a time, joined by all."""
+        """Fetch what is due now. Callers at the same time share one tick."""
         if self._ticking is None:
             if not self._is_open():
                 self._say_hidden()

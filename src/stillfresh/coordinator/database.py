@@ -74,7 +74,7 @@ class ChangesRead(NamedTuple):
 
 
 class Database(SqliteStore):
-    """`Database("app.db")`: opened by its first use; what is in it is dropped by `evict` alone."""
+    """The file of a coordinator: `Database("app.db")`. Its first use opens it."""
 
     needs_eviction = False
 

@@ -18,7 +18,7 @@ class Coordinator(Protocol):
 
 
 class CoordinatorsManager:
-    """`async with CoordinatorsManager(posts, prices) as manager: manager.set_route("/home")`"""
+    """Starts and stops several coordinators: `async with CoordinatorsManager(posts, prices):`."""
 
     def __init__(self, *coordinators: Coordinator) -> None:
         for one in coordinators:
@@ -30,7 +30,7 @@ class CoordinatorsManager:
         self._undoing: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """All of them, or none: those before one that cannot start are stopped again."""
+        """Start all coordinators. If one cannot start, those before it are stopped again."""
         for number, coordinator in enumerate(self._coordinators):
             try:
                 coordinator.start()
@@ -41,7 +41,7 @@ class CoordinatorsManager:
                 raise
 
     async def stop(self) -> None:
-        """All of them, side by side; the first error is raised when all have ended."""
+        """Stop all coordinators at once. Raises the first error after all have ended."""
         await asyncio.gather(*self._undoing, return_exceptions=True)
         ended = await asyncio.gather(
             *(it.stop() for it in self._coordinators), return_exceptions=True
@@ -51,6 +51,7 @@ class CoordinatorsManager:
                 raise error
 
     def set_route(self, route: str) -> None:
+        """Tell every coordinator that another page is shown."""
         for coordinator in self._coordinators:
             coordinator.set_route(route)
 

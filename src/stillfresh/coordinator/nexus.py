@@ -21,7 +21,11 @@ USERS: Final = "v0/stream/users/by_ids"
 
 
 class NexusClient:
-    """`NexusClient("https://nexus.example")`; no connection is kept open between two requests."""
+    """The HTTP client of a Nexus server: `NexusClient("https://nexus.example")`.
+
+    It keeps no connection open between requests. Its methods raise an error if the server does not
+    answer within `timeout`, answers with an error, or sends more than `max_bytes`.
+    """
 
     def __init__(
         self,
@@ -40,14 +44,15 @@ class NexusClient:
         )
 
     async def posts_by_ids(self, post_ids: list[str], viewer_id: str | None = None) -> SentViews:
-        """Whole posts, as the server has them."""
+        """Return the posts that the server has, as this viewer sees them."""
         return await _views(self._posts, "post_ids", post_ids, viewer_id)
 
     async def users_by_ids(self, user_ids: list[str], viewer_id: str | None = None) -> SentViews:
-        """Whole users, as the server has them."""
+        """Return the users that the server has, as this viewer sees them."""
         return await _views(self._users, "user_ids", user_ids, viewer_id)
 
     async def close(self) -> None:
+        """Close the HTTP client."""
         await self._client.aclose()
 
     async def __aenter__(self) -> Self:

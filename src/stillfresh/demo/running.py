@@ -63,9 +63,9 @@ def run(
     *,
     speed: float = 1.0,
 ) -> None:
-    """Until SIGINT or SIGTERM. `store` is a directory to keep; without one nothing is kept.
+    """Run the demo until SIGINT or SIGTERM.
 
-    `speed`: so many times as fast as a visitor likes it, for tests and films.
+    `store` is a directory to keep; without one, nothing is kept. `speed` is for tests and films.
     """
     pace = Pace().faster(speed)
     # Its trouble is on purpose, and shown.

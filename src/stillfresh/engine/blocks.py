@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class Face(Generic[K, V]):
-    """What answers hits from memory by itself, without asking its core."""
+    """Answers hits from memory by itself, without its core."""
 
     def __init__(self, core: "Core[K, V]") -> None:
         self.core = core
@@ -86,7 +86,7 @@ def _stand_back(cache: "Lifecycle", *, back: bool) -> None:
 
 
 def is_past(cache: "Lifecycle") -> bool:
-    """True if this code runs in a block of `bypassed()`."""
+    """True if this code runs inside `bypassed()`."""
     return cache.blocks > 0 and any(block.cache is cache for block in OPEN.get())
 
 

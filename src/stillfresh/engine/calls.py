@@ -24,7 +24,7 @@ TOO_DEEP: Final = "it holds itself, or is nested too deeply"
 
 
 class Call(Generic[P]):
-    """One call of a cached function: equal if its key is."""
+    """One call of a cached function. Calls with the same key are equal."""
 
     __slots__ = ("args", "id", "kwargs")
 
@@ -165,10 +165,10 @@ class Signature(Generic[P]):
 
 
 def key_text(value: object) -> str:
-    """The value as text, the same in every process: equal if type and content are.
+    """Return a value as text, the same in every process, for values of the same type and content.
 
-    Lists and tuples are alike, as sets and frozensets are; the order of sets and dicts is no part
-    of it. TypeError for a type that has no text which says all of it.
+    Lists and tuples are alike, and so are sets and frozensets; the order of sets and dicts does not
+    count. Raises TypeError for a type that no text fully describes.
     """
     of = type(value)
     if of is str or of is bool or value is None:

@@ -24,7 +24,7 @@ SECRETS: Final = {"SecretStr", "SecretBytes", "Secret"}
 
 
 class MsgpackCodec(Generic[V]):
-    """Typed msgpack."""
+    """Turns values of one type into msgpack and back."""
 
     def __init__(self, of: Any, resource: str) -> None:  # noqa: ANN401 (a type form)
         try:
@@ -77,7 +77,7 @@ class PydanticCodec(Generic[V]):
 
 
 def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type form)
-    """The codec of values of this type; ConfigError if there is none."""
+    """Return the codec for values of this type. Raises ConfigError if there is none."""
     is_pydantic = any(
         hasattr(it, "__get_pydantic_core_schema__") or hasattr(it, "__pydantic_core_schema__")
         for it in types_in(of)

@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class Core(Puts[K, V]):
-    """One resource; `key` makes a key of its id."""
+    """One resource: reads, loads, puts and watches of its keys."""
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ GAUGES: Final = (
     ("watched", "Keys that somebody watches."),
     ("failing", "Keys whose last load failed."),
 )
+"""The names and meanings of the figures of this moment."""
 
 
 @dataclass(frozen=True, slots=True)

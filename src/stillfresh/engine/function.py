@@ -154,7 +154,7 @@ class CachedDecorator(Protocol):
 
 
 def bind(bound: Any, function: Any, obj: object) -> None:  # noqa: ANN401 (faces of any kind)
-    """Give a bound face all that the function's own face has, and the signature without self."""
+    """Give a bound method all that the function's own face has, and the signature without self."""
     bound.__dict__.update(function.__dict__)
     del bound.__signature__
     bound.__wrapped__ = MethodType(function.__wrapped__, obj)

@@ -170,10 +170,7 @@ def no_loader(_: object) -> NoReturn:
 
 
 class Spec(Generic[K, V]):
-    """A resource as it was declared; its terms may change while it runs (C1).
-
-    Each mistake names the resource and the option.
-    """
+    """The declaration of a resource. Raises ConfigError for an option that cannot be used."""
 
     def __init__(
         self,
@@ -256,7 +253,7 @@ def terms_of(  # noqa: PLR0917 (the order of `Policy`, and then what counts besi
     absent_for: Duration | None,
     jitter: float = 0.0,
 ) -> Terms:
-    """The terms that a declaration says."""
+    """Return the terms of a declaration."""
     policy = Policy(
         seconds(fresh_for, name=f"{kind}: fresh_for"),
         seconds(stale_for, name=f"{kind}: stale_for"),

@@ -29,9 +29,9 @@ UNSTORED_FOR: Final = 1.0  # S5: seconds that memory serves a value that is not 
 
 
 class MemoryEntry(Generic[K, V]):
-    """A decoded copy and the answer that can be given as it stands while `now < until`.
+    """A decoded copy, and the answer that may be given unchanged while `now < until`.
 
-    No struct: a hit writes to it, and writing to a struct costs more.
+    It is no struct: a hit writes to it, and writing to a struct costs more.
     """
 
     __slots__ = (

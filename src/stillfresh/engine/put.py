@@ -48,7 +48,7 @@ FORGOTTEN: Final = Policy(0)
 """Of what an update deletes: an absence that is GONE at once, since a lease covers it."""
 
 Change = Callable[[Answer[V] | None], object | Awaitable[object]]
-"""From the copy at hand to what is to be stored, or LEAVE, or DELETE. Called again if needed."""
+"""The argument of `update`: from the present answer, or None, to what is stored."""
 
 
 class Known(Struct, Generic[K, V], frozen=True):

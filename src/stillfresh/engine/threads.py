@@ -92,7 +92,7 @@ _DESK = Desk()
 
 
 class ThreadCall(Generic[T]):
-    """A thread's call of a coroutine on the loop; meanwhile the thread runs loads."""
+    """A thread's call of a coroutine on the event loop. Meanwhile the thread runs loads."""
 
     def __init__(self) -> None:
         self._posts = _DESK.posts
@@ -152,7 +152,7 @@ class ThreadCall(Generic[T]):
 
 
 async def in_caller(work: Callable[[], T]) -> T:
-    """Run it in the thread that waits for this coroutine."""
+    """Run work in the thread that waits for this coroutine."""
     call: ThreadCall[Any] = CALLER.get()
     job = Job(work)
     call.ask(job, lambda job: job.drop(KeyboardInterrupt()))

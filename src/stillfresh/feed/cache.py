@@ -48,10 +48,9 @@ logger = logging.getLogger(__name__)
 
 
 class FeedCache:
-    """`with FeedCache.open("feed_cache.db") as cache:`; any number of processes share the file.
+    """The file of a feed: `with FeedCache.open("feed_cache.db") as cache:`. Processes may share it.
 
-    Reads are on the caller's thread, writes on one other. A file that turns out to be corrupt, or
-    that another process has replaced, is opened anew by the writer (F12); readers follow.
+    Reads run on the caller's thread, writes on another. A file that is corrupt is replaced.
     """
 
     def __init__(self, path: Path, *, clock: Clock, fresh_for: float, keep_for: float) -> None:
@@ -84,7 +83,11 @@ class FeedCache:
         fresh_for: Duration = FEED_CACHE_TTL_SECONDS,
         keep_for: Duration = FEED_CACHE_EVICT_SECONDS,
     ) -> Self:
-        """Without a path: `feed_cache.db` in the user's data directory."""
+        """Open a file; without a path, `feed_cache.db` in the user's data directory.
+
+        A list is fresh for `fresh_for`; rows are kept for `keep_for`. Raises ConfigError for a file
+        of another program, and StoreError if it cannot be opened.
+        """
         checked_clock(clock)
         fresh = seconds(fresh_for, name="fresh_for")
         keep = seconds(keep_for, name="keep_for", positive=True)
@@ -100,7 +103,7 @@ class FeedCache:
         return cache
 
     def close(self) -> None:
-        """What is queued is written first; closing twice changes nothing."""
+        """Write what is queued, and close the file."""
         is_first, self._is_closed = not self._is_closed, True
         if is_first and not self._is_forked:
             while self._idle:
@@ -128,24 +131,24 @@ class FeedCache:
         self._is_forked = True
 
     def put_topic(self, topic: Topic) -> None:
-        """A full topic and its meta row `topic:{uuid}`."""
+        """Store a whole topic."""
         kept = rules.checked_topic(topic)
         self._write(lambda writes: writes.put_topic(kept))
 
     def get_topic(self, uuid: str) -> Topic | None:
-        """What is stored, deleted or not."""
+        """Return the stored topic, or None."""
         found = self._find(topic_key(checked_uuid(uuid)))
         return None if found is None else found.value
 
     def delete_topic(self, uuid: str) -> bool:
-        """With its comments and meta rows; False if there was none."""
+        """Delete a topic with its comments. Returns False if there was none."""
         name = checked_uuid(uuid)
         return self._write(lambda writes: writes.delete_topic(name)).topic is not None
 
     def put_topics(
         self, topics: Iterable[Topic], cache_key: str, *, complete: bool = False
     ) -> None:
-        """An index result and its meta row; `complete`: what its window lacks is gone upstream."""
+        """Store the topics of a list. With `complete`, stored topics that it lacks are deleted."""
         key, kept = canonical(cache_key), rules.checked_topics(topics)
         index = index_of(key) if complete else None
         if complete and index is None:
@@ -156,39 +159,39 @@ class FeedCache:
         self._write(lambda writes: writes.put_topics(kept, key, covers))
 
     def get_topics_all(self, days_back: int) -> list[Topic] | None:
-        """Newest first; `days_back` of 0 or less: all there are.
+        """Return the stored topics of these days, the newest first; all of them for 0 or less.
 
-        None: a miss, the list was never fetched and has no rows; an empty list: it was fetched.
+        None means that the list was never fetched, an empty list that it was.
         """
         return self._list(Index(None, whole_days(days_back)).key)
 
     def get_topics_by_category(self, category: str, days_back: int) -> list[Topic] | None:
-        """The same for one category."""
+        """Return the stored topics of one category, as `get_topics_all` does."""
         return self._list(Index(named_category(category), whole_days(days_back)).key)
 
     def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
-        """All comments of a topic, and their meta row `comments:{uuid}`."""
+        """Store all comments of a topic."""
         name = checked_uuid(topic_uuid)
         kept = rules.checked_comments(name, comments)
         self._write(lambda writes: writes.put_comments(name, kept))
 
     def get_comments(self, topic_uuid: str) -> list[Comment] | None:
-        """None: never stored; an empty list: stored, and there are none."""
+        """Return the stored comments; None if none were stored, an empty list if there are none."""
         return self._list(comments_key(checked_uuid(topic_uuid)))
 
     def invalidate_comments(self, topic_uuid: str) -> None:
-        """They are served on, as stale."""
+        """Make the comments stale: they are served while they are refreshed."""
         key = comments_key(checked_uuid(topic_uuid))
         self._write(lambda writes: writes.forget([key]))
 
     def is_stale(self, cache_key: str) -> bool:
-        """F3; a key that was never fetched is stale."""
+        """True if the list of this key is stale, or was never fetched."""
         key, now = canonical(cache_key), self.clock()
         found = self._read(lambda reader: reader.state(key))
         return found is None or rules.is_stale(found[0], self.fresh_for, now)
 
     def evict_expired(self) -> int:
-        """F11: drop what was stored longer than `keep_for` ago; how many rows."""
+        """Delete rows that were stored longer than `keep_for` ago; return how many."""
         total, is_done = 0, False
         while not is_done:
             dropped, following = self._evict_slice().result()
@@ -213,6 +216,7 @@ class FeedCache:
             self._evict_slice().add_done_callback(self._evicted)
 
     def stats(self) -> FeedStats:
+        """Return what the file holds."""
         job = partial(counted, before=self.clock() - self.keep_for, skipped=self._skipped)
         return self.submit(job, writes=False).result()
 

@@ -65,7 +65,10 @@ logger = logging.getLogger(__name__)
 
 
 class FeedEngine:
-    """`async with FeedEngine(cache, source) as engine:`; the cache stays its opener's to close."""
+    """Serves a feed from its file and refreshes it: `async with FeedEngine(cache, source):`.
+
+    `lookups`: days fetched at once. A fetch fails after `load_timeout`. The cache stays open.
+    """
 
     def __init__(
         self,
@@ -111,26 +114,28 @@ class FeedEngine:
         self._is_closed = False
 
     async def get_all(self, days_back: int = 7) -> Feed:
-        """The whole feed of the last 1 to 30 days, newest first."""
+        """Return the feed of the last 1 to 30 days, the newest first. Raises LoadFailed."""
         return await self._feed(None, days_back)
 
     async def get_category(self, category: str, days_back: int = 7) -> Feed:
+        """Return the topics of one category, as `get_all` does."""
         return await self._feed(named_category(category), days_back)
 
     async def get_all_json(self, days_back: int = 7) -> FeedJson:
-        """The same as one JSON array, for an HTTP answer: no row that is known is decoded."""
+        """Return the feed as one JSON array, for an HTTP response."""
         return await self._json(None, days_back)
 
     async def get_category_json(self, category: str, days_back: int = 7) -> FeedJson:
+        """Return the topics of one category as one JSON array."""
         return await self._json(named_category(category), days_back)
 
     async def get_topic(self, uuid: str) -> TopicAnswer:
-        """The whole topic."""
+        """Return the whole topic. Raises LoadFailed."""
         found, freshness = await self._served(topic_key(checked_uuid(uuid)))
         return TopicAnswer(found.value, freshness)
 
     async def get_comments(self, uuid: str) -> CommentsAnswer:
-        """All comments of a topic."""
+        """Return all comments of a topic. Raises LoadFailed."""
         found, freshness = await self._served(comments_key(checked_uuid(uuid)))
         return CommentsAnswer(list(found.value), freshness)
 
@@ -230,21 +235,21 @@ class FeedEngine:
             self._updated.emit(FeedCacheUpdated(key, is_news))
 
     async def create_topic(self, topic: Topic) -> None:
-        """Shown here at once, then published; taken back, and raised, if upstream refuses it."""
+        """Show a topic at once, then publish it. If the upstream refuses, remove it and raise."""
         new = checked_topic(topic)
         await self._write(
             lambda writes: writes.create_topic(new), lambda: self._source.create_topic(new)
         )
 
     async def delete_topic(self, uuid: str) -> None:
-        """Gone here at once, then upstream; brought back, and raised, if upstream refuses."""
+        """Hide a topic at once, then delete it upstream. If that fails, restore it and raise."""
         name = checked_uuid(uuid)
         await self._write(
             lambda writes: writes.delete_topic(name), lambda: self._source.delete_topic(name)
         )
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
-        """Shown here at once, then published; taken back, and raised, if upstream refuses it."""
+        """Show a comment at once, then publish it. If the upstream refuses, remove it and raise."""
         name = checked_uuid(topic_uuid)
         (new,) = checked_comments(name, [comment])
         await self._write(
@@ -299,7 +304,7 @@ class FeedEngine:
         work.add_done_callback(self._writes.discard)
 
     def on_remote_comment(self, uuid: str) -> "asyncio.Task[None]":
-        """Upstream tells of a new comment: what is here is stale. Await it, or go on."""
+        """Tell that the upstream has a new comment: the stored ones are stale, and refreshed."""
         self._check_open()
         task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))))
         self._awaited(task)
@@ -311,14 +316,14 @@ class FeedEngine:
         self._updated.emit(FeedCacheUpdated(key, changed=True))
 
     def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
-        """Told, by call or as a coroutine, after each revalidation that was stored."""
+        """Call `listener`, plain or async, after each refresh. Returns a function that ends it."""
         checked_function("on_updated", listener, "a function of the event")
         if inspect.iscoroutinefunction(listener):
             return self._updated.subscribe(lambda event: self._tasks.spawn(_told(listener, event)))
         return self._updated.subscribe(listener)
 
     async def close(self) -> None:
-        """Writes that upstream was asked for end first, within a grace; no revalidation is left."""
+        """Wait a moment for writes that have started, and end all refreshes."""
         self._is_closed = True
         if self._writes:
             await asyncio.wait(self._writes, timeout=GRACE)

@@ -68,7 +68,7 @@ _COMMENTS: Final = rules.JsonRecords(Comment, strict=True)
 
 
 class FeedHttpError(StillfreshError):
-    """The network did not say what was asked of it; `status` is None where it said nothing."""
+    """The server did not send what was asked for. `status` is None if it sent no response."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -95,10 +95,10 @@ def _cut(text: str) -> str:
 
 
 class HttpFeedSource:
-    """A `FeedSource`: `async with HttpFeedSource("https://feed.example/v1") as source:`.
+    """A `FeedSource` over HTTP: `async with HttpFeedSource("https://feed.example/v1") as source:`.
 
-    A client that is given stays its maker's to close; `timeout` is for a whole exchange,
-    connecting takes half of it at most.
+    `timeout` is for a whole exchange. Responses above `max_bytes` fail. It does not close a
+    `client` that you give.
     """
 
     def __init__(
@@ -123,35 +123,40 @@ class HttpFeedSource:
         self._is_closed = False
 
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
-        """An index carries no bodies: a preview or an empty one must not stand for the topic's."""
+        """Return the topics of one day without bodies."""
         query = "" if category is None else f"?category={_encoded('category', category)}"
         path, expected = f"/days/{day:%Y-%m-%d}{query}", "200 and a JSON array of topics"
         topics = await self._ask("GET", path, expected, _TOPICS.all)
         return [it if it.body is None else replace(it, body=None) for it in topics]
 
     async def topic(self, uuid: str) -> Topic | None:
+        """Return the whole topic, or None if the server has none."""
         path, expected = f"/topics/{_encoded('uuid', uuid)}", "200 and a topic as JSON, or 404"
         found = await self._ask("GET", path, expected, _one_topic, absent=ABSENT)
         return found[0] if found else None
 
     async def comments(self, uuid: str) -> list[Comment]:
+        """Return all comments of a topic."""
         path = f"/topics/{_encoded('uuid', uuid)}/comments"
         expected = "200 and a JSON array of comments, or 404"
         return await self._ask("GET", path, expected, _COMMENTS.all, absent=ABSENT)
 
     async def create_topic(self, topic: Topic) -> None:
+        """Publish a topic."""
         await self._ask("POST", "/topics", WRITTEN, sends=rules.checked_topic(topic))
 
     async def delete_topic(self, uuid: str) -> None:
+        """Delete a topic."""
         await self._ask("DELETE", f"/topics/{_encoded('uuid', uuid)}", WRITTEN, absent=ABSENT)
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
+        """Publish a comment."""
         path = f"/topics/{_encoded('topic_uuid', topic_uuid)}/comments"
         (new,) = rules.checked_comments(topic_uuid, [comment])
         await self._ask("POST", path, WRITTEN, sends=new)
 
     async def close(self) -> None:
-        """Closing twice changes nothing."""
+        """Close the client, unless it was given."""
         self._is_closed = True
         if self._is_ours:
             await self._client.aclose()

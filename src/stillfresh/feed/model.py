@@ -21,9 +21,9 @@ EVERYTHING: Final = "all"
 """Stands where a category would: the whole feed."""
 MOST_DAYS: Final = 30
 FEED_CACHE_TTL_SECONDS: Final = 300
-"""F3: a list is fresh for so long."""
+"""How long a list is fresh."""
 FEED_CACHE_EVICT_SECONDS: Final = 2_592_000
-"""F11: what was stored longer ago is forgotten."""
+"""How long a row is kept."""
 
 
 class _Extra(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Extensible(_Extra, frozen=True):
 
 
 class Topic(Extensible, frozen=True):
-    """A topic as upstream has it; in an index `body` is None. Shared: treat it as frozen."""
+    """A topic. In a list, `body` is None. Callers share it: do not change it."""
 
     topic_uuid: str
     author: str
@@ -87,16 +87,16 @@ class Comment(Extensible, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FeedCacheUpdated:
-    """F7: a revalidation has stored what it fetched under this key."""
+    """Sent to listeners: a refresh has stored what it fetched under this key."""
 
     cache_key: str
     changed: bool
-    """False: upstream said the same as before."""
+    """False: the upstream sent the same as before."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """What the file holds; `comments` is the sum of `comment_count`."""
+    """What the file holds."""
 
     topics: int
     comments: int
@@ -124,21 +124,22 @@ class Dated:
 
     @property
     def verdict(self) -> Verdict:
-        """As it was when served: FRESH, or STALE."""
+        """How fresh it was when it was served: FRESH or STALE."""
         return self.freshness.verdict
 
     @property
     def fetched_at(self) -> float:
+        """When the upstream was asked, in seconds since 1970."""
         return self.freshness.fetched_at
 
     @property
     def error(self) -> LoadFailed | None:
-        """Why this is not newer: the last revalidation failed, and the next must wait."""
+        """The last refresh failed, and this is its error; None if it did not."""
         return self.freshness.error
 
     @property
     def age(self) -> float:
-        """Seconds since upstream was asked, at the moment you look."""
+        """Seconds since `fetched_at`, at the moment you ask."""
         return age_of(self.freshness.fetched_at, self.freshness.clock())
 
 
@@ -149,28 +150,28 @@ class _FeedAnswer(Dated, Struct, frozen=True, eq=False):
 
 
 class Feed(_FeedAnswer, frozen=True, eq=False):
-    """The topics of a list, newest first."""
+    """The topics of a list, the newest first, and how fresh they are."""
 
     topics: list[Topic]
     freshness: Freshness
 
 
 class TopicAnswer(_FeedAnswer, frozen=True, eq=False):
-    """One topic; None if upstream has no such topic."""
+    """One topic, or None if the upstream has none; and how fresh it is."""
 
     topic: Topic | None
     freshness: Freshness
 
 
 class CommentsAnswer(_FeedAnswer, frozen=True, eq=False):
-    """All comments of a topic, in upstream's order."""
+    """All comments of a topic, in the upstream's order, and how fresh they are."""
 
     comments: list[Comment]
     freshness: Freshness
 
 
 class FeedJson(Dated, bytes):
-    """A list as one JSON array, ready for an HTTP answer: bytes that say how fresh they are."""
+    """A list as one JSON array in bytes, for an HTTP response, and how fresh it is."""
 
     def __new__(cls, data: bytes, freshness: Freshness) -> "FeedJson":
         made = super().__new__(cls, data)

@@ -44,27 +44,29 @@ def part_of(error: BaseException | None) -> Fetched | None:
 
 
 class FeedSource(Protocol):
-    """A DHT, an HTTP API, …: every method is as slow as the network is, and raises if it fails."""
+    """What a feed is fetched from. Every method may be slow, and raises if it fails."""
 
     async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
-        """The topics of one day (UTC), without bodies; of all categories if None.
+        """Return all topics of one day (UTC) without bodies; of one category, or of all if None.
 
-        All of them: what a day leaves out is taken for gone. `category` is case-folded; compare
-        it without regard to case.
+        Topics that it leaves out are taken for deleted. `category` is case-folded: compare it
+        without regard to case.
         """
 
     async def topic(self, uuid: str) -> Topic | None:
-        """The whole topic; None if there is no such topic."""
+        """Return the whole topic, or None."""
 
     async def comments(self, uuid: str) -> Sequence[Comment]:
-        """All comments of a topic."""
+        """Return all comments of a topic."""
 
     async def create_topic(self, topic: Topic) -> object:
-        """Publish it; whatever it returns is ignored, as with the other two."""
+        """Publish a topic. What it returns is ignored."""
 
-    async def delete_topic(self, uuid: str) -> object: ...
+    async def delete_topic(self, uuid: str) -> object:
+        """Delete a topic."""
 
-    async def add_comment(self, topic_uuid: str, comment: Comment) -> object: ...
+    async def add_comment(self, topic_uuid: str, comment: Comment) -> object:
+        """Publish a comment."""
 
 
 async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fetched:

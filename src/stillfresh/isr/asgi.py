@@ -40,6 +40,7 @@ from stillfresh.isr.visits import Served, Visits
 SHARED: Final = ("asgi", "path_params", "server", "app")
 """Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""
 MAX_BODY: Final = 1_048_576
+"""Bytes of the largest page that is stored, unless `max_body` says otherwise."""
 MAX_HOSTS: Final = 1_000
 """Hosts of which one process keeps pages at a time; those beyond pass."""
 SAFE: Final = frozenset({"OPTIONS", "TRACE"})
@@ -54,7 +55,11 @@ logger = logging.getLogger(__name__)
 
 
 class IsrMiddleware:
-    """`routes`: how long the pages of each path are fresh; None: as each response says itself."""
+    """Caches the pages of an ASGI app: `IsrMiddleware(app, pages, routes={"/blog/*": "60s"})`.
+
+    `routes` says how long the pages of each path are fresh. Without a route, the response's own
+    headers say it.
+    """
 
     def __init__(
         self,

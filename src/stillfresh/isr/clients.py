@@ -17,7 +17,9 @@ from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, norm
 from stillfresh.isr.model import Reason, Scope
 
 Forward: TypeAlias = Literal["request", "key"]
+"""The values of `forward`."""
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
+"""Networks whose clients are trusted."""
 ANOTHER_PAGE: Final = names_in(
     b"x-host x-http-host-override x-http-method x-http-method-override x-method-override "
     b"x-original-host x-original-method x-original-uri x-original-url x-rewrite-url"
@@ -45,7 +47,7 @@ ASKED_ANEW: Final = names_in(
 
 
 def checked_networks(texts: Iterable[str]) -> Networks:
-    """`10.0.0.0/8`, `::1`: whose word counts."""
+    """Return the networks that texts such as `10.0.0.0/8` or `::1` name. Raises ConfigError."""
     return tuple(_network(text) for text in texts)
 
 
@@ -59,6 +61,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
 
 
 def is_trusted(peer: str | None, trusted: Networks) -> bool:
+    """True if the client's address is in one of the networks."""
     if peer is None or not trusted:
         return False
     try:
@@ -98,6 +101,7 @@ def host_fault(headers: Raw, version: str) -> bytes | None:
 
 
 def is_host(value: bytes) -> bool:
+    """True if this can be the host of a request."""
     text = plain_host(value).decode("latin-1").lower()
     return len(text) <= HOST_LENGTH and HOST.fullmatch(text) is not None
 
@@ -139,6 +143,7 @@ def reflected(target: bytes, headers: Raw) -> bytes:
 
 
 def checked_forward(value: object, name: str = "forward") -> Forward | None:
+    """Return the value. Raises ConfigError if it is neither `"request"`, `"key"` nor None."""
     match value:
         case None | "request" | "key":
             return value

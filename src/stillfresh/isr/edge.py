@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Edge:
-    """`host`: that of the one site there is, whatever it is called; None: as it is asked for."""
+    """Checks requests at the edge. `host`: the only site there is; None: the request's own host."""
 
     def __init__(self, app: App, *, host: bytes | None, trusted: Networks = ()) -> None:
         self._app = app
@@ -107,7 +107,7 @@ async def _reflect(scope: Scope, send: Send) -> None:
 async def refuse(
     send: Send, status: int, text: bytes, *, kind: bytes = b"text/plain", is_last: bool = False
 ) -> None:
-    """What a proxy says on its own; `is_last`: and then it hangs up."""
+    """Send an error of the gateway's own; with `is_last`, close the connection afterwards."""
     fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))
     if (fault := FAULTS.get(status)) is not None:
         fields = (*fields, (b"proxy-status", b"stillfresh; error=" + fault))

@@ -57,7 +57,7 @@ HeadersLike: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | b
 
 
 class Headers(Mapping[str, str]):
-    """Header fields by name, in whatever case; `raw` has them as ASGI does, in their order."""
+    """Header fields by name, in any case. `raw` has them in their order, as in ASGI."""
 
     __slots__ = ("raw",)
 
@@ -109,7 +109,7 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 class Page:
-    """What a render makes: a body with its status and headers."""
+    """A page: a body with its status and headers."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -136,7 +136,7 @@ class Page:
 
 
 class ServedPage(Page):
-    """A page and how fresh it is."""
+    """A page, and how fresh it is."""
 
     __slots__ = ("age", "error", "etag", "stored", "verdict")
 

@@ -10,6 +10,7 @@ from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.routes import own_tag, reached
 
 KIND: Final = "page"
+"""The kind of pages in a store."""
 GROUP: Final = "group:"
 
 
@@ -20,9 +21,9 @@ class OnDemand:
     core: Core[PageKey, Stored]
 
     async def revalidate(self, path: str) -> list[str]:
-        """I11: stale from now, in every variant; rendered anew at the next visit.
+        """Make a page stale, in every variant; the next visit renders it anew. Returns the ids.
 
-        I21: by our tags, and by the key itself, under which others may have written it.
+        Pages that another program stored under the path itself are reached too (I21).
         """
         tag, ids = reached(path)
         there = await self._there(ids)
@@ -31,16 +32,16 @@ class OnDemand:
         return list(dict.fromkeys([*there, *found]))
 
     async def revalidate_tag(self, tag: str) -> list[str]:
-        """The same for every page with this tag, whoever gave it: you, a route, or the site."""
+        """Make every page with this tag stale, wherever the tag came from. Returns the ids."""
         return await self._invalidate_tag(own_tag(tag), soft=True)
 
     async def purge(self, key: str) -> list[str]:
-        """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
+        """Delete every variant of a path, or the one page of a whole URL. Returns the ids."""
         tag, own = reached(key)
         return await self._purge(tag, own)
 
     async def purge_tag(self, tag: str) -> list[str]:
-        """The same for every page with this tag."""
+        """Delete every page with this tag. Returns the ids."""
         return await self._purge(own_tag(tag), [])
 
     async def _purge(self, tag: str, own: list[str]) -> list[str]:

@@ -80,7 +80,26 @@ MAX_ERROR_PAGES: Final = 1_000
 
 
 class PageCache(OnDemand):
-    """`async with PageCache("sqlite:///pages.db") as pages:`; without it, the first read opens."""
+    """Pages in a store: `async with PageCache("sqlite:///pages.db") as pages:`.
+
+    Without `async with`, the first read opens it. Raises ConfigError for an option that cannot be
+    used.
+
+    Args:
+        store: An address, or a store object. Give all processes of a site the same one.
+        tenant: Keeps the pages apart from those of other tenants of the store.
+        stale_for: How long an old page is served while it is rendered anew.
+        error_for: How long an old page is served if rendering fails.
+        absent_for: How long a `404` is kept.
+        wait: How long a visitor waits for a page that another process renders.
+        memory_for: How long memory is believed without asking the store.
+        max_entries: The most pages in memory.
+        max_bytes: The most bytes of pages in memory.
+        lease_for: When another process may take over the render of a process that died.
+        render_timeout: When a render has failed.
+        store_timeout: When a store that does not answer counts as away.
+        expose_tags: Send the tags of a page to visitors, for a CDN.
+    """
 
     def __init__(
         self,
@@ -149,7 +168,11 @@ class PageCache(OnDemand):
     async def get(
         self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()
     ) -> ServedPage:
-        """The page of this path: what is there, or what `render` makes, fresh for `revalidate`."""
+        """Return the page of this path: the stored one, or what `render` makes of it.
+
+        `revalidate` is how long it is fresh; `tags` are for `revalidate_tag`. A failed render is a
+        page with an error status, or the old page with `error`.
+        """
         own = self.terms(revalidate)
 
         async def rendering(_: Stored | None, __: Offer) -> Rendered:
@@ -222,24 +245,26 @@ class PageCache(OnDemand):
         return await self.core.explain(PageKey(key))
 
     def bypassed(self) -> dict[str, int]:
-        """I28: requests that passed uncached through a cache of these pages, by reason."""
+        """Return how many requests passed through uncached, by reason."""
         return {reason: count for reason, count in self._bypassed.items() if count}
 
     def count_bypass(self, reason: Reason) -> None:
         self._bypassed[reason] += 1
 
     async def stats(self) -> CacheStats:
+        """Return the counts of the pages, and what the store says of itself."""
         return await self.cache.stats()
 
     async def settled(self, timeout: Duration = "30s") -> bool:  # noqa: ASYNC109 (not raised)
-        """I22: until nothing is rendered behind; False: something still is, after so long."""
+        """Wait until no page is rendered in the background. False if one still is."""
         return await self.core.settled(seconds(timeout, name="timeout"))
 
     async def open(self) -> None:
+        """Open the store, on the running event loop. Raises StoreError."""
         await self.cache.open()
 
     async def close(self) -> None:
-        """Publications that had started finish; the rest ends within `grace`."""
+        """Close the cache. Publications that have started finish; the rest ends within `grace`."""
         await self.cache.close()
 
     async def __aenter__(self) -> Self:

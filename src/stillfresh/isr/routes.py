@@ -48,16 +48,16 @@ INTERIM: Final = "stillfresh.interim"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How the pages of a path are kept; without `revalidate`, as each response says itself."""
+    """How the pages of a path are cached. Without `revalidate`, each response says how long."""
 
     revalidate: Duration | None = None
     query: Sequence[str] | None = ()
-    """Parameters that make another page; the others are dropped. None: all of them."""
+    """Query parameters that make another page; others are dropped. None: all of them count."""
     vary: Sequence[str] = ()
-    """Request headers that the app is always given, and that make another page."""
+    """Request headers that the app receives, and that make another page."""
     tags: Sequence[str] = ()
     forward: Forward | None = None
-    """I24: `"request"`, the app sees the visitor's request; `"key"`, only the page's key."""
+    """`"request"`: the app sees the visitor's request. `"key"`: only what the page's key has."""
 
     def __post_init__(self) -> None:
         checked_forward(self.forward)
@@ -72,7 +72,7 @@ RoutesLike: TypeAlias = Mapping[str, Duration | Route | None]
 
 
 class Routes:
-    """By exact path, else by the longest `/prefix/*`."""
+    """Routes by exact path, or else by the longest matching `/prefix/*`."""
 
     def __init__(self, routes: RoutesLike) -> None:
         self._exact: dict[str, Route] = {}

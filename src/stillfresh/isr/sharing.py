@@ -48,7 +48,7 @@ MOST_HEADERS: Final = 32_768
 DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
 REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
 CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
-"""Besides `Authorization` and `Cookie`: request fields by which services know their clients."""
+"""Request fields, besides `Authorization` and `Cookie`, by which services know their clients."""
 ALWAYS: Final = frozenset({b"authorization", b"cookie"})
 """A page that varies by these is shared only among clients that send none."""
 
@@ -190,7 +190,7 @@ def forbids_stale(head: Head) -> bool:
 
 
 def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
-    """The names of header fields, in lower case."""
+    """Return the names of header fields in lower case. Raises ConfigError for a bad one."""
     if isinstance(names, str):
         raise ConfigError(f"credentials: must be a list such as ['X-Api-Key'], not {shown(names)}")
     found = frozenset(name.lower().encode("latin-1", "replace") for name in names)

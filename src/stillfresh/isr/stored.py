@@ -181,7 +181,7 @@ class PageCodec:
 
 
 def page_in(data: bytes) -> Page:
-    """The page that a store keeps as these bytes."""
+    """Return the page that a store keeps as these bytes. Raises an error for other bytes."""
     return opened(PageCodec().decode(data))
 
 

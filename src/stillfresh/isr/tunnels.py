@@ -9,7 +9,7 @@ import asyncio
 from typing import Final, Protocol
 
 TUNNEL: Final = "stillfresh.tunnel"
-"""The type of a scope whose request asks for a WebSocket; and in it, the client's `TunnelEnd`."""
+"""The scope type of a request for a WebSocket, and the scope's key of the client's end."""
 MOST_BUFFERED: Final = 262_144
 """Bytes that came over a connection and were not read yet; then its sender waits."""
 IDLE: Final = 600.0
@@ -17,7 +17,7 @@ IDLE: Final = 600.0
 
 
 class Inbox:
-    """What came over a connection and was not read yet."""
+    """What arrived over a connection and was not read yet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

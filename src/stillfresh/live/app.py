@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Live:
-    """An ASGI websocket app over a hub; `push` speaks to one viewer, `snapshot` counts all."""
+    """The WebSocket app over a hub, part of a gateway. `push` sends a message to one viewer."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Live:
             self._forget(session)
 
     def register(self, notice: type[msgspec.Struct], *, newest_of: Iterable[str] = ()) -> None:
-        """Let the application push messages of this type: a Struct whose tag is their `type`.
+        """Allow `push` to send messages of this type: a Struct whose tag is their `type`.
 
-        A viewer that does not keep up is sent the newest of each; `newest_of` names the fields that
-        tell one from another.
+        A viewer that reads too slowly is sent only the newest of each. `newest_of` names the fields
+        that tell one message from another.
         """
         is_struct = isinstance(notice, type) and issubclass(notice, msgspec.Struct)
         made = notice.__struct_config__ if is_struct else None
@@ -120,7 +120,7 @@ class Live:
         self._notices[notice] = names
 
     def push(self, viewer_id: str, notice: msgspec.Struct) -> int:
-        """Send a notice to that viewer's connections; returns how many there are."""
+        """Send a notice to all connections of a viewer; return how many there are."""
         names = self._notices.get(type(notice))
         if names is None:
             known = ", ".join(it.__name__ for it in self._notices) or "none"
@@ -165,7 +165,7 @@ class Live:
                 group.create_task(check_one_after_another())
 
     async def close(self) -> None:
-        """Tell all viewers to come again; nothing of ours runs after that."""
+        """Close all connections, and tell the browsers to connect again later."""
         self._is_closing = True
         try:
             for session in tuple(self._sessions):

@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 class HubUpdate(msgspec.Struct, frozen=True):
-    """A new view of something that this viewer looks at."""
+    """A new view of an item that a viewer subscribes to."""
 
     kind: str
     id: str
     answer: Answer[Any]
-    """`value` is the view; `found` is False if it does not exist (any more)."""
+    """`value` is the view; `found` is False if the item does not exist (any more)."""
 
 
 class Connection:
-    """What one viewer looks at; iterate to see each new view, the newest of each id only."""
+    """The subscriptions of one viewer. Iterate over it for new views: of each id, the newest."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Connection:
         self._tell = tell
 
     def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
-        """Subscribe to new views of an id, counted if the kind is; `get` reads the present one."""
+        """Receive new views of an item; `get` returns the present one. Raises ConfigError."""
         viewed = self._hub.find(kind, id, self.viewer_id)
         if viewed not in self:
             self.add(viewed)
@@ -82,7 +82,7 @@ class Connection:
             self._more[viewed] = self._more.get(viewed, 0) + 1
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
-        """End one subscription; unknown ones change nothing."""
+        """End one subscription. An unknown one changes nothing."""
         viewed = self._hub.find(kind, id, self.viewer_id)
         if self._more.get(viewed):
             self._more[viewed] -= 1
@@ -91,7 +91,7 @@ class Connection:
 
     @property
     def subscribed(self) -> dict[tuple[str, str], int]:
-        """Each kind and id, and how often."""
+        """Each subscribed kind and id, and how many times."""
         return {(it.kind.name, it.id): 1 + self._more.get(it, 0) for it in self._had}
 
     @property
@@ -124,9 +124,9 @@ class Connection:
             self._read([viewed])
 
     def set_visible(self, visible: bool) -> None:
-        """Hidden, nothing is refreshed for this viewer; the subscriptions stay.
+        """Show or hide the page. Hidden, nothing is refreshed for this viewer.
 
-        A viewer that looks again is told what has changed since.
+        A viewer that returns receives what has changed.
         """
         self._check_open()
         if visible == self.is_visible:
@@ -138,19 +138,19 @@ class Connection:
             self._read(self._had)
 
     def become(self, viewer_id: str | None) -> None:
-        """Be another viewer, or a guest: all that differs by viewer ends, the rest goes on."""
+        """Change the viewer, or sign out with None. Subscriptions that differ by viewer end."""
         if viewer_id != self.viewer_id:
             self.viewer_id = viewer_id
             for viewed in [it for it in self._had if it.kind.per_viewer]:
                 self._drop(viewed)
 
     def reset(self) -> None:
-        """Another route: nothing is subscribed any more."""
+        """End all subscriptions, for another page."""
         for viewed in list(self._had):
             self._drop(viewed)
 
     async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
-        """Read the view as it is now; load it if there is none."""
+        """Return the view of an item; load it if there is none. Raises LoadFailed."""
         self._check_open()
         viewed = self._hub.find(kind, id, self.viewer_id)
         answer = await self._hub.resource(kind).get(viewed.key)
@@ -159,7 +159,7 @@ class Connection:
         return answer
 
     def take(self, limit: int) -> list[HubUpdate]:
-        """Take up to `limit` news; of a failed refresh, `answer.error` says why."""
+        """Return up to `limit` updates that wait. `answer.error` says why a refresh failed."""
         news = list(islice(self.waiting.items(), limit))
         self.took(len(news))
         return [HubUpdate(it.kind.name, it.id, answer) for it, answer in news]
@@ -213,7 +213,7 @@ class Connection:
             logger.exception("listener %r failed", self._tell)
 
     def close(self) -> None:
-        """The viewer has gone, and the subscriptions with it."""
+        """End the subscriptions: the viewer has gone."""
         if self.is_open:
             for viewed in self._had:
                 self._let_go(viewed)

@@ -52,7 +52,10 @@ class Viewed:
 
 
 class Hub:
-    """`Hub(cache, kinds=[Kind("price", fetch=…, fresh_for="30s")])`, one for a process."""
+    """Keeps items fresh for many viewers: `Hub(cache, kinds=[Kind("price", …)])`.
+
+    One for a process. A viewer has at most `max_subscriptions`.
+    """
 
     def __init__(
         self, cache: Cache, *, kinds: Iterable[Kind], max_subscriptions: int = 1_000
@@ -82,7 +85,7 @@ class Hub:
         visible: bool = True,
         tell: Callable[[], object] | None = None,
     ) -> Connection:
-        """Connect a viewer or, without an id, a guest; `with hub.connect("ann") as connection:`
+        """Connect a viewer, or a guest: `with hub.connect("ann") as connection:`.
 
         `tell` is called when there is something to `take`.
         """
@@ -99,6 +102,7 @@ class Hub:
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """The names of the kinds."""
         return tuple(self._kinds)
 
     def kind(self, name: str, viewer_id: str | None) -> Kind:
@@ -124,7 +128,7 @@ class Hub:
         return self._resources[name]
 
     async def get(self, kind: str, id: str, viewer_id: str | None = None) -> Answer[Any]:  # noqa: A002 (as it is called)
-        """Read one view, as this viewer sees it, without a connection; load it if there is none."""
+        """Return one view, as this viewer sees it; load it if there is none. Raises LoadFailed."""
         _, _, key = self.named(kind, id, viewer_id)
         return await self._resources[kind].get(key)
 
@@ -140,7 +144,7 @@ class Hub:
     async def get_many(
         self, kind: str, ids: Iterable[str], viewer_id: str | None = None
     ) -> dict[str, Answer[Any]]:
-        """Read many of one kind; one whose load failed has `error`."""
+        """Return many views of one kind by id. The answer of a failed load has `error`."""
         keys = {self.named(kind, id_, viewer_id)[2]: id_ for id_ in ids}
         self.kind(kind, viewer_id)
         answers = await self._resources[kind].get_many(list(keys))

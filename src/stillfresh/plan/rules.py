@@ -123,6 +123,7 @@ def duration(value: float) -> str:
 
 
 def percent(share: float) -> str:
+    """Return a share as text: `99.5%`."""
     return f"{share * 100:.3g}%"
 
 

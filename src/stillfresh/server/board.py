@@ -15,12 +15,11 @@ TRIES: Final = 100
 
 
 class Board:
-    """A place of bytes for each worker, in memory that all of them share.
+    """Bytes that each worker writes for the others, in shared memory.
 
-    A worker writes only into its own place, and each reads all of them. A place has two halves: new
-    bytes go into the half that is not shown, which then is shown. So a worker that is killed while
-    it writes leaves what it wrote before, and nobody waits for anybody. The checksum finds the rare
-    half that was written twice while it was read.
+    A worker writes only its own place. A place has two halves: new bytes go to the half that is not
+    shown, which then is shown. So a worker that is killed while it writes leaves what it wrote
+    before, and no worker waits. A checksum finds a half that was written twice while it was read.
     """
 
     def __init__(self, places: int, size: int) -> None:

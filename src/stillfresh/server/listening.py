@@ -39,6 +39,7 @@ ENDING: Final = {
 
 
 def bound(host: str, port: int) -> socket.socket:
+    """Return a socket for this host and port. Raises StillfreshError if it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +54,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def bound_path(path: str) -> Iterator[socket.socket]:
-    """A Unix socket (G17), which its group may use; one that nobody listens on any more goes."""
+    """Return a Unix socket that its group may use; replace one that nobody listens on (G17)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_heard(path):
@@ -83,11 +84,12 @@ def _why(exc: Exception) -> str:
 
 
 def address(host: str, port: int) -> str:
+    """Return `http://host:port`."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """Says when it listens. Signals are its program's: uvicorn's own handlers are not installed."""
+    """Runs an ASGI app, and says when it listens. Its program handles signals."""
 
     def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
         super().__init__(config)
@@ -103,9 +105,9 @@ class Server(uvicorn.Server):
 
 
 def server_config(app: ASGIApp, is_site: Callable[[str], bool] = lambda _: False) -> uvicorn.Config:
-    """How a gateway is run: without compression of messages, which costs memory by the viewer.
+    """Return how a gateway is run: without compression of messages, which costs memory per viewer.
 
-    `is_site`: whether a WebSocket for this path is for the site behind, and passed on.
+    `is_site`: True if a WebSocket for this path belongs to the site behind.
     """
     return uvicorn.Config(
         finished(app),

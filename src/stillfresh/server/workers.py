@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """What a worker is given: its place on the board, and its line to the parent."""
+    """What a worker receives: its place on the board, and its connection to the parent."""
 
     def __init__(self, place: int, board: Board, line: socket.socket) -> None:
         self.place = place
@@ -87,11 +87,11 @@ class Slot:
 
 
 class Workers:
-    """The parent. It waits for signals, for what workers say, and for pauses to end.
+    """The parent of the workers: it waits for signals, for messages of workers, and for pauses.
 
-    `work` runs in each worker, `ready` is called here when the first one listens. `run` returns
-    after SIGTERM or SIGINT. It raises what keeps the first worker from starting, once; and a
-    StillfreshError if workers end before they are ready, again and again, and none is left.
+    `work` runs in each worker; `ready` is called when the first one listens. `run` returns after
+    SIGTERM or SIGINT. It raises what keeps the first worker from starting, and StillfreshError if
+    workers end before they are ready, again and again, and none is left.
     """
 
     def __init__(

@@ -5,17 +5,17 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 Tell: TypeAlias = Callable[[str, str, str | None], None]
-"""Called with a kind, an id, and the generation that was published; None: it is void."""
+"""Called with a kind, an id and the new generation; None if the entry was invalidated."""
 A_TAG: Final = ""
-"""Instead of a kind, with the tag for an id: whatever has the tag is void, named or not."""
+"""In place of a kind: the id is a tag, and every entry with the tag is invalidated."""
 
 
 class Channel(ABC):
-    """S10: the way on which a store tells what is done to it."""
+    """How a store reports changes that other processes make (S10)."""
 
     @abstractmethod
     async def beat(self) -> None:
-        """Until everything has been told that was done before this call.
+        """Wait until every change that was made before this call is reported.
 
-        StoreError if the channel is broken, or silent for too long.
+        Raises StoreError if the channel is broken, or silent for too long.
         """

@@ -44,9 +44,10 @@ MOST_COPIES: Final = 10_000_000
 
 
 class MemoryStore(Store):
-    """Holds at most `max_copies`, or with `max_bytes` at most so many bytes.
+    """Entries in this process, opened by `memory://`. Processes do not share them.
 
-    One more drops the oldest that nobody is loading, or those that were used least recently.
+    It holds at most `max_copies`, and drops the oldest; or at most `max_bytes`, and drops the least
+    recently used. Entries that are being loaded stay.
     """
 
     reads_inline = outlives_loops = True

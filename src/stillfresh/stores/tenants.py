@@ -34,7 +34,7 @@ LONGEST_TENANT: Final = 200
 
 
 def checked_tenant(tenant: str | None) -> str | None:
-    """I1: an empty name, or one with `#`, could name another tenant's entries."""
+    """Return the name. Raises ConfigError if it is empty or has a `#`."""
     if tenant is None:
         return None
     if not isinstance(tenant, str) or not tenant or "#" in tenant:
@@ -52,7 +52,7 @@ def tenant_prefix(tenant: str | None) -> str:
 
 
 def for_tenant(store: Store, tenant: str | None) -> Store:
-    """The store as this tenant sees it; a store that has another tenant already is refused."""
+    """Return the store as a tenant sees it. Raises ConfigError if it has another tenant already."""
     if checked_tenant(tenant) is None or tenant is None or store.tenant == tenant:
         return store
     if (has := store.tenant) is not None:
@@ -63,7 +63,7 @@ def for_tenant(store: Store, tenant: str | None) -> Store:
 
 
 class TenantStore(WrappedStore):
-    """A store, less the entries of other tenants. `stats` and `evict` are the whole store's."""
+    """A store without the entries of other tenants; `stats` and `evict` are the whole store's."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         super().__init__(store)

@@ -37,7 +37,7 @@ DYNAMODB_OPTIONS: Final = (
 
 
 def store_for(store: str | Store, clock: Clock) -> Store:
-    """A store as it is, or the one that an address names. Nothing is opened yet."""
+    """Return the store that an address names, or the store itself. It is not opened."""
     if not isinstance(store, str):
         if callable(getattr(store, "acquire", None)):
             return store
@@ -62,7 +62,7 @@ def _refused(url: str, why: str = f"not a store's address; write {ALLOWED}") -> 
 
 
 def split_tenant(url: str) -> tuple[str, str | None]:
-    """I17: an address without its `tenant=`, and that tenant."""
+    """Return an address without its `tenant=`, and the tenant."""
     before, mark, fragment = url.partition("#")
     place, _, query = before.partition("?")
     options = query.split("&") if query else []
@@ -115,7 +115,7 @@ def _extra(named: str, url: str, clock: Clock) -> Store:
 
 
 def dynamodb_options(url: str) -> dict[str, str]:
-    """What the address says, by name; who we are is AWS's own settings' business."""
+    """Return the options of a `dynamodb://` address. Raises ConfigError for an unknown one."""
     parts = urlsplit(url)
     found = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(found)

@@ -4,7 +4,7 @@ from stillfresh.durations import Duration, seconds
 
 
 class ManualClock:
-    """Give it as `clock=`; `advance` is the only way time passes."""
+    """A clock for `clock=` that only `advance` moves."""
 
     __slots__ = ("_now",)
 
@@ -15,7 +15,7 @@ class ManualClock:
         return self._now
 
     def advance(self, by: Duration) -> None:
-        """Move on, by seconds or `"5m"`; by a negative number, as a wall clock that is set back."""
+        """Move the clock by seconds or `"5m"`. A negative number sets it back."""
         self._now += by if isinstance(by, float | int) else seconds(by)
 
     def __repr__(self) -> str:

@@ -18,7 +18,7 @@ IDS: Final = (
 
 @on_open_stores
 class CopyConformance(ConformanceKit):
-    """What is published is read, listed, marked and forgotten as the contract says."""
+    """Tests of copies: what is published is read, listed, invalidated and deleted."""
 
     LISTS_LOADS: bool = True
     """Whether an entry is listed before it has a copy."""

@@ -34,7 +34,7 @@ from stillfresh.testing.conformance_kit import (
 
 @on_open_stores
 class LeaseConformance(ConformanceKit):
-    """One holder at a time, and nothing is written without a live lease."""
+    """Tests of leases: one holder at a time, and no publication without a live lease."""
 
     async def test_one_lease_at_a_time(self, store: Store) -> None:
         """The second caller is told until when it is held."""
@@ -292,4 +292,4 @@ class LeaseConformance(ConformanceKit):
 
 
 class StoreConformance(CopyConformance, LeaseConformance):
-    """The behaviour that every store has: subclass it for a store of your own."""
+    """Tests of every rule of a store. Inherit it, and return your store from `new_store`."""

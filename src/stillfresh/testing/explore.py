@@ -18,12 +18,12 @@ Promises: TypeAlias = Mapping[str, Callable[[S], bool]]
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How much was seen, none of it broken."""
+    """How much `explore` saw. No promise was broken."""
 
     states: int
     depth: int
     is_whole: bool
-    """Nothing else can be reached, at any depth."""
+    """True: no other state can be reached, at any depth."""
 
     def __str__(self) -> str:
         how = "all that can be reached" if self.is_whole else "every history"
@@ -31,7 +31,7 @@ class Explored:
 
 
 class PromiseBroken(AssertionError):
-    """Says which promise, after which steps, in which state; no shorter history breaks one."""
+    """A promise does not hold: the message has the shortest history that breaks it."""
 
     def __init__(self, promise: str, history: tuple[object, ...], state: object) -> None:
         lines = [f"{number:3}. {label}" for number, label in enumerate(history, start=1)]

@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 class WaitingCache:
-    """`fetch()` asks the backend: up to five ids, in its order. Call `start` first."""
+    """The order of the games that wait for a player. Call `start` first.
+
+    `fetch()` requests up to five ids from the backend, in its order.
+    """
 
     def __init__(
         self, fetch: Fetch, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -63,52 +66,52 @@ class WaitingCache:
         return self._state
 
     def navigation(self, current: GameId | None = None) -> Navigation:
-        """W11: where "next game" may lead, and why that order may be trusted."""
+        """Return where "next game" leads, and why that order can be trusted."""
         return rules.navigation(self._state, None if current is None else checked_id(current))
 
     def on_changed(self, listener: Callable[["WaitingCache"], object]) -> Unsubscribe:
-        """`listener(cache)` is called after every change of the state."""
+        """Call `listener(cache)` after every change. Returns a function that ends it."""
         return self._changed.subscribe(listener)
 
     def start(self) -> None:
-        """The first refetch."""
+        """Request the first order."""
         self.hear(Started())
 
     def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
-        """A game is on screen; `version` is the one shown, if games have versions."""
+        """Tell that a game is on screen; `version` is the one shown, if games have versions."""
         self.hear(Opened(game_id, my_turn, version))
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
-        """R2: we have just played, at that version; at the one on screen if none is given."""
+        """Tell that we have played, at this version; without one, at the version on screen (R2)."""
         self.hear(MoveSent(game_id, version))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
-        """R4: the backend says that a game has become ours to play."""
+        """Tell that the backend says: it is our turn in a game (R4)."""
         self.hear(YourTurn(game_id, version))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
-        """R3, R5: what the backend says of the game on screen; others are ignored."""
+        """Tell what the backend says of the game on screen; other games are ignored (R3, R5)."""
         self.hear(GameState(game_id, my_turn, version))
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
-        """W9: the backend refused our move, the one at that version, or it did not end our turn."""
+        """Tell that the backend refused our move, or that it did not end our turn (W9)."""
         self.hear(MoveFailed(game_id, version))
 
     def reconnected(self) -> None:
-        """W9: messages may have been missed."""
+        """Tell that the connection was lost: messages may have been missed (W9)."""
         self.hear(Reconnected())
 
     def invalidated(self) -> None:
-        """R1: `long_wait_invalidated`."""
+        """Tell that the backend sent `long_wait_invalidated` (R1)."""
         self.hear(Invalidated())
 
     async def settled(self) -> None:
-        """Returns when nothing is in flight, and nothing due but after a retry's pause."""
+        """Wait until no request is under way or due, except after a pause."""
         while not self._resting.is_set():  # it may have been cleared before we woke
             await self._resting.wait()
 
     async def close(self) -> None:
-        """Gives up what is under way; any number of times. Events are refused from now on."""
+        """End what is under way. Events are refused from then on."""
         self._is_closed = True
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:

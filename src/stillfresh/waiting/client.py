@@ -54,7 +54,10 @@ _read_answer = msgspec.json.Decoder(_WaitingGames).decode
 
 
 class WaitingClient:
-    """`async with WaitingClient("http://…", headers=…) as client:`; `client.cache` navigates."""
+    """A `WaitingCache` over HTTP: `async with WaitingClient("http://…", headers=…) as client:`.
+
+    `client.cache` has the order. `timeout` is for a request, and for the wait for a connection.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class WaitingClient:
 
     @property
     def is_connected(self) -> bool:
-        """The service's events are heard now; without, the order is the one last known."""
+        """True: the service's events arrive. Otherwise the order is the last one known."""
         return self._socket is not None
 
     @property
@@ -114,9 +117,9 @@ class WaitingClient:
         return None if screen is None else screen.game_id
 
     async def look(self, game_id: str) -> bool:
-        """The game comes on screen; returns whether it is ours to play.
+        """Show a game; return whether it is our turn.
 
-        Who is not connected yet, or not again, waits for that up to `timeout`.
+        Without a connection, it waits for one, at most `timeout`.
         """
         if self._task is not None:
             with suppress(TimeoutError):  # what is missing is said below
@@ -136,7 +139,7 @@ class WaitingClient:
         return await looking
 
     async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
-        """Play; the game leaves the pool at once, on trust."""
+        """Play. The game leaves the list at once, before the service confirms the move."""
         self._connected()
         version = seen(self.cache.state.screen, game_id)
         self.cache.move_sent(game_id, version)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from msgspec import Struct
 
 GameId: TypeAlias = str | int
+"""The id of a game."""
 Pool: TypeAlias = tuple[GameId, ...]
 Versions: TypeAlias = tuple[tuple[GameId, int], ...]
 Moves: TypeAlias = tuple[tuple[GameId, int | None], ...]
@@ -18,14 +19,14 @@ LIMIT: Final = 5
 
 
 class Proof(StrEnum):
-    """Why the order that is shown is the backend's."""
+    """Why the order that is shown is the backend's order."""
 
     IRRELEVANT = "irrelevant"
-    """Two games or fewer: any order leads to the same next game."""
+    """There are two games or fewer: any order leads to the same next game."""
     SERVER = "server"
-    """The last answer, perhaps with games taken out since: that reorders nothing."""
+    """It is the last response; games may have been removed since, which reorders nothing."""
     SNAPSHOT = "snapshot"
-    """An earlier answer, put back because only its own game has come and gone since."""
+    """It is an earlier response, restored because only its own game has come and gone since."""
 
 
 class Navigation(Struct, frozen=True):
@@ -34,11 +35,11 @@ class Navigation(Struct, frozen=True):
     games: Pool
     proof: Proof
     pending: bool
-    """A refetch is under way or due: there may be better to know soon."""
+    """True: a new response is on its way or due."""
 
 
 class Snapshot(Struct, frozen=True):
-    """An answer of the backend, kept for the one game whose turn it was asked for."""
+    """A response of the backend, kept for the one game whose turn it was requested for."""
 
     game_id: GameId
     pool: Pool
@@ -80,7 +81,7 @@ class Screen(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """All that the cache knows (W1)."""
+    """All that the cache knows."""
 
     pool: Pool = ()
     is_complete_from_server: bool = False
@@ -104,11 +105,12 @@ class State(Struct, frozen=True):
 
     @property
     def pending(self) -> Pool:
-        """Games with a move of ours that nobody has confirmed."""
+        """Games with a move of ours that the backend has not confirmed."""
         return tuple(dict.fromkeys(game_id for game_id, _ in self.moves))
 
     @property
     def is_busy(self) -> bool:
+        """True: a request is under way, or follows."""
         return self.in_flight is not None or self.follows is not None
 
 

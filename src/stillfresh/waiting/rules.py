@@ -300,7 +300,7 @@ RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = MappingProxyT
 
 
 def step(state: State, event: Event) -> Step:
-    """W1: the only way that a state changes."""
+    """Return the next state and what to do. The state changes in no other way."""
     return RULES[type(event)](state, event)
 
 

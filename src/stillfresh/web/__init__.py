@@ -12,5 +12,6 @@ with needs("web", "stillfresh.web"):
     from stillfresh.web.dashboard import Dashboard
 
 gateway = Gateway
+"""`Gateway` under the name that reads well in a call: `app = gateway("sqlite:///site.db", …)`."""
 
 __all__ = ["Dashboard", "Gateway", "Live", "gateway"]

@@ -49,10 +49,10 @@ OWN_FIELD: Final = "x-stillfresh"
 
 
 class Dashboard:
-    """An ASGI app, to mount; `scope["root_path"]` ends where its own paths begin.
+    """The operator's page as an ASGI app, to mount: `app.mount("/cache", Dashboard(cache))`.
 
-    `open` and `close` are for its memory of the last minutes. `live` counts the viewers of a
-    gateway, whose live connection the page listens to.
+    `token` lets other machines than this one see it. `page_cache` adds the pages of a site, `live`
+    the viewers of a gateway. Call `open` and `close` to remember the figures of the last minutes.
     """
 
     def __init__(
@@ -92,11 +92,12 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     def open(self) -> None:
-        """From now on the last minutes are remembered."""
+        """Start to remember the figures of the last minutes."""
         if self._noting is None:
             self._noting = asyncio.get_running_loop().create_task(self.numbers.note_now_and_then())
 
     async def close(self) -> None:
+        """Stop remembering figures."""
         noting, self._noting = self._noting, None
         if noting is not None:
             noting.cancel()
@@ -104,7 +105,7 @@ class Dashboard:
             await self.numbers.write()
 
     async def snapshot(self) -> dict[str, Any]:
-        """The numbers of the moment, as `api/stats` and the live connection tell them."""
+        """Return the figures of this moment, as `api/stats` sends them."""
         return {**await self.numbers.snapshot(), **self._told}
 
     async def _file(self, name: str, request: Request) -> Response:

@@ -20,8 +20,11 @@ Item: TypeAlias = dict[str, dict[str, Any]]
 """A row as DynamoDB speaks of it: `{"pk": {"S": "…"}, "generated_at": {"N": "…"}}`."""
 
 TABLE_VARIABLE: Final = "FACETHEORY_CACHE_TABLE_NAME"
+"""The environment variable that names the table."""
 META: Final = "META"
+"""The sort key of the item that describes a page."""
 LOCK: Final = "LOCK"
+"""The sort key of the item that holds a lease."""
 EPOCH: Final = "EPOCH"
 INVALIDATED: Final = "INVALIDATED"
 """I26, beside a tag's entries: in which epoch it was invalidated last."""
@@ -35,7 +38,7 @@ RAW: Final = "~"
 """Before a body's folder: its row cannot be found from it."""
 
 ABOUT: Final = "facetheory-"
-"""I18: of an object's metadata, what speaks of its page."""
+"""The prefix of the metadata that an S3 object has of its page."""
 UNTYPED: Final = "application/octet-stream"
 """Where a page says no type: the other libraries would take it for HTML, and run what is in it."""
 LONGEST_TYPE: Final = 255
@@ -50,10 +53,10 @@ MAX_AHEAD: Final = 60
 
 
 def cache_pk(cache_key: str, tenant: str | None = None, *, raw: bool = False) -> str:
-    """I1: `CACHE#<hash>`, or `TENANT#<tenant>#CACHE#<hash>`.
+    """Return the partition key: `CACHE#<hash>`, or `TENANT#<tenant>#CACHE#<hash>`.
 
-    I20: `raw`, FaceTheory's default, has the cache key itself there. One that DynamoDB cannot
-    take, or that looks like a hash, is hashed all the same: no two keys share a row.
+    With `raw`, FaceTheory's default, it holds the cache key itself, unless DynamoDB cannot take it
+    or it looks like a hash. So no two keys share a row.
     """
     before = f"{tenant_prefix(checked_tenant(tenant))}CACHE#"
     is_written = raw and _is_name(before + cache_key) and not HASHED.fullmatch(cache_key)
@@ -68,9 +71,9 @@ def _is_name(pk: str) -> bool:
 
 
 def object_metadata(status: int, fields: Mapping[str, str]) -> dict[str, str]:
-    """I18: what an object says of its page: status, type, and then these header fields.
+    """Return the metadata of a page's S3 object: status, type, and these header fields.
 
-    A value that is not printable ASCII, or that S3 has no room left for, is left out.
+    Values that are not printable ASCII, or for which S3 has no room, are left out.
     """
     kind = fields.get("content-type", "")
     is_type = len(kind) <= LONGEST_TYPE and PRINTABLE.fullmatch(kind)
@@ -131,7 +134,7 @@ def _integer(item: Item, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class FaceTheoryCacheMetadata:
-    """What was generated (`sk = "META"`): where the body is, since when, and fresh how long."""
+    """The META item of a page: where its body is, when it was made, and how long it is fresh."""
 
     pk: str
     sk: str
@@ -175,7 +178,7 @@ class FaceTheoryCacheMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FaceTheoryCacheLease:
-    """Who is regenerating (`sk = "LOCK"`)."""
+    """The LOCK item of a page: who renders it, and until when."""
 
     pk: str
     sk: str

@@ -57,7 +57,24 @@ def random_uuid() -> str:
 
 
 class DynamoStore(Store):
-    """Any number of machines may use one table; one store belongs to one event loop."""
+    """Items in a DynamoDB table, values in an S3 bucket. Any number of machines may share them.
+
+    Opened by its address, `dynamodb://table?bucket=name`, or made here. Raises ConfigError.
+
+    Args:
+        table: The table's name; None: from `FACETHEORY_CACHE_TABLE_NAME`.
+        bucket: The bucket for values.
+        tenant: Keeps entries apart from those of other tenants.
+        pk: How a partition key is made: `"sha256"`, or `"raw"` as FaceTheory does.
+        s3_prefix: What object keys begin with; empty: the table's name.
+        s3_key: `"whole"`: an item names the whole object key; `"short"`: without the prefix.
+        region: The AWS region; None: from AWS's settings.
+        endpoint: The address of another DynamoDB server.
+        s3_endpoint: The address of another S3 server.
+        retention: How long after its terms DynamoDB may delete an item.
+        delete_after: How long a replaced value stays in S3 for readers that are under way.
+        max_lease: A lease that ends later than this from now is over.
+    """
 
     needs_eviction = False
     """The table's TTL sweeps rows; `evict` reads the whole table, so it is run on purpose."""

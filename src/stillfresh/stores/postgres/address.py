@@ -75,7 +75,7 @@ def hosts_of(found: dict[str, Any]) -> list[str]:
 
 
 def store_at(url: str, clock: Clock | None) -> PostgresStore:
-    """Nothing is connected yet."""
+    """Return the store that an address names. It connects when it is opened."""
     hosts, options = options_of(url)
     return PostgresStore(*hosts, clock=clock, **options)
 

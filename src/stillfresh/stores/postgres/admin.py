@@ -28,7 +28,7 @@ ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('stillfresh table 
 
 @dataclass(frozen=True)
 class SchemaState:
-    """What is there; without a version, nothing."""
+    """The state of a schema. `version` is None if there are no tables."""
 
     schema: str
     version: int | None = None
@@ -37,6 +37,7 @@ class SchemaState:
 
 
 async def describe(url: str) -> SchemaState:
+    """Return the state of the schema that an address names. Raises StoreError."""
     async with _connected(url) as (connection, schema):
         return await _state(connection, schema)
 
@@ -44,9 +45,10 @@ async def describe(url: str) -> SchemaState:
 async def create(
     url: str, *, unlogged: bool | None = None, pushes: bool | None = None
 ) -> SchemaState:
-    """Make the schema, or bring it to this release's version, in one transaction.
+    """Create the schema, or update it to this release's version, in one transaction.
 
-    What is not said stays as it is; at first it is logged, and pushes.
+    `unlogged` and `pushes` that are left out stay as they are; at first, tables are logged and
+    changes are pushed. Returns the state.
     """
     async with _connected(url) as (connection, schema):
         if connection.info.server_version < OLDEST_SERVER:

@@ -59,11 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class PgConnection(AsyncConnection[Row]):
-    """A connection that is left at once, and whose time-out begins anew with all that arrives.
-
-    The library would first ask the server to cancel, and wait for that: of a server that is paused
-    that takes longer than a time-out.
-    """
+    """A connection that can be left at once. Its timeout restarts with each part that arrives."""
 
     limit: asyncio.Timeout | None = None
     patience = 0.0
@@ -342,7 +338,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """In one line, without the statement. The library never says a password."""
+    """Return what an error of the server says, in one line, without the statement."""
     primary = error.diag.message_primary if isinstance(error, PostgresError) else None
     said = " ".join((primary or str(error)).split())
     if any(word in said for word in FULL):

@@ -52,9 +52,11 @@ FIRST: Final = (b"", b"")
 
 
 class PostgresStore(Store):
-    """`hosts`: how libpq reaches each server that may be the primary, as connection strings.
+    """Entries in PostgreSQL, opened by its address, `postgresql://user@host/database`.
 
-    Leases are judged by the server's own clock, the same for all, unless a clock is given.
+    `hosts` are libpq connection strings of the servers that may be the primary. Leases are judged
+    by the server's clock, unless `clock` is given. Caches on one `schema` are one cache. `timeout`
+    ends a step that takes longer, with a StoreError.
     """
 
     pushes = True

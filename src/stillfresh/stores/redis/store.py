@@ -63,9 +63,12 @@ WRONG_TYPE: Final = "WRONGTYPE"
 
 
 class RedisStore(Store):
-    """`url` is the client library's: `redis://`, `rediss://` or `unix://`.
+    """Entries in Redis or Valkey, opened by its address, `redis://host:6379/0`, or made here.
 
-    Leases are judged by the server's own clock, the same for all, unless a clock is given.
+    Leases are judged by the server's clock, unless `clock` is given. `prefix` begins every key.
+    Caches on one prefix are one cache. `timeout` ends a step that takes longer, with a StoreError.
+    `nodes` are the servers of a cluster or of Sentinel, `service` is Sentinel's name of the
+    primary. `wait_replicas` is how many replicas must have a change before it counts as done.
     """
 
     pushes = True

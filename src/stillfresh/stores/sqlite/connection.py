@@ -22,13 +22,14 @@ from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount, real
 
 CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
-"""Text that is no UTF-8 was never written so: its bytes have changed since."""
+"""The errors of a damaged file: text that is not UTF-8 was never written so."""
 FAILED: Final = (apsw.Error, UnicodeDecodeError)
+"""What a step on a file may raise."""
 BUSY: Final = (apsw.BusyError, apsw.LockedError)
 PATIENCE: Final = 30.0
 """Seconds that a step waits for other processes to finish theirs."""
 READ_PATIENCE: Final = 0.25
-"""Seconds that a read waits, which may be on an event loop's thread."""
+"""Seconds that a read waits for a lock; it may be on an event loop's thread."""
 
 _PRAGMAS: Final = "PRAGMA synchronous = {}; PRAGMA journal_size_limit = 67108864"
 _SETTINGS: Final = (
@@ -68,7 +69,7 @@ OURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One kind of file."""
+    """One format of file."""
 
     application_ids: tuple[int, ...]
     """Its own, and those of earlier releases, whose files `is_begun` makes files of this kind."""
@@ -81,7 +82,7 @@ class Format:
 
 
 def not_ours(path: Path, application: int) -> ConfigError:
-    """The error for a file that cannot be opened as the kind that was asked for."""
+    """Return the error for a file of another program or format."""
     if (what := OURS.get(application)) is not None:
         return ConfigError(
             f"{path}: is {what} of stillfresh, which cannot be opened as any other; "
@@ -94,7 +95,7 @@ def not_ours(path: Path, application: int) -> ConfigError:
 
 
 def by_header(application_id: int, version: int, begin: str, *, is_cache: bool = True) -> Format:
-    """A kind of file whose header says whose it is; an empty one is begun, any other refused."""
+    """Return a format that the file's header names. An empty file is begun, others refused."""
 
     def is_begun(connection: apsw.Connection, path: Path) -> bool:
         found, its_version = (
@@ -167,10 +168,9 @@ def _immutable(path: Path) -> apsw.Connection:
 
 
 def connect_viewer(path: Path) -> apsw.Connection:
-    """To look only, at a file that is there; also where nothing may be written beside it.
+    """Return a connection that only looks at a file, even where nothing may be written beside it.
 
-    It never writes back a log that it finds, not even as the last to close: it may be of another
-    file. Files of ours say whose they are before there is a log.
+    It never writes back a log that it finds, which may belong to another file.
     """
     path = real(path)
     connection = _settled(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
@@ -192,7 +192,7 @@ def _looking(connection: apsw.Connection) -> apsw.Connection:
 
 
 def connect_reader(path: Path) -> apsw.Connection:
-    """Reads once: the log is opened by name, and must be while that name is this file's."""
+    """Return a connection for reading, which has read once, while the path names this file."""
     connection = _looking(connect(path))
     connection.set_busy_handler(Patience(READ_PATIENCE))
     return connection
@@ -258,7 +258,7 @@ def is_something_else(head: bytes) -> bool:
 
 
 def abandon(connection: apsw.Connection) -> None:
-    """Close without writing the log back: the file is not ours any more, or not whole."""
+    """Close without writing the log back: the file was replaced, or is damaged."""
     with suppress(apsw.Error):
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.close()
@@ -271,7 +271,7 @@ def bytes_of(connection: apsw.Connection) -> int:
 
 
 def explained(path: Path, exc: Exception) -> StoreError:
-    """What went wrong with which file, in words that say what to do."""
+    """Return an error that names the file, what went wrong, and what to do."""
     reason = "is not a SQLite file, or is corrupt" if isinstance(exc, CORRUPT) else repr(exc)
     for code in ("result", "extendedresult"):
         reason = _REASONS.get(getattr(exc, code, -1), reason)
@@ -282,7 +282,7 @@ def explained(path: Path, exc: Exception) -> StoreError:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """The client library's errors end here."""
+    """Turn SQLite's errors in the block into StoreError."""
     try:
         yield
     except apsw.Error as exc:

@@ -49,7 +49,7 @@ T = TypeVar("T")
 CONCERNS_ALL: Final = (StoreError, *BUSY, *CORRUPT, apsw.ReadOnlyError, apsw.CantOpenError)
 """Not one job's fault: trying them one by one would fail as often."""
 Identity: TypeAlias = tuple[int, int]
-"""Device and inode: the same path may name another file by now."""
+"""Device and inode of a file: a path may name another file later."""
 
 log = logging.getLogger("stillfresh.sqlite")
 
@@ -240,6 +240,7 @@ class WriteDatabase:
 
 
 def identity_of(path: Path) -> Identity | None:
+    """Return the identity of the file at this path; None if there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -55,7 +55,7 @@ def check_place(path: Path) -> None:
 
 
 def real(path: Path) -> Path:
-    """The file that a symbolic link leads to; where links lead in a circle, opening it says so."""
+    """Return the file that a symbolic link leads to."""
     return Path(os.path.realpath(path))
 
 
@@ -101,11 +101,11 @@ def create_new(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
-    """Between processes: who opens the file and who sets it aside never meet.
+    """Hold the lock between opening a file and setting it aside, across processes.
 
-    False where no lock file can be made: nothing can be renamed there either. The lock file
-    stays, since two could hold a lock whose file was removed in between. StoreError if another
-    keeps the lock for longer than `limit` seconds.
+    Yields False where no lock file can be made: nothing can be renamed there either. The lock file
+    stays, since two processes could hold a lock whose file was removed. Raises StoreError if
+    another process keeps the lock for longer than `limit` seconds.
     """
     lock = Path(f"{path}.lock")
     if lock.is_symlink():  # it makes a file elsewhere

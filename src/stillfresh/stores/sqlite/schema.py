@@ -16,6 +16,7 @@ from stillfresh.errors import ConfigError
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread, policy_of
 
 Row: TypeAlias = tuple[Any, ...]
+"""One row of times, as SQLite returns it."""
 
 APPLICATION_ID: Final = 0x5F4E3001
 VERSION: Final = 1
@@ -29,11 +30,13 @@ TAGS: Final = (
     ) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS stillfresh_tags_of ON stillfresh_tags(kind, id)",
 )
+"""The SQL of the table of tags."""
 BEGIN_FILE: Final = f"""
     {";".join(TAGS)};
     PRAGMA application_id = {APPLICATION_ID};
     PRAGMA user_version = {VERSION};
 """
+"""The SQL that makes an empty file a store's file."""
 INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES (?, ?, ?)"
 DELETE_LEASED: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
 DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind IN (?1, ?1 || '+') AND id = ?2"
@@ -83,6 +86,7 @@ TIMES: Final = """
         error TEXT
     ) WITHOUT ROWID
 """
+"""The SQL of a kind's table of times and leases."""
 # One statement for times and value, so that they cannot disagree.
 _RECORD: Final = """
     SELECT t.generation, t.last_updated_at, t.fresh_for, t.stale_for, t.error_for, t.mark,
@@ -94,9 +98,9 @@ _LENGTH: Final = ", t.id, (SELECT octet_length(value) FROM {copies} WHERE id = t
 
 
 class Statements:
-    """The SQL of one kind: one text per step, so that each is prepared once and kept.
+    """The SQL of one kind: one text for each step, so that each is prepared once.
 
-    Here they are patterns, which a subclass may override; those of an instance name its tables.
+    A subclass may override them; those of an instance name its tables.
     """
 
     create = (
@@ -192,9 +196,9 @@ def _many(text: str, count: int) -> str:
 
 
 def record_of(row: Row, known: str | None) -> Record:
-    """What the contract calls a Record; the value was left out if its generation is known.
+    """Return the record of a row, without its value if its generation is known.
 
-    A row that somebody else wrote, and that cannot be one of ours, is as good as none.
+    A row that another program wrote, and that cannot be read, counts as none.
     """
     try:
         if row[0] is not None and row[0] == known:

@@ -56,10 +56,10 @@ After: TypeAlias = tuple[str, str] | None
 
 
 class KindTables:
-    """One kind in a file: its times and leases, and how its values are written beside them.
+    """One kind in a file: its times and leases, and how its values are written.
 
-    Here in a table of copies. A subclass may keep them in rows of another design (F17), by the
-    methods whose names end in `_values`.
+    Values are in a table of copies. A subclass may keep them in rows of another design (F17), by
+    the methods whose names end in `_values`.
     """
 
     def __init__(self, kind: str, sql: Statements) -> None:
@@ -246,13 +246,13 @@ def at_least(seconds: float) -> int:
 
 
 def at_most(seconds: float) -> int:
-    """Milliseconds of `now`: an end that has not come has not passed."""
+    """Return seconds as whole milliseconds, rounded down."""
     return floor(round(seconds * 1000, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Whose file it is, which kinds it has, and the tables of each."""
+    """The design of a file: its format, its kinds, and the tables of each."""
 
     format: Format
     tables: Callable[[str], KindTables]
@@ -261,16 +261,19 @@ class Layout:
 
 @cache
 def own_tables(kind: str) -> KindTables:
+    """Return the tables of a kind in a store's file."""
     return KindTables(kind, statements(kind))
 
 
 def own_kinds(connection: apsw.Connection) -> list[str]:
+    """Return the kinds that a store's file has."""
     return [kind for (kind,) in connection.execute(KINDS)]
 
 
 STORE: Final = by_header(APPLICATION_ID, VERSION, BEGIN_FILE)
+"""The format of a store's file."""
 OWN: Final = Layout(STORE, own_tables, own_kinds)
-"""A store's own file."""
+"""The design of a store's file."""
 
 
 def epoch_of(connection: apsw.Connection) -> int:

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 Execute: TypeAlias = Callable[[str, Sequence[Any]], apsw.Cursor]
 SLICE: Final = 500
-"""Ids that one job of an eviction looks at, so that others' writes pass between them."""
+"""Ids that one step of an eviction looks at, so that other writes pass between steps."""
 STRETCH: Final = 2_000
 """Ids that one job of a listing, or of a count, looks at."""
 COUNTED_FOR: Final = 10.0
@@ -56,7 +56,10 @@ LOOK_EVERY: Final = 0.1
 
 
 class SqliteStore(Store):
-    """Any number of processes may use one file; one store belongs to one event loop at a time."""
+    """Entries in one file, shared by the processes of a machine, opened by `sqlite:///file.db`.
+
+    `patience` is how many seconds a write waits for a locked file. `max_bytes` limits the file.
+    """
 
     reads_inline = True
 

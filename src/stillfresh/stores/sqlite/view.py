@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class SqliteView(SqliteStore):
-    """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""
+    """A file opened for reading only. A damaged file is a StoreError, not an empty store."""
 
     needs_eviction = False
 
@@ -81,10 +81,9 @@ class SqliteView(SqliteStore):
 
 
 async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str]) -> Path:
-    """Copy a store's, a coordinator's, a feed's or a games' file, as it is at one moment.
+    """Copy a file of stillfresh (store, coordinator, feed or games) as it is at one moment.
 
-    The target is a new file with mode 0600, in one piece, without a log. The file may be read and
-    written meanwhile.
+    The target must not exist. It is one file with mode 0600. The file may be used meanwhile.
     """
     return await asyncio.to_thread(_copied, Path(path), Path(target))
 

@@ -25,7 +25,7 @@ from stillfresh.stores.sqlite.database import Work, WriteDatabase
 T = TypeVar("T")
 
 MAX_QUEUED: Final = 1024
-"""More than this wait on the loop for room: a slow disk must not fill memory."""
+"""The most steps that wait for the writer: a slow disk must not fill memory."""
 MAX_GROUP: Final = 256
 """Jobs in one transaction: enough to share its cost, few enough to be short for others."""
 PROBE: Final = 0.25
@@ -39,9 +39,10 @@ log = logging.getLogger("stillfresh.sqlite")
 
 
 class Writer:
-    """Lives from its making to `stop`; `adopt` is told of each connection for reading.
+    """The thread that writes to a file, from its making to `stop`.
 
-    For an event loop, which hears of a whole group in one turn; without one, for threads.
+    `adopt` receives each connection for reading. With an event loop, one callback reports a whole
+    group of steps; without one, it serves threads.
     """
 
     def __init__(

@@ -63,16 +63,16 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Which faults a simulation draws from; `Faults.none()` for a world where all goes well."""
+    """Which faults a simulation may inject."""
 
     troubles: Collection[Trouble] | None = None
-    """None: any of them."""
+    """What may happen to requests; None: anything."""
     blows: Collection[Blow] | None = None
     most_blows: int = 6
     within: float = 30.0
-    """Seconds in which the blows fall."""
+    """Seconds from the start in which blows happen."""
     skew: float = 3.0
-    """Seconds by which a clock may be wrong from the start."""
+    """Seconds by which a clock may be wrong."""
 
     def __post_init__(self) -> None:
         for kinds, drawn in ((Trouble, self.troubles), (Blow, self.blows)):
@@ -86,6 +86,7 @@ class Faults:
 
     @classmethod
     def none(cls) -> "Faults":
+        """Return the faults of a world in which nothing fails."""
         return cls(troubles=(), blows=(), skew=0.0)
 
 

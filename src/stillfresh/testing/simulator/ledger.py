@@ -20,7 +20,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Promise(StrEnum):
-    """The invariants of T2, and that nothing fails inside."""
+    """What a simulation checks after each step."""
 
     FRESH = "nobody is served as fresh what was invalidated before they asked"
     HOLDER = "a key has one lease holder"
@@ -43,7 +43,7 @@ class BrokenPromise(Exception):
 
 
 class Version(Struct, frozen=True):
-    """What upstream answers: how often the key had been changed, and by which load it was asked."""
+    """What the upstream answers: how often the key was changed, and which load asked."""
 
     number: int
     load: int

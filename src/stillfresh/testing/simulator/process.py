@@ -25,7 +25,7 @@ GRACE: Final = 60.0
 
 
 class Process:
-    """Made by `world.process()` or `world.launch(...)`; use it as a real one's wiring would be."""
+    """A simulated process, made by `world.process()` or `world.launch(...)`."""
 
     def __init__(self, world: "World", number: int, skew: float) -> None:
         self.world = world
@@ -51,20 +51,20 @@ class Process:
         self.end = self._ending.close
 
     def clock(self) -> float:
-        """Its wall clock, which may be wrong."""
+        """Return the time of the process's wall clock, which may be wrong."""
         return self.world.wall() + self._skew
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """A task of this process; the simulation ends when all have ended."""
+        """Start a task of this process. The simulation ends when all tasks have ended."""
         with self.world.loop.acting(self.number):
             job: asyncio.Task[T] = self.world.loop.create_task(work)
         self.world.started(self, job)
         return job
 
     def cache(self, *, inline: bool = False, pushes: bool = False) -> Cache:
-        """On the shared store, with this process's clock; closed when the scenario has ended.
+        """Return a cache on the shared store, with this process's clock. The simulation closes it.
 
-        `inline`: as a file. `pushes`: it tells what others do (S10).
+        `inline`: the store is a file. `pushes`: the store reports what others do.
         """
         store = self.file_store if inline else self.store
         if pushes:
@@ -76,9 +76,9 @@ class Process:
     async def load(
         self, kind: str, ids: Sequence[str], *, leased: bool = True
     ) -> dict[str, Version | Exception]:
-        """Ask upstream, as a loader does: it takes its time, and may fail for one or for all.
+        """Ask the upstream, as a loader does. It takes time, and may fail for one id or for all.
 
-        `leased`: a resource of the engine on the shared store, whose leases are compared.
+        `leased`: the ids belong to a resource on the shared store, whose leases are checked.
         """
         world = self.world
         found: dict[str, Version | Exception] = {}
@@ -97,18 +97,21 @@ class Process:
     def observe(
         self, kind: str, resource: Resource[str, Version], *, lag: float = 0.0
     ) -> "Observed":
-        """A resource whose answers are compared with what was invalidated; `lag`: `memory_for`."""
+        """Return the resource with checks: no answer may be older than what was invalidated.
+
+        `lag` is the resource's `memory_for`.
+        """
         return Observed(self, kind, resource, lag)
 
     def reading(self, kind: str, id_: str, *, lag: float = 0.0) -> Reading:
-        """Somebody asks now; hand it to `served` with the answer."""
+        """Begin a read; give the result to `served` with the answer."""
         late = lag + self._set_back if lag else 0.0
         return Reading(self.number, (kind, id_), self.world.time(), late)
 
     def served(
         self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool = False
     ) -> None:
-        """What came; `failed`: with the word that loading failed."""
+        """Check an answer. `failed`: it says that loading failed."""
         world, (kind, id_) = self.world, reading.key
         world.note(self, f"is served {kind} {id_}: version {value.number}, {verdict}")
         world.ledger.served(reading, value, verdict, failed=failed, now=world.time())
@@ -117,7 +120,7 @@ class Process:
     async def invalidating(
         self, kind: str, ids: Iterable[str], *, soft: bool = False
     ) -> AsyncIterator[None]:
-        """Around what invalidates these; a StoreError ends the block, and nothing is promised."""
+        """Wrap an invalidation of these ids. After a StoreError in it, nothing is promised."""
         world, began = self.world, self.world.time()
         versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
         names = ",".join(versions)
@@ -137,9 +140,9 @@ class Process:
         soft: bool = False,
         began: float | None = None,
     ) -> None:
-        """From now on nobody who asks is served an older version as fresh.
+        """Promise that from now on no older version is served as fresh.
 
-        Nor as stale, unless this is `soft` or loading fails. `began`: not now, but then.
+        Nor as stale, unless `soft`, or loading fails. `began`: since then, not since now.
         """
         world = self.world
         told = ", ".join(f"{id_} (version {version})" for id_, version in versions.items())
@@ -148,14 +151,14 @@ class Process:
         world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time(), began=began)
 
     def kill(self) -> None:
-        """`kill -9`: nothing of it runs any more, nothing is cleaned up."""
+        """End the process as `kill -9` does: nothing is cleaned up."""
         self.world.note(self, "is killed")
         self.is_alive = False
         self.world.loop.kill(self.number)
         self.world.killed(self)
 
     def pause(self, seconds: float) -> None:
-        """As by SIGSTOP, or a long garbage collection."""
+        """Stop the process for a while, as SIGSTOP does."""
         self.world.note(self, f"is paused for {seconds:g} s")
         loop = self.world.loop
         loop.pause(self.number)
@@ -163,19 +166,20 @@ class Process:
             loop.call_later(seconds, loop.resume, self.number)
 
     def jump(self, by: float) -> None:
-        """Its wall clock is set."""
+        """Move the process's wall clock."""
         self.world.note(self, f"has its clock set by {by:+g} s")
         self._skew += by
         self._set_back += max(0.0, -by)
 
     async def close(self) -> None:
+        """Close what the process opened."""
         self.is_closed = True
         await self._closing.aclose()
 
 
 @dataclass
 class Observed:
-    """A resource of one process; every answer is compared with what was invalidated before."""
+    """A resource of one process; each answer is compared with what was invalidated before."""
 
     process: Process
     kind: str
@@ -183,7 +187,7 @@ class Observed:
     lag: float
 
     async def get(self, key: str) -> Answer[Version] | None:
-        """None if loading failed and there was nothing to serve, or if the cache is closed."""
+        """Return the answer; None if nothing may be served, or the cache is closed."""
         reading = self.process.reading(self.kind, key, lag=self.lag)
         try:
             answer = await self.resource.get(key)
@@ -193,13 +197,14 @@ class Observed:
         return answer
 
     def peek(self, key: str) -> Answer[Version] | None:
-        """What memory holds, however old; as fresh only what this process has not invalidated."""
+        """Return what memory holds."""
         answer = self.resource.peek(key)
         if answer is not None and answer.verdict is Verdict.FRESH:
             self._served(self.process.reading(self.kind, key, lag=float("inf")), answer)
         return answer
 
     async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
+        """Return an answer for each key."""
         asked = {key: self.process.reading(self.kind, key, lag=self.lag) for key in keys}
         answers = await self.resource.get_many(keys)
         for key, answer in answers.items():
@@ -212,19 +217,20 @@ class Observed:
             self.process.served(reading, answer.value, answer.verdict, failed=failed)
 
     async def refresh(self, *keys: str) -> None:
+        """Load the keys now."""
         try:
             await self.resource.refresh(*keys)
         except LoadFailed:
             self.process.world.note(self.process, f"could not refresh {','.join(keys)}")
 
     async def change(self, *keys: str, soft: bool = False) -> None:
-        """Upstream changes these, and their copies are invalidated."""
+        """Change the keys upstream, and invalidate their copies."""
         self.process.world.change(self.kind, *keys)
         async with self.process.invalidating(self.kind, keys, soft=soft):
             await self.resource.invalidate(*keys, soft=soft)
 
     async def put(self, *keys: str) -> None:
-        """Upstream changes these, and the process that changed them puts the new versions (E17)."""
+        """Change the keys upstream, and put the new versions."""
         process, kind = self.process, self.kind
         ledger, began = process.world.ledger, process.world.time()
         values = {key: ledger.put(process.number, (kind, key)) for key in keys}
@@ -241,5 +247,6 @@ class Observed:
                 ledger.has_put(value, process.world.time())
 
     async def delete(self, *keys: str) -> None:
+        """Delete the copies."""
         async with self.process.invalidating(self.kind, keys):
             await self.resource.delete(*keys)

@@ -29,24 +29,24 @@ SALTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """How a run went."""
+    """How a simulation went."""
 
     seed: int
     plan: Plan
     steps: int
-    """Callbacks that were run, with every promise looked at after each."""
+    """Callbacks that were run. Every promise was checked after each."""
     seconds: float
-    """That passed, all of them virtual."""
+    """Virtual seconds that passed."""
     requests: int
     loads: int
     faults: int
-    """That came to pass, of those that were planned."""
+    """Faults that happened, of those that were planned."""
     trace: tuple[str, ...]
     broken: BrokenPromise | None = None
 
 
 class SimulationFailed(AssertionError):
-    """Says which promise, of which seed, in the smallest run that was found, and what happened."""
+    """A promise was broken: the message names it, the seed, and the smallest run that was found."""
 
     def __init__(self, first: Simulated, smallest: Simulated) -> None:
         self.seed = first.seed
@@ -67,10 +67,10 @@ class SimulationFailed(AssertionError):
 def simulate(
     scenario: Scenario, *, seed: int, faults: Faults | None = None, shrink: bool = True
 ) -> Simulated:
-    """Run `await scenario(world)` in a world made from the seed; SimulationFailed if it breaks.
+    """Run `await scenario(world)` in a simulated world made from `seed`; return how it went.
 
-    The same seed, scenario and code give the same run, to the letter. `shrink=False` leaves a
-    failing run as it is.
+    The same seed, scenario and code give the same run. Raises SimulationFailed if a promise is
+    broken, with the smallest failing run, unless `shrink` is False.
     """
     _check(scenario, seed, faults)
     first = run(scenario, planned(seed, Faults() if faults is None else faults))

@@ -31,7 +31,7 @@ RESTART: Final = (0.5, 5.0)
 
 
 class World:
-    """What a scenario is given; `simulate` makes it."""
+    """What a scenario receives from `simulate`: processes, an upstream, a clock."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -61,26 +61,26 @@ class World:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def time(self) -> float:
-        """Seconds since the simulation began."""
+        """Return the seconds since the simulation began."""
         return self.loop.time()
 
     def wall(self) -> float:
-        """The same, as a clock that is right shows it."""
+        """Return the time of a wall clock that is right."""
         return EPOCH + self.time()
 
     def steps(self, count: int) -> range:
-        """`for step in world.steps(20)`: fewer when a failure is being made smaller."""
+        """Iterate so many times; fewer while a failing run is made smaller."""
         return range(count if self.plan.steps is None else min(count, self.plan.steps))
 
     def process(self) -> Process:
-        """One more."""
+        """Return a new process."""
         number = len(self.processes) + 1
         process = Process(self, number, self.plan.skews[(number - 1) % len(self.plan.skews)])
         self.processes.append(process)
         return process
 
     def launch(self, app: App, count: int) -> list[Process]:
-        """So many processes that run `app(process)`; one that is killed is started anew."""
+        """Start so many processes that run `app(process)`. One that is killed is started again."""
         checked_function("app", app)
         checked_whole("count", count)
         most = count if self.plan.processes is None else min(count, self.plan.processes)
@@ -93,15 +93,15 @@ class World:
         return process
 
     def change(self, kind: str, *ids: str) -> dict[str, int]:
-        """Upstream has a newer version of these from now on; which one it is."""
+        """Change these ids upstream; return the new versions."""
         return {id_: self.ledger.change((kind, id_)) for id_ in ids}
 
     def always(self, promise: str, check: Callable[[], str | None]) -> None:
-        """A promise of your own, called after every step: None, or what is wrong."""
+        """Add a promise: `check` is called after every step, and returns what is wrong, or None."""
         self._checks.append((promise, checked_function("check", check)))
 
     def broken(self, promise: str, what: str) -> NoReturn:
-        """Ends the simulation as failed, wherever it is noticed."""
+        """End the simulation as failed."""
         broken = BrokenPromise(promise, what)
         self.fail(broken)
         raise broken
@@ -112,12 +112,12 @@ class World:
             channel.send(kind, id_, generation)
 
     def note(self, process: Process | None, text: str) -> None:
-        """One more line of the trace."""
+        """Add a line to the trace."""
         who = "world" if process is None else f"p{process.number}"
         self.trace.append(f"{self.time():9.3f} {who:>5}  {text}")
 
     async def joined(self, within: float = 600.0) -> None:
-        """All that was started has ended, but for what was killed with its process."""
+        """Wait until everything that was started has ended."""
         try:
             async with asyncio.timeout(within):
                 while self._busy():
@@ -134,7 +134,7 @@ class World:
 
     @cached_property
     def folder(self) -> Path:
-        """For files that the processes share; gone after the simulation."""
+        """A folder for files that the processes share, deleted at the end."""
         self._folder = tempfile.TemporaryDirectory(prefix="stillfresh-simulation-")
         return Path(self._folder.name)
 

@@ -35,7 +35,7 @@ from stillfresh.waiting.model import GameState, MoveFailed, Opened
 __all__ = ["SignIn", "games_app"]
 
 SignIn: TypeAlias = Callable[[HTTPConnection], str | None]
-"""The id of the user who is signed in, by the headers of a request; None for nobody."""
+"""Returns the id of the user that a request's headers name, or None."""
 
 FAREWELL: Final = 5.0
 """Seconds in which a slow connection may take its leave."""
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def games_app(games: Games, sign_in: SignIn) -> Starlette:
-    """An ASGI application; the games are opened and closed by who made them."""
+    """Return an ASGI app for the games. It neither opens nor closes them."""
     service = _GamesService(games, sign_in)
     asked = Route(WAITING_LONGEST, service.waiting_longest)
     return Starlette(routes=[asked, WebSocketRoute(EVENTS, service.events)])

@@ -26,7 +26,10 @@ FORMAT: Final = by_header(steps.APPLICATION_ID, 0, steps.CREATE, is_cache=False)
 
 
 class Games:
-    """`async with Games("games.db") as games:`; belongs to one event loop."""
+    """Games in a SQLite file: `async with Games("games.db") as games:`. For one event loop.
+
+    Steps that a game does not allow raise GameError.
+    """
 
     def __init__(self, path: str | PathLike[str], *, clock: Clock = time.time) -> None:
         self._path = Path(path).absolute()
@@ -51,7 +54,7 @@ class Games:
         await self.close()
 
     async def close(self) -> None:
-        """What was begun is done first."""
+        """Finish what has started, and close the file."""
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -70,39 +73,45 @@ class Games:
             abandon(old)
 
     def on_happened(self, listener: Callable[[Happened], object]) -> Unsubscribe:
-        """Told of every step, when it is committed."""
+        """Call `listener` after every step that is committed. Returns a function that ends it."""
         return self._happened.subscribe(listener)
 
     def waiting_longest(self, user_id: str, limit: int = LIMIT) -> list[str]:
-        """W12: one walk along the index, inline: no thread is faster."""
+        """Return the games in which it is this user's turn, the longest waiting first."""
         with translated(self._path):
             rows = self._read().execute(steps.WAITING_LONGEST, (user_id, limit))
             return [game_id for (game_id,) in rows]
 
     def view(self, game_id: str) -> GameView:
+        """Return the state of a game. Raises GameError if there is none."""
         with translated(self._path):
             return steps.view(self._read(), game_id)
 
     async def start(self, game_id: str, players: Sequence[Player]) -> GameView:
+        """Start a game."""
         return await self._write(steps.start, game_id, players)
 
     async def move(
         self, game_id: str, user_id: str, *, version: int | None = None, keeps_turn: bool = False
     ) -> GameView:
-        """`version`: the one that the player saw; a game that has moved on refuses."""
+        """Play a move. Raises GameError if the game is no longer at `version`."""
         move = partial(steps.move, version=version, keeps_turn=keeps_turn)
         return await self._write(move, game_id, user_id)
 
     async def end(self, game_id: str) -> GameView:
+        """End a game."""
         return await self._write(steps.finish, game_id, "ended")
 
     async def abandon(self, game_id: str) -> GameView:
+        """Abandon a game."""
         return await self._write(steps.finish, game_id, "abandoned")
 
     async def leave(self, game_id: str, user_id: str) -> GameView:
+        """Take a player out of a game."""
         return await self._write(partial(steps.seat, is_active=False), game_id, user_id)
 
     async def rejoin(self, game_id: str, user_id: str) -> GameView:
+        """Let a player return to a game."""
         return await self._write(partial(steps.seat, is_active=True), game_id, user_id)
 
     def _read(self) -> apsw.Connection:

@@ -83,12 +83,12 @@ UPDATE_GAME: Final = """
 
 
 class GameError(StillfreshError):
-    """A step that the game does not allow: says why."""
+    """The game does not allow a step. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Who sits at the table; a bot is told nothing."""
+    """A player of a game. Bots receive no messages."""
 
     user_id: str
     is_human: bool = True
@@ -96,10 +96,12 @@ class Player:
 
 @dataclass(frozen=True, slots=True)
 class GameView:
+    """The state of one game."""
+
     game_id: str
     status: str
     actor: str | None
-    """Whose turn it is; None when nobody is left or it is over."""
+    """Whose turn it is; None if nobody is left, or the game is over."""
     version: int
 
 
