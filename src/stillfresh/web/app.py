@@ -38,6 +38,7 @@ from stillfresh.web.replies import (
     problem_reply,
     reply,
 )
+from stillfresh.web.responses import CountedResponse
 from stillfresh.web.rest import Rest
 from stillfresh.web.sources import Authority
 
@@ -145,19 +146,24 @@ class Gateway:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide by the path alone, so that a page does not pay for matching our routes."""
-        path, responses = path_of(scope), self.dashboard.numbers.responses
-        app: ASGIApp
+        path, part = path_of(scope), "own"
+        app: ASGIApp = self._own
         if path.startswith("/v1/") and self._has_v1:
+            part, scope = "kinds", rooted(scope, path)
             app = self._rest if self._is_called_rightly(scope) else problem_reply(_misnamed())
-            await responses["kinds"].around(app, rooted(scope, path), receive, send)
         elif path.startswith(BELOW):
-            scope = rooted(scope, path)
+            scope, app = rooted(scope, path), self.dashboard
             scope = {**scope, "root_path": scope.get("root_path", "") + DASHBOARD}
-            await responses["own"].around(self.dashboard, scope, receive, send)
         elif path in self._paths or self._pages is None:
-            await responses["own"].around(self._own, rooted(scope, path), receive, send)
+            scope = rooted(scope, path)
         else:
-            await responses["pages"].around(self._pages, scope, receive, send)
+            part, app = "pages", self._pages
+        response = CountedResponse(self.dashboard.numbers.responses[part], scope, send)
+        try:
+            await app(scope, receive, response.send)
+        except Exception:
+            response.broke()
+            raise
 
     async def open(self) -> None:
         """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
@@ -219,8 +225,7 @@ class Gateway:
         stores = await self.dashboard.numbers.reached()
         lags = self.dashboard.numbers.lags()
         is_late = any(lag.seconds > lag.limit for lag in lags.values())
-        is_well = set(stores.values()) == {"reachable"} and not is_late
-        is_ready = is_well and not self.is_draining
+        is_ready = set(stores.values()) == {"reachable"} and not (is_late or self.is_draining)
         late = {name: round(lag.seconds, 3) for name, lag in lags.items()}
         status: Literal["ready", "not ready", "draining"] = "ready" if is_ready else "not ready"
         told = Ready("draining" if self.is_draining else status, stores, late)
@@ -264,8 +269,7 @@ async def _file(name: str, request: Request) -> Response:
     return file_reply(request, name)
 
 
-async def _healthz(request: Request) -> Response:
-    del request
+async def _healthz(_: Request) -> Response:
     return json_reply({"status": "alive"})
 
 

@@ -5,12 +5,12 @@ again by itself (I29) is counted when the app says that it still holds.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 from stillfresh.isr.routes import KEEP
 
@@ -25,29 +25,15 @@ class Responses:
     """Of one part: how many of each status, and the bytes of their bodies."""
 
     def __init__(self) -> None:
-        self._counted = Counter[int]()
+        self.counted = Counter[int]()
         self.bytes = 0
-
-    def count(self, status: int, size: int = 0) -> None:
-        self._counted[status] += 1
-        self.bytes += size
 
     def statuses(self) -> dict[str, int]:
         """Numbers that no registry knows are `other`: a site may make up hundreds."""
         found = Counter[str]()
-        for status, number in self._counted.items():
+        for status, number in self.counted.items():
             found[str(status) if status in KNOWN else "other"] += number
         return dict(found)
-
-    async def around(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the app answer."""
-        response = CountedResponse(self, scope, send)
-        try:
-            await app(scope, receive, response.send)
-        except Exception:
-            if not response.status:
-                self.count(BROKEN)
-            raise
 
 
 class CountedResponse:
@@ -60,19 +46,25 @@ class CountedResponse:
         self._send = send
         self._has_body = scope["method"] != "HEAD"
         self.status = self.size = 0
-        self._keep: Any = scope.get(KEEP)
-        if self._keep is not None:
-            scope[KEEP] = self.keep
+        if KEEP in scope:
+            self._keep, scope[KEEP] = scope[KEEP], self.keep
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self._to.count(self.status)
-        elif message["type"] == "http.response.body" and self._has_body:
+    def send(self, message: Message) -> Awaitable[None]:
+        """No coroutine of its own: a page hit would pay for it twice."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.status = status = message["status"]
+            self._to.counted[status] += 1
+        elif kind == "http.response.body" and self._has_body:
             size = len(message.get("body", b""))
             self.size += size
             self._to.bytes += size
-        await self._send(message)
+        return self._send(message)
+
+    def broke(self) -> None:
+        """The app raised; the server says so, if nothing was said before."""
+        if not self.status:
+            self._to.counted[BROKEN] += 1
 
     def keep(self, holds: Callable[[], bool]) -> None:
         self._keep(partial(self._again, holds))
@@ -80,5 +72,6 @@ class CountedResponse:
     def _again(self, holds: Callable[[], bool]) -> bool:
         if not holds():
             return False
-        self._to.count(self.status, self.size)
+        self._to.counted[self.status] += 1
+        self._to.bytes += self.size
         return True
