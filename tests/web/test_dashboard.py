@@ -112,6 +112,7 @@ class TestG6Numbers:
         assert (row["watched"], row["leases_won"], row["superseded"]) == (1, 2, 0)
         assert told["stores"]["entities"]["copies"] == 2
         assert told["stores"]["entities"]["is_paid"] is False
+        assert told["live"].pop("max_connections") == 10_000
         assert told["live"] == {"connections": 0, "signed_in": 0, "subscriptions": {"price": 1}}
         assert told["at"] == told["started_at"] == world.clock()
 

@@ -140,6 +140,7 @@ class Live:
         """Count the connections, those that are signed in, and the subscriptions of each kind."""
         return {
             "connections": len(self._sessions),
+            "max_connections": self._max_connections,
             "signed_in": sum(map(len, self._by_viewer.values())),
             "subscriptions": dict(self.hub.subscriptions),
         }

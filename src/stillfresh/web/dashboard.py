@@ -183,7 +183,7 @@ class Dashboard:
 
 
 def _no_viewers() -> dict[str, Any]:
-    return {"connections": 0, "signed_in": 0, "subscriptions": {}}
+    return {"connections": 0, "max_connections": 0, "signed_in": 0, "subscriptions": {}}
 
 
 def _refused() -> Problem:

@@ -47,6 +47,7 @@ NOTED: Final = ("loads", "failed", "store_errors")
 READY_WITHIN: Final = 2.0
 """Seconds that a store has to answer."""
 VIEWERS: Final = "Viewers that are connected."
+MOST: Final = "Viewers that may be connected, in all workers together."
 LOOKED_AT: Final = "Ids that viewers look at, each viewer's counted."
 BYPASSED: Final = "Requests that passed through uncached, by reason (I28)."
 RESPONSES: Final = "HTTP responses, by part of the gateway and status."
@@ -124,6 +125,7 @@ class Numbers:
         by_kind = totals.live["subscriptions"]
         lines = (
             *_metric("connections", "gauge", VIEWERS, {"": totals.live["connections"]}),
+            *_metric("max_connections", "gauge", MOST, {"": totals.live["max_connections"]}),
             *_metric("subscriptions", "gauge", LOOKED_AT, _by("resource", by_kind)),
             *_metric("bypassed_total", "counter", BYPASSED, _by("reason", totals.bypassed)),
             *_metric("http_responses_total", "counter", RESPONSES, _by_status(totals.responses)),
