@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh import Cache, ConfigError, prometheus_text
+from stillfresh import Cache, ConfigError, SyncCache, prometheus_text
 from stillfresh.engine import Answer, Objective, ResourceStats
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.model import left_of
@@ -101,6 +101,19 @@ class TestG14Objective:
         assert len(found.ages) == len(AGE_BUCKETS) + 1
         for at, (low, high) in enumerate(pairwise((0, *AGE_BUCKETS, float("inf")))):
             assert found.ages[at] == sum(low <= age < high for age in ages)
+
+    def test_of_a_sync_cache(self) -> None:
+        """E20: the same option, the same counts."""
+        cache = SyncCache("memory://")
+
+        @cache.cached("price", fresh_for="30s", objective=WANTED)
+        def price(sku: str) -> str:
+            return sku
+
+        assert [price("a"), price("a")] == ["a", "a"]
+        found = cache.stats().resources["price"]
+        cache.close()
+        assert (found.objective, found.objective_met) == (Objective(0.99, 60.0), 2)
 
     async def test_a_read_that_fails_misses_it(self, cache: Cache, upstream: Upstream) -> None:
         """Nothing is not young."""

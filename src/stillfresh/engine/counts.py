@@ -140,6 +140,7 @@ class Counts:
         self.objective = objective
         own = set() if objective is None else {objective.age}
         self.bounds = tuple(sorted({*AGE_BUCKETS, *own}))
+        self._edges = (0.0, *self.bounds, FOR_EVER)
         self.ages = [0] * (len(self.bounds) + 1)
         self.age_sum, self.folded_at = 0.0, float("-inf")
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
@@ -157,7 +158,7 @@ class Counts:
         """
         self.reads[answer.origin][answer.verdict] += hits
         self.ages[bucket] += hits
-        least, most = (0.0, *self.bounds, FOR_EVER)[bucket : bucket + 2]
+        least, most = self._edges[bucket], self._edges[bucket + 1]
         last = max(least, min(most, now - answer.fetched_at))
         first = min(last, max(least, self.folded_at - answer.fetched_at))
         self.age_sum += hits * (first + last) / 2
