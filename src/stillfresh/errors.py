@@ -12,6 +12,14 @@ USERINFO: Final = re.compile(r"(:/{0,2})(?!/).*@", re.DOTALL)
 """Up to the last @: a password may hold anything, and an address may be written wrongly."""
 
 
+IN_ADDRESS: Final = re.compile(r"(://)[^\s'\"<>]*@")
+IN_QUERY: Final = re.compile(r"(?<=[^\s?])\?[^\s'\"<>)\]?]+")
+IN_FIELD: Final = re.compile(
+    r"(?i)\b((?:set-)?cookie|(?:proxy-)?authorization|x-api-key)(['\"]?\s*[:=,]\s*b?['\"]?)[^\n'\"]+"
+)
+BEARER: Final = re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}")
+
+
 class StillfreshError(Exception):
     """The base class of every error that stillfresh raises."""
 
@@ -80,6 +88,15 @@ def shown_address(value: object) -> str:
 def without_password(address: str) -> str:
     """As it may be shown: a name and a password become `***`; a file's name stays."""
     return USERINFO.sub(r"\1***@", address, count=1)
+
+
+def without_secrets(text: str) -> str:
+    """As it may be logged: no name and password of a URL, no query, no credential of a request."""
+    if "://" in text:
+        text = IN_ADDRESS.sub(r"\1***@", text)
+    if "?" in text:
+        text = IN_QUERY.sub("?***", text)
+    return BEARER.sub(r"\1 ***", IN_FIELD.sub(r"\1\2***", text))
 
 
 def error_text(error: BaseException) -> str:

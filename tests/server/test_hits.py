@@ -1,6 +1,7 @@
 """I29: an answer that is given again is what the long way would give, byte by byte."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from uvicorn.server import ServerState
 
 from stillfresh.isr.clients import checked_networks
 from stillfresh.isr.edge import Edge
+from stillfresh.server.access import AccessLog
 from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
 from stillfresh.server.listening import server_config
+from stillfresh.server.logs import Hidden, LineWriter
 from stillfresh.server.protocol import Protocol
 from tests.kit.page_world import SAYS, PageWorld, Step, changes
 
@@ -97,10 +100,18 @@ class Wire(asyncio.Transport):
 class World(PageWorld):
     """As `serve` has it."""
 
-    def __init__(self, *, keeps: bool = True, in_memory: bool = True, trusted: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        keeps: bool = True,
+        in_memory: bool = True,
+        trusted: str = "",
+        access: AccessLog | None = None,
+    ) -> None:
         super().__init__(in_memory=in_memory)
         networks = checked_networks([trusted] if trusted else [])
-        self.config = server_config(Edge(self.app, host=None, trusted=networks))
+        app = Edge(self.app, host=None, trusted=networks)
+        self.config = server_config(app, access=access)
         self.config.load()
         self.type: type[Protocol] = self.config.http_protocol_class  # type: ignore[assignment]
         if not keeps:
@@ -217,6 +228,29 @@ class TestI29Hits:
         plain, other = head(b"/own/a"), head(b"/own/a", line)
         events = [again(plain), ("advance", 0.25), again(other), again(plain), again(other)]
         assert asyncio.run(lived(events)) == asyncio.run(lived(events, keeps=False))
+
+
+class TestG16AccessOfHits:
+    async def test_an_answer_that_is_given_again_is_a_line_as_well(self) -> None:
+        """With the same status, bytes and cache status, and no time; a refusal is a line, too."""
+        lines: list[dict[str, Any]] = []
+        writer = LineWriter()
+        writer.put = lambda render: lines.append(json.loads(render()))  # type: ignore[method-assign]
+        world = World(access=AccessLog(writer, Hidden(), is_json=True))
+        request = head(b"/own/a?token=s3cret")
+        async with world.pages:
+            await world.learn(request)
+            del lines[:-1]
+            refuse_app(world)
+            await world.send([request], 2, "whole")
+            given_again = [{**it, "time": "", "seconds": 0} for it in lines]
+            assert given_again == [given_again[0]] * 3
+            assert (lines[0]["path"], lines[0]["status"]) == ("/own/a", 200)
+            assert lines[0]["cache"].startswith("hit")
+            assert lines[-1]["seconds"] == 0
+            await world.send([b"rubbish\r\n\r\n"], 1, "whole")
+            assert (lines[-1]["path"], lines[-1]["status"]) == ("-", 400)
+            world.leave()
 
 
 @pytest.fixture

@@ -409,7 +409,7 @@ class TestG1Mistakes:
         """Or all there are, if none is near."""
         assert mistakes_in({**good(), "page": {}}) == ("page: unknown key; did you mean pages?",)
         (line,) = mistakes_in({**good(), "zzz": {}})
-        assert line == "zzz: unknown key; there are: store, pages, kinds, server, outbox"
+        assert line == "zzz: unknown key; there are: store, pages, kinds, server, outbox, log"
 
     @pytest.mark.parametrize(("table", "key"), [("pages", "upstream"), ("kinds", "fresh_for")])
     def test_a_missing_key_is_named(self, table: str, key: str) -> None:

@@ -76,6 +76,19 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     help="The share of all keys that is recorded.  [default: 1.0]",
 )
 @click.option(
+    "--log-level",
+    "log__level",
+    metavar="LEVEL",
+    help="debug, info, warning, error or critical.  [default: warning]",
+)
+@click.option("--log-format", "log__format", metavar="text|json", help="[default: text]")
+@click.option(
+    "--access-log",
+    "log__access",
+    metavar="off|text|json",
+    help="A line for each request, on standard error.  [default: off]",
+)
+@click.option(
     "--site-host",
     "pages__site_hosts",
     multiple=True,

@@ -23,7 +23,7 @@ from stillfresh.engine.news import News
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
 from stillfresh.engine.threads import LoaderThreads
-from stillfresh.errors import BadValue, LoadFailed, StoreError, error_text
+from stillfresh.errors import BadValue, LoadFailed, StoreError, error_text, without_secrets
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
 
@@ -283,7 +283,7 @@ class Loader(Generic[K, V]):
         errors = [it.error for it in told]
         if errors:
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
-            logger.warning("%s%s", of, errors[0])
+            logger.warning("%s%s", of, without_secrets(str(errors[0])))
 
     async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
         """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""

@@ -10,7 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from stillfresh.backoff import pause_after
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
+from stillfresh.errors import (
+    ConfigError,
+    NotOpen,
+    StillfreshError,
+    StoreError,
+    shown,
+    without_secrets,
+)
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
 from stillfresh.isr.answers import AppAnswer, GrowingPage
@@ -300,7 +307,7 @@ class Changes:
     async def invalidate(self, url: str) -> None:
         self._pages.forget(url)
         if url not in self.pending and len(self.pending) >= MOST_CHANGES:
-            logger.warning("%s: not invalidated: %d others wait for the store", url, MOST_CHANGES)
+            logger.warning("%s: not invalidated: %d wait", without_secrets(url), MOST_CHANGES)
             return
         self._again.add(url)
         if url not in self.pending:
@@ -308,7 +315,7 @@ class Changes:
         task = self.pending[url]
         await asyncio.wait([task], timeout=self._pages.store_timeout)
         if not task.done():
-            logger.warning("%s: not invalidated yet; it passes until it is", url)
+            logger.warning("%s: not invalidated yet; it passes until it is", without_secrets(url))
 
     async def _run(self, url: str) -> None:
         failures = 0
@@ -331,7 +338,7 @@ class Changes:
         except NotOpen:
             pass  # nothing is served from a cache that is closed
         except (StillfreshError, TimeoutError) as exc:
-            logger.warning("%s: not invalidated yet: %r", url, exc)
+            logger.warning("%s: not invalidated yet: %r", without_secrets(url), exc)
             return False
         return True
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.http.fields import http_date_text
+from stillfresh.server.access import AccessLog
 from stillfresh.server.protocol import new_protocol
 from stillfresh.server.sockets import SocketProtocol
 
@@ -104,18 +105,23 @@ class Server(uvicorn.Server):
         self._listening()
 
 
-def server_config(app: ASGIApp, is_site: Callable[[str], bool] = lambda _: False) -> uvicorn.Config:
+def server_config(
+    app: ASGIApp,
+    is_site: Callable[[str], bool] = lambda _: False,
+    access: AccessLog | None = None,
+) -> uvicorn.Config:
     """Return how a gateway is run: without compression of messages, which costs memory per viewer.
 
     `is_site`: True if a WebSocket for this path belongs to the site behind.
     """
     return uvicorn.Config(
-        finished(app),
-        http=new_protocol(is_site),
+        finished(app) if access is None else access.around(finished(app)),
+        http=new_protocol(is_site, access),
         ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,
         lifespan="on",
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,

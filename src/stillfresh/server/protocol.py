@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from stillfresh.http.fields import Raw, http_date_text
 from stillfresh.isr.edge import TUNNEL, refuse
 from stillfresh.isr.routes import INTERIM, KEEP
+from stillfresh.server.access import AccessLog
 from stillfresh.server.hits import LONGEST_KEPT_HEAD, Hits, KeptAnswer, Recorder, is_one_head
 from stillfresh.server.tunnels import ClientEnd
 
@@ -53,6 +54,7 @@ class Protocol(HttpToolsProtocol):
     hits: Hits
     is_site: Callable[[str], bool]
     """Whether a WebSocket for this path is the site's."""
+    access: AccessLog | None
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
     _unread = 0
@@ -149,7 +151,8 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
         if size > LONGEST_HEAD:
-            self.app = _too_long  # in its turn, after the answers that are under way
+            # In its turn, after the answers that are under way.
+            self.app = _too_long if self.access is None else self.access.around(_too_long)
         self._name_host()
         if self.parser.should_upgrade() and super()._should_upgrade():
             self._find_tunnel()
@@ -252,6 +255,8 @@ class Protocol(HttpToolsProtocol):
         for cycle in self._cycles:
             _cut(cycle)
         self.transport.write(_last_words(status, text))
+        if self.access is not None:
+            self.access.refused(status, len(text))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER, self.transport.abort)
@@ -265,9 +270,10 @@ class Protocol(HttpToolsProtocol):
         return self.cycle.response_complete
 
 
-def new_protocol(is_site: Callable[[str], bool]) -> type[Protocol]:
+def new_protocol(is_site: Callable[[str], bool], access: AccessLog | None) -> type[Protocol]:
     """The protocol of one server."""
-    return type("Protocol", (Protocol,), {"hits": Hits(), "is_site": staticmethod(is_site)})
+    own = {"hits": Hits(), "is_site": staticmethod(is_site), "access": access}
+    return type("Protocol", (Protocol,), own)
 
 
 def _cut(cycle: RequestResponseCycle) -> None:

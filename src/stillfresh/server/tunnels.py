@@ -23,6 +23,8 @@ class ClientEnd:
         self._transport = transport
         self._flow = flow
         self._cycle: RequestResponseCycle | None = None
+        self.status: int | None = None
+        """Of the answer with which the tunnel began."""
         self.inbox = Inbox(transport)
         self.read = self.inbox.read
 
@@ -32,6 +34,7 @@ class ClientEnd:
         cycle.keep_alive = False
 
     def open(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status = status
         if self._cycle is not None:
             self._cycle.response_started = True
         lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)

@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, without_secrets
 from stillfresh.http.client import Endpoint, checked_url, new_client
 from stillfresh.http.fields import checked_headers
 from stillfresh.waiting.cache import WaitingCache
@@ -69,6 +69,7 @@ class WaitingClient:
         dice: Callable[[], float] = random.random,
     ) -> None:
         self._url = str(checked_url(url, may_sign_in=True)).rstrip("/")
+        self._server = without_secrets(self._url)
         self._headers = checked_headers(headers or {})
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._sleep = sleep
@@ -166,11 +167,11 @@ class WaitingClient:
             try:
                 await self._session()
             except InvalidStatus as exc:
-                logger.warning("%s does not let us in: %s", self._url, exc)
+                logger.warning("%s does not let us in: %s", self._server, exc)
             except (OSError, EOFError, WebSocketException) as exc:
-                logger.info("the connection to %s was lost: %r", self._url, exc)
+                logger.info("the connection to %s was lost: %r", self._server, exc)
             except Exception:
-                logger.exception("what %s said cannot be understood", self._url)
+                logger.exception("what %s said cannot be understood", self._server)
             finally:
                 self._hang_up()
             self._failures += 1

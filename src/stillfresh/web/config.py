@@ -77,7 +77,7 @@ class KindSettings:
     fresh_for: float = key(fields.positive(10 * 365 * 86_400))
     url: str | None = key(fields.url_template, None)
     batch_url: str | None = key(fields.url, None)
-    terms: str = key(fields.terms, "own")
+    terms: str = key(fields.one_of("own", "upstream"), "own")
     concurrency: int = key(fields.whole(1, 1_000), 4)
     ids_field: str = key(fields.text, "ids")
     id: str = key(fields.template, "{id}")
@@ -123,6 +123,15 @@ class OutboxSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSettings:
+    """`[log]`: what is written to standard error, and how (G16)."""
+
+    level: str = key(fields.one_of("debug", "info", "warning", "error", "critical"), "warning")
+    format: str = key(fields.one_of("text", "json"), "text")
+    access: str = key(fields.one_of("off", "text", "json"), "off")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What `stillfresh serve` runs on."""
 
@@ -131,6 +140,7 @@ class Settings:
     kinds: tuple[KindSettings, ...] = ()
     server: ServerSettings = ServerSettings()
     outbox: OutboxSettings | None = None
+    log: LogSettings = LogSettings()
 
 
 MODELS: Final = {
@@ -139,6 +149,7 @@ MODELS: Final = {
     "kinds": KindSettings,
     "server": ServerSettings,
     "outbox": OutboxSettings,
+    "log": LogSettings,
 }
 URL_KEYS: Final = ("terms",)
 BATCH_KEYS: Final = ("ids_field", "id", "list_field", "max_batch", "viewer_field")
@@ -192,6 +203,7 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
     kinds = _kinds(tables.get("kinds", {}), mistakes)
     server = read_table("server", tables.get("server", {}), ServerSettings, mistakes)
     _find_token(server, environ, mistakes)
+    log = read_table("log", tables.get("log", {}), LogSettings, mistakes)
     has_outbox = "outbox" in tables
     outbox = read_table("outbox", tables["outbox"], OutboxSettings, mistakes) if has_outbox else {}
     if has_outbox and not has_pages:
@@ -216,6 +228,7 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         tuple(KindSettings(**kind) for kind in kinds),
         ServerSettings(**server),
         OutboxSettings(**outbox) if has_outbox else None,
+        LogSettings(**log),
     )
 
 

@@ -182,10 +182,14 @@ def url_template(value: object, key: str) -> str:
     return found
 
 
-def terms(value: object, key: str) -> str:
-    if value not in {"own", "upstream"}:
-        raise ConfigError(f"{key}: must be 'own' or 'upstream', not {shown(value)}")
-    return str(value)
+def one_of(*allowed: str) -> Reader:
+    def read(value: object, key: str) -> str:
+        if value not in allowed:
+            *first, last = map(repr, allowed)
+            raise ConfigError(f"{key}: must be {', '.join(first)} or {last}, not {shown(value)}")
+        return str(value)
+
+    return read
 
 
 def is_at(url: str, host: str, port: int) -> bool:

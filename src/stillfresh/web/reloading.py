@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def after_reload(old: Settings, new: Settings) -> Settings:
     """The new ones, but for what takes a restart."""
     fixed = {name: getattr(old.server, name) for name in FIXED}
-    return replace(new, server=replace(new.server, **fixed))
+    return replace(new, server=replace(new.server, **fixed), log=old.log)
 
 
 def unchangeable(old: Settings, new: Settings) -> Iterator[str]:
@@ -34,6 +34,8 @@ def unchangeable(old: Settings, new: Settings) -> Iterator[str]:
     for name in FIXED:
         if (stays := getattr(old.server, name)) != getattr(new.server, name):
             yield f"server.{name}: takes a restart; it stays {stays}"
+    if old.log != new.log:
+        yield "log: takes a restart"
 
 
 def read_again(read: Callable[[], Settings], old: Settings) -> Settings | None:

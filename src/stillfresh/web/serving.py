@@ -8,9 +8,10 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import httpx2
 import uvloop
@@ -32,6 +33,7 @@ from stillfresh.server import (
 )
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import OutboxSettings, Settings
+from stillfresh.web.logs import ProcessLog, secrets_of
 from stillfresh.web.reloading import Replaceable, read_again
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
 
@@ -44,8 +46,6 @@ LONGEST_WAIT: Final = 30.0
 PLACE: Final = 65_536
 PLACE_BY_KIND: Final = 8_192
 """Bytes for the numbers of one worker, and of each kind."""
-LOGGED: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""Where no logging was set up."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ def serve(
 
     `read`: reads the settings again, on SIGHUP (G17). `follow`: makes the outbox's consumer (E8).
     """
-    logging.basicConfig(format=LOGGED)
     server = settings.server
+    log = ProcessLog(settings)
     binding = bound(server.host, server.port) if server.uds is None else bound_path(server.uds)
     with binding as listener:
         is_path = server.uds is not None
@@ -71,15 +71,14 @@ def serve(
         recording = Recording(server.record, share=server.record_share) if server.record else None
         if recording is not None:
             recording.begin(monotonic())
+        given = Inherited(listener, log, recording, read, follow)
 
         def listening() -> None:
             for line in _said(settings, where):
                 say(line)
 
         if server.workers == 1:
-            _work(
-                _run(settings, listener, listening, recording=recording, read=read, follow=follow)
-            )
+            _work(given, settings, listening)
             return
         now = settings
 
@@ -94,16 +93,7 @@ def serve(
             return new is not None
 
         def work(worker: Worker) -> None:
-            run = _run(
-                now,
-                listener,
-                worker.ready,
-                worker=worker,
-                recording=recording,
-                read=read,
-                follow=follow,
-            )
-            _work(run)
+            _work(given, now, worker.ready, worker)
 
         board = Board(server.workers, _size(settings))
         Workers(listener, board, work, listening, drain=server.drain, reload=read_anew).run()
@@ -114,9 +104,30 @@ def _size(settings: Settings) -> int:
     return PLACE + sum(PLACE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
 
 
-def _work(running: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(running)
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What every process of one `serve` has from the start, beside its settings."""
+
+    listener: socket.socket
+    log: ProcessLog
+    recording: Recording | None
+    read: Callable[[], Settings] | None
+    follow: Follow | None
+
+
+def _work(
+    given: Inherited,
+    settings: Settings,
+    listening: Callable[[], None],
+    worker: Worker | None = None,
+) -> None:
+    async def run() -> None:
+        async with new_client(LONGEST_WAIT, kept=KEPT) as client:
+            await GatewayProcess(given, settings, client, listening, worker).run()
+
+    loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    with given.log.writer.running(), loop as runner:
+        runner.run(run())
 
 
 def gateway_of(
@@ -149,52 +160,30 @@ def names_of(settings: Settings) -> tuple[str, ...]:
     return tuple(PORT.sub(r"\1", name) for name in own)
 
 
-async def _run(
-    settings: Settings,
-    listener: socket.socket,
-    listening: Callable[[], None],
-    *,
-    worker: Worker | None = None,
-    recording: Recording | None,
-    read: Callable[[], Settings] | None,
-    follow: Follow | None,
-) -> None:
-    async with new_client(LONGEST_WAIT, kept=KEPT) as client:
-        process = GatewayProcess(
-            settings, client, listening, worker, recording=recording, read=read, follow=follow
-        )
-        await process.run(listener)
-
-
 class GatewayProcess:
     """A gateway on a socket, and what signals do to it."""
 
     def __init__(
         self,
+        given: Inherited,
         settings: Settings,
         client: httpx2.AsyncClient,
         listening: Callable[[], None],
         worker: Worker | None,
-        *,
-        recording: Recording | None,
-        read: Callable[[], Settings] | None,
-        follow: Follow | None,
     ) -> None:
+        self._given = given
         self._settings = settings
         self._client = client
-        self._recording = recording
         self._worker = worker
-        self._read = read
-        self._follow = follow
         self._held = Replaceable(self._new())
-        app = self._held.app if read is None else self._held
-        self._server = Server(server_config(app, self._is_site), listening)
+        app = self._held.app if given.read is None else self._held
+        self._server = Server(server_config(app, self._is_site, given.log.access), listening)
         self._opening: asyncio.Future[None] = asyncio.ensure_future(_open(self._held.app))
         self._reloads = set[asyncio.Future[None]]()
 
     def _new(self) -> Gateway:
-        app = gateway_of(self._settings, self._client, self._follow)
-        app.recording = self._recording
+        app = gateway_of(self._settings, self._client, self._given.follow)
+        app.recording = self._given.recording
         if self._worker is not None:
             app.dashboard.numbers.share(self._worker)
         return app
@@ -202,7 +191,7 @@ class GatewayProcess:
     def _is_site(self, path: str) -> bool:
         return self._held.app.is_site(path)
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self) -> None:
         loop = asyncio.get_running_loop()
         if self._worker is not None:
             self._worker.end_with_parent(self._end)
@@ -212,7 +201,7 @@ class GatewayProcess:
             await asyncio.wait([self._opening])
             if not self._opening.cancelled():
                 self._opening.result()
-                await self._server.serve(sockets=[listener])
+                await self._server.serve(sockets=[self._given.listener])
         finally:
             await asyncio.gather(*self._reloads, return_exceptions=True)
             await self._held.app.close()
@@ -235,10 +224,12 @@ class GatewayProcess:
             self._end()
 
     def _reload(self) -> None:
-        if self._read is None:
+        read = self._given.read
+        if read is None:
             logger.warning("not reloaded: there is no file of settings")
-        elif self._server.started and (new := read_again(self._read, self._settings)) is not None:
+        elif self._server.started and (new := read_again(read, self._settings)) is not None:
             self._settings = new
+            self._given.log.hide.add(secrets_of(new))
             task = asyncio.ensure_future(self._held.replace(self._new()))
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)

@@ -1,0 +1,195 @@
+"""The lines that a server logs (G16): text or JSON, without secrets, on standard error.
+
+A thread writes them, so that the event loop never waits for a reader; a reader that is too slow
+loses lines, and the log says how many. No line is longer than a pipe takes whole, so lines of
+several workers do not mix.
+"""
+
+import logging
+import os
+import re
+import select
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from stillfresh.errors import without_secrets
+
+Render: TypeAlias = Callable[[], bytes]
+"""Makes the bytes of one entry, with the line end; called on the writing thread."""
+STDERR: Final = 2
+MOST_WAITING: Final = 10_000
+"""Entries; more are dropped and counted."""
+LONGEST_LINE: Final = select.PIPE_BUF
+"""Bytes that a pipe takes in one piece, whoever else writes."""
+GATHERED_FOR: Final = 0.02
+"""Seconds between an entry and its writing: one wake-up for many entries."""
+PATIENCE: Final = 1.0
+"""Seconds that a reader has for what is left when the server ends."""
+SHORTEST_SECRET: Final = 4
+"""Characters; hiding shorter ones would hide half of the log."""
+
+logger = logging.getLogger(__name__)
+
+
+class LineWriter:
+    """Lines to a file descriptor. Without its thread (before a fork) it writes or drops at once."""
+
+    def __init__(
+        self, fd: int = STDERR, *, most: int = MOST_WAITING, patience: float = PATIENCE
+    ) -> None:
+        self._fd = fd
+        self._most = most
+        self._patience = patience
+        self._waiting: SimpleQueue[Render] = SimpleQueue()
+        self._is_ending = threading.Event()
+        self._is_running = False
+        self.dropped = 0
+        """Lines that the log has not said yet are lost."""
+
+    def put(self, render: Render) -> None:
+        """From any thread; never waits."""
+        if not self._is_running:
+            self._write([render], waits=False)
+        elif self._waiting.qsize() < self._most:
+            self._waiting.put(render)
+        else:
+            self.dropped += 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """From now on a thread of this process writes, until the end of the block."""
+        thread = threading.Thread(target=self._run, name="stillfresh-log", daemon=True)
+        self._is_ending.clear()
+        self._is_running = True
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_running = False
+            self._is_ending.set()
+            self._waiting.put(bytes)  # wakes it
+            thread.join(2 * self._patience)
+
+    def _run(self) -> None:
+        while not self._is_ending.is_set() or not self._waiting.empty():
+            batch = [self._waiting.get()]
+            self._is_ending.wait(GATHERED_FOR)
+            batch += [self._waiting.get() for _ in range(self._waiting.qsize())]
+            self._write(batch, waits=True)
+            if self.dropped and not self._is_ending.is_set():
+                lost, self.dropped = self.dropped, 0
+                logger.warning("%d log lines are lost: standard error is read too slowly", lost)
+
+    def _write(self, batch: list[Render], *, waits: bool) -> None:
+        is_read = True
+        for piece in pieces(render() for render in batch):
+            is_read = is_read and self._has_room(waits=waits) and self._sent(piece)
+            if not is_read:
+                self.dropped += piece.count(b"\n")
+
+    def _has_room(self, *, waits: bool) -> bool:
+        """A reader that does not read is waited for; at the end of the server, `PATIENCE` long."""
+        while waits and not self._is_ending.is_set():
+            if select.select([], [self._fd], [], self._patience)[1]:
+                return True
+        return bool(select.select([], [self._fd], [], self._patience if waits else 0)[1])
+
+    def _sent(self, data: bytes) -> bool:
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:  # nobody reads any more
+            return False
+        return True
+
+
+def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole lines together, as many as a pipe takes at once; a longer line is cut."""
+    piece = b""
+    for text in texts:
+        for line in text.splitlines(keepends=True):
+            whole = line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + b"\n"
+            if len(piece) + len(whole) > LONGEST_LINE:
+                yield piece
+                piece = b""
+            piece += whole
+    if piece:
+        yield piece
+
+
+class Hidden:
+    """Secrets that are known by name, beside what looks like one: neither is ever logged."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._known = set[str]()
+        self._pattern = re.compile(r"(?!)")
+        self.add(secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        self._known |= {it for it in secrets if len(it) >= SHORTEST_SECRET}
+        longest_first = sorted(self._known, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def __call__(self, text: str) -> str:
+        shown = without_secrets(self._pattern.sub("***", text))
+        return shown.encode(errors="backslashreplace").decode()
+
+
+class LineHandler(logging.Handler):
+    """Log records as lines of text, or as one JSON object each."""
+
+    def __init__(self, writer: LineWriter, hide: Hidden, *, is_json: bool) -> None:
+        super().__init__()
+        self._writer = writer
+        self._hide = hide
+        self._is_json = is_json
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Rendered here: what a record speaks of may change."""
+        try:
+            line = self._json(record) if self._is_json else self._text(record)
+        except Exception:  # noqa: BLE001 (a message or an exception of somebody else's)
+            line = f"{moment(record.created)} ERROR {record.name}: cannot be logged\n".encode()
+        self._writer.put(lambda: line)
+
+    def _text(self, record: logging.LogRecord) -> bytes:
+        head = f"{moment(record.created)} {record.levelname} {record.name}: "
+        said = [head + record.getMessage(), *filter(None, [_traceback(record)])]
+        return (self._hide("\n".join(said)) + "\n").encode()
+
+    def _json(self, record: logging.LogRecord) -> bytes:
+        said = {"message": self._hide(record.getMessage())}
+        if text := _traceback(record):
+            said["exception"] = self._hide(text)
+        head = {"level": record.levelname.lower(), "logger": record.name}
+        return json_line({"time": moment(record.created), **head, **said})
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    formatter = logging.Formatter()
+    return formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def json_line(said: dict[str, Any]) -> bytes:
+    """Its longest text is shortened until the line is no longer than a pipe takes whole."""
+    while len(line := msgspec.json.encode(said)) >= LONGEST_LINE:
+        longest = max(said, key=lambda name: len(str(said[name])))
+        half = str(said[longest])
+        said[longest] = f"{half[: len(half) // 4]} … {half[-len(half) // 2 :]}"
+    return line + b"\n"
+
+
+def moment(at: float) -> str:
+    return f"{_second(int(at))}.{int(at % 1 * 1000):03}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()[:-6]

@@ -1,0 +1,55 @@
+"""The log of a `serve` process, as `[log]` says (G16): where lines go, and what they never show."""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from stillfresh.server import AccessLog, Hidden, LineHandler, LineWriter
+from stillfresh.web.config import Settings
+
+PASSWORD: Final = re.compile(r"\bpassword\s*=\s*(?:'([^']*)'|(\S+))")
+"""In a connection string of PostgreSQL that is not a URL."""
+
+
+class ProcessLog:
+    """Where no logging was set up yet, it is from now on; libraries are heard from warnings up."""
+
+    def __init__(self, settings: Settings) -> None:
+        asked = settings.log
+        self.hide = Hidden(secrets_of(settings))
+        self.writer = LineWriter()
+        handler = LineHandler(self.writer, self.hide, is_json=asked.format == "json")
+        handler.setLevel(asked.level.upper())
+        logging.basicConfig(handlers=[handler])
+        logging.getLogger("stillfresh").setLevel(asked.level.upper())
+        access = AccessLog(self.writer, self.hide, is_json=asked.access == "json")
+        self.access = None if asked.access == "off" else access
+
+
+def secrets_of(settings: Settings) -> Iterator[str]:
+    """What the settings keep secret, as written and decoded."""
+    server, outbox = settings.server, settings.outbox
+    yield server.token or ""
+    urls = [settings.store.url, server.authenticate_url]
+    urls += [settings.pages.upstream] if settings.pages is not None else []
+    urls += [outbox.database] if outbox is not None else []
+    for kind in settings.kinds:
+        urls += [kind.url, kind.batch_url]
+        for value in kind.headers.values():
+            yield value
+            yield value.rpartition(" ")[2]
+    for url in urls:
+        if url is not None:
+            yield from (part for found in PASSWORD.findall(url) for part in found)
+            yield from _of_url(url)
+
+
+def _of_url(url: str) -> Iterator[str]:
+    try:
+        password = urlsplit(url).password or ""
+    except ValueError:
+        return
+    yield password
+    yield unquote(password)

@@ -1,0 +1,369 @@
+"""G16: the lines of a server's log: whole, bounded, never waited for, and without secrets."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import Cache
+from stillfresh.errors import LoadFailed, without_secrets
+from stillfresh.server.access import LONGEST_PATH, AccessLog
+from stillfresh.server.logs import Hidden, LineHandler, LineWriter, json_line, pieces
+from stillfresh.testing import ManualClock
+
+PIPE = select.PIPE_BUF
+secrets = st.text(st.characters(categories=["L", "N"]), min_size=8, max_size=20).map("s3_".__add__)
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    ours, theirs = os.pipe()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def filled(fd: int) -> int:
+    """Until the pipe takes no more; the bytes that it took."""
+    os.set_blocking(fd, False)
+    size = 0
+    try:
+        while True:
+            size += os.write(fd, b"x" * PIPE)
+    except BlockingIOError:
+        os.set_blocking(fd, True)
+        return size
+
+
+class Heard(logging.Handler):
+    """Says that something was logged."""
+
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._event.set()
+
+
+class TestG16Writing:
+    def test_all_lines_are_written_before_the_end_in_their_order(self) -> None:
+        """Whatever the thread had not written yet is written when its block ends."""
+        with pipe() as (reading, writing):
+            writer = LineWriter(writing)
+            with writer.running():
+                for number in range(200):
+                    writer.put(f"line {number}\n".encode)
+            expected = b"".join(b"line %d\n" % number for number in range(200))
+            assert os.read(reading, 65_536) == expected
+
+    def test_nobody_waits_for_a_reader_that_does_not_read(self) -> None:
+        """`put` returns, the end comes, and every line is written or counted as lost."""
+        with pipe() as (reading, writing):
+            size = filled(writing)
+            writer = LineWriter(writing, most=10, patience=0.01)
+            with writer.running():
+                for _ in range(50):
+                    writer.put(b"a line\n".__bytes__)
+            assert writer.dropped == 50
+            assert "stillfresh-log" not in {thread.name for thread in threading.enumerate()}
+            assert len(os.read(reading, 2 * size)) == size
+
+    def test_lines_that_were_lost_are_counted_in_the_log(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As soon as somebody reads again."""
+        told = threading.Event()
+        with pipe() as (reading, writing), caplog.at_level("WARNING"):
+            writer = LineWriter(writing)
+            writer.dropped = 7
+            logger = logging.getLogger("stillfresh.server.logs")
+            told_too = Heard(told)
+            logger.addHandler(told_too)
+            with writer.running():
+                writer.put(b"a line\n".__bytes__)
+                assert told.wait(20)
+            logger.removeHandler(told_too)
+            assert os.read(reading, PIPE) == b"a line\n"
+        assert "7 log lines are lost" in caplog.text
+
+    def test_a_stream_that_is_closed_is_no_error(self) -> None:
+        """A log that cannot be written does not end the server."""
+        reading, writing = os.pipe()
+        os.close(reading)
+        writer = LineWriter(writing)
+        with writer.running():
+            writer.put(b"a line\n".__bytes__)
+        os.close(writing)
+        assert writer.dropped == 1
+
+    def test_before_its_thread_runs_a_line_is_written_at_once_or_lost(self) -> None:
+        """The parent of workers has no thread, and must not hang either."""
+        with pipe() as (reading, writing):
+            writer = LineWriter(writing)
+            writer.put(b"a line\n".__bytes__)
+            assert os.read(reading, PIPE) == b"a line\n"
+            filled(writing)
+            writer.put(b"a line\n".__bytes__)
+            assert writer.dropped == 1
+
+    @given(st.lists(st.binary(max_size=3 * PIPE).map(lambda it: it.replace(b"\n", b"") + b"\n")))
+    def test_a_pipe_takes_every_piece_whole(self, lines: list[bytes]) -> None:
+        """Pieces hold whole lines, so lines of several workers cannot mix."""
+        found = list(pieces(lines))
+        assert all(0 < len(it) <= PIPE and it.endswith(b"\n") for it in found)
+        if all(len(line) <= PIPE and len(line.splitlines()) == 1 for line in lines):
+            assert b"".join(found) == b"".join(lines)
+
+    @given(st.text(max_size=20), st.text(max_size=20), st.integers(1, 2_000))
+    def test_a_json_line_is_json_and_fits(self, message: str, trace: str, times: int) -> None:
+        """However long a message or a traceback is; its longest text is shortened."""
+        hide = Hidden()
+        line = json_line({"message": hide(message * times), "exception": hide(trace * times)})
+        assert len(line) <= PIPE
+        assert set(json.loads(line)) == {"message", "exception"}
+
+
+def rendered(record: logging.LogRecord, hide: Hidden, *, is_json: bool) -> str:
+    with pipe() as (reading, writing):
+        LineHandler(LineWriter(writing), hide, is_json=is_json).emit(record)
+        return os.read(reading, 65_536).decode()
+
+
+def raised(text: str) -> Any:
+    return ValueError, ValueError(text), None
+
+
+def record(message: str, *args: object, exc_info: Any = None) -> logging.LogRecord:
+    return logging.LogRecord("a.b", logging.WARNING, "", 1, message, args, exc_info)
+
+
+PLACES = (
+    "http://ann:{}@host/path",
+    "redis://:{}@host:6379/0 is away",
+    "postgresql://u:p{}@x@host/db?sslmode=x",
+    "GET http://host/path?token={} failed",
+    "page '/a?a=1&session={}': loading failed",
+    "/reset?{}",
+    "Cookie: sid={}; other=1",
+    "[(b'cookie', b'sid={}'), (b'host', b'a')]",
+    "set-cookie: {}",
+    "{{'Authorization': 'Token {}'}}",
+    "Proxy-Authorization={}",
+    "x-api-key: {}",
+    "sent Bearer {}",
+)
+"""Where a secret stands that nobody told the log of."""
+
+
+class TestG16NoSecrets:
+    @pytest.mark.parametrize("place", PLACES)
+    @given(secret=secrets)
+    def test_what_looks_like_a_secret_is_not_logged(self, place: str, secret: str) -> None:
+        """In messages, their arguments and tracebacks, as text and as JSON."""
+        text = place.format(secret)
+        assert secret not in without_secrets(text)
+        for is_json in (False, True):
+            said = record("%s", text, exc_info=raised(text))
+            assert secret not in rendered(said, Hidden(), is_json=is_json)
+
+    @given(secret=secrets, around=st.text(st.characters(codec="ascii"), max_size=10))
+    def test_a_secret_that_is_known_is_not_logged_anywhere(self, secret: str, around: str) -> None:
+        """Whatever stands around it."""
+        hide = Hidden([secret])
+        text = f"{around}{secret}{around}"
+        assert secret not in hide(text)
+        for is_json in (False, True):
+            assert secret not in rendered(record("%r", text), hide, is_json=is_json)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "stillfresh.db: did you mean post? There are: post, user",
+            "https://host/path: cannot be reached",
+            "the loader took 2 s",
+            "Is it (or is it not?) there?",
+            "server.token: must be printable ASCII text without spaces",
+        ],
+    )
+    def test_what_is_no_secret_stays(self, text: str) -> None:
+        """An operator can still read the log."""
+        assert without_secrets(text) == text
+
+    def test_a_record_that_cannot_be_rendered_is_a_line(self) -> None:
+        """A message of somebody else's with wrong arguments does not raise where it is logged."""
+        assert "cannot be logged" in rendered(record("%d", "x"), Hidden(), is_json=True)
+
+
+class TestG16Formats:
+    def test_text(self) -> None:
+        """Time, level, logger and message; a traceback in lines of its own."""
+        said = rendered(record("%d left", 3, exc_info=raised("bad")), Hidden(), is_json=False)
+        first, *rest = said.splitlines()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}Z WARNING a\.b: 3 left", first)
+        assert rest[-1] == "ValueError: bad"
+
+    def test_json(self) -> None:
+        """One object on one line, the traceback in it."""
+        said = rendered(record("%d left", 3, exc_info=raised("bad")), Hidden(), is_json=True)
+        assert said.count("\n") == 1
+        told = json.loads(said)
+        assert (told["level"], told["logger"], told["message"]) == ("warning", "a.b", "3 left")
+        assert told["exception"].endswith("ValueError: bad")
+
+
+class Access:
+    """An access log on a manual clock, around an app of given messages."""
+
+    def __init__(self, *, is_json: bool = True, hide: Hidden | None = None) -> None:
+        self.ticks = ManualClock()
+        self.lines: list[bytes] = []
+        writer = LineWriter()
+        writer.put = lambda render: self.lines.append(render())  # type: ignore[method-assign]
+        self.log = AccessLog(
+            writer, hide or Hidden(), is_json=is_json, clock=lambda: 0.0, ticks=self.ticks
+        )
+
+    def ask(self, *messages: dict[str, Any], error: Exception | None = None, **scope: Any) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self.ticks.advance(0.25)
+            for message in messages:
+                await send(message)
+            if error is not None:
+                raise error
+
+        async def send(message: Any) -> None:
+            pass
+
+        asked = {"type": "http", "method": "GET", "raw_path": b"/a", "path": "/a", **scope}
+        asyncio.run(self.log.around(app)(asked, None, send))  # type: ignore[arg-type]
+
+    def told(self) -> dict[str, Any]:
+        (line,) = self.lines
+        return dict(json.loads(line))
+
+
+def begun(status: int = 200, cache: bytes | None = None) -> dict[str, Any]:
+    fields = [] if cache is None else [(b"cache-status", cache)]
+    return {"type": "http.response.start", "status": status, "headers": fields}
+
+
+BODY = {"type": "http.response.body", "body": b"12345"}
+
+
+class TestG16Access:
+    def test_a_line_says_how_the_cache_answered_and_how_long_it_took(self) -> None:
+        """Method, path, status, bytes, cache status and time."""
+        access = Access()
+        access.ask(begun(200, b"cdn; hit, stillfresh; fwd=miss; stored"), BODY, BODY)
+        assert access.told() == {
+            "time": "1970-01-01T00:00:00.000Z",
+            "level": "access",
+            "method": "GET",
+            "path": "/a",
+            "status": 200,
+            "bytes": 10,
+            "cache": "fwd=miss; stored",
+            "seconds": 0.25,
+        }
+
+    def test_as_text(self) -> None:
+        """The same in one line of columns, the one with spaces last."""
+        access = Access(is_json=False)
+        access.ask(begun(200, b"stillfresh; hit; ttl=20"), BODY)
+        line = b"1970-01-01T00:00:00.000Z ACCESS GET /a 200 5 0.250000 hit; ttl=20\n"
+        assert access.lines == [line]
+
+    def test_the_query_is_never_in_it(self) -> None:
+        """Nor are header fields."""
+        access = Access()
+        access.ask(begun(), BODY, query_string=b"token=s3cret", headers=[(b"cookie", b"s3cret")])
+        assert b"s3cret" not in access.lines[0]
+
+    @given(path=st.binary(max_size=2_000), is_json=st.booleans())
+    def test_whatever_is_asked_for_is_one_line(self, path: bytes, is_json: bool) -> None:
+        """No path breaks out of its line or its column."""
+        access = Access(is_json=is_json)
+        access.ask(begun(), BODY, raw_path=b"/" + path)
+        (line,) = access.lines
+        assert line.count(b"\n") == 1
+        assert len(line) <= 4 * LONGEST_PATH
+        if is_json:
+            assert access.told()["status"] == 200
+        else:
+            assert re.fullmatch(rb"\S+ ACCESS GET /\S* 200 5 0\.250000 -\n", line)
+
+    def test_a_secret_in_a_path_that_is_known_is_hidden(self) -> None:
+        """As the operator's token."""
+        access = Access(hide=Hidden(["operators-token"]))
+        access.ask(begun(), BODY, raw_path=b"/operators-token/x")
+        assert access.told()["path"] == "/***/x"
+
+    def test_head_has_no_bytes(self) -> None:
+        """The server sends none, whatever the app says."""
+        access = Access()
+        access.ask(begun(), BODY, method="HEAD")
+        assert access.told()["bytes"] == 0
+
+    def test_an_app_that_fails_is_500(self) -> None:
+        """As the server then answers."""
+        access = Access()
+        with pytest.raises(ValueError, match="no"):
+            access.ask(error=ValueError("no"))
+        assert access.told()["status"] == 500
+
+    def test_a_client_that_left_has_no_status(self) -> None:
+        """The app ended without an answer."""
+        access = Access()
+        access.ask()
+        assert access.told()["status"] is None
+
+    @pytest.mark.parametrize(
+        ("messages", "status"),
+        [
+            ([{"type": "websocket.accept"}, {"type": "websocket.close"}], 101),
+            ([{"type": "websocket.close"}], 403),
+            ([{"type": "websocket.http.response.start", "status": 429}], 429),
+        ],
+    )
+    def test_websockets(self, messages: list[dict[str, Any]], status: int) -> None:
+        """Accepted, refused, or answered; the line comes when it is over."""
+        access = Access()
+        access.ask(*messages, type="websocket")
+        assert access.told()["status"] == status
+
+    def test_a_request_that_cannot_be_read(self) -> None:
+        """It has neither method nor path."""
+        access = Access()
+        access.log.refused(431, 32)
+        told = access.told()
+        assert (told["method"], told["path"], told["status"], told["bytes"]) == ("-", "-", 431, 32)
+
+
+class TestG16TheLibraryLogsNoSecret:
+    @pytest.mark.parametrize("place", PLACES)
+    async def test_of_a_load_that_failed(
+        self, place: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Neither the key nor the loader's error: in your process the handlers are yours."""
+
+        async def load(id_: str) -> str:
+            raise RuntimeError(place.format("s3cret-of-an-error"))
+
+        async with Cache("memory://") as cache:
+            with pytest.raises(LoadFailed):
+                await cache.cached("page", fresh_for=60)(load)(place.format("s3cret-of-a-key"))
+        assert "loading failed" in caplog.text
+        assert "s3cret" not in caplog.text
