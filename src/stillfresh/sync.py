@@ -25,7 +25,7 @@ from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Un
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
-from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, like_function
+from stillfresh.engine import Cache, CacheStats, Codec, Hook, Listed, Loaded, like_function
 from stillfresh.engine.keys import Spec, is_def
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.loop_thread import PROCESS
@@ -92,8 +92,9 @@ class SyncCache:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
         grace: Duration = GRACE,
+        hooks: Sequence[Hook] = (),
     ) -> None:
-        self._cache = Cache(store, clock=clock, sleep=sleep, dice=dice, grace=grace)
+        self._cache = Cache(store, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
         if isinstance(store, str):
             self._cache.new_store = partial(store_for, store, clock)
 

@@ -99,7 +99,11 @@ class TestE9Memory:
         assert all(prices.core.memory.entries[key] is kept[key] for key in hot)
 
     async def test_private_fresh_does_not_ask_the_store(
-        self, url: str, prices: Prices, clock: ManualClock
+        self,
+        url: str,
+        prices: Prices,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Nobody else can have changed it."""
         if url != "memory://":
@@ -107,7 +111,8 @@ class TestE9Memory:
         await prices("a")
         runtime = prices.core._runtime
         assert runtime is not None
-        runtime.read_now = refused
+        monkeypatch.setattr(runtime, "read_now", refused)
+        monkeypatch.setattr(runtime.store, "read_now", refused)
         answers = []
         for _ in range(5):
             clock.advance(0.01)
@@ -147,7 +152,11 @@ class TestE9Memory:
         assert version(await prices.get("a")) == 2
 
     async def test_memory_for_begins_anew_whenever_a_file_was_asked(
-        self, upstream: Upstream, clock: ManualClock, tmp_path: Path
+        self,
+        upstream: Upstream,
+        clock: ManualClock,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """A file is read on the spot, once in that time; what others did is seen after it."""
         url = f"sqlite:///{tmp_path / 'a.db'}"
@@ -165,7 +174,8 @@ class TestE9Memory:
                 asked.append(clock())
                 return read_now(*told)
 
-            runtime.read_now = noted
+            monkeypatch.setattr(runtime, "read_now", noted)
+            monkeypatch.setattr(runtime.store, "read_now", noted)
             for _ in range(32):
                 await prices.get("a")
                 clock.advance(0.125)

@@ -6,7 +6,8 @@ from stillfresh import Cache, Resource, prometheus_text
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
 
-LABELS = r'resource="price"(,(origin|verdict|le)="[\w.+]+")*|version="[\w.]+",python="[\w.+]+"'
+OF_ONE = r'(resource="price"|step="\w+")(,(origin|verdict|le)="[\w.+]+")*'
+LABELS = OF_ONE + r'|version="[\w.]+",python="[\w.+]+"'
 LINE = re.compile(rf"stillfresh_\w+\{{({LABELS})\}} \d+(\.\d+)?")
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from stillfresh.engine import Objective, Origin, ResourceStats
 from stillfresh.engine.counts import COUNTERS, GAUGES, Counts
 from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.engine.spans import TIME_BUCKETS, Timing
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure
 from stillfresh.web.rules_totals import Totals, summed
 from stillfresh.web.serving import PLACE_BY_KIND
 
-COUNTED = ["reads_by_origin", "ages", "objective_met", "objective_missed"]
+COUNTED = ["reads_by_origin", "ages", "load_seconds", "objective_met", "objective_missed"]
 COUNTED += ["age_sum", *(name for name, _ in COUNTERS)]
 HELD = [name for name, _ in GAUGES]
 
@@ -25,16 +26,23 @@ def made(seed: int) -> ResourceStats:
     """Any numbers: what is drawn one by one takes seconds."""
     dice = Random(seed)
     drawn: dict[str, Any] = {
-        name: dice.randrange(2**40) for name in [*COUNTED[2:], *HELD, "largest_batch", "max_batch"]
+        name: dice.randrange(2**40) for name in [*COUNTED[3:], *HELD, "largest_batch", "max_batch"]
     }
     return ResourceStats(
         {origin: {it: dice.randrange(2**40) for it in Verdict} for origin in Origin},
         tuple(dice.randrange(2**40) for _ in range(len(AGE_BUCKETS) + 1)),
         **drawn,
+        load_seconds=timing(seed),
         objective=dice.choice([None, Objective(0.99, dice.choice([60.0, 5.0]))]),
         retry_at=dice.choice([None, dice.uniform(1, 2**40)]),
         error=dice.choice([None, f"{seed}"]),
     )
+
+
+def timing(seed: int) -> Timing:
+    dice = Random(seed)
+    times = tuple(dice.randrange(2**40) for _ in range(len(TIME_BUCKETS) + 1))
+    return Timing(times, float(dice.randrange(2**40)))
 
 
 counts = st.integers(0, 2**40)
@@ -47,6 +55,7 @@ totals = st.builds(
     ),
     st.just({}) | live,
     st.dictionaries(st.sampled_from(["method", "host"]), counts),
+    store_seconds=st.dictionaries(st.sampled_from(["read", "publish"]), st.builds(timing, counts)),
 )
 workers = st.lists(st.tuples(totals, st.booleans()), min_size=1, max_size=4)
 
@@ -57,7 +66,9 @@ def total(them: list[tuple[Totals, bool]]) -> Totals:
     return found
 
 
-def flat(value: Any) -> list[int]:
+def flat(value: Any) -> list[float]:
+    if isinstance(value, Timing):
+        return [*value.counts, value.seconds]
     if isinstance(value, dict):
         return [it for key in sorted(value) for it in flat(value[key])]
     return list(value) if isinstance(value, tuple) else [value]
@@ -78,6 +89,9 @@ class TestG14Totals:
                 assert getattr(of_all, name) == sum(held)
         alive = [it.live.get("connections", 0) for it, lives in them if lives]
         assert found.live.get("connections", 0) == sum(alive)
+        for step, timed in found.store_seconds.items():
+            own_times = [flat(it.store_seconds[step]) for it, _ in them if step in it.store_seconds]
+            assert flat(timed) == [sum(row) for row in zip(*own_times, strict=True)]
         for reason in ("method", "host"):
             assert found.bypassed.get(reason, 0) == sum(
                 it.bypassed.get(reason, 0) for it, _ in them
@@ -130,12 +144,13 @@ class TestG14Totals:
         """However large they are, and whatever the last error said."""
         counts = Counts()
         counts.failed_with("a", Failure(1, 2.0, "\0" * 100_000))
-        numbers: dict[str, Any] = dict.fromkeys([*HELD, *COUNTED[2:]], 2**63)
+        numbers: dict[str, Any] = dict.fromkeys([*HELD, *COUNTED[3:]], 2**63)
         held = {name: 2**63 for name in [*HELD, "max_batch"] if name != "failing"}
         large = replace(
             counts.stats(1.0, **held),
             **numbers,
             ages=(2**63,) * (len(AGE_BUCKETS) + 1),
+            load_seconds=Timing((2**63,) * (len(TIME_BUCKETS) + 1), 2 / 3),
             reads_by_origin={it: dict.fromkeys(Verdict, 2**63) for it in Origin},
             objective=Objective(0.12345678, 12345678.9),
         )

@@ -23,6 +23,7 @@ from stillfresh.engine.model import (
     Answer,
     Codec,
     Dropped,
+    Hook,
     Loaded,
     Origin,
     Outcome,
@@ -31,12 +32,14 @@ from stillfresh.engine.model import (
     Private,
     Read,
     RetryAfter,
+    Span,
     checked_tags,
 )
 from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.put import Change
 from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.rules_objective import Objective
+from stillfresh.engine.spans import Timing, told
 from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.watch import Update, Watch
 
@@ -60,6 +63,7 @@ __all__ = [
     "Face",
     "Function",
     "Handle",
+    "Hook",
     "Lag",
     "Listed",
     "Loaded",
@@ -76,8 +80,10 @@ __all__ = [
     "ResourceStats",
     "RetryAfter",
     "Signature",
+    "Span",
     "Spec",
     "ThreadCall",
+    "Timing",
     "Update",
     "Watch",
     "bind",
@@ -90,4 +96,5 @@ __all__ = [
     "no_loader",
     "prometheus_text",
     "terms_of",
+    "told",
 ]

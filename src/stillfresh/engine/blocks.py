@@ -7,13 +7,14 @@ task that opened it and for the tasks that this one starts; the others notice no
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.engine.flight import BEFORE, LOADING
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.model import Origin, Outcome
 from stillfresh.engine.queue import Batch, Flight, Waiter
+from stillfresh.engine.spans import load_span, noted
 from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Store
@@ -95,13 +96,15 @@ async def loaded(
 ) -> dict[K, Outcome[V]]:
     """By the loader alone: no lease, no other caller, no cooldown, and nothing is kept."""
     runtime, memory = core.owner.apart(), core.memory
-    runtime.context = copy_context()
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
     by = None if waiter.load is None else waiter
     flights = [Flight(key, id_, {waiter: BEFORE}, by=by) for key, id_ in core.texts(keys).items()]
     for start in range(0, len(flights), core.spec.max_batch):
         batch = Batch(flights[start : start + core.spec.max_batch], LOADING)
-        results = await loader.results(batch, {})
+        with load_span(runtime.hooks, core.spec.kind, batch):
+            results = await loader.results(batch, {})
+            for result in results.values():
+                noted(batch.span, Verdict.GONE if result.error else Verdict.FRESH, result.error)
         for flight in batch.flights:
             result = results[flight.id]
             waiter.private = waiter.private or result.private

@@ -31,11 +31,12 @@ from stillfresh.engine.explain import Listed, listed
 from stillfresh.engine.function import CachedDecorator, Function
 from stillfresh.engine.keys import Spec, batch_types, checked_kind, is_def, terms_of, versioned
 from stillfresh.engine.lifecycle import Lifecycle
-from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Codec, checked_tags
+from stillfresh.engine.model import Codec, Hook, checked_tags
 from stillfresh.engine.recorded import RecordingBlock
 from stillfresh.engine.resource import BatchLoader, Resource, like_function, text_of
+from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.spans import checked_hooks
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.recording import Recording
 from stillfresh.stores import store_for
@@ -72,11 +73,13 @@ class Cache(Lifecycle):
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
         grace: Duration = GRACE,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.clock = checked_clock(clock)
         within = seconds(grace, name="grace")
         new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
-        super().__init__(store_for(store, clock), new_runtime, is_private=_is_private(store))
+        named, told = store_for(store, clock), checked_hooks(hooks)
+        super().__init__(named, new_runtime, told, is_private=_is_private(store))
         self.lags: dict[str, Callable[[], Lag]] = {}
         """By the name of each outbox's consumer that works for this cache."""
 
@@ -282,7 +285,8 @@ class Cache(Lifecycle):
             store = None
         cores = tuple(self.cores.items())
         lags = {name: lag() for name, lag in self.lags.items()}
-        return CacheStats({kind: await core.stats() for kind, core in cores}, store, lags)
+        counted = {kind: await core.stats() for kind, core in cores}
+        return CacheStats(counted, store, lags, self.store_seconds())
 
     async def entries(
         self,

@@ -13,13 +13,13 @@ from stillfresh.engine.explain import Explanation, explain
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
-from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.news import Notices
 from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import IN_QUEUE, Waiter
 from stillfresh.engine.rules import NOTHING, Serve
+from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import Verdict

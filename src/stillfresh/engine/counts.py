@@ -12,6 +12,7 @@ from stillfresh.bounded import BoundedDict
 from stillfresh.engine.model import HITS, Answer, Origin
 from stillfresh.engine.rules import AGE_BUCKETS, FOR_EVER, LONGEST_COOLDOWN
 from stillfresh.engine.rules_objective import Objective
+from stillfresh.engine.spans import Stopwatch, Timing
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, StoreStats
 
@@ -59,6 +60,8 @@ class ResourceStats:
     objective_met: int
     objective_missed: int
     """Reads that were answered too late for the objective, or failed; 0 where there is none."""
+    load_seconds: Timing
+    """How long the loader took."""
     loads: int
     loaded: int
     largest_batch: int
@@ -130,6 +133,8 @@ class CacheStats:
     store: StoreStats | None
     lags: dict[str, Lag]
     """How far each outbox consumer is behind, by its name."""
+    store_seconds: dict[str, Timing]
+    """How long the steps of the store took, by step."""
 
 
 class Counts:
@@ -146,7 +151,7 @@ class Counts:
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = self.evicted_bytes = 0
-        self.slow_reported = False
+        self.slow_reported, self.load_seconds = False, Stopwatch()
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
         """Ids whose last load failed. For people who look at the whole of it: the store alone
         decides about cooldowns (E7)."""
@@ -194,6 +199,7 @@ class Counts:
             objective=objective,
             objective_met=met,
             objective_missed=missed,
+            load_seconds=self.load_seconds.timing(),
             failing=len(failures),
             retry_at=min(pauses, default=None),
             error=failures[-1].error[:LONGEST_ERROR] if failures else None,

@@ -8,8 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.bounded import sliced
-from stillfresh.engine.loader import Runtime, looked_at
+from stillfresh.engine.loader import looked_at
+from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
+from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.spans import Stopwatch, TimedStore, Timing
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.contract import Store
@@ -34,7 +37,12 @@ class Lifecycle:
     """What is open of a cache, and on which event loop."""
 
     def __init__(
-        self, store: Store, new_runtime: Callable[[Store], Runtime], *, is_private: bool = False
+        self,
+        store: Store,
+        new_runtime: Callable[[TimedStore], Runtime],
+        hooks: tuple[Hook, ...],
+        *,
+        is_private: bool = False,
     ) -> None:
         self.opened: Runtime | None = None
         self.cores: dict[str, Core[Any, Any]] = {}
@@ -46,6 +54,7 @@ class Lifecycle:
         self.recording_to: RecordingBlock | None = None
         self._store = store
         self._new_runtime = new_runtime
+        self.hooks, self._times = hooks, dict[str, Stopwatch]()
         self._loop: asyncio.AbstractEventLoop | None = None
         """That which it is open on, or being opened or closed."""
         self._opening: asyncio.Task[Runtime] | None = None
@@ -135,7 +144,11 @@ class Lifecycle:
 
     def apart(self) -> Runtime:
         """E22: for loads that nothing is stored of; its store is not asked."""
-        return self._new_runtime(self._store)
+        return self._new_runtime(TimedStore(self._store, self._times, self.hooks))
+
+    def store_seconds(self) -> dict[str, Timing]:
+        """G14: by step of the store."""
+        return {step: times.timing() for step, times in self._times.items()}
 
     def check_not_closed(self) -> None:
         """Closed by hand: a read opens what was never opened, not this."""

@@ -8,15 +8,18 @@ import asyncio
 import logging
 from collections.abc import Container, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.engine import rules
 from stillfresh.engine.flight import LOADED, SUPERSEDED, End, LoadEvent
-from stillfresh.engine.loader import Loader, LoadResult, Runtime
+from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Waiter
 from stillfresh.engine.rules import NOTHING, Fail, Load, Outlook, Serve
+from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.spans import load_span, noted
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Held, Lease, Newer, Record
@@ -27,9 +30,7 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SHORTEST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 1.0
-"""E5: between two looks at another process's load; at most ten reads a second and key."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # E5: seconds between two looks at another's load
 OWN, ANOTHER, STALE = Origin.LOADED, Origin.ANOTHER, Verdict.STALE
 
 logger = logging.getLogger(__name__)
@@ -39,15 +40,13 @@ class Loads(Generic[K, V]):
     """The loads of one resource while its cache is open, until the last caller is told."""
 
     def __init__(self, core: "Core[K, V]", runtime: Runtime) -> None:
-        self.puts: dict[K, asyncio.Future[None]] = {}
-        """E17: the last put of each key that has not ended."""
+        self.puts: dict[K, asyncio.Future[None]] = {}  # E17: the last of each key, until it ends
         self._spec, self._memory, self._queue = core.spec, core.memory, core.queue
         self._watcher, self._owner, self._runtime = core.watcher, core.owner, runtime
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._is_flushing = False
         self._running: set[asyncio.Task[Any]] = set()
-        self.leases: dict[str, Lease] = {}
-        """Of the loads under way, by id."""
+        self.leases: dict[str, Lease] = {}  # of the loads under way, by id
 
     def close(self) -> None:
         """Nobody waits for ever."""
@@ -95,7 +94,7 @@ class Loads(Generic[K, V]):
             self._spawn(self._lead(batch))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._runtime.spawn(work, self._runtime.context)
+        task = self._runtime.spawn(work, Context())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -123,7 +122,8 @@ class Loads(Generic[K, V]):
     def _told(self, batch: Batch) -> Iterator[None]:
         """E3: whatever ends this, nobody waits for ever."""
         try:
-            yield
+            with load_span(self._runtime.hooks, self._spec.kind, batch):
+                yield
         except asyncio.CancelledError:
             self._fail(batch, "the cache was closed")
             raise
@@ -169,8 +169,8 @@ class Loads(Generic[K, V]):
     async def _follow(self, batch: Batch) -> None:
         """E5: another process loads these; look now and then, with growing, jittered pauses."""
         pause = SHORTEST_PAUSE
+        self._queue.drop_unwaited(batch)
         with self._told(batch):
-            self._queue.drop_unwaited(batch)
             while batch.flights:
                 await self._pause(batch, pause * (1 + 0.5 * self._runtime.dice()))
                 pause = min(LONGEST_PAUSE, pause * 1.5)
@@ -193,9 +193,8 @@ class Loads(Generic[K, V]):
         """Those of the batch that have to wait on are left in it."""
         batch.step(LoadEvent.LOOK)
         since, ids = self._runtime.clock(), [flight.id for flight in batch.flights]
-        reading = self._runtime.store.read(self._spec.kind, ids)
         # If it fails: ask for the lease again, and load without one if that fails too.
-        records = await self._loader.asked("read", reading) or {}
+        records = await self._loader.read(ids) or {}
         for flight in batch.flights:
             if flight.batch is batch:
                 self._look(flight, records.get(flight.id, NOTHING), since, waited=True)
@@ -209,7 +208,7 @@ class Loads(Generic[K, V]):
 
         `waited`: for that process, and it may still be loading.
         """
-        memory, key, seen = self._memory, flight.key, flight.seen
+        memory, key, seen, span = self._memory, flight.key, flight.seen, flight.batch.span
         now, lease_for = memory.now(), self._spec.lease_for
         read, wait = rules.plan_read, rules.plan_wait
         plan = wait(record, seen, now, lease_for) if waited else read(record, now, lease_for)
@@ -225,6 +224,7 @@ class Loads(Generic[K, V]):
             ):
                 ended = self._queue.end(flight, End.FOUND_STALE if plan.refresh else End.FOUND)
                 _settle(key, ended.told, answer)
+                noted(span, plan.verdict)
                 if plan.verdict is Verdict.FRESH:  # C14: else its successor is told
                     until = rules.watched_until(copy, self._spec.terms)
                     self._watcher.landed(key, answer, until, now)
@@ -280,12 +280,9 @@ class Loads(Generic[K, V]):
         results: Mapping[str, LoadResult[V]],
         published: Container[str] = (),
         superseded: Container[str] = (),
-        since: float = NEVER,
+        since: float = NEVER,  # the store was asked to keep them: nothing later is known
     ) -> None:
-        """Each has ended as its result says; all at one time, before the next loads begin.
-
-        The store was asked at `since` to keep them: what it was told later is not known.
-        """
+        """Each has ended as its result says; all at one time, before the next loads begin."""
         now, entries = self._memory.now(), self._memory.entries
         outlook: Outlook | None = None
         for flight in flights:
@@ -303,6 +300,7 @@ class Loads(Generic[K, V]):
                 kept = since if id_ in published else None
                 if outlook is None or copy.policy is not outlook.policy:
                     outlook = self._memory.outlook(copy, now)
+                    noted(flight.batch.span, outlook.at_arrival)
                 self._tell_value(flight, how, copy, result, outlook, kept)
         self.flush_soon()
 
@@ -318,14 +316,15 @@ class Loads(Generic[K, V]):
         """`since` None: the store does not have it."""
         if result.tags and not flight.batch.tags.isdisjoint(result.tags):
             flight.overtake()
-        value, ended, key = result.value, self._queue.end(flight, how), flight.key
-        memory = self._memory
+        key, value, span, memory = flight.key, result.value, flight.batch.span, self._memory
+        ended = self._queue.end(flight, how)
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
         found, at, clock, origin = copy.value is not None, copy.fetched_at, memory.now, OWN
         for waiter in ended.told:  # the first had it loaded, the others share it
             waiter.settle(key, Answer(value, found, verdict, at, origin, clock))  # type: ignore[arg-type]
             origin = ANOTHER
         if ended.is_overtaken:
+            noted(span, STALE)
             return
         memory.keep(key, copy, value, outlook, since)
         if result.tags is not None:
@@ -340,6 +339,7 @@ class Loads(Generic[K, V]):
         self._watcher.landed(key, answer, until, outlook.now)
 
     def _tell_failure(self, flight: Flight[K, Waiter[K, V]], how: End, error: LoadFailed) -> None:
+        noted(flight.batch.span, Verdict.GONE, error.__cause__ or error)
         _settle(flight.key, self._queue.end(flight, how).told, error)
         if flight.key in self._watcher.watches:
             self._watcher.look_again([flight.key])

@@ -7,25 +7,25 @@ own terms mean, and the store keeps the law.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from stillfresh.clock import Clock
 from stillfresh.engine import rules
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.model import Dropped, Loaded, Private
-from stillfresh.engine.news import News
+from stillfresh.engine.model import Dropped, Loaded, Origin, Private
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
-from stillfresh.engine.threads import LoaderThreads
 from stillfresh.errors import BadValue, LoadFailed, StoreError, error_text, without_secrets
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
+
+if TYPE_CHECKING:
+    from stillfresh.engine.runtime import Runtime
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -97,37 +97,6 @@ def looked_at(done: "asyncio.Future[Any]") -> None:
         done.exception()
 
 
-class Runtime(Tasks):
-    """What all resources of a cache share while it is open."""
-
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        sleep: Callable[[float], Awaitable[object]],
-        dice: Callable[[], float],
-        grace: float,
-    ) -> None:
-        super().__init__()
-        self.loop = asyncio.get_running_loop()
-        self.store = store
-        self.read_now: Callable[..., dict[str, Record]] | None = (
-            store.read_now if store.reads_inline else None
-        )
-        """Reads on the spot, where the store can."""
-        # E20: the same for a thread, which can wait for a round trip.
-        self.read_in_thread = store.read_now if store.reads_in_threads else self.read_now
-        self.clock, self.sleep, self.dice = clock, sleep, dice
-        self.grace = grace  # seconds in which its tasks have to end when the cache closes
-        self.context, self.threads = Context(), LoaderThreads()
-        self.news: News | None = None
-
-    async def end(self, grace: float) -> None:
-        began = self.loop.time()
-        await super().end(grace)
-        await self.threads.end(max(0.0, began + grace - self.loop.time()))
-
-
 class LoadResult(Struct, Generic[V], frozen=True):
     """How a key's load ended: with a copy and its value, or with an error."""
 
@@ -145,7 +114,7 @@ class LoadResult(Struct, Generic[V], frozen=True):
 class Loader(Generic[K, V]):
     """Asks the store and the loader of one resource; a store that fails is counted and logged."""
 
-    def __init__(self, spec: Spec[K, V], runtime: Runtime, counts: Counts) -> None:
+    def __init__(self, spec: Spec[K, V], runtime: "Runtime", counts: Counts) -> None:
         self._spec = spec
         self._runtime = runtime
         self._counts = counts
@@ -187,6 +156,10 @@ class Loader(Generic[K, V]):
                 await self.release([it for it in granted if isinstance(it, Lease)], {})
             raise
 
+    async def read(self, ids: list[str]) -> dict[str, Record] | None:
+        """What others have done; None if the store is away."""
+        return await self.asked("read", self._runtime.store.read(self._spec.kind, ids))
+
     async def publish(
         self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str] | None:
@@ -210,7 +183,11 @@ class Loader(Generic[K, V]):
         counts.loads += 1
         counts.loaded += len(flights)
         counts.largest_batch = max(counts.largest_batch, len(flights))
+        began = self._runtime.ticks()
         said = await self._call(batch, list(leases.values()))
+        counts.load_seconds.note(seconds := self._runtime.ticks() - began)
+        if batch.span is not None:
+            batch.span.seconds, batch.span.origin = seconds, Origin.LOADED
         took = self._runtime.clock() - sent
         self._report_slow(took)
         results = self._results(flights, said, leases, sent, took)
@@ -288,7 +265,7 @@ class Loader(Generic[K, V]):
     async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
         """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""
         keys = [flight.key for flight in batch.flights]
-        context = self._runtime.context.copy()
+        context = copy_context()
         context.run(CURRENT.set, batch)
         load, guard = self._runtime.child(self._work(batch, keys), context), None
         load.add_done_callback(looked_at)
@@ -306,12 +283,13 @@ class Loader(Generic[K, V]):
     async def _work(self, batch: Batch, keys: list[K]) -> object:
         """The loader's, or that of the caller that began the load; a `def` runs in a thread."""
         spec, by = self._spec, batch.flights[0].by
-        load: Callable[[], Any] = partial(spec.load, list(keys)) if by is None else by.load
+        own = None if by is None else by.load
+        load: Callable[[], Any] = partial(spec.load, list(keys)) if own is None else own
         if spec.in_thread:
             said = await self._runtime.threads.call(load, batch)
         else:
             said = await load()
-        return said if by is None else {keys[0]: said}
+        return said if own is None else {keys[0]: said}
 
     async def _guard(self, leases: list[Lease]) -> None:
         """Renew the leases while the load runs; ends when the load has run for too long."""

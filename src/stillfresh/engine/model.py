@@ -3,9 +3,12 @@
 Pure data: no clock is read here but through an answer's own `age`.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Context
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -67,6 +70,38 @@ class Answer(Struct, Generic[V], eq=False):
         failed = f" error={self.error}" if self.error else ""
         source = f"{self.origin}, unverified" if self.unverified else self.origin
         return f"<Answer {what} {self.verdict} age={self.age:.3g}s from {source}{failed}>"
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """One load, step of the store, or render; the last five fields are set when it has ended."""
+
+    what: Literal["load", "store", "render"]
+    kind: str
+    """Of the resource; empty for a step that concerns all kinds."""
+    keys: Sequence[object]
+    """The keys of a load, the ids of a step, the path of a page."""
+    step: str
+    """Which step of the store: `read`, `acquire`, `publish`, …; empty for a load and a render."""
+    callers: tuple[Context, ...]
+    """Copies of the contexts in which callers asked for it, where it runs in none of them."""
+    is_waited: bool
+    """False: no caller waits for it, as for a refresh behind a stale answer."""
+    seconds: float = field(default=0.0, init=False)
+    """How long the loader, the step or the app took. A load's span covers its lease as well."""
+    verdict: Verdict | None = field(default=None, init=False)
+    """How a load ended, at worst, for a key: GONE where it failed. Of a render: GONE if the page
+    is not kept. None: it was cut off, or the app raised."""
+    origin: Origin | None = field(default=None, init=False)
+    """LOADED, or ANOTHER: another process held the lease, and this one waited for it."""
+    status: int | None = field(default=None, init=False)
+    """Of a render: the app's status."""
+    error: BaseException | None = field(default=None, init=False)
+    """What the loader, the store or the app raised."""
+
+
+Hook: TypeAlias = Callable[[Span], AbstractContextManager[object]]
+"""What `hooks=` takes: called around each load, step of the store and render, never for a hit."""
 
 
 class OwnTerms(TypedDict, total=False):

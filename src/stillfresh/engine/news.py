@@ -18,7 +18,7 @@ from stillfresh.stores import A_TAG
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
-    from stillfresh.engine.loader import Runtime
+    from stillfresh.engine.runtime import Runtime
 
 K = TypeVar("K", bound=Hashable)
 

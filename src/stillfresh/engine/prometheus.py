@@ -1,7 +1,7 @@
 """The counts of a cache as text for Prometheus (E12, G14). Numbers in, text out."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
@@ -9,6 +9,7 @@ from typing import Final
 
 from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.engine.spans import TIME_BUCKETS, Timing
 
 OBJECTIVE: Final = (
     ("objective_share", "gauge", "The share of reads that is to meet the objective."),
@@ -42,6 +43,10 @@ def _lines(stats: CacheStats) -> Iterator[str]:
     for name, one in resources:
         yield from _histogram(name, one)
     yield from _objective_lines(stats.resources)
+    loads = {name: one.load_seconds for name, one in resources}
+    yield from _timings("load_seconds", "Time that the loader took.", "resource", loads)
+    what = "Time that steps of the store took, but for the reads of hits."
+    yield from _timings("store_seconds", what, "step", stats.store_seconds)
     if stats.lags:
         yield from _lag_lines(stats.lags)
 
@@ -75,6 +80,16 @@ def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
         yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
     yield f'stillfresh_age_seconds_sum{{resource="{name}"}} {one.age_sum:.3f}'
     yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
+
+
+def _timings(metric: str, what: str, label: str, timings: Mapping[str, Timing]) -> Iterator[str]:
+    yield from _head(metric, "histogram", what)
+    for name, timing in timings.items():
+        of = f'{label}="{name}"'
+        for bound, count in zip((*TIME_BUCKETS, "+Inf"), accumulate(timing.counts), strict=True):
+            yield f'stillfresh_{metric}_bucket{{{of},le="{bound}"}} {count}'
+        yield f"stillfresh_{metric}_sum{{{of}}} {timing.seconds:.6f}"
+        yield f"stillfresh_{metric}_count{{{of}}} {sum(timing.counts)}"
 
 
 def _head(name: str, kind: str, what: str) -> Iterator[str]:

@@ -27,10 +27,11 @@ from msgspec.structs import replace
 from stillfresh.backoff import pause_after, spread
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
-from stillfresh.engine.loader import Runtime, looked_at
+from stillfresh.engine.loader import looked_at
 from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Loaded, Origin
 from stillfresh.engine.read import Reads, StoreStep
 from stillfresh.engine.rules import NOTHING
+from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text
 from stillfresh.freshness import Policy, Verdict
@@ -56,8 +57,7 @@ class Known(Struct, Generic[K, V], frozen=True):
 
     key: K
     id: str
-    copy: Copy
-    """Its generation is that of the lease, once there is one."""
+    copy: Copy  # its generation is that of the lease, once there is one
     value: V
     tags: tuple[str, ...]
     late: tuple[str, ...] | None = None  # I26: those that came with the value

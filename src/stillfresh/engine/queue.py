@@ -6,7 +6,7 @@ waiting in a circle. `load.py` does the work. No clock, no store and no asyncio 
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ from stillfresh.engine.flight import (
     LoadState,
 )
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private
+from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private, Span
 from stillfresh.engine.rules import FOR_EVER, NOTHING
 from stillfresh.errors import BadValue, LoadFailed
 from stillfresh.stores.contract import Copy, Failure, Record
@@ -45,13 +45,13 @@ MAX_BEHIND: Final = 10_000  # refreshes that may queue with nobody waiting
 class Batch:
     """The flights that go through the states together: one lease request, one loader call."""
 
-    __slots__ = ("flights", "overtaken", "state", "tags", "takes_place", "waiting_for")
+    __slots__ = ("flights", "overtaken", "span", "state", "tags", "takes_place", "waiting_for")
 
     def __init__(self, flights: "list[Flight[Any, Any]]", state: LoadState = QUEUED) -> None:
         self.flights = flights
         self.state = state
-        self.takes_place = False
-        """One of the `concurrency` at once."""
+        self.span: Span | None = None  # G15: for hooks
+        self.takes_place = False  # one of the `concurrency` at once
         self.overtaken: set[Hashable] = set()
         """E6: the keys that were invalidated since it began."""
         self.tags: set[str] = set()  # I26: that were; of which keys, is known at its end
@@ -116,7 +116,7 @@ class Flight(Struct, Generic[K, W], eq=False):
     successor: "Flight[K, W] | None" = None
     batch: Batch = IN_QUEUE
     by: W | None = None
-    """The caller whose loader it runs; it may have left, or have been served an older copy."""
+    """The caller that began it, by its own loader if it has one. It need not wait for it."""
 
     def saw(self, record: Record) -> None:
         """What the next lease is asked for with."""
@@ -184,8 +184,8 @@ class Waiter(Generic[K, V]):
     def __init__(
         self, load: OwnLoad | None = None, max_age: float = FOR_EVER, *, each: bool = False
     ) -> None:
-        self.load = load
-        """A loader of its own, for the flights that it begins."""
+        self.load = load  # a loader of its own, for the flights that it begins
+        self.context = copy_context()  # G15: for hooks
         self.caller, self.max_age = CALLER.get(), max_age
         """E18: an older copy does not do for this caller."""
         self.each = each
@@ -255,7 +255,7 @@ class Queue(Generic[K, V]):
     def _add(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Flight[K, Waiter[K, V]]:
         """The flight of this key: the one there is, or a new one at the end of the queue."""
         if (flight := self.flights.get(key)) is None:
-            flight = self.flights[key] = Flight(key, id_, by=None if by.load is None else by)
+            flight = self.flights[key] = Flight(key, id_, by=by)
             self._pending.append(flight)
         if record is not NOTHING and flight.batch.state is QUEUED:
             flight.saw(record)

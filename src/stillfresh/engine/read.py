@@ -16,11 +16,13 @@ from stillfresh.engine.blocks import Face, is_past, loaded
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
-from stillfresh.engine.loader import Runtime, is_cancelled, looked_at
+from stillfresh.engine.loader import is_cancelled, looked_at
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import FOR_EVER, NOTHING, Load, Plan, Serve
+from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.spans import apart
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import AWAY, Copy, Record
@@ -65,13 +67,9 @@ class Reads(Generic[K, V]):
     def __init__(
         self, spec: Spec[K, V], owner: Lifecycle, memory: Memory[K, V], text: Callable[[K], str]
     ) -> None:
-        self.spec = spec
-        self.owner = owner
-        self.memory = memory
-        self.text = text
+        self.spec, self.owner, self.memory, self.text = spec, owner, memory, text
         self.queue: Queue[K, V]
-        self.loads: Loads[K, V]
-        """While it is open."""
+        self.loads: Loads[K, V]  # while it is open
         self.faces: list[Face[K, V]] = []
         self._steps: set[StoreStep[K]] = set()
         self.begin_anew()
@@ -287,7 +285,7 @@ class Reads(Generic[K, V]):
         known = {id_: copy.generation for id_, copy in held.items()}
         try:
             if runtime.read_now is not None:
-                return runtime.read_now(self.spec.kind, list(texts.values()), known)
+                return runtime.store.read_now(self.spec.kind, list(texts.values()), known)
             records = await self._asked(runtime, texts, known, held)
             lost = {key: id_ for key, id_ in texts.items() if records.get(id_) is AWAY}
         except StoreError:
@@ -309,7 +307,7 @@ class Reads(Generic[K, V]):
         """
         if (question := self._question) is None:
             question = self._question = Question()
-            question.task = runtime.spawn(self._ask(runtime, question), runtime.context)
+            question.task = runtime.spawn(self._ask(runtime, question), apart(runtime.hooks))
             question.task.add_done_callback(looked_at)
         question.add(texts.values(), known)
         entries = self.memory.entries

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from contextvars import Context
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 from threading import Lock, Semaphore, Thread, current_thread, local
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -38,6 +38,8 @@ class Job(Generic[T]):
         self.outcome = self._loop.create_future()
         self._work = work
         self._batch = batch
+        given = {} if batch is None else copy_context().items()
+        self._given = [(var, value) for var, value in given if var is not CALLER]
         self._unclaimed = Lock()
 
     async def result(self) -> T:
@@ -56,13 +58,14 @@ class Job(Generic[T]):
         waiting_for = [] if outer is None else outer.waiting_for
         flights = [] if batch is None else list(batch.flights)
         waiting_for += flights
-        token = CURRENT.set(batch or outer)
+        tokens = [(var, var.set(value)) for var, value in self._given]
         try:
             outcome: T | Raised = self._work()
         except Exception as exc:  # noqa: BLE001 (the load has failed; it is reported as such)
             outcome = Raised(exc)
         finally:
-            CURRENT.reset(token)
+            for var, token in tokens:
+                var.reset(token)
             for flight in flights:
                 waiting_for.remove(flight)
         self._tell(outcome)

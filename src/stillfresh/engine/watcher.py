@@ -10,15 +10,16 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.lane import Lane, LaneState
-from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.rules import Terms
+from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.stores.contract import Copy
@@ -35,8 +36,7 @@ SHORTEST_PAUSE: Final = 0.1
 """Between two loads of a key, however short its freshness."""
 LONGEST_PAUSE: Final = 30.0
 """A wall clock that was set is noticed after so long."""
-MOST_LOADS: Final = 10
-"""Of a watched key in a second, however often it is invalidated."""
+MOST_LOADS: Final = 10  # of a watched key in a second, however often it is invalidated
 MOST_COUNTED: Final = 10_000
 """Keys whose loads are counted."""
 
@@ -282,7 +282,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self._changed = asyncio.Event()  # of this loop; the cache may be opened on another later
         if runtime.news is not None:
             runtime.news.want()
-        self._driver = runtime.spawn(self._drive(runtime), runtime.context)
+        self._driver = runtime.spawn(self._drive(runtime), Context())
 
     async def _drive(self, runtime: Runtime) -> None:
         while self.watches:
@@ -296,7 +296,7 @@ class Watcher(Driver[K], Generic[K, V]):
                 pass
             while batch := self.lane.take(self._batches):
                 self._count(batch)
-                runtime.spawn(self.refresh(batch), runtime.context)
+                runtime.spawn(self.refresh(batch), Context())
                 await asyncio.sleep(0)
             await self._pause(runtime)
 

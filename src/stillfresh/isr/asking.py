@@ -8,7 +8,7 @@ import asyncio
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from stillfresh.engine import Answer, Loaded, Origin, Private
+from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import (
     Busy,
@@ -22,6 +22,7 @@ from stillfresh.isr.model import (
     Send,
     Stored,
 )
+from stillfresh.isr.on_demand import KIND
 from stillfresh.isr.sharing import why_asked
 
 if TYPE_CHECKING:
@@ -190,7 +191,13 @@ class PageAsking:
         pages, key = self._pages, self._key
         self._is_own, self._before = True, why_asked(pages.at_hand(key), pages.clock())
         try:
-            rendered = await self._render(pages.old(key), self._offer)
+            span = Span("render", KIND, [key.id], "", (), is_waited=True)
+            span.origin = Origin.LOADED
+            with told(pages.cache.hooks, span):
+                rendered = await self._render(pages.old(key), self._offer)
+                if (page := rendered.page) is not None:
+                    span.status = page.head.status
+                span.verdict = Verdict.FRESH if rendered.reason is None else Verdict.GONE
         finally:
             if pages.beginnings.get(key) is self._beginning:
                 del pages.beginnings[key]

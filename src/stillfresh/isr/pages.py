@@ -7,7 +7,7 @@ several callers that ask for a page at once, the first one's is used.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Self
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from stillfresh.engine import (
     CacheStats,
     Core,
     Explanation,
+    Hook,
     Loaded,
     Private,
     Spec,
@@ -122,6 +123,7 @@ class PageCache(OnDemand):
         grace: Duration = 5.0,
         expose_tags: bool = False,
         objective: str | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.expose_tags = checked_flag("expose_tags", expose_tags)
         self.clock = checked_clock(clock)
@@ -160,7 +162,7 @@ class PageCache(OnDemand):
             chosen = MemoryStore(
                 clock=clock, max_copies=spec.max_entries, max_bytes=named.max_bytes
             )
-        self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
+        self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
         self.core: Core[PageKey, Stored] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
         )

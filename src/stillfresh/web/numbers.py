@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 
 import msgspec
@@ -131,9 +132,9 @@ class Numbers:
             *_metric("http_responses_total", "counter", RESPONSES, _by_status(totals.responses)),
             *_metric("http_response_bytes_total", "counter", SENT, _by("part", totals.sent)),
         )
-        return prometheus_text(CacheStats(kinds, None, self.lags())) + "".join(
-            f"{it}\n" for it in lines
-        )
+        return prometheus_text(
+            CacheStats(kinds, None, self.lags(), totals.store_seconds)
+        ) + "".join(f"{it}\n" for it in lines)
 
     def history(self) -> list[dict[str, Any]]:
         """A few totals of the last five minutes, the oldest first."""
@@ -182,6 +183,7 @@ class Numbers:
             bypassed,
             {part: it.statuses() for part, it in self.responses.items()},
             {part: it.bytes for part, it in self.responses.items()},
+            reduce(added, [cache.store_seconds() for cache in self._caches.values()]),
         )
         if self._worker is not None:
             own = added(self._before, own)

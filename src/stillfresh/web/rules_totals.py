@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stillfresh.engine import GAUGES, ResourceStats
+from stillfresh.engine import GAUGES, ResourceStats, Timing
 
 Resources: TypeAlias = dict[str, dict[str, ResourceStats]]
 """By cache, by kind."""
@@ -30,6 +30,8 @@ class Totals(msgspec.Struct):
     """By part of the gateway, by status."""
     sent: dict[str, int] = {}
     """Bytes, by part."""
+    store_seconds: dict[str, Timing] = {}
+    """Of all stores, by step."""
 
 
 NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -67,7 +69,7 @@ def _ended(totals: Totals) -> Totals:
 
 def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)
     """Two of the same shape; a key that one of them lacks is the other's."""
-    if isinstance(one, int | float):
+    if isinstance(one, int | float | Timing):
         return one + other
     if isinstance(one, dict):
         both = {key: added(one[key], other[key]) for key in one.keys() & other.keys()}

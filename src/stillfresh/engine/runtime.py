@@ -1,0 +1,43 @@
+"""What all resources of a cache share while it is open: its store, its clocks, its tasks (E13)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from stillfresh.clock import Clock
+from stillfresh.engine.loader import Tasks
+from stillfresh.engine.news import News
+from stillfresh.engine.spans import TimedStore
+from stillfresh.engine.threads import LoaderThreads
+from stillfresh.stores.contract import Record
+
+
+class Runtime(Tasks):
+    """What all resources of a cache share while it is open."""
+
+    news: News | None
+
+    def __init__(
+        self,
+        store: TimedStore,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]],
+        dice: Callable[[], float],
+        grace: float,
+    ) -> None:
+        super().__init__()
+        self.loop = asyncio.get_running_loop()
+        self.store, self.hooks, self.ticks = store, store.hooks, store.ticks
+        read_now = store.inner.read_now
+        self.read_now: Callable[..., dict[str, Record]] | None
+        self.read_now = read_now if store.reads_inline else None
+        """Reads on the spot, where the store can; for hits, so it is not timed."""
+        # E20: the same for a thread, which can wait for a round trip.
+        self.read_in_thread = read_now if store.reads_in_threads else self.read_now
+        self.clock, self.sleep, self.dice = clock, sleep, dice
+        self.grace = grace  # seconds in which its tasks have to end when the cache closes
+        self.threads, self.news = LoaderThreads(), None
+
+    async def end(self, grace: float) -> None:
+        began = self.loop.time()
+        await super().end(grace)
+        await self.threads.end(max(0.0, began + grace - self.loop.time()))

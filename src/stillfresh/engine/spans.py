@@ -1,0 +1,196 @@
+"""Spans: each load, step of the store and render, timed (G14) and told to the hooks (G15).
+
+A hook is given a `Span` and returns a context manager. Its block is entered when the work begins
+and left when the work has ended, in the same task. Times are counted with hooks or without. Hits
+are neither timed nor told.
+"""
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from stillfresh.engine.model import Hook, Origin, Span
+from stillfresh.errors import ConfigError, shown
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Record, Store, WrappedStore
+
+if TYPE_CHECKING:
+    from stillfresh.engine.queue import Batch, Waiter
+
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
+
+CALLERS: ContextVar[tuple[Context, ...]] = ContextVar("stillfresh_callers", default=())
+"""The contexts of the callers that a step of the store runs for, where it is in none of them."""
+TIME_BUCKETS: Final = (
+    *(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
+    *(0.1, 0.3, 1, 3, 10, 30),
+)
+"""Upper bounds, in seconds: from a row of SQLite on the spot to a load that takes too long."""
+WORST: Final = {verdict: rank for rank, verdict in enumerate(Verdict)}
+UNTOLD: Final[AbstractContextManager[None]] = nullcontext()
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A histogram of seconds, by `TIME_BUCKETS`."""
+
+    counts: tuple[int, ...]
+    """Bucket by bucket; the last is what took longer than every bound."""
+    seconds: float
+    """Of all of them together."""
+
+    def __add__(self, other: "Timing") -> "Timing":
+        counts = zip(self.counts, other.counts, strict=True)
+        return Timing(tuple(map(sum, counts)), self.seconds + other.seconds)
+
+
+class Stopwatch:
+    """The running counts of one `Timing`."""
+
+    __slots__ = ("_counts", "_seconds")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(TIME_BUCKETS) + 1)
+        self._seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        self._counts[bisect_left(TIME_BUCKETS, seconds)] += 1
+        self._seconds += seconds
+
+    def timing(self) -> Timing:
+        return Timing(tuple(self._counts), self._seconds)
+
+
+def checked_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    if isinstance(hooks, str | Mapping) or callable(hooks):
+        raise ConfigError(f"hooks: a list of hooks, not {shown(hooks)}; write hooks=[hook]")
+    for hook in hooks:
+        if not callable(hook):
+            raise ConfigError(
+                f"hooks: a hook is called with each Span, and {shown(hook)} cannot be"
+            )
+    return tuple(hooks)
+
+
+@contextmanager
+def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
+    """Enter the hooks' blocks, and leave them in turn; one that raises is logged, and left out."""
+    entered: list[tuple[Hook, AbstractContextManager[object]]] = []
+    for hook in hooks:
+        try:
+            block = hook(span)
+            block.__enter__()
+            entered.append((hook, block))
+        except Exception:
+            logger.exception("hook %r failed as a %s of %r began", hook, span.what, span.kind)
+    began = time.perf_counter()
+    try:
+        yield
+    except BaseException as exc:
+        if span.verdict is None:  # else it had ended, and the cache is closed
+            span.error = exc
+        raise
+    finally:
+        span.seconds = span.seconds or time.perf_counter() - began
+        for hook, block in reversed(entered):
+            try:
+                block.__exit__(None, None, None)
+            except Exception:
+                logger.exception("hook %r failed as a %s of %r ended", hook, span.what, span.kind)
+
+
+def apart(hooks: Sequence[Hook]) -> Context:
+    """For work that runs in no caller's context; hooks are told that of this caller."""
+    context = Context()
+    if hooks:
+        context.run(CALLERS.set, (copy_context(),))
+    return context
+
+
+def noted(span: Span | None, verdict: Verdict, error: BaseException | None = None) -> None:
+    """How a load ended for one of its keys."""
+    if span is None:
+        return
+    if span.verdict is None or WORST[verdict] > WORST[span.verdict]:
+        span.verdict = verdict
+    span.error = error or span.error
+
+
+def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractContextManager[None]:
+    """From the lease to the publication, by this process or by another that is waited for."""
+    if not hooks or not batch.flights:
+        return UNTOLD
+    flights = batch.flights
+    waiters: list[Waiter[Any, Any]] = [it for flight in flights for it in flight.waiters]
+    is_waited = any(not it.each for it in waiters)
+    asked = waiters or [flight.by for flight in flights if flight.by is not None]
+    callers = tuple(it.context for it in dict.fromkeys(asked) if not it.each)
+    keys = [flight.key for flight in flights]
+    span = Span("load", kind, keys, "", callers, is_waited)
+    batch.span, span.origin = span, Origin.ANOTHER
+    return told(hooks, span)
+
+
+def _timed(method: Method) -> Method:
+    name = method.__name__
+
+    async def timed(self: "TimedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
+        step, ticks = getattr(self.inner, name), self.ticks
+        with self.told(name, *args) if self.hooks else UNTOLD:
+            began = ticks()
+            try:
+                return await step(*args, **options)
+            finally:
+                self.note(name, ticks() - began)
+
+    return cast("Method", timed)
+
+
+class TimedStore(WrappedStore):
+    """The store of an open cache: every step is timed, and told to the hooks.
+
+    What a hit reads on the spot is neither: it asks the store inside.
+    """
+
+    def __init__(self, inner: Store, times: dict[str, Stopwatch], hooks: Sequence[Hook]) -> None:
+        super().__init__(inner)
+        self.times, self.hooks, self.ticks = times, hooks, asyncio.get_running_loop().time
+
+    def told(self, name: str, *args: Any) -> AbstractContextManager[None]:  # noqa: ANN401
+        """Of a tag, or a time, or of a kind and its ids, or what has them."""
+        kind, them = args[:2] if len(args) > 1 else ("", ())
+        ids = [getattr(it, "id", it) for it in them]
+        return told(self.hooks, Span("store", kind, ids, name, CALLERS.get(), is_waited=True))
+
+    def note(self, name: str, seconds: float) -> None:
+        if (times := self.times.get(name)) is None:
+            times = self.times[name] = Stopwatch()
+        times.note(seconds)
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        with self.told("read", kind, ids) if self.hooks else UNTOLD:
+            began = self.ticks()
+            try:
+                return self.inner.read_now(kind, ids, known)
+            finally:
+                self.note("read", self.ticks() - began)
+
+    read = _timed(Store.read)
+    acquire = _timed(Store.acquire)
+    publish = _timed(Store.publish)
+    renew = _timed(Store.renew)
+    release = _timed(Store.release)
+    invalidate = _timed(Store.invalidate)
+    invalidate_tag = _timed(Store.invalidate_tag)
+    delete = _timed(Store.delete)
+    evict = _timed(Store.evict)
