@@ -154,4 +154,4 @@ class TestI12SlowStore:
             await isr._close()
             await turns()
             assert not isr._changes.pending
-        assert "others wait" in caplog.text
+        assert "not invalidated: 2 wait" in caplog.text

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from stillfresh.engine import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.isr import Page, PageCache
+from stillfresh.isr.edge import checked_networks
 from stillfresh.isr.model import Head, Stored
 from stillfresh.isr.stored import PageCodec
 from stillfresh.server import Board, Worker
@@ -850,19 +853,67 @@ class TestG12Guesses:
         else:
             assert operators.admits(scope_of(other), TOKEN)
 
-    def test_however_many_guess_the_table_is_bounded(self) -> None:
-        """The addresses that guessed longest ago are forgotten first."""
+    def test_however_many_guess_the_newest_is_counted(self) -> None:
+        """The table has a fixed size; another address may take a place over, and none is shared."""
         operators = Operators(TOKEN, clock=ManualClock())
         for number in range(MOST_ADDRESSES + 100):
             operators.admits(scope_of(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"), "x")
-        assert len(operators) == MOST_ADDRESSES
+        for number in range(10):
+            assert not operators.admits(scope_of("192.0.2.7"), f"guess-{number}")
+        with pytest.raises(Problem):
+            operators.admits(scope_of("192.0.2.7"), TOKEN)
 
     def test_without_a_token_nothing_is_counted(self) -> None:
         """There is nothing to guess."""
         operators = Operators(None, clock=ManualClock())
         for number in range(50):
             assert not operators.admits(scope_of("192.0.2.7"), f"{number}")
-        assert len(operators) == 0
+
+    def test_behind_a_trusted_proxy_each_client_has_its_own_guesses(self) -> None:
+        """The last address that is no proxy counts; what the client wrote before it does not."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        operators.trusted = checked_networks(["10.0.0.0/8"])
+        for number in range(10):
+            made_up = passed_on("10.0.0.1", f"198.51.100.{number}, 2001:db8::{number}, 10.0.0.2")
+            assert not operators.admits(made_up, f"guess-{number}")
+        with pytest.raises(Problem):
+            operators.admits(passed_on("10.0.0.1", "2001:db8::ffff"), TOKEN)
+        assert operators.admits(passed_on("10.0.0.1", "2001:db8:0:1::1"), TOKEN)
+
+    def test_who_is_no_trusted_proxy_cannot_make_addresses_up(self) -> None:
+        """The peer counts, whatever it writes."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        operators.trusted = checked_networks(["10.0.0.0/8"])
+        for number in range(10):
+            operators.admits(passed_on("192.0.2.7", f"198.51.100.{number}"), f"guess-{number}")
+        with pytest.raises(Problem):
+            operators.admits(passed_on("192.0.2.7", "198.51.100.99"), TOKEN)
+
+    def test_workers_count_together(self) -> None:
+        """What was guessed at one process, the next one counts, too."""
+        script = """
+import os
+from stillfresh.web.guard import Operators
+scope = {"client": ("192.0.2.7", 1), "headers": []}
+operators = Operators("right")
+for number in range(10):
+    if not (pid := os.fork()):
+        operators.admits(scope, f"guess-{number}")
+        os._exit(0)
+    os.waitpid(pid, 0)
+try:
+    operators.admits(scope, "right")
+except Exception as exc:
+    print(exc)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert "too many wrong tokens" in done.stdout
+
+
+def passed_on(peer: str, chain: str) -> Any:
+    return {**scope_of(peer), "headers": [(b"x-forwarded-for", chain.encode())]}
 
 
 def bearing(token: str) -> dict[str, str]:

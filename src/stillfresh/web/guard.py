@@ -4,15 +4,18 @@ Without a token only loopback peers under a loopback name are operators: a page 
 points its own name at 127.0.0.1 comes with its own Host. A request that a proxy passed on is not
 local either: its peer is this machine, its visitor is not.
 
-Guesses at the token are limited by the address of the connection's peer (G12). `X-Forwarded-For` is
-not read: anybody can write it, so a guesser would have a new address for each guess.
+Guesses at the token are limited by the address of the client (G12): that of the connection, or if
+a trusted proxy made the connection, the last one in `X-Forwarded-For` that is no proxy. What others
+write there is not believed: a guesser would have a new address for each guess.
 """
 
 import hmac
 import math
+import mmap
 import re
-from collections.abc import Collection, Iterable, Sized
+from collections.abc import Collection, Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
+from struct import Struct
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,7 +24,8 @@ from starlette.types import Scope
 
 from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown
-from stillfresh.ttl_cache import TtlCache
+from stillfresh.http.fields import members, values
+from stillfresh.isr.edge import Networks, is_trusted
 from stillfresh.web.replies import Problem
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
@@ -39,8 +43,10 @@ NAME: Final = re.compile(r"(\*\.)?[\w.-]+|\[?[\da-fA-F:.]+(%\w+)?\]?")
 MOST_GUESSES: Final = 10
 """Wrong tokens of one address in `COUNTED_FOR` seconds."""
 COUNTED_FOR: Final = 60.0
-MOST_ADDRESSES: Final = 10_000
-"""Addresses whose guesses are counted; beyond, the oldest are forgotten."""
+MOST_ADDRESSES: Final = 8_192
+"""Places for addresses whose guesses are counted; one that needs a taken place takes it over."""
+PLACE: Final = Struct(f"qd{MOST_GUESSES}I")
+"""The hash of an address, the time of its first wrong token, and the hashes of its wrong tokens."""
 IPV6_SHARED: Final = 64
 """Leading bits of an IPv6 address that one customer has."""
 
@@ -105,16 +111,42 @@ def host_name(scope: Scope) -> str | None:
     return found[1].strip("[]") if found is not None else None
 
 
-class Operators(Sized):
+class Guesses:
+    """Wrong tokens by address, in memory that processes share if it is made before they fork.
+
+    Nobody waits: of two guesses at the same moment in two processes one may not be counted.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, MOST_ADDRESSES * PLACE.size)
+
+    def of(self, address: str, now: float) -> tuple[float, list[int]]:
+        """Since when, and the hashes of the tokens; after `COUNTED_FOR` none."""
+        owner, began_at, *tokens = PLACE.unpack_from(self._memory, self._at(address))
+        is_counted = owner == hash(address) and began_at <= now < began_at + COUNTED_FOR
+        wrong = [it for it in tokens if it] if is_counted else []
+        return (began_at if wrong else now), wrong
+
+    def add(self, address: str, given: str, now: float) -> None:
+        """The same token, sent again, is not another guess."""
+        began_at, wrong = self.of(address, now)
+        tokens = [*dict.fromkeys([*wrong, hash(given) & 0xFFFFFFFF or 1])][:MOST_GUESSES]
+        tokens += [0] * (MOST_GUESSES - len(tokens))
+        PLACE.pack_into(self._memory, self._at(address), hash(address), began_at, *tokens)
+
+    def _at(self, address: str) -> int:
+        return hash(address) % MOST_ADDRESSES * PLACE.size
+
+
+class Operators:
     """Compares tokens, and refuses an address that has sent too many wrong ones."""
 
     def __init__(self, token: str | None, *, clock: Clock = monotonic) -> None:
         self._token = token
         self._clock = clock
-        self._guesses: TtlCache[str, tuple[float, set[int]]] = TtlCache(
-            COUNTED_FOR, max_entries=MOST_ADDRESSES, clock=clock
-        )
-        """By address: since when, and the hashes of its wrong tokens."""
+        self.guesses = Guesses()
+        self.trusted: Networks = ()
+        """Proxies that say for whom they ask."""
 
     @property
     def has_token(self) -> bool:
@@ -124,26 +156,19 @@ class Operators(Sized):
         """True for an operator; raises a `Problem` (429) for an address that guesses too often.
 
         The right token is refused as well then: else a guesser could go on, and see which it is.
-        The same wrong token, sent again, is not another guess.
         """
         if self._token is None or given is None:
             return is_operator(scope, self._token, given)
-        address, now = address_of(scope), self._clock()
-        began_at, wrong = self._guesses.get(address) or (now, set())
+        address, now = address_of(scope, self.trusted), self._clock()
+        began_at, wrong = self.guesses.of(address, now)
         if len(wrong) >= MOST_GUESSES:
             left = f"{max(1, math.ceil(began_at + COUNTED_FOR - now))}"
             said = f"too many wrong tokens from this address; try again in {left} s"
             raise Problem(429, "too_many_guesses", "Too many guesses", said, retry_after=left)
         if is_operator(scope, self._token, given):
             return True
-        if not wrong:
-            self._guesses.insert(address, (now, wrong))
-        wrong.add(hash(given))
+        self.guesses.add(address, given, now)
         return False
-
-    def __len__(self) -> int:
-        """Addresses whose guesses are counted now."""
-        return len(self._guesses)
 
 
 def is_address(name: str) -> bool:
@@ -154,9 +179,13 @@ def is_address(name: str) -> bool:
     return True
 
 
-def address_of(scope: Scope) -> str:
-    """The peer; of IPv6 its network. Peers without an address are counted together."""
+def address_of(scope: Scope, trusted: Networks = ()) -> str:
+    """The client; of IPv6 its network. Peers without an address are counted together."""
     peer = _peer(scope)
+    if is_trusted(peer, trusted):
+        passed_on = members(values(scope["headers"], b"x-forwarded-for"))
+        senders = (it.decode("latin-1") for it in reversed(passed_on))
+        peer = next((it for it in senders if not is_trusted(it, trusted)), peer)
     try:
         address = ip_address(peer)
     except ValueError:

@@ -20,6 +20,7 @@ from stillfresh.clock import monotonic
 from stillfresh.errors import without_password
 from stillfresh.http.client import new_client
 from stillfresh.isr import PageCache
+from stillfresh.isr.edge import checked_networks
 from stillfresh.recording import Recording
 from stillfresh.server import (
     Board,
@@ -33,6 +34,7 @@ from stillfresh.server import (
 )
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import OutboxSettings, Settings
+from stillfresh.web.guard import Guesses
 from stillfresh.web.logs import ProcessLog, secrets_of
 from stillfresh.web.reloading import Replaceable, read_again
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
@@ -71,7 +73,7 @@ def serve(
         recording = Recording(server.record, share=server.record_share) if server.record else None
         if recording is not None:
             recording.begin(monotonic())
-        given = Inherited(listener, log, recording, read, follow)
+        given = Inherited(listener, log, Guesses(), recording, read, follow)
 
         def listening() -> None:
             for line in _said(settings, where):
@@ -110,6 +112,7 @@ class Inherited:
 
     listener: socket.socket
     log: ProcessLog
+    guesses: Guesses
     recording: Recording | None
     read: Callable[[], Settings] | None
     follow: Follow | None
@@ -184,6 +187,9 @@ class GatewayProcess:
     def _new(self) -> Gateway:
         app = gateway_of(self._settings, self._client, self._given.follow)
         app.recording = self._given.recording
+        operators, pages = app.dashboard.operators, self._settings.pages
+        operators.guesses = self._given.guesses
+        operators.trusted = checked_networks(pages.trusted_proxies) if pages is not None else ()
         if self._worker is not None:
             app.dashboard.numbers.share(self._worker)
         return app
