@@ -153,6 +153,10 @@ class SyncCache:
         """Return the counts of every resource, and what the store says of itself."""
         return self.run(self._cache.stats)
 
+    def counts(self) -> CacheStats:
+        """Return the counts of every resource, without asking the store; `store` is None."""
+        return self._cache.counts()
+
     def entries(
         self,
         kind: str | None = None,

@@ -9,7 +9,7 @@ from stillfresh.engine.cache import Cache
 from stillfresh.engine.calls import Call, Signature, key_text
 from stillfresh.engine.codecs import MsgpackCodec, codec_for
 from stillfresh.engine.core import Core
-from stillfresh.engine.counts import GAUGES, CacheStats, Lag, ResourceStats
+from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
 from stillfresh.engine.explain import Explanation, Listed
 from stillfresh.engine.function import CachedFunction, Function, bind
 from stillfresh.engine.keys import Spec, no_loader, terms_of
@@ -44,6 +44,7 @@ from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = [
+    "COUNTERS",
     "DELETE",
     "GAUGES",
     "HITS",

@@ -13,6 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from itertools import groupby
@@ -26,7 +27,7 @@ from stillfresh.engine.blocks import Override, past
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core, overtake_all
-from stillfresh.engine.counts import CacheStats, Lag
+from stillfresh.engine.counts import CacheStats
 from stillfresh.engine.explain import Listed, listed
 from stillfresh.engine.function import CachedDecorator, Function
 from stillfresh.engine.keys import Spec, batch_types, checked_kind, is_def, terms_of, versioned
@@ -80,8 +81,6 @@ class Cache(Lifecycle):
         new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
         named, told = store_for(store, clock), checked_hooks(hooks)
         super().__init__(named, new_runtime, told, is_private=_is_private(store))
-        self.lags: dict[str, Callable[[], Lag]] = {}
-        """By the name of each outbox's consumer that works for this cache."""
 
     def batched(
         self,
@@ -283,10 +282,9 @@ class Cache(Lifecycle):
             store = await runtime.store.stats()
         except StoreError:
             store = None
-        cores = tuple(self.cores.items())
-        lags = {name: lag() for name, lag in self.lags.items()}
-        counted = {kind: await core.stats() for kind, core in cores}
-        return CacheStats(counted, store, lags, self.store_seconds())
+        for core in tuple(self.cores.values()):
+            await core.memory.fold_all()
+        return replace(self.counted(), store=store)
 
     async def entries(
         self,

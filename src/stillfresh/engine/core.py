@@ -207,6 +207,10 @@ class Core(Puts[K, V]):
 
     async def stats(self) -> ResourceStats:
         await self.memory.fold_all()
+        return self.counted()
+
+    def counted(self) -> ResourceStats:
+        """What was folded so far."""
         return self.memory.counts.stats(
             self.memory.now(),
             entries=len(self.memory.entries),

@@ -65,6 +65,13 @@ class Evicting(ABC, Generic[K, V]):
             yield from tagged.freed()
         self._left.clear()
 
+    def fold_now(self) -> None:
+        """All in one go, where nothing can be awaited."""
+        began = self.now()
+        for entry in list(self.entries.values()):
+            self.fold(entry)
+        self.counts.folded_at = began
+
     async def fold_all(self) -> None:
         began = self.now()
         async for entries in sliced(list(self.entries.values())):

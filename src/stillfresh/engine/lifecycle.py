@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.bounded import sliced
+from stillfresh.engine.counts import CacheStats, Lag
 from stillfresh.engine.loader import looked_at
 from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
@@ -27,6 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EVICT_EVERY: Final = 3600.0
+COUNTED_WITHIN: Final = 10.0  # seconds that a thread waits for the loop to count
 _LEFT: Final[list[object]] = []
 """What a fork left to the parent: kept as it is, since to let go of it would close it."""
 
@@ -55,6 +57,8 @@ class Lifecycle:
         self._store = store
         self._new_runtime = new_runtime
         self.hooks, self._times = hooks, dict[str, Stopwatch]()
+        self.lags: dict[str, Callable[[], Lag]] = {}
+        """By the name of each outbox's consumer that works for this cache."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """That which it is open on, or being opened or closed."""
         self._opening: asyncio.Task[Runtime] | None = None
@@ -145,6 +149,34 @@ class Lifecycle:
     def apart(self) -> Runtime:
         """E22: for loads that nothing is stored of; its store is not asked."""
         return self._new_runtime(TimedStore(self._store, self._times, self.hooks))
+
+    def counts(self) -> CacheStats:
+        """Count now, in whatever thread this is; the store is not asked, and `store` is None.
+
+        On the cache's own loop this takes about 0.2 µs for each entry in memory. Other threads wait
+        for the loop, at most 10 s.
+        """
+        runtime, here = self.opened, None
+        with suppress(RuntimeError):
+            here = asyncio.get_running_loop()
+        if runtime is None or runtime.loop is here or not runtime.loop.is_running():
+            return self._folded()
+
+        async def folded() -> CacheStats:
+            return self._folded()
+
+        return asyncio.run_coroutine_threadsafe(folded(), runtime.loop).result(COUNTED_WITHIN)
+
+    def _folded(self) -> CacheStats:
+        for core in tuple(self.cores.values()):
+            core.memory.fold_now()
+        return self.counted()
+
+    def counted(self) -> CacheStats:
+        """What was folded so far."""
+        resources = {kind: core.counted() for kind, core in tuple(self.cores.items())}
+        lags = {name: lag() for name, lag in self.lags.items()}
+        return CacheStats(resources, None, lags, self.store_seconds())
 
     def store_seconds(self) -> dict[str, Timing]:
         """G14: by step of the store."""
