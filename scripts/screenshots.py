@@ -96,7 +96,7 @@ async def play(page: Page) -> None:
     """Two games are begun, and a topic is read."""
     for cell in (4, 0):
         await page.locator("#next:enabled").click()
-        await page.locator("#board button:enabled").nth(cell).click()
+        await page.locator("#board button[aria-disabled='false']").nth(cell).click()
         await page.wait_for_timeout(1_000)
     await page.locator("#topics button").nth(1).click()
 

@@ -161,7 +161,7 @@ class TestG8Site:
         await made.upstream.turn("down")
         answer = await client.get("/demo/topics/topic-3")
         assert answer.status_code == 200
-        assert "nothing is kept" in answer.json()["refused"]
+        assert answer.json()["refused"].startswith("There is no copy yet")
 
     async def test_a_comment_that_the_upstream_refuses_is_taken_back(
         self, made: Demo, client: httpx.AsyncClient
@@ -171,7 +171,7 @@ class TestG8Site:
         await made.upstream.turn("failing")
         path = "/demo/topics/topic-0/comments"
         refused = (await client.post(path, json={"body": "Hello"}, headers=OURS)).json()
-        assert "taken back" in refused["refused"]
+        assert set(refused) == {"refused"}
         assert (await client.get("/demo/topics/topic-0")).json()["comments"] == before
         await made.upstream.turn("fine")
         said = (await client.post(path, json={"body": "Hello"}, headers=OURS)).json()
@@ -193,6 +193,55 @@ class TestG8Site:
         await made.upstream.turn("down")
         assert (await client.get("/prices")).status_code == 503
         await made.upstream.turn("fine")
+
+
+class TestG19Words:
+    @pytest.mark.parametrize(
+        ("mode", "says", "said"),
+        [
+            ("failing", "answers with errors", "answered with 500"),
+            ("down", "does not answer", "does not answer"),
+        ],
+    )
+    async def test_each_part_says_what_is_the_matter(
+        self, made: Demo, client: httpx.AsyncClient, mode: str, says: str, said: str
+    ) -> None:
+        """A topic, a page, a comment: failing is not "away", and a refusal has its reason."""
+        await made.upstream.turn(mode)
+        topic = (await client.get("/demo/topics/topic-3")).json()
+        assert topic["refused"] == f"There is no copy yet, and the upstream {says}."
+        assert f"the upstream {says}" in (await client.get("/prices")).text
+        path = "/demo/topics/topic-0/comments"
+        comment = (await client.post(path, json={"body": "Hello"}, headers=OURS)).json()
+        assert comment == {"refused": f"the upstream {said}"}
+
+    @pytest.mark.parametrize("body", ["", "  ", "x" * 281])
+    async def test_a_comment_is_not_cut_without_a_word(
+        self, client: httpx.AsyncClient, body: str
+    ) -> None:
+        """Empty or too long, it is refused, with what is allowed and what it was."""
+        path = "/demo/topics/topic-0/comments"
+        said = (await client.post(path, json={"body": body}, headers=OURS)).json()["refused"]
+        assert said == f"a comment has 1 to 280 characters, this one has {len(body.strip())}"
+
+    async def test_a_move_is_taken_back_with_its_reason(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """The game service answered with an error: it is not away."""
+        first: str = (await settled(client))["next"][0]["id"]
+        await client.post(f"/demo/games/{first}/open", headers=OURS)
+        await made.upstream.turn("failing")
+        refused = (await client.post("/demo/games/play", json={"cell": 0}, headers=OURS)).json()
+        why = "the game service answered with an error: your move was taken back"
+        assert refused["refused"] == why
+
+    async def test_hints_that_were_read_are_not_shown_again(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        """From the first byte on: a page that hides them later moves under its reader."""
+        assert 'aria-label="What to try">' in (await client.get("/")).text
+        client.cookies.set("stillfresh_demo_tried", "1")
+        assert 'aria-label="What to try" hidden>' in (await client.get("/")).text
 
 
 class TestG8Guard:

@@ -14,7 +14,7 @@ async (width) => {
         const [a, b] = [one.box, boxes[next].box];
         const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
         const down = Math.min(a.bottom, b.bottom) - b.top;
-        if (across > 0.5 && down > most && one.of !== boxes[next].of) wrong.add(say(one, boxes[next]));
+        if (across > 0.5 && down > most && one.of !== boxes[next].of && one.layer === boxes[next].layer) wrong.add(say(one, boxes[next]));
       }
     }
   };
@@ -54,6 +54,7 @@ async (width) => {
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const parent = node.parentElement;
     if (!node.data.trim() || parent.closest(".visually-hidden, .skip, script, noscript, option") || !isSeen(parent)) continue;
+    if (getComputedStyle(parent).clipPath !== "none") continue; // for screen readers
     if (!parents.has(parent)) {
       parents.add(parent);
       const found = parent.closest(":disabled") ? 99 : contrast(parent);
@@ -63,6 +64,7 @@ async (width) => {
     const card = parent.closest(".card, .health, .bar")?.getBoundingClientRect();
     const cut = parent.closest(".cut, .id > span, .topics, .talk, .side, .sides");
     const clip = parent.closest(".clamp")?.getBoundingClientRect();
+    const layer = parent.closest(".tabs, .top"); // the page moves below these
     const range = document.createRange();
     for (const { 0: word, index } of node.data.matchAll(/[^\s-]+/g)) {
       range.setStart(node, index);
@@ -73,7 +75,7 @@ async (width) => {
       for (const box of boxes) {
         if (cut || (clip && box.bottom > clip.bottom + 1)) continue;
         if (card && (box.left < card.left || box.right > card.right + 0.5)) wrong.add(`"${word}" stands out of its card`);
-        texts.push({ word, of: node, box });
+        texts.push({ word, of: node, box, layer });
       }
     }
   }

@@ -279,6 +279,8 @@ class TestG13FirstMinute:
             await expect(page.locator("#health")).to_have_attribute(
                 "data-level", STATES[name].level
             )
+            if await page.locator('[data-slot="reads.total"]').inner_text() != "0":
+                await expect(page.locator('[data-course="reads"]')).not_to_contain_text("none")
             wrong = {}
             for scheme, widths in SCHEMES.items():
                 await page.emulate_media(color_scheme=scheme)

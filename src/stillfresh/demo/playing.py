@@ -40,7 +40,7 @@ def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
             answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
             shown: dict[str, Any] = answer.raise_for_status().json()
         except httpx2.HTTPError as exc:
-            raise RetryAfter(pause, f"the game service is away: {exc!r}") from exc
+            raise RetryAfter(pause, f"the game service: {exc!r}") from exc
         return shown
 
     return board
@@ -168,7 +168,9 @@ class Playing:
                 raise MoveRefused(answer.json()["error"])
             answer.raise_for_status()
         except httpx2.HTTPError as exc:
-            raise MoveRefused("the game service is away: the move was taken back") from exc
+            is_answer = isinstance(exc, httpx2.HTTPStatusError)
+            why = "answered with an error" if is_answer else "does not answer"
+            raise MoveRefused(f"the game service {why}: your move was taken back") from exc
 
 
 def freshness(answer: Answer[Any] | Dated) -> dict[str, Any]:

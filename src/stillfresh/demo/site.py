@@ -32,6 +32,7 @@ from stillfresh.demo.visitors import DemoVisitor, Visitors
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import StillfreshError
 from stillfresh.feed import Comment, FeedEngine
+from stillfresh.feed.http import FeedHttpError
 from stillfresh.web import Gateway
 
 COOKIE: Final = "stillfresh_demo"
@@ -43,6 +44,11 @@ EVERY: Final = 1.0
 MAX_BATCH: Final = 20
 DAYS: Final = 7
 MOST_BODY: Final = 4_096
+MOST_COMMENT: Final = 280
+TRIED: Final = "stillfresh_demo_tried"
+"""The cookie of a visitor that wants no more hints."""
+TROUBLE: Final = {"failing": "answers with errors", "down": "does not answer"}
+"""What is the matter with the upstream, in each mode in which something is."""
 PRIVATE: Final = {"Cache-Control": "private, no-store"}
 
 
@@ -150,7 +156,10 @@ class Demo:
         token = (self._visitor(request) or self.visitors.welcome()).token
         posts = "\n".join(map(_post, self.world.posts))
         count, spans = len(self.world.posts), _spans(self.pace)
-        page = _template("demo.html").substitute(spans, token=token, posts=posts, count=count)
+        shown = {"mode": self.upstream.mode, "tried": " hidden" if TRIED in request.cookies else ""}
+        page = _template("demo.html").substitute(
+            spans, token=token, posts=posts, count=count, **shown
+        )
         answer = HTMLResponse(page, headers=PRIVATE)
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
         return answer
@@ -161,7 +170,7 @@ class Demo:
         try:
             prices = (await self.http.get("/prices")).raise_for_status().json()
         except httpx2.HTTPError:
-            return HTMLResponse(_template("away.html").substitute(), 503)
+            return HTMLResponse(_template("away.html").substitute(trouble=self._trouble), 503)
         return HTMLResponse(_prices_page(prices, asked_at, self.pace))
 
     async def shown(self, _: Request) -> Response:
@@ -195,7 +204,7 @@ class Demo:
 
     async def topics(self, _: Request) -> Response:
         """From the feed's file, at once (seed 001)."""
-        return _json(await _or_away(self._topics()))
+        return _json(await self._or_why(self._topics()))
 
     async def _topics(self) -> dict[str, Any]:
         feed = await self.engine.get_all(days_back=DAYS)
@@ -206,7 +215,7 @@ class Demo:
         return {"topics": rows, **freshness(feed)}
 
     async def topic(self, request: Request) -> Response:
-        return _json(await _or_away(self._comments(request.path_params["uuid"])))
+        return _json(await self._or_why(self._comments(request.path_params["uuid"])))
 
     async def _comments(self, uuid: str) -> dict[str, Any]:
         answer = await self.engine.get_comments(uuid)
@@ -218,15 +227,19 @@ class Demo:
 
     async def comment(self, request: Request) -> Response:
         """In the file at once, then upstream; taken back if upstream does not take it."""
-        uuid, text = request.path_params["uuid"], (await _asked(request)).body.strip()[:280]
-        if not text:
-            return _json({"refused": "write something first"})
+        uuid, text = request.path_params["uuid"], (await _asked(request)).body.strip()
+        if not 1 <= len(text) <= MOST_COMMENT:
+            why = f"a comment has 1 to {MOST_COMMENT} characters, this one has {len(text)}"
+            return _json({"refused": why})
         said = Comment(secrets.token_hex(8), uuid, "a visitor", int(time.time()), text)
         try:
             await self.engine.add_comment(uuid, said)
             return _json(await self._comments(uuid))
+        except FeedHttpError as exc:
+            why = "does not answer" if exc.status is None else f"answered with {exc.status}"
+            return _json({"refused": f"the upstream {why}"})
         except StillfreshError:
-            return _json({"refused": "the upstream did not take it, so it was taken back"})
+            return _json({"refused": f"the upstream {self._trouble}"})
 
     async def games(self, request: Request) -> Response:
         return await self._played(request)
@@ -251,25 +264,29 @@ class Demo:
             if step is not None:
                 await step(visitor)
         except StillfreshError as exc:
-            refused = str(exc) if isinstance(exc, MoveRefused) else "the game service is away"
-        return _json({"refused": refused} | await _or_away(visitor.playing.state()))
+            is_said = isinstance(exc, MoveRefused)
+            refused = str(exc) if is_said else f"the game service {self._trouble}"
+        return _json({"refused": refused} | await self._or_why(visitor.playing.state()))
 
     async def approve(self, request: Request) -> Response:
         visitor = self._visitor(request)
         is_done = visitor is not None and visitor.approvals.decide(request.path_params["id"])
         return _json({"done": is_done})
 
+    @property
+    def _trouble(self) -> str:
+        return TROUBLE.get(self.upstream.mode, "has not answered yet")
+
+    async def _or_why(self, asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """There is no copy, and the upstream has none to give: said in one sentence."""
+        try:
+            return await asked
+        except StillfreshError:
+            return {"refused": f"There is no copy yet, and the upstream {self._trouble}."}
+
 
 def _json(content: object) -> Response:
     return JSONResponse(content, headers=PRIVATE)
-
-
-async def _or_away(asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Nothing kept, and nobody to ask: said in one sentence."""
-    try:
-        return await asked
-    except StillfreshError:
-        return {"refused": "nothing is kept of this yet, and the upstream is away"}
 
 
 @cache

@@ -28,7 +28,7 @@ export function start({ gameNews }) {
 function draw(view, article) {
   const badge = article.querySelector("[data-badge]");
   if (!view.found) {
-    write(badge, "not there any more");
+    write(badge, "deleted upstream");
     return;
   }
   announce(article.querySelector(".text"), view.value.details.content);
@@ -36,14 +36,14 @@ function draw(view, article) {
     announce(shown, count(view.value.counts[shown.dataset.count]));
   }
   stamp(badge, { age: view.age, freshFor: Number(postFreshFor) });
-  write(article.querySelector(".why"), "upstream away: shown as it was");
+  write(article.querySelector(".why"), "refresh failed, shown as it was");
 }
 
 /** Asked for, in vain, and nothing is kept of it. */
 function unanswered(article) {
   if (!article || article.dataset.fetchedAt) return;
-  write(article.querySelector("[data-badge]"), "asked, no answer yet");
-  write(article.querySelector(".why"), "upstream away: it is asked again");
+  write(article.querySelector("[data-badge]"), "no answer yet");
+  write(article.querySelector(".why"), "load failed, it is tried again");
 }
 
 function asking(id) {

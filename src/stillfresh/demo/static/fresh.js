@@ -20,6 +20,25 @@ export function isShown(element) {
   return !document.hidden && element.checkVisibility();
 }
 
+/** Somebody points at it, or has come to it by keyboard: it must not change under them. */
+export function isHeld(element) {
+  return element.matches(":hover, :focus-within");
+}
+
+/** On a telephone one part is shown at a time. */
+export function showPart(name) {
+  document.body.dataset.view = name;
+  for (const tab of document.querySelectorAll(".tabs a")) {
+    if (tab.dataset.view === name) tab.setAttribute("aria-current", "true");
+    else tab.removeAttribute("aria-current");
+  }
+}
+
+/** What is the matter with the upstream, as its switch says. */
+export function trouble() {
+  return { failing: "answers with errors", down: "does not answer" }[document.body.dataset.mode] ?? "has not answered yet";
+}
+
 function show(badge) {
   const { since, freshFor, verdict, error } = stamps.get(badge);
   const age = Math.max(0, (performance.now() - since) / 1000);

@@ -1,6 +1,6 @@
 // The next-game header and a board: the longest wait first, and never the game on screen.
 
-import { ask, byId, isShown, make, send, stamp, unknown, write } from "./fresh.js";
+import { ask, byId, isHeld, isShown, make, send, showPart, stamp, trouble, unknown, write } from "./fresh.js";
 
 const FRESH_FOR = 10;
 const SOON = 2; // seconds, until what could not be shown is asked for again
@@ -17,9 +17,14 @@ let missed = false; // something changed while a click was on its way
 
 export function start() {
   byId("board").append(...Array.from({ length: 9 }, (_, cell) => cellButton(cell)));
+  byId("board").firstChild.tabIndex = 0;
+  byId("board").addEventListener("keydown", move);
+  byId("board").addEventListener("focusin", ({ target }) => rove(target));
+  byId("queue").addEventListener("pointerleave", showQueue);
+  byId("queue").addEventListener("focusout", () => setTimeout(showQueue));
   byId("next").addEventListener("click", next);
   document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.matches("input, textarea, select");
+    const isTyping = event.target.matches("input:not([type=radio]), textarea, select");
     if (event.key === "n" && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) next();
   });
   renew();
@@ -66,6 +71,7 @@ async function act(doing, path, body) {
   note(answer.refused ?? "", "warn");
   show(answer);
   if (missed) changed();
+  return answer;
 }
 
 function note(text, level = "") {
@@ -79,12 +85,22 @@ function next() {
   else note(state ? "No other game waits for you now." : "The games are not there yet.");
 }
 
-function open(game) {
-  act(`Opening the game with ${game.bot} …`, `/demo/games/${encodeURIComponent(game.id)}/open`);
+/** The board comes on screen, and the keyboard to it. */
+async function open(game) {
+  showPart("games");
+  const answer = await act(`Opening the game with ${game.bot} …`, `/demo/games/${encodeURIComponent(game.id)}/open`);
+  if (!answer) return;
+  drawQueue();
+  const free = byId("board").querySelector('[aria-disabled="false"]');
+  (free ?? byId("board").querySelector('[tabindex="0"]')).focus({ preventScroll: true });
 }
 
 function play(cell) {
   const board = state?.board;
+  if (!board) note("Open a game first.");
+  else if (board.result) note("This game is over.");
+  else if (board.cells[cell] !== ".") note("This cell is taken.");
+  else if (!board.my_turn) note(`It is ${board.bot}’s turn.`);
   if (!board?.my_turn || board.cells[cell] !== "." || board.result) return;
   const cells = board.cells.slice(0, cell) + "x" + board.cells.slice(cell + 1);
   if (!busy) mark({ ...board, cells, my_turn: false });
@@ -92,9 +108,26 @@ function play(cell) {
 }
 
 function cellButton(cell) {
-  const button = make("button", "", { type: "button" });
+  const button = make("button", "", { type: "button", tabindex: "-1", "aria-disabled": "true" });
   button.addEventListener("click", () => play(cell));
   return button;
+}
+
+/** One stop for Tab; the arrows go from cell to cell, taken ones too. */
+function move(event) {
+  const at = [...byId("board").children].indexOf(event.target);
+  const [row, column] = [Math.floor(at / 3), at % 3];
+  const to = {
+    ArrowLeft: column ? at - 1 : at, ArrowRight: column < 2 ? at + 1 : at,
+    ArrowUp: row ? at - 3 : at, ArrowDown: row < 2 ? at + 3 : at, Home: 0, End: 8,
+  }[event.key];
+  if (at < 0 || to === undefined) return;
+  event.preventDefault();
+  byId("board").children[to].focus();
+}
+
+function rove(target) {
+  for (const button of byId("board").children) button.tabIndex = button === target ? 0 : -1;
 }
 
 function show(answer) {
@@ -110,14 +143,26 @@ function show(answer) {
   byId("next").disabled = !first;
   byId("next").dataset.game = first?.id ?? "";
   write(byId("next-bot"), first?.bot ?? "none waits");
-  byId("queue").replaceChildren(...state.next.map(queued));
+  showQueue();
   write(byId("proof"), proof());
   if (state.board) paint(state.board);
   else paintNothing();
 }
 
+/** What somebody points at stays: the list is drawn when they have left it. */
+function showQueue() {
+  if (state && !isHeld(byId("queue"))) drawQueue();
+}
+
+function drawQueue() {
+  const ids = state.next.map(({ id }) => id).join();
+  if (byId("queue").dataset.shown === ids) return;
+  byId("queue").dataset.shown = ids;
+  byId("queue").replaceChildren(...state.next.map(queued));
+}
+
 function proof() {
-  if (!state.connected) return "The game service is away: the order is the last that it told.";
+  if (!state.connected) return "The game service does not answer: this is the last order it sent.";
   return (state.pending ? "Asking the service for the order …" : PROOFS[state.proof]) ?? "";
 }
 
@@ -134,7 +179,7 @@ function paintNothing() {
   const { current, current_bot: bot } = state;
   mark({ id: current ?? "", cells: ".........", my_turn: false });
   unknown(byId("board-badge"), current ? "no copy" : "no game open");
-  if (current) write(byId("turn"), `The game with ${bot} cannot be shown: nothing is kept of it yet, and the service is away.`);
+  if (current) write(byId("turn"), `The game with ${bot} cannot be shown: there is no copy yet, and the game service ${trouble()}.`);
 }
 
 function paint(board) {
@@ -150,7 +195,7 @@ function mark(board) {
     const mark = board.cells[cell] === "." ? "" : board.cells[cell];
     write(button, mark === "x" ? "✕" : mark === "o" ? "◯" : "");
     button.dataset.mark = mark;
-    button.disabled = Boolean(mark || !board.my_turn || board.result);
+    button.setAttribute("aria-disabled", String(Boolean(mark || !board.my_turn || board.result)));
     button.setAttribute("aria-label", `Cell ${cell + 1}: ${mark || "free"}`);
   });
 }

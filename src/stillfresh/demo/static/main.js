@@ -2,7 +2,7 @@
 
 import * as approvals from "./approvals.js";
 import * as feed from "./feed.js";
-import { byId, send, write } from "./fresh.js";
+import { byId, send, showPart, write } from "./fresh.js";
 import * as games from "./games.js";
 import * as page from "./page.js";
 import * as topics from "./topics.js";
@@ -10,7 +10,7 @@ import * as topics from "./topics.js";
 const WORDS = {
   fine: ["ok", "Upstream well: a lookup takes 1 to 3 s."],
   slow: ["warn", "Upstream slow: 5 to 8 s. The site is not."],
-  failing: ["bad", "Upstream failing. The site stays."],
+  failing: ["bad", "Upstream answers with errors. The site stays."],
   down: ["bad", "Upstream down. The site stays."],
 };
 const number = new Intl.NumberFormat("en").format;
@@ -56,19 +56,14 @@ byId("switch").addEventListener("change", async (event) => {
 
 byId("got-it").addEventListener("click", () => {
   byId("try").hidden = true;
-  localStorage.setItem("stillfresh-demo-tried", "1");
+  document.cookie = "stillfresh_demo_tried=1; path=/; SameSite=Strict; Max-Age=31536000";
+  byId("feed").focus({ preventScroll: true });
 });
-byId("try").hidden = localStorage.getItem("stillfresh-demo-tried") === "1";
 
-/** On a telephone one part is shown at a time. */
 for (const tab of document.querySelectorAll(".tabs a")) {
   tab.addEventListener("click", (event) => {
     event.preventDefault();
-    document.body.dataset.view = tab.dataset.view;
-    for (const other of document.querySelectorAll(".tabs a")) {
-      if (other === tab) other.setAttribute("aria-current", "true");
-      else other.removeAttribute("aria-current");
-    }
+    showPart(tab.dataset.view);
     scrollTo(0, 0);
   });
 }
@@ -78,6 +73,7 @@ new ResizeObserver(([top]) => {
 }).observe(document.querySelector(".top"));
 
 document.addEventListener("visibilitychange", listen);
+approvals.start();
 listen();
 feed.start({ gameNews: games.changed });
 games.start();

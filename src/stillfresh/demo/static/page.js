@@ -1,6 +1,6 @@
 // A page that takes seconds to render, served at once by the page cache: what its headers say.
 
-import { byId, isShown, span, stamp, unknown, write } from "./fresh.js";
+import { byId, isShown, span, stamp, trouble, unknown, write } from "./fresh.js";
 
 const freshFor = Number(document.body.dataset.pageFreshFor);
 const SOON = 2; // seconds, until the page that is rendered behind a reader is looked for
@@ -31,7 +31,7 @@ async function read() {
       age = Number(response.headers.get("Age") ?? 0);
     } else if (!byId("page").firstChild) {
       unknown(byId("page-badge"), "no copy");
-      write(byId("page-word"), "No copy is kept yet, and the upstream is away.");
+      write(byId("page-word"), `There is no copy yet, and the upstream ${trouble()}.`);
     }
   } catch {
     write(byId("page-word"), "The demo itself does not answer.");
@@ -63,6 +63,6 @@ function from(status, age, error) {
   if (!status.includes("; hit")) return ": rendered for you just now";
   const late = age - freshFor;
   if (late < 0) return " from the page cache";
-  const behind = error ? "rendering it anew failed, and is tried again" : "it is rendered anew behind you";
+  const behind = error ? "rendering it again failed, and is retried" : "it is rendered again in the background";
   return ` from the page cache, ${span(late)} past its time: ${behind}`;
 }

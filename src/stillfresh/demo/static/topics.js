@@ -49,13 +49,14 @@ function showList(answer) {
   stamp(byId("topics-badge"), { ...answer, freshFor });
   write(byId("topics-word"), answer.error ? "The last refresh failed; this is the copy before." : "");
   const known = new Map([...byId("topics").children].map((item) => [item.dataset.id, item]));
+  if (answer.topics.map(({ id }) => id).join() === [...known.keys()].join()) return;
   byId("topics").replaceChildren(...answer.topics.map((topic) => known.get(topic.id) ?? row(topic)));
 }
 
 function row(topic) {
   const item = make("li", "", { "data-id": topic.id });
   const button = make("button", "", { type: "button", "aria-pressed": "false" });
-  button.append(make("span", topic.title, { class: "cut" }), make("span", topic.author, { class: "muted small" }));
+  button.append(make("span", topic.title, { class: "cut", title: topic.title }), make("span", topic.author, { class: "muted small" }));
   button.addEventListener("click", () => open(topic));
   item.append(button);
   return item;
@@ -72,6 +73,7 @@ async function open(topic) {
   byId("talk").hidden = !opened;
   if (!opened) return;
   write(byId("talk-title"), topic.title);
+  byId("talk-title").title = topic.title;
   write(byId("say-word"), "");
   unknown(byId("talk-badge"), "asking …");
   byId("said").value = drafts.get(topic.id) ?? "";
@@ -108,7 +110,12 @@ async function say(event) {
   event.preventDefault();
   const [field, topic] = [byId("said"), opened];
   const body = field.value.trim();
-  if (!body || !topic) return;
+  field.focus();
+  if (!topic) return;
+  if (!body) {
+    write(byId("say-word"), "Not sent: the comment is empty. Write something first.");
+    return;
+  }
   byId("comments").prepend(comment({ author: "you", body }));
   field.value = "";
   write(byId("say-word"), "Sending …");

@@ -161,7 +161,7 @@ export function spark(place, points, label) {
   const [area, stroke] = target.children;
   const isDrawn = most > 0 && points.length >= FEWEST_POINTS;
   target.toggleAttribute("hidden", !isDrawn);
-  put(words, isDrawn ? "" : most ? "curve follows" : "none lately");
+  put(words, isDrawn ? "" : points.length < FEWEST_POINTS ? "curve follows" : "none lately");
   stroke.setAttribute("d", isDrawn ? `M${line}` : "");
   area.setAttribute("d", isDrawn ? `M${line} L${x(points.at(-1)[0])} 31 L${x(points[0][0])} 31 Z` : "");
   target.setAttribute("aria-label", `${label} over the last five minutes, at most ${rate(most)} a second`);
