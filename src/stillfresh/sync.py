@@ -25,7 +25,16 @@ from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Un
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
-from stillfresh.engine import Cache, CacheStats, Codec, Hook, Listed, Loaded, like_function
+from stillfresh.engine import (
+    Cache,
+    CacheStats,
+    Codec,
+    Hook,
+    Listed,
+    Loaded,
+    Resource,
+    like_function,
+)
 from stillfresh.engine.keys import Spec, is_def
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.loop_thread import PROCESS
@@ -105,11 +114,12 @@ class SyncCache:
 
         The options are those of `Cache.batched`. Returns a decorator that makes a `SyncResource`.
         """
+        declared: Callable[[Any], Resource[Any, Any]] = self._cache.batched(name, **options)
 
         def decorate(
             loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
         ) -> SyncResource[K, V]:
-            made = self._cache.batched(name, **options)(_checked(name, loader))
+            made = declared(_checked(name, loader))
             resource = SyncResource(self.run, made)
             like_function(resource, loader, inspect.signature(made))
             return resource
@@ -123,9 +133,10 @@ class SyncCache:
 
         The options are those of `Cache.cached`. Returns a decorator that makes a `SyncFunction`.
         """
+        declared = self._cache.cached(name, **options)
 
         def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
-            made = self._cache.cached(name, **options)(_checked(name, function))
+            made = declared(_checked(name, function))
             resource = SyncResource(self.run, made.resource)
             return SyncFunction(resource, made.signature, function)
 
@@ -142,7 +153,7 @@ class SyncCache:
         return self.run(self._cache.invalidate_tag, tag, soft=soft)
 
     def invalidate_all(self, *, soft: bool = False) -> int:
-        """E6: every entry of the store, of whatever kind, and every load under way; how many."""
+        """Invalidate every entry of the store, as `Cache.invalidate_all` does; return how many."""
         return self.run(self._cache.invalidate_all, soft=soft)
 
     def evict(self) -> int:

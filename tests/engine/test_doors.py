@@ -76,7 +76,10 @@ class TestE15Keys:
         self, prices: Resource[str, Price], key: Any
     ) -> None:
         """Refused by every door with the same words, and without a TypeError of a dict's."""
-        says = f"price: a key is str, not {type(key).__name__} \\(.*get_many.* takes several keys"
+        says = (
+            f"price: a key is str, not {type(key).__name__} \\(.*get_many.* takes several keys, "
+            r"and so do refresh\(\*keys\), invalidate\(\*keys\) and delete\(\*keys\)"
+        )
         calls: list[Callable[[], Any]] = [
             *(partial(getattr(prices, name), key) for name in ("get", "__call__", "peek")),
             *(partial(getattr(prices, name), key) for name in ("refresh", "invalidate", "delete")),

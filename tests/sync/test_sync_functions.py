@@ -70,6 +70,18 @@ class TestE19Sync:
         with pytest.raises(ConfigError, match="no parameter of"):
             memory.cached("other", fresh_for=1, ignore=("dv",))(lambda db: db)
 
+    def test_a_mistake_is_told_where_it_is_declared(self, memory: SyncCache) -> None:
+        """As with `Cache`: `@cache.cached` without its options fails before any call."""
+
+        def report(year: int) -> int:
+            return year
+
+        for declare in (memory.cached, memory.batched):
+            with pytest.raises(TypeError, match="fresh_for"):
+                declare(report)  # type: ignore[call-arg, arg-type]
+            with pytest.raises(ConfigError, match="lower-case word"):
+                declare("Price list", fresh_for=60)
+
     def test_a_method(self, memory: SyncCache) -> None:
         """Bound as any other."""
 

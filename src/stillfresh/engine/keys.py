@@ -54,7 +54,10 @@ def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
     """The key as the store has it; a key of another type than declared is refused."""
     if not isinstance(key, of) or isinstance(key, bool):
         said = f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"
-        several = "; get_many([...]) takes several keys"
+        several = (
+            "; get_many([...]) takes several keys, and so do refresh(*keys), "
+            "invalidate(*keys) and delete(*keys)"
+        )
         raise ConfigError(said + several * isinstance(key, list | tuple | set | dict))
     if isinstance(key, str):
         return checked_id(resource, str.__str__(key))
