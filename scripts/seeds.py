@@ -2,8 +2,8 @@
 
 A test names its rules in its own name (`class TestE17Put`, `def test_s3_…`) or in the first words
 of its docstring ("E17, S5: …"). A module's docstring does so for rules that nothing in it names.
-The page itself keeps the title and the notes of each rule: only the lists of tests and the list of
-what is not built yet are written here. `tests/test_docs.py` fails when the page is out of date.
+The page itself keeps each rule's sentence: only the last column, with the files of its tests, and
+the list of rules without any are written here. `tests/test_docs.py` fails when the page is old.
 """
 
 import ast
@@ -14,9 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "seeds.md"
 NOT_BUILT = "not built yet"
-RULE = re.compile(r"^### ([A-Z]\d+): (.+)\n((?:(?!##).*\n?)*)", re.MULTILINE)
-"""A rule's id, its title, and what is below: notes, then tests."""
-TEST = re.compile(rf"^- (?:`tests/.*|{NOT_BUILT})\n?", re.MULTILINE)
+RULE = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (.*) \|$", re.MULTILINE)
+"""A rule's id, its sentence, and its tests."""
 LIST = re.compile(r"(<!-- not built -->\n).*?(<!-- /not built -->)", re.DOTALL)
 NAMED = re.compile(r"Test([A-Z]\d+)|test_([a-z]\d+)_")
 SAID = re.compile(r"([A-Z]\d+(?:-[A-Z]\d+)?(?:, [A-Z]\d+(?:-[A-Z]\d+)?)*):\s")
@@ -65,37 +64,36 @@ def collected(root: Path = ROOT) -> Tests:
 
 def mistakes(page: str, tests: Tests) -> list[str]:
     """What the page cannot be written with: rules that are not in it, and tests that went."""
-    below = {rule[1]: rule[3] for rule in RULE.finditer(page)}
+    shown = {rule[1]: rule[3] for rule in RULE.finditer(page)}
     unknown = [
         f"{rule} is no rule of docs/seeds.md: {', '.join(tests[rule])}"
-        for rule in tests.keys() - below.keys()
+        for rule in tests.keys() - shown.keys()
     ]
     lost = [
-        f"{rule} had tests and has none now: write one, or put '- {NOT_BUILT}' below its title"
-        for rule, text in below.items()
-        if rule not in tests and f"- {NOT_BUILT}" not in text
+        f"{rule} had tests and has none now: write one, or put '{NOT_BUILT}' into its last column"
+        for rule, text in shown.items()
+        if rule not in tests and text != NOT_BUILT
     ]
     return unknown + lost
 
 
-def line(path: str, names: list[str]) -> str:
-    return f"- `{path}`" + (f": {', '.join(f'`{name}`' for name in names)}" if names else "")
+def link(path: str) -> str:
+    """A file of tests, by its name: `engine/reads`."""
+    name = path.removeprefix("tests/").removesuffix(".py").replace("test_", "")
+    return f"[{name}](../{path})"
 
 
 def written(page: str, tests: Tests) -> str:
-    """The page with the tests of each rule, and the rules that have none."""
+    """The page with the files that test each rule, and the rules that have none."""
 
-    def rule_with_tests(rule: re.Match[str]) -> str:
-        notes = TEST.sub("", rule[3]).strip()
-        lines = [line(*file) for file in tests.get(rule[1], {}).items()] or [f"- {NOT_BUILT}"]
-        parts = [f"### {rule[1]}: {rule[2]}", *([notes] if notes else []), "\n".join(lines)]
-        return "\n\n".join(parts) + "\n\n"
+    def row(rule: re.Match[str]) -> str:
+        links = ", ".join(link(path) for path in tests.get(rule[1], ())) or NOT_BUILT
+        return f"| {rule[1]} | {rule[2]} | {links} |"
 
-    missing = [
-        f"- {rule[1]}: {rule[2]}\n\n" for rule in RULE.finditer(page) if rule[1] not in tests
-    ]
-    page = RULE.sub(rule_with_tests, page).rstrip("\n") + "\n"
-    return LIST.sub(lambda marks: f"{marks[1]}\n{''.join(missing)}{marks[2]}", page)
+    missing = [f"- {rule[1]}: {rule[2]}" for rule in RULE.finditer(page) if rule[1] not in tests]
+    return LIST.sub(
+        lambda marks: "\n".join([marks[1], *missing, "", marks[2]]), RULE.sub(row, page)
+    )
 
 
 if __name__ == "__main__":

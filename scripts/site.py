@@ -21,6 +21,8 @@ PARTS = Path(sys.prefix) / "site"
 """Scripts that the site serves itself, fetched by scripts/site_parts."""
 LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\(([^)\s:#]+)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 """A link to a file, and what only looks like one: code."""
+TESTS = re.compile(r"\[([^]]*)\]\((?:\.\./)+tests/[^)]*\)")
+"""A link to a test: named in the site, and read in the repository."""
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
 
 
@@ -46,7 +48,7 @@ def page(source: Path) -> tuple[str, set[Path]]:
         linked.add(target)
         return f"]({os.path.relpath(place(target), place(source).parent)}{link[2] or ''})"
 
-    return LINK.sub(moved, source.read_text()), linked
+    return LINK.sub(moved, TESTS.sub(r"\1", source.read_text())), linked
 
 
 def shown(target: Path) -> str:

@@ -242,7 +242,7 @@ class TestSeeds:
 
     def test_a_wrong_number_and_a_lost_test_are_told(self, seeds: Any) -> None:
         """A rule that is not built yet may have no test; one that had one may not lose it."""
-        page = "### E1: a\n\n- `tests/t.py`\n\n### E2: b\n\n- not built yet\n"
+        page = "| E1 | a | [t](../tests/t.py) |\n| E2 | b | not built yet |\n"
         assert seeds.mistakes(page, {"E1": {}, "E2": {}}) == []
         [unknown, lost] = seeds.mistakes(page, {"E11": {"tests/test_a.py": []}})
         assert "E11 is no rule" in unknown

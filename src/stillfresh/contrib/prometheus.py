@@ -36,6 +36,7 @@ class CacheCollector(Collector):
                 raise ConfigError(f"CacheCollector: takes caches, not {shown(it)}")
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metrics, for prometheus-client."""
         stats = reduce(_together, (cache.counts() for cache in self._caches))
         yield from text_string_to_metric_families(prometheus_text(stats))
 

@@ -32,6 +32,7 @@ COUNTERS: Final = (
     ("store_errors", "Steps that the store failed."),
     ("evicted_bytes", "Bytes of the values that memory dropped to make room."),
 )
+"""The names and meanings of the counts of a resource."""
 GAUGES: Final = (
     ("entries", "Decoded values in memory."),
     ("bytes", "Bytes that those values take, as they are stored, and a constant for each."),
