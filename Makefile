@@ -10,7 +10,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site demo examples test check format diagrams bench explore simulate torture pins clean screenshots
+.PHONY: help site demo examples test check format diagrams bench explore simulate torture pins audit clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -78,6 +78,9 @@ pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 		$(BIN)/uv pip compile $$same --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate \
 			--no-emit-index-url --no-emit-find-links --group $$group pyproject.toml -o requirements/$$group.txt; \
 	done
+
+audit: $(VENV)/.dev ## look up known vulnerabilities of what tests and extras install; needs a network
+	@scripts/audit $(VENV)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

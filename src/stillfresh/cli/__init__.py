@@ -4,10 +4,14 @@ Nothing is decided here, and nothing large is imported before a command needs it
 """
 
 import sys
+from importlib.metadata import version
 
 try:
     import click
 except ModuleNotFoundError:
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"stillfresh, version {version('stillfresh')}\n")
+        raise SystemExit(0) from None
     sys.stderr.write("Error: the commands need click: install stillfresh[cli]\n")
     raise SystemExit(2) from None
 

@@ -1,0 +1,57 @@
+"""Write docs/promised.txt: what docs/versions.md promises, a name in each line."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from stillfresh.cli import main as program
+from stillfresh.live import messages
+from stillfresh.web.config import MODELS
+from stillfresh.web.fields import keys_of
+
+ROOT = Path(__file__).parent.parent
+PLACE = ROOT / "docs" / "promised.txt"
+
+
+def promised() -> list[str]:
+    """What there is now."""
+    return sorted({*_names(), *_settings(), *_options(program, "stillfresh"), *_messages()})
+
+
+def _names() -> Iterator[str]:
+    """Of the reference, but for what it calls the inside."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        if page.name != "inside.md":
+            for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
+                module, _, name = path.rpartition(".")
+                if hasattr(importlib.import_module(module), name):
+                    yield f"name {path}"
+
+
+def _settings() -> Iterator[str]:
+    for table, model in MODELS.items():
+        yield from (f"setting {table}.{key}" for key in keys_of(model))
+
+
+def _options(command: click.Command, path: str) -> Iterator[str]:
+    yield f"command {path}"
+    for param in command.params:
+        yield from (f"option {path} {it}" for it in param.opts if it.startswith("-"))
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from _options(below, f"{path} {name}")
+
+
+def _messages() -> Iterator[str]:
+    for it in vars(messages).values():
+        is_struct = isinstance(it, type) and issubclass(it, msgspec.Struct)
+        if is_struct and (tag := it.__struct_config__.tag) is not None:
+            yield from (f"message {tag} {field}" for field in ("type", *it.__struct_fields__))
+
+
+if __name__ == "__main__":
+    PLACE.write_text("\n".join(promised()) + "\n")
