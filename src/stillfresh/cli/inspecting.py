@@ -72,9 +72,9 @@ def inspect(
 ) -> None:
     """Show what is in STORE, and how fresh it is.
 
-    How much, by kind and verdict, and which entries. Only reads, also while other processes use
-    the store. Redis is walked over in slices; DynamoDB is scanned, which costs about a read
-    unit for every 4 KB of rows.
+    Counts entries by kind and verdict, and lists the first ones. It only reads, and other processes
+    can use the store meanwhile. Redis is walked over in slices. DynamoDB is scanned, which costs
+    about a read unit for every 4 KB of rows.
     """
     most = None if is_all else max(COUNTED, limit)
     with working("Counting entries:") as advance:
@@ -181,10 +181,10 @@ def _notes(entry: Listed) -> str:
 def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     """Say why one entry is as it is.
 
-    And what a read of it would do.
+    And what the next read of it will do.
 
-    ID is the id as it is stored, which `stillfresh inspect` lists: a key as text; of a cached
-    function its arguments as JSON; of a page its whole URL. One that begins with - goes behind --.
+    ID is the id that `stillfresh inspect` lists: the key; for a cached function its arguments as
+    JSON; for a page its whole URL. Write -- before an id that begins with -.
     """
     record, hint = asyncio.run(_record(store, kind, id_))
     now = time.time()

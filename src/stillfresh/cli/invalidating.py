@@ -29,10 +29,8 @@ SLICE: Final = 500
     "--tag", "tags", multiple=True, type=TEXT, help="Every entry with this tag; repeatable."
 )
 @click.option("--kind", "whole_kind", type=TEXT, help="With --all: every entry of this kind.")
-@click.option("--all", "is_all", is_flag=True, help="Of the --kind, all there are.")
-@click.option(
-    "--soft", is_flag=True, help="Serve the copies once more, as stale; keep pages in reserve."
-)
+@click.option("--all", "is_all", is_flag=True, help="All entries of the --kind.")
+@click.option("--soft", is_flag=True, help="Serve the old copies until they are refreshed.")
 @as_json
 def invalidate(
     *,
@@ -48,9 +46,9 @@ def invalidate(
     """Invalidate entries: by their ids, by a tag, or all of a kind.
 
     Every process that uses STORE sees it at its next read (or after its memory_for). Loads that are
-    under way cannot publish the old value.
-    ID is the id as `stillfresh inspect` lists it. Pages have tags of their own: path:/pricing,
-    and tag:NAME for those that you gave them.
+    under way cannot store the old value.
+    ID is the id that `stillfresh inspect` lists. For pages, write --tag path:/pricing, or
+    --tag tag:NAME for a tag that you or the site gave them.
     """
     ways = [bool(ids), bool(tags), is_all]
     if sum(ways) != 1 or (kind is None) is bool(ids) or (whole_kind is not None) is not is_all:

@@ -48,20 +48,24 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
 @click.option(
     "--upstream", "pages__upstream", help="The site, as http://host:port or https://host."
 )
-@click.option("--store", "store__url", help="Where everything is kept.  [default: memory://]")
+@click.option(
+    "--store", "store__url", help="The store, as sqlite:///site.db.  [default: memory://]"
+)
 @click.option("--host", "server__host", help="The address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", "server__port", type=int, help="0: any free one.  [default: 8080]")
+@click.option(
+    "--port", "server__port", type=int, help="The port; 0 is any free one.  [default: 8080]"
+)
 @click.option(
     "--workers",
     "server__workers",
     type=int,
-    help="Processes that answer, with one --store.  [default: 1]",
+    help="Worker processes, which share one --store.  [default: 1]",
 )
 @click.option("--uds", "server__uds", help="A Unix socket to listen on, in place of a port.")
 @click.option(
     "--drain",
     "server__drain",
-    help="After SIGTERM, how long /readyz says 503 before the end.  [default: 0s]",
+    help="After SIGTERM, how long /readyz answers 503 before it ends.  [default: 0s]",
 )
 @click.option(
     "--record",
@@ -92,7 +96,7 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "--site-host",
     "pages__site_hosts",
     multiple=True,
-    help="A Host that has pages, and is sent to the site; repeatable.",
+    help="A Host with pages of its own, which the site receives; repeatable.",
 )
 @click.option(
     "--route",
@@ -151,24 +155,24 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "pages__heuristic",
     is_flag=True,
     default=None,
-    help="Keep pages that say nothing for a tenth of their age, a day at most.",
+    help="Keep pages with only Last-Modified for a tenth of their age, at most a day.",
 )
 @click.option(
     "--cdn-override",
     "pages__cdn_override",
     is_flag=True,
     default=None,
-    help="CDN-Cache-Control counts in the place of Cache-Control.",
+    help="Use CDN-Cache-Control in place of Cache-Control.",
 )
 @click.pass_context
 def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     """Serve pages and entities, kept fresh.
 
-    A cache in front of a site, and of an API. Pages are kept as the site says itself
-    (Cache-Control, ETag, Vary), or as --route says; other responses are passed through uncached.
-    Without a route the site sees the visitor's own request. Entities of an API are declared in
-    FILE, as [kinds.NAME]; options stand in the place of what FILE says, and of variables such as
-    STILLFRESH_STORE__URL. Several processes, on several machines, may share one --store.
+    A cache in front of a site or an API. It keeps pages as long as --route or the site says
+    (Cache-Control, Vary), and passes other responses through uncached. Without a route the site
+    receives the visitor's own request. Declare entities of an API in FILE, as [kinds.NAME].
+    Options override FILE and variables such as STILLFRESH_STORE__URL. Several processes, on
+    several machines, may share one --store.
     """
     tables, options = given(ctx)
     is_told = any(it.startswith(("STILLFRESH_PAGES__", "STILLFRESH_KINDS__")) for it in os.environ)
@@ -208,8 +212,8 @@ def _told(mistake: str, options: dict[str, str]) -> str:
 def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
     """Check a file of settings, as `serve` takes it.
 
-    Every mistake is a line, with its key, and ends it with 2. Nothing is opened and nobody is
-    asked: that the store and the site are there is not checked.
+    Prints one line for each mistake, with its key, and exits with 2. It opens nothing: whether the
+    store and the site can be reached is not checked.
     """
     config = extra("stillfresh.web.config", "web")
     try:
@@ -232,9 +236,11 @@ def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
     "stillfresh demo --port 0 --store ~/stillfresh-demo",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="0: any free one.")
-@click.option("--store", metavar="DIR", help="A directory to keep its data in; else nothing stays.")
-@click.option("--speed", default=1.0, show_default=True, help="So many times as fast, for films.")
+@click.option("--port", default=8000, show_default=True, help="The port; 0 is any free one.")
+@click.option("--store", metavar="DIR", help="A directory to keep its data in.  [default: none]")
+@click.option(
+    "--speed", default=1.0, show_default=True, help="How many times faster the demo runs."
+)
 @click.option("--open", "is_open", is_flag=True, help="Open it in a browser.")
 def demo(*, host: str, port: int, store: str | None, speed: float, is_open: bool) -> None:
     """Run a site to see what stillfresh does.
