@@ -34,7 +34,7 @@ examples: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/reprice.py
 
 site: $(VENV)/.docs ## the documentation as a site, in build/site
-	$(BIN)/python scripts/site.py
+	$(VENV)/docs/bin/python scripts/site.py
 
 test: check $(VENV)/.servers $(VENV)/.docs ## lint, types and every test
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
@@ -110,7 +110,9 @@ $(VENV)/.bench: $(VENV)/.core requirements/bench.txt
 	@$(UV) --requirement requirements/bench.txt
 	@touch $@
 
+# In an environment of its own: what it brings changes how other tools behave (Flask's reloader).
 $(VENV)/.docs: $(VENV)/.dev scripts/site_parts requirements/docs.txt
-	@$(UV) --requirement requirements/docs.txt
-	@scripts/site_parts $(VENV)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/docs
+	@$(BIN)/uv pip install --quiet --python $(VENV)/docs/bin/python --requirement requirements/docs.txt
+	@scripts/site_parts $(VENV)/docs
 	@touch $@

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+import griffe
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^::: (\S+)$((?:\n .*)*)", re.MULTILINE)
@@ -33,7 +33,6 @@ def parts(package: Any, name: str, options: str) -> Iterator[Any]:
 
 def test_every_public_name_says_what_it_does() -> None:
     """It has a docstring, and so has each method and property of it that is shown."""
-    griffe: Any = pytest.importorskip("griffe", reason="make .venv/.docs installs it")
     package = griffe.load("stillfresh", search_paths=[ROOT / "src"])
     found = [part for name, options in shown() for part in parts(package, name, options)]
     assert len(found) > 400

@@ -199,6 +199,7 @@ class TestG3SignIn:
             assert (await viewer.hear())["viewer_id"] is None
             assert live.snapshot() == {
                 "connections": 1,
+                "max_connections": 10_000,
                 "signed_in": 0,
                 "subscriptions": {"price": 0, "word": 1, "inbox": 0},
             }

@@ -18,16 +18,17 @@ import pytest
 from playwright.async_api import Page, expect
 
 ROOT = Path(__file__).parent.parent.parent
-PARTS = Path(sys.prefix, "site")
+TOOLS = Path(sys.prefix, "docs")
+"""An environment of its own."""
 NewPage = Callable[..., Awaitable[Page]]
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Where `make site` would have written it."""
-    if not shutil.which("zensical", path=str(Path(sys.executable).parent)):
+    if not shutil.which("zensical", path=str(TOOLS / "bin")):
         pytest.skip("the tools of the site are not installed: make .venv/.docs")
-    if not (PARTS / "mermaid.js").exists():
+    if not (TOOLS / "site" / "mermaid.js").exists():
         pytest.skip("the site's scripts come from npm, which is not here")
     base = tmp_path_factory.getbasetemp()
     build = (base if worker_id == "master" else base.parent) / "documentation"
@@ -35,7 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (build / "done").exists():
-            command = [sys.executable, str(ROOT / "scripts" / "site.py"), str(build)]
+            command = [str(TOOLS / "bin" / "python"), str(ROOT / "scripts" / "site.py"), str(build)]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             assert made.returncode == 0, made.stdout + made.stderr
             (build / "done").touch()
