@@ -11,11 +11,13 @@ from starlette.types import Receive, Scope, Send
 from stillfresh.web import Gateway, gateway
 from tests.kit.live import Upstream, served
 
-__all__ = ["AUTOMATIC", "Site", "show", "text_is"]
+__all__ = ["AUTOMATIC", "PATIENCE", "Site", "show", "text_is"]
 
 HEAD = """<!doctype html><html lang="en"><head><title>test</title><link rel="icon" href="data:,">
 <style>body {margin: 0} li {height: 100px; list-style: none} ul {margin: 0; padding: 0}</style>
 </head><body>"""
+PATIENCE = 60_000
+"""Milliseconds that a page may take for anything: a busy machine is no error."""
 AUTOMATIC = '<script type="module" src="/stillfresh.js"></script>'
 
 

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
-from tests.kit.browser_site import Site
+from tests.kit.browser_site import PATIENCE, Site
 from tests.kit.live import Upstream
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -39,6 +39,8 @@ FLAGS: Final = [
 ]
 OURS: Final = {"127.0.0.1", "localhost", "::1", None}
 """None: about:blank, data: and blob: addresses ask nobody."""
+
+expect.set_options(timeout=PATIENCE)
 
 NewPage = Callable[..., Awaitable[Page]]
 
@@ -122,6 +124,7 @@ async def new_page(
 
     async def made(**options: Any) -> Page:
         context = await browser.new_context(**options)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         page = await context.new_page()
         _listen(page, complaints)

@@ -1,7 +1,7 @@
 // What is wrong with the look of a page so wide, in sentences; run by the browser tests of dashboard and demo.
 async (width) => {
   while (innerWidth !== width) await new Promise(requestAnimationFrame);
-  await Promise.all(document.getAnimations().map((it) => it.finished));
+  await Promise.allSettled(document.getAnimations().map((it) => it.finished));
   const wrong = new Set();
   const isSeen = (element) => element.checkVisibility({ visibilityProperty: true, opacityProperty: true });
   const nameOf = (element) => element.id || element.className || element.tagName;

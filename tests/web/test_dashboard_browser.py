@@ -62,12 +62,6 @@ class World:
             yield url
 
 
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    """A busy machine is no error."""
-    expect.set_options(timeout=30_000)
-
-
 @pytest.fixture
 def world() -> World:
     return World()

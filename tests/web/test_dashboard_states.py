@@ -242,12 +242,6 @@ STATES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    """A busy machine is no error."""
-    expect.set_options(timeout=30_000)
-
-
 @asynccontextmanager
 async def shown(new_page: NewPage, state: State) -> AsyncIterator[tuple[Page, World]]:
     """The page in that state, live and filled; closed before its gateway is."""

@@ -1,6 +1,6 @@
 // Topics and comments from the feed's file: at once, and read again when something new has come.
 
-import { ask, byId, make, send, stamp, unknown, write } from "./fresh.js";
+import { ask, byId, isHeld, make, send, stamp, unknown, write } from "./fresh.js";
 
 const freshFor = Number(document.body.dataset.feedFreshFor);
 let news = 0;
@@ -49,6 +49,7 @@ function showList(answer) {
   stamp(byId("topics-badge"), { ...answer, freshFor });
   write(byId("topics-word"), answer.error ? "The last refresh failed; this is the copy before." : "");
   const known = new Map([...byId("topics").children].map((item) => [item.dataset.id, item]));
+  if (known.size && isHeld(byId("topics"))) return; // what somebody points at stays, until the next read
   if (answer.topics.map(({ id }) => id).join() === [...known.keys()].join()) return;
   byId("topics").replaceChildren(...answer.topics.map((topic) => known.get(topic.id) ?? row(topic)));
 }
@@ -78,10 +79,10 @@ async function open(topic) {
   unknown(byId("talk-badge"), "asking …");
   byId("said").value = drafts.get(topic.id) ?? "";
   byId("comments").replaceChildren(make("li", "Asking the upstream …", { class: "muted" }));
+  byId("talk").scrollIntoView({ block: "nearest" }); // with the click: later it would move under the pointer
   const answer = await ask(address(topic));
   if (opened?.id !== topic.id) return;
   showTalk(answer);
-  byId("talk").scrollIntoView({ block: "nearest" });
 }
 
 function showTalk(answer) {
