@@ -257,7 +257,8 @@ class TestG15Prometheus:
 
     def test_a_cache_that_is_not_open_and_one_of_threads(self, clock: ManualClock) -> None:
         """Can be collected from before, while and after they are open; several are one."""
-        one, other = Cache("memory://", clock=clock), SyncCache("memory://", clock=clock)
+        stores = [SteppedStore(MemoryStore(clock=clock)) for _ in range(2)]
+        one, other = Cache(stores[0], clock=clock), SyncCache(stores[1], clock=clock)
 
         @one.cached("a", fresh_for=1)
         async def a(n: int) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -64,20 +64,14 @@ def heard(clock: ManualClock, sleeper: Sleeper, ears: Ears) -> Cache:
     return Cache(SteppedStore(MemoryStore(clock=clock)), clock=clock, sleep=sleeper, hooks=[ears])
 
 
-def timed(cache: Cache, ticks: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The open cache's stopwatch is in the test's hand."""
-    runtime = cache.opened
-    assert runtime is not None
-    monkeypatch.setattr(runtime, "ticks", ticks)
-    monkeypatch.setattr(runtime.store, "ticks", ticks)
-
-
 class TestG14Times:
     async def test_the_loader_and_each_step_are_timed(
         self, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each in its bucket, with the sum; in `stats()` and as Prometheus reads it."""
         ticks = ManualClock()
+        for module in ("spans", "loader"):
+            monkeypatch.setattr(f"stillfresh.engine.{module}.ticks", ticks)
 
         class Slow(SteppedStore):
             async def publish(self, *args: Any, **options: Any) -> set[str]:
@@ -85,7 +79,6 @@ class TestG14Times:
                 return await super().publish(*args, **options)
 
         async with Cache(Slow(MemoryStore(clock=clock)), clock=clock) as cache:
-            timed(cache, ticks, monkeypatch)
 
             @cache.cached("price", fresh_for=60)
             async def price(sku: str) -> str:
@@ -139,9 +132,20 @@ class TestG14Times:
         if not url.startswith("redis"):
             assert (await cache.stats()).store_seconds == before
 
+    async def test_memory_is_timed_for_hooks_only(self, clock: ManualClock, ears: Ears) -> None:
+        """Its steps wait for nothing, and a stopwatch would take as long as they do."""
+        for hooks, steps in ([], set()), ([ears], {"read", "acquire", "publish", "delete"}):
+            async with Cache("memory://", clock=clock, hooks=hooks) as cache:
+                prices = declare(cache, Upstream())
+                await prices("a")
+                await prices.delete("a")
+                stats = await cache.stats()
+            assert sum(stats.resources["price"].load_seconds.counts) == 1
+            assert stats.store_seconds.keys() == steps
+
     async def test_times_stay_when_the_cache_is_opened_again(self, clock: ManualClock) -> None:
         """They count since the cache was made, as all counters do."""
-        cache = Cache("memory://", clock=clock)
+        cache = Cache(SteppedStore(MemoryStore(clock=clock)), clock=clock)
         prices = declare(cache, Upstream())
         for opened in (1, 2):
             async with cache:

@@ -18,7 +18,7 @@ class SteppedStore(WrappedStore):
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self.reads_inline = type(self).reads_inline
-        self.outlives_loops = False
+        self.never_waits = self.outlives_loops = False
         self.calls: list[str] = []
         self.broken: set[str] = set()
         self.alarms: dict[str, BaseException] = {}

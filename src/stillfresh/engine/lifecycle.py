@@ -180,7 +180,8 @@ class Lifecycle:
 
     def store_seconds(self) -> dict[str, Timing]:
         """G14: by step of the store."""
-        return {step: times.timing() for step, times in self._times.items()}
+        timings = {step: times.timing() for step, times in self._times.items()}
+        return {step: timing for step, timing in timings.items() if any(timing.counts)}
 
     def check_not_closed(self) -> None:
         """Closed by hand: a read opens what was never opened, not this."""

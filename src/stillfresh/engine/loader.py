@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
+from stillfresh.clock import monotonic as ticks
 from stillfresh.engine import rules
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
@@ -183,9 +184,9 @@ class Loader(Generic[K, V]):
         counts.loads += 1
         counts.loaded += len(flights)
         counts.largest_batch = max(counts.largest_batch, len(flights))
-        began = self._runtime.ticks()
+        began = ticks()
         said = await self._call(batch, list(leases.values()))
-        counts.load_seconds.note(seconds := self._runtime.ticks() - began)
+        counts.load_seconds.note(seconds := ticks() - began)
         if batch.span is not None:
             batch.span.seconds, batch.span.origin = seconds, Origin.LOADED
         took = self._runtime.clock() - sent

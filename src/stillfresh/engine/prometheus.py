@@ -45,7 +45,7 @@ def _lines(stats: CacheStats) -> Iterator[str]:
     yield from _objective_lines(stats.resources)
     loads = {name: one.load_seconds for name, one in resources}
     yield from _timings("load_seconds", "Time that the loader took.", "resource", loads)
-    what = "Time that steps of the store took, but for the reads of hits."
+    what = "Time that steps of the store took. Reads of hits and memory:// are not timed."
     yield from _timings("store_seconds", what, "step", stats.store_seconds)
     if stats.lags:
         yield from _lag_lines(stats.lags)

@@ -26,7 +26,7 @@ class Runtime(Tasks):
     ) -> None:
         super().__init__()
         self.loop = asyncio.get_running_loop()
-        self.store, self.hooks, self.ticks = store, store.hooks, store.ticks
+        self.store, self.hooks = store, store.hooks
         read_now = store.inner.read_now
         self.read_now: Callable[..., dict[str, Record]] | None
         self.read_now = read_now if store.reads_inline else None

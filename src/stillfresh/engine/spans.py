@@ -5,16 +5,15 @@ and left when the work has ended, in the same task. Times are counted with hooks
 are neither timed nor told.
 """
 
-import asyncio
 import logging
-import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from stillfresh.clock import monotonic as ticks
 from stillfresh.engine.model import Hook, Origin, Span
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Verdict
@@ -23,7 +22,7 @@ from stillfresh.stores.contract import Record, Store, WrappedStore
 if TYPE_CHECKING:
     from stillfresh.engine.queue import Batch, Waiter
 
-Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
+Step: TypeAlias = Callable[..., Awaitable[object]]
 
 CALLERS: ContextVar[tuple[Context, ...]] = ContextVar("stillfresh_callers", default=())
 """The contexts of the callers that a step of the store runs for, where it is in none of them."""
@@ -33,6 +32,10 @@ TIME_BUCKETS: Final = (
 )
 """Upper bounds, in seconds: from a row of SQLite on the spot to a load that takes too long."""
 WORST: Final = {verdict: rank for rank, verdict in enumerate(Verdict)}
+STEPS: Final = (
+    *("read", "acquire", "publish", "renew", "release"),
+    *("invalidate", "invalidate_tag", "delete", "evict"),
+)
 UNTOLD: Final[AbstractContextManager[None]] = nullcontext()
 
 logger = logging.getLogger(__name__)
@@ -91,7 +94,7 @@ def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
             entered.append((hook, block))
         except Exception:
             logger.exception("hook %r failed as a %s of %r began", hook, span.what, span.kind)
-    began = time.perf_counter()
+    began = ticks()
     try:
         yield
     except BaseException as exc:
@@ -99,7 +102,7 @@ def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
             span.error = exc
         raise
     finally:
-        span.seconds = span.seconds or time.perf_counter() - began
+        span.seconds = span.seconds or ticks() - began
         for hook, block in reversed(entered):
             try:
                 block.__exit__(None, None, None)
@@ -139,58 +142,60 @@ def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractConte
     return told(hooks, span)
 
 
-def _timed(method: Method) -> Method:
-    name = method.__name__
-
-    async def timed(self: "TimedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
-        step, ticks = getattr(self.inner, name), self.ticks
-        with self.told(name, *args) if self.hooks else UNTOLD:
-            began = ticks()
-            try:
-                return await step(*args, **options)
-            finally:
-                self.note(name, ticks() - began)
-
-    return cast("Method", timed)
-
-
 class TimedStore(WrappedStore):
     """The store of an open cache: every step is timed, and told to the hooks.
 
-    What a hit reads on the spot is neither: it asks the store inside.
+    What a hit reads on the spot is neither: it asks the store inside. Nor is a step that waits for
+    nothing, unless there are hooks: timing it takes as long as the step.
     """
 
     def __init__(self, inner: Store, times: dict[str, Stopwatch], hooks: Sequence[Hook]) -> None:
         super().__init__(inner)
-        self.times, self.hooks, self.ticks = times, hooks, asyncio.get_running_loop().time
+        self.hooks, self._times = hooks, times
+        self._is_timed = bool(hooks) or not inner.never_waits
+        for name in STEPS:
+            times.setdefault(name, Stopwatch())
+            step = getattr(inner, name)
+            setattr(self, name, self._timed(name, step) if self._is_timed else step)
 
-    def told(self, name: str, *args: Any) -> AbstractContextManager[None]:  # noqa: ANN401
+    def _timed(self, name: str, step: Step) -> Step:
+        note = self._times[name].note
+
+        async def timed(*args: Any, **options: Any) -> object:  # noqa: ANN401
+            began = ticks()
+            try:
+                return await step(*args, **options)
+            finally:
+                note(ticks() - began)
+
+        async def told(*args: Any, **options: Any) -> object:  # noqa: ANN401
+            with self._told(name, *args):
+                return await step(*args, **options)
+
+        return told if self.hooks else timed
+
+    @contextmanager
+    def _told(self, name: str, *args: Any) -> Iterator[None]:  # noqa: ANN401
         """Of a tag, or a time, or of a kind and its ids, or what has them."""
         kind, them = args[:2] if len(args) > 1 else ("", ())
         ids = [getattr(it, "id", it) for it in them]
-        return told(self.hooks, Span("store", kind, ids, name, CALLERS.get(), is_waited=True))
-
-    def note(self, name: str, seconds: float) -> None:
-        if (times := self.times.get(name)) is None:
-            times = self.times[name] = Stopwatch()
-        times.note(seconds)
+        span = Span("store", kind, ids, name, CALLERS.get(), is_waited=True)
+        try:
+            with told(self.hooks, span):
+                yield
+        finally:
+            self._times[name].note(span.seconds)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        with self.told("read", kind, ids) if self.hooks else UNTOLD:
-            began = self.ticks()
-            try:
+        if not self._is_timed:
+            return self.inner.read_now(kind, ids, known)
+        if self.hooks:
+            with self._told("read", kind, ids):
                 return self.inner.read_now(kind, ids, known)
-            finally:
-                self.note("read", self.ticks() - began)
-
-    read = _timed(Store.read)
-    acquire = _timed(Store.acquire)
-    publish = _timed(Store.publish)
-    renew = _timed(Store.renew)
-    release = _timed(Store.release)
-    invalidate = _timed(Store.invalidate)
-    invalidate_tag = _timed(Store.invalidate_tag)
-    delete = _timed(Store.delete)
-    evict = _timed(Store.evict)
+        began = ticks()
+        try:
+            return self.inner.read_now(kind, ids, known)
+        finally:
+            self._times["read"].note(ticks() - began)

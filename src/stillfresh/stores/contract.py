@@ -168,8 +168,8 @@ class Store(ABC):
     A store inherits from this class and declares what it can do besides the steps: nobody probes.
     """
 
-    reads_inline: bool = False
-    """`read_now` reads in microseconds, on the caller's thread, without a turn of the loop."""
+    reads_inline: bool = False  # `read_now` takes microseconds, and no turn of the loop
+    never_waits: bool = False  # G14: each step ends at once, so it is timed for hooks only
     reads_in_threads: bool = False  # E20: `read_now` may be called by a thread, which waits
     outlives_loops: bool = False  # it stays open when its cache's loop ends without a close
     needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request

@@ -50,7 +50,7 @@ class MemoryStore(Store):
     recently used. Entries that are being loaded stay.
     """
 
-    reads_inline = outlives_loops = True
+    reads_inline = never_waits = outlives_loops = True
 
     def __init__(
         self,

@@ -125,6 +125,7 @@ class StoreWire(WrappedStore):
     def __init__(self, process: "Process", *, inline: bool = False, pushes: bool = False) -> None:
         super().__init__(process.world.store)
         self.reads_inline, self.outlives_loops, self.pushes = inline, False, pushes
+        self.never_waits = False
         self._process = process
         self._world = process.world
         self._store = process.world.store
