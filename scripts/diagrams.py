@@ -3,17 +3,22 @@
 `tests/test_docs.py` fails when a page is not as this would write it.
 """
 
+import ast
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import stillfresh
 from stillfresh.engine import flight, lane
 
+SRC = Path(stillfresh.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (DOCS / "coordinator.md", DOCS / "engine.md")
-MARKS = re.compile(r"(<!-- (lane|load|ends) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+PAGES = (DOCS / "coordinator.md", DOCS / "engine.md", DOCS / "architecture.md")
+MARKS = re.compile(r"(<!-- (lane|load|ends|packages) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+BOXES = {"sweeper": "ttl_cache", "loop_thread": "sync"}
+"""Modules beside the packages that have no box of their own, and are not vocabulary."""
 CALLERS = ("nobody", "before it began", "before its copy was sent", "at any time")
 AGAIN = {
     flight.Again.IF_WAITED: "for the callers that are left",
@@ -44,6 +49,51 @@ def ends() -> str:
     return "\n".join([*head, "| --- | --- | --- |", *rows, ""])
 
 
+def imported(of: Callable[[ast.AST], str]) -> dict[str, set[str]]:
+    """Box -> the boxes that it imports. `of` gives the module that a piece of code names, or ''."""
+    found: dict[str, set[str]] = {}
+    for path in SRC.rglob("*.py"):
+        here = _box(path.relative_to(SRC).parts[0].removesuffix(".py"))
+        modules = map(of, ast.walk(ast.parse(path.read_text())))
+        targets = {_box(it.split(".")[1]) for it in modules if it.startswith("stillfresh.")}
+        found.setdefault(here, set()).update(targets - {here})
+    return {it: found[it] for it in sorted(found.keys() - {"testing", "__init__", "__main__"})}
+
+
+def _imports(node: ast.AST) -> str:
+    return (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+
+
+def _extras(node: ast.AST) -> str:
+    """What a command imports when it is called: `extra("stillfresh.web.config", …)`."""
+    match node:
+        case ast.Call(ast.Name("extra"), [ast.Constant(str(module)), *_]):
+            return module
+    return ""
+
+
+def _box(name: str) -> str:
+    """Where the diagram shows a package, or a module of the root."""
+    name = BOXES.get(name, name.partition("_")[0] if name.startswith("sync") else name)
+    is_shown = (SRC / name).is_dir() or name.startswith("__") or name in {"sync", "ttl_cache"}
+    return name if is_shown else "basics"
+
+
+def packages() -> str:
+    """Who imports whom. An arrow that a longer way of arrows says as well is left out."""
+    direct, later = imported(_imports), imported(_extras)
+
+    def below(names: set[str]) -> set[str]:
+        return set[str]().union(*(direct[it] | below(direct[it]) for it in names))
+
+    lines = ["```mermaid", "flowchart TD"]
+    for name, targets in direct.items():
+        known = below(targets)
+        lines += [f"    {name} --> {it}" for it in sorted(targets - known)]
+        lines += [f"    {name} -.-> {it}" for it in sorted(later[name] - targets - known)]
+    return "\n".join([*lines, "```", ""])
+
+
 def _label(text: str) -> str:
     """A colon ends a label."""
     return text.replace(":", ",")
@@ -53,6 +103,7 @@ DRAWN: dict[str, Callable[[], str]] = {
     "lane": lambda: states(lane.NEXT, lane.LaneState.OUT),
     "load": lambda: states(flight.NEXT, flight.ENDED),
     "ends": ends,
+    "packages": packages,
 }
 
 
