@@ -270,7 +270,7 @@ class TestI28Counted:
 
 
 class TestG13Buckets:
-    @pytest.mark.parametrize("fresh_for", [5, 10, 30, 60, 300, 600, 1800, 3600, 86_400])
+    @pytest.mark.parametrize("fresh_for", [5, 10, 15, 30, 60, 300, 600, 900, 1800, 3600, 86_400])
     def test_are_where_policies_end(self, fresh_for: float) -> None:
         """What is past its freshness is in another bucket than what is not."""
         assert fresh_for in AGE_BUCKETS

@@ -26,8 +26,8 @@ NOTHING: Final = Record()
 FOR_EVER: Final = float("inf")
 """For one who does not know how long a key is leased: whatever a lease says is believed."""
 AGE_BUCKETS: Final = (
-    *(0.1, 0.3, 1, 2, 5, 10, 20, 30),
-    *(60, 120, 300, 600, 1200, 1800),
+    *(0.1, 0.3, 1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800),
     *(3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800),
 )
 """Upper bounds, in seconds, of the histogram of age at serving: the durations that policies use, so
