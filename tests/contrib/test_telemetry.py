@@ -240,18 +240,18 @@ class TestG15Prometheus:
         assert found["stillfresh_reads_total", hits] == 3
 
     async def test_from_another_thread(self, clock: ManualClock) -> None:
-        """As prometheus-client's own server collects: the loop counts, and the thread waits."""
+        """As prometheus-client's own server collects: the loop counts, in slices; the thread waits."""
         async with Cache("memory://", clock=clock) as cache:
             counted_in = []
             core = declare(cache, Upstream()).core
-            fold = core.memory.fold_now
+            fold = core.memory.fold_all
 
-            def noted() -> None:
+            async def noted() -> None:
                 counted_in.append(threading.current_thread())
-                fold()
+                await fold()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(core.memory, "fold_now", noted)
+                patch.setattr(core.memory, "fold_all", noted)
                 await asyncio.to_thread(list, CacheCollector(cache).collect())
         assert counted_in == [threading.main_thread()]
 

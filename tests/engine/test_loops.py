@@ -194,6 +194,7 @@ async def child() -> None:
             print("no error")
         except Exception as exc:
             print(type(exc).__name__, str(exc))
+    print("counted", cache.counts().resources["price"].loads)
     own = Cache(sys.argv[1])
 
     @own.batched("price", fresh_for=60)
@@ -256,9 +257,10 @@ class TestE21Forks:
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
         assert done.returncode == 0, done.stderr
-        *refused, own, used = done.stdout.splitlines()
+        *refused, counted, own, used = done.stdout.splitlines()
         sentence = "open when the process forked; make a new Cache in the child process"
         assert set(refused) == {f"StillfreshError this cache was {sentence}"}
         assert len(refused) == 10
+        assert counted == "counted 1"
         assert own == "own 2"
         assert used == "closed before: used"

@@ -289,6 +289,17 @@ class TestG15Hooks:
                 await anext(watch)
         assert [(load.is_waited, load.callers) for load in ears.told("load")] == [(False, ())]
 
+    async def test_the_hourly_sweep_is_nobodys(
+        self, heard: Cache, ears: Ears, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It goes on long after the request whose read has opened the cache."""
+        monkeypatch.setattr("stillfresh.engine.lifecycle.EVICT_EVERY", 0)
+        INSIDE.set("request")
+        await declare(heard, Upstream())("a")
+        await until(lambda: "store evict" in ears.around)
+        await heard.close()
+        assert ears.around["store evict"] == "nothing"
+
     async def test_loads_at_once_do_not_mix(self, ears: Ears, clock: ManualClock) -> None:
         """What a hook sets for one is not seen by the other, nor left behind."""
         seen, names = [], iter(["one", "two"])
@@ -339,14 +350,19 @@ class TestG15Hooks:
             yield
             raise OSError(f"ended: {span.what}")
 
-        hooks: list[Hook] = [calling, beginning, ending, ears]
+        @contextmanager
+        def ending_cancelled(span: Span) -> Iterator[None]:
+            yield
+            raise asyncio.CancelledError(f"cancelled: {span.what}")
+
+        hooks: list[Hook] = [calling, beginning, ending, ending_cancelled, ears]
         with caplog.at_level(logging.ERROR, logger="stillfresh"):
             async with Cache("memory://", clock=clock, hooks=hooks) as cache:
                 assert (await declare(cache, Upstream())("a")).version == 1
         assert ears.told("load")
-        for what in ("called", "begun", "ended"):
+        for what in ("OSError: called", "OSError: begun", "OSError: ended", "Error: cancelled"):
             for of in ("load", "store"):
-                assert f"OSError: {what}: {of}" in caplog.text
+                assert f"{what}: {of}" in caplog.text
 
     def test_the_error_is_told_and_not_thrown(self, clock: ManualClock) -> None:
         """A hook needs no `try`: its block ends the same way if the work has failed."""

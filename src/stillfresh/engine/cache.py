@@ -282,9 +282,7 @@ class Cache(Lifecycle):
             store = await runtime.store.stats()
         except StoreError:
             store = None
-        for core in tuple(self.cores.values()):
-            await core.memory.fold_all()
-        return replace(self.counted(), store=store)
+        return replace(await self.folded(), store=store)
 
     async def entries(
         self,

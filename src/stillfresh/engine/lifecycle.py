@@ -159,17 +159,17 @@ class Lifecycle:
         runtime, here = self.opened, None
         with suppress(RuntimeError):
             here = asyncio.get_running_loop()
-        if runtime is None or runtime.loop is here or not runtime.loop.is_running():
-            return self._folded()
-
-        async def folded() -> CacheStats:
-            return self._folded()
-
-        return asyncio.run_coroutine_threadsafe(folded(), runtime.loop).result(COUNTED_WITHIN)
-
-    def _folded(self) -> CacheStats:
+        loop = None if runtime is None or self._is_forked else runtime.loop
+        if loop is not None and loop is not here and loop.is_running():
+            return asyncio.run_coroutine_threadsafe(self.folded(), loop).result(COUNTED_WITHIN)
         for core in tuple(self.cores.values()):
             core.memory.fold_now()
+        return self.counted()
+
+    async def folded(self) -> CacheStats:
+        """Count in slices (E28)."""
+        for core in tuple(self.cores.values()):
+            await core.memory.fold_all()
         return self.counted()
 
     def counted(self) -> CacheStats:

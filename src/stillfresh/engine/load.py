@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Container, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import Context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.engine import rules
@@ -94,7 +93,7 @@ class Loads(Generic[K, V]):
             self._spawn(self._lead(batch))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._runtime.spawn(work, Context())
+        task = self._runtime.spawn(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

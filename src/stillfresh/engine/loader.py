@@ -49,8 +49,8 @@ class Tasks:
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """Closing cancels it."""
-        return _kept(self._cancelled, work, context)
+        """Closing cancels it. It runs in no caller's context, which it may outlive by far."""
+        return _kept(self._cancelled, work, context or Context())
 
     def child(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None

@@ -6,6 +6,7 @@ are neither timed nor told.
 """
 
 import logging
+from asyncio import CancelledError
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,7 @@ STEPS: Final = (
     *("read", "acquire", "publish", "renew", "release"),
     *("invalidate", "invalidate_tag", "delete", "evict"),
 )
+HOOK_FAILED: Final = (Exception, CancelledError)  # a hook awaits nothing: nobody cancelled it
 UNTOLD: Final[AbstractContextManager[None]] = nullcontext()
 
 logger = logging.getLogger(__name__)
@@ -92,7 +94,7 @@ def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
             block = hook(span)
             block.__enter__()
             entered.append((hook, block))
-        except Exception:
+        except HOOK_FAILED:
             logger.exception("hook %r failed as a %s of %r began", hook, span.what, span.kind)
     began = ticks()
     try:
@@ -106,7 +108,7 @@ def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
         for hook, block in reversed(entered):
             try:
                 block.__exit__(None, None, None)
-            except Exception:
+            except HOOK_FAILED:
                 logger.exception("hook %r failed as a %s of %r ended", hook, span.what, span.kind)
 
 

@@ -10,7 +10,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from contextvars import Context
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stillfresh.bounded import BoundedDict
@@ -282,7 +281,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self._changed = asyncio.Event()  # of this loop; the cache may be opened on another later
         if runtime.news is not None:
             runtime.news.want()
-        self._driver = runtime.spawn(self._drive(runtime), Context())
+        self._driver = runtime.spawn(self._drive(runtime))
 
     async def _drive(self, runtime: Runtime) -> None:
         while self.watches:
@@ -296,7 +295,7 @@ class Watcher(Driver[K], Generic[K, V]):
                 pass
             while batch := self.lane.take(self._batches):
                 self._count(batch)
-                runtime.spawn(self.refresh(batch), Context())
+                runtime.spawn(self.refresh(batch))
                 await asyncio.sleep(0)
             await self._pause(runtime)
 
