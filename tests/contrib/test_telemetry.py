@@ -240,7 +240,7 @@ class TestG15Prometheus:
         assert found["stillfresh_reads_total", hits] == 3
 
     async def test_from_another_thread(self, clock: ManualClock) -> None:
-        """As prometheus-client's own server collects: the loop counts, in slices; the thread waits."""
+        """As prometheus-client's own server collects: the loop counts, the thread waits."""
         async with Cache("memory://", clock=clock) as cache:
             counted_in = []
             core = declare(cache, Upstream()).core

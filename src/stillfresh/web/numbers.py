@@ -182,7 +182,7 @@ class Numbers:
             self._live(),
             bypassed,
             {part: it.statuses() for part, it in self.responses.items()},
-            {part: it.bytes for part, it in self.responses.items()},
+            {part: it.sent() for part, it in self.responses.items()},
             reduce(added, [cache.store_seconds() for cache in self._caches.values()]),
         )
         if self._worker is not None:

@@ -4,9 +4,8 @@ Counted around an app, so that a gateway that is mounted counts too. A page that
 again by itself (I29) is counted when the app says that it still holds.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
-from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -25,53 +24,54 @@ class Responses:
     """Of one part: how many of each status, and the bytes of their bodies."""
 
     def __init__(self) -> None:
-        self.counted = Counter[int]()
-        self.bytes = 0
+        self.seen = defaultdict[int, list[int]](lambda: [0, 0])
 
     def statuses(self) -> dict[str, int]:
         """Numbers that no registry knows are `other`: a site may make up hundreds."""
         found = Counter[str]()
-        for status, number in self.counted.items():
+        for status, (number, _) in self.seen.items():
             found[str(status) if status in KNOWN else "other"] += number
         return dict(found)
+
+    def sent(self) -> int:
+        return sum(size for _, size in self.seen.values())
 
 
 class CountedResponse:
     """One response, while it is sent; and how it is counted when it is sent again."""
 
-    __slots__ = ("_has_body", "_keep", "_send", "_to", "size", "status")
+    __slots__ = ("_has_body", "_keep", "_seen", "_send", "_size", "_to")
 
     def __init__(self, to: Responses, scope: Scope, send: Send) -> None:
-        self._to = to
-        self._send = send
+        self._to, self._send, self._size = to, send, 0
+        self._seen: list[int] | None = None
         self._has_body = scope["method"] != "HEAD"
-        self.status = self.size = 0
         if KEEP in scope:
             self._keep, scope[KEEP] = scope[KEEP], self.keep
 
     def send(self, message: Message) -> Awaitable[None]:
         """No coroutine of its own: a page hit would pay for it twice."""
-        kind = message["type"]
-        if kind == "http.response.start":
-            self.status = status = message["status"]
-            self._to.counted[status] += 1
-        elif kind == "http.response.body" and self._has_body:
-            size = len(message.get("body", b""))
-            self.size += size
-            self._to.bytes += size
+        if (seen := self._seen) is None:
+            if message["type"] == "http.response.start":
+                seen = self._seen = self._to.seen[message["status"]]
+                seen[0] += 1
+        elif self._has_body and "body" in message:
+            size = len(message["body"])
+            self._size += size
+            seen[1] += size
         return self._send(message)
 
     def broke(self) -> None:
         """The app raised; the server says so, if nothing was said before."""
-        if not self.status:
-            self._to.counted[BROKEN] += 1
+        if self._seen is None:
+            self._to.seen[BROKEN][0] += 1
 
     def keep(self, holds: Callable[[], bool]) -> None:
-        self._keep(partial(self._again, holds))
+        def again() -> bool:
+            if not holds() or (seen := self._seen) is None:
+                return False
+            seen[0] += 1
+            seen[1] += self._size
+            return True
 
-    def _again(self, holds: Callable[[], bool]) -> bool:
-        if not holds():
-            return False
-        self._to.counted[self.status] += 1
-        self._to.bytes += self.size
-        return True
+        self._keep(again)
