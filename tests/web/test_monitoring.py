@@ -16,9 +16,11 @@ from stillfresh.coordinator import Kind
 from stillfresh.engine import Lag, Origin
 from stillfresh.freshness import Verdict
 from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import gateway
 from stillfresh.web.responses import PARTS
 from tests.kit.gateway import client_of
+from tests.kit.held_store import SteppedStore
 from tests.kit.processes import ROOT
 
 PAGE = ROOT / "docs" / "monitoring.md"
@@ -129,7 +131,7 @@ class TestG14Monitoring:
             return dict.fromkeys(ids, 1)
 
         kind = Kind("price", fetch=fetch, fresh_for="1m", objective="99% of reads younger than 2m")
-        async with PageCache("memory://") as pages:
+        async with PageCache(SteppedStore(MemoryStore())) as pages:
             site = IsrMiddleware(PlainTextResponse("a page"), pages)
             app = gateway(kinds=[kind], pages=site, page_cache=pages)
             app.cache.lags["shop"] = lambda: Lag(0.5, 30.0)
