@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stillfresh import Cache, Verdict
+from stillfresh.prove import Run, Stage
 from stillfresh.stores.contract import Ask, Lease, Record
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for
@@ -26,8 +27,7 @@ from tests.kit.processes import ROOT, command
 from tests.kit.servers.valkey import Server
 from tests.kit.workers import fault as fault_worker
 from tests.kit.workers.fault import BIG, KEYS, KIND, LEASE_FOR, declared
-from tests.proof.torture import Run
-from tests.proof.torture_stages import STAGES, NotHere, Stage
+from tests.proof.torture_stages import STAGES, NotHere
 
 if TYPE_CHECKING:
     from tests.kit.servers.aws import Aws

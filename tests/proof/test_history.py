@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.proof.history import CHECKS, History, violations
-from tests.proof.witness import Event
+from stillfresh.prove.history import CHECKS, History, violations
+from stillfresh.prove.witness import Event
 
 LOAD = Event("load", 1.0, key="a", load="one", lease="t1", wall=100.0)
 LEASED = Event("leased", 0.8, 0.9, key="a", lease="t1", wall=99.9, until=101.0)

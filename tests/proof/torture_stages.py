@@ -5,54 +5,32 @@ a server is asked to keep (Valkey: `appendfsync always`) it has to give back.
 """
 
 import os
-import random
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 from unittest.mock import patch
 
 from redis.crc import key_slot
 
+from stillfresh.prove.stage import Stage, lasting
+from stillfresh.prove.worker import KIND
 from stillfresh.stores.redis.layout import Places
 from tests.kit.servers.cluster import clustered, until, watched_over
 from tests.kit.servers.valkey import HOST, Server, binary_of
 
-__all__ = ["STAGES", "Fault", "NotHere", "Stage", "small_disk"]
+__all__ = ["STAGES", "NotHere", "small_disk"]
 
-Fault: TypeAlias = Callable[[random.Random], AbstractContextManager[None]]
 MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 MEGABYTES: Final = 48
-KIND: Final = "price"
 PREFIX: Final = "torture"
 
 
 class NotHere(Exception):
     """What this machine lacks, in words."""
-
-
-class Stage:
-    """A store's address and the faults that are its own."""
-
-    def __init__(
-        self,
-        url: str,
-        faults: Mapping[str, Fault],
-        *,
-        keys: int = 32,
-        pace: float = 0.004,
-        memory_for: float = 0.0,
-    ) -> None:
-        """`memory_for`: what others did may be missed for so long, and no longer (S10)."""
-        self.url = url
-        self.keys = tuple(f"sku-{number}" for number in range(keys))
-        self.faults = dict(faults)
-        self.pace = pace
-        self.memory_for = memory_for
 
 
 @contextmanager
@@ -91,21 +69,6 @@ def on_disk(stack: ExitStack, folder: Path) -> tuple[Path, bool]:
         return stack.enter_context(small_disk(folder / "disk")), True
     except NotHere:
         return folder, False
-
-
-def lasting(begin: Callable[[], object], end: Callable[[], object], *hold: float) -> Fault:
-    """Something begins, lasts for a while, and ends."""
-
-    @contextmanager
-    def fault(dice: random.Random) -> Iterator[None]:
-        begin()
-        try:
-            time.sleep(dice.choice(hold))
-            yield
-        finally:
-            end()
-
-    return fault
 
 
 @contextmanager

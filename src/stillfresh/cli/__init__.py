@@ -22,6 +22,7 @@ from stillfresh.cli.measuring import bench
 from stillfresh.cli.outbox import outbox
 from stillfresh.cli.planning import plan
 from stillfresh.cli.program import Program
+from stillfresh.cli.proving import prove
 from stillfresh.cli.serving import check, demo, serve
 from stillfresh.cli.tables import table
 from stillfresh.cli.warming import warm
@@ -33,7 +34,7 @@ __all__ = ["main"]
     cls=Program,
     commands=[
         *(demo, serve, check, warm, inspect, stats, explain, invalidate, evict),
-        *(plan, bench, table, outbox),
+        *(plan, prove, bench, table, outbox),
     ],
     examples=["stillfresh inspect sqlite:///site.db"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

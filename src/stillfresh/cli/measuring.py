@@ -4,20 +4,18 @@ import asyncio
 import logging
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Final, NoReturn, TypeAlias
-from urllib.parse import quote
 from uuid import uuid4
 
 import click
 
-from stillfresh.cli.places import file_of
+from stillfresh.cli.places import TEMPORARY, own_file
 from stillfresh.cli.program import as_json, command, print_json, print_table, working
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, without_password
@@ -32,7 +30,6 @@ FEWEST: Final = 20
 BATCH: Final = 100
 """Ids of one call that loads many."""
 SLICE: Final = 500
-TEMPORARY: Final = "sqlite:///"
 DEFAULT: Final = ("memory://", TEMPORARY)
 
 Step: TypeAlias = Callable[[str], Awaitable[object]]
@@ -102,25 +99,13 @@ def _us(microseconds: float) -> str:
 async def _measured(address: str, lasts: float, advance: Callable[[int], None]) -> list[Measured]:
     name = without_password(address if address != TEMPORARY else "sqlite (temporary file)")
     rows: list[Measured] = []
-    with quietly(logging.CRITICAL), _own_file(address) as place:
+    with quietly(logging.CRITICAL), own_file(address, "bench") as place:
         async with _bench(place) as operations:
             for operation, step in operations.items():
                 times = await _timed(step, lasts, advance)
                 slow = quantiles(times, n=100)[98]
                 rows.append(Measured(name, operation, len(times), median(times), slow))
     return rows
-
-
-@contextmanager
-def _own_file(address: str) -> Iterator[str]:
-    """A SQLite store is measured beside itself: its file keeps no trace of it."""
-    path = None if address == TEMPORARY else file_of(address)
-    if path is None and address != TEMPORARY:
-        yield address
-        return
-    beside = None if path is None else Path(path).absolute().parent
-    with tempfile.TemporaryDirectory(prefix=".stillfresh-bench-", dir=beside) as directory:
-        yield f"sqlite:///{quote(str(Path(directory) / 'bench.db'))}"
 
 
 @asynccontextmanager

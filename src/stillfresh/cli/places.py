@@ -5,13 +5,14 @@ only for people. An id that is not there is no mistake, it may be loading just n
 """
 
 import logging
+import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import click
 
@@ -21,6 +22,7 @@ from stillfresh.quiet import quietly
 from stillfresh.stores import for_tenant, split_tenant, store_for
 from stillfresh.stores.contract import Store
 
+TEMPORARY: Final = "sqlite:///"
 LOOKED_AT: Final = 1_000
 """Entries whose kinds are named."""
 
@@ -83,6 +85,18 @@ def file_of(address: str) -> str | None:
         return address
     is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
     return unquote(urlsplit(address).path[1:]) if is_store else None
+
+
+@contextmanager
+def own_file(address: str, command: str) -> Iterator[str]:
+    """A SQLite store is measured or proved beside itself: its file keeps no trace of it."""
+    path = None if address == TEMPORARY else file_of(address)
+    if path is None and address != TEMPORARY:
+        yield address
+        return
+    beside = None if path is None else Path(path).absolute().parent
+    with tempfile.TemporaryDirectory(prefix=f".stillfresh-{command}-", dir=beside) as directory:
+        yield f"sqlite:///{quote(str(Path(directory) / f'{command}.db'))}"
 
 
 async def about_names(store: Store, kind: str) -> str:

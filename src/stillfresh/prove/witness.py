@@ -4,8 +4,11 @@ A line is written in one system call, so a process that is killed leaves whole l
 had begun is seen to have begun. Times are the machine's monotonic clock's, which all share.
 """
 
+import asyncio
+import itertools
 import mmap
 import os
+import random
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,15 +17,15 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from stillfresh import StoreError
+from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
-
-__all__ = ["Event", "Log", "MovedClock", "Witness", "events_of", "move_clock"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 OFFSET: Final = struct.Struct("d")
+LONGEST_LOAD: Final = 0.06
+"""Seconds."""
 
 
 class Event(msgspec.Struct, omit_defaults=True):
@@ -91,6 +94,32 @@ def move_clock(path: Path, by: float) -> None:
         OFFSET.pack_into(offset, 0, before + by)
 
 
+class LoadNames:
+    """Loads whose values are their names: what is served can be traced to its beginning."""
+
+    def __init__(self, seed: float, log: Log, clock: Callable[[], float]) -> None:
+        self._dice = random.Random(seed)  # noqa: S311 (no secret)
+        self._numbers = itertools.count()
+        self._log = log
+        self._clock = clock
+
+    async def loaded(self, leases: Mapping[str, str]) -> dict[str, str]:
+        """A value for each key; it takes a while."""
+        names = {key: f"{os.getpid()}-{next(self._numbers)}-{key}" for key in leases}
+        self._tell("load", names, leases)
+        await asyncio.sleep(self._dice.random() * LONGEST_LOAD)
+        self._tell("loaded", names, leases)
+        return names
+
+    def _tell(self, what: str, names: Mapping[str, str], leases: Mapping[str, str]) -> None:
+        at, wall = time.monotonic(), self._clock()
+        events = (
+            Event(what, at, key=key, load=name, lease=leases[key], wall=wall)
+            for key, name in names.items()
+        )
+        self._log.tell(*events)
+
+
 class Witness:
     """A store that tells the log what it was asked and what it did."""
 
@@ -102,7 +131,7 @@ class Witness:
         self.tokens: dict[str, str] = {}
         """Of the leases that this process was given, by key."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (the rest of a store)
         return getattr(self._store, name)
 
     def read_now(

@@ -6,14 +6,12 @@ done at any time after it began, or never: it accuses nobody.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from stillfresh.freshness import MAX_SKEW
-from tests.proof.witness import Event
-
-__all__ = ["CHECKS", "History", "violations"]
+from stillfresh.prove.witness import Event
 
 NEVER: Final = float("inf")
 USABLE: Final = ("fresh", "stale")
@@ -182,19 +180,46 @@ def recovered(history: History) -> Iterator[str]:
         yield f"after {event.text}: not all worked again"
 
 
-CHECKS: Final[dict[str, Callable[[History], Iterator[str]]]] = {
-    "nobody is served what was invalidated before they asked": law,
+LOST: Final = "nobody is served what was invalidated before they asked"
+DOUBLED: Final = ("one load for a key and lease", "one lease holder for a key")
+KEPT: Final = "nothing that was published is lost"
+ANSWERED: Final = "readers are answered"
+RECOVERED: Final = "works again by itself"
+Checks: TypeAlias = Mapping[str, Callable[[History], Iterator[str]]]
+CHECKS: Final[Checks] = {
+    LOST: law,
     "nobody is served what was replaced before they asked": newest,
     "fresh for its time, never newer than it is": ages,
-    "one load for a key and lease": loads,
-    "one lease holder for a key": holders,
+    DOUBLED[0]: loads,
+    DOUBLED[1]: holders,
     "a voided lease publishes nothing": voided,
-    "nothing that was published is lost": kept,
-    "readers are answered": answered,
-    "works again by itself": recovered,
+    KEPT: kept,
+    ANSWERED: answered,
+    RECOVERED: recovered,
 }
+PEER_CHECKS: Final[Checks] = {it: CHECKS[it] for it in (LOST, ANSWERED, RECOVERED)}
+"""What can be asked of any cache: others have no leases, and say nothing of freshness."""
 
 
-def violations(history: History) -> dict[str, list[str]]:
+def violations(history: History, checks: Checks = CHECKS) -> dict[str, list[str]]:
     """Of each promise."""
-    return {promise: list(dict.fromkeys(check(history))) for promise, check in CHECKS.items()}
+    return {promise: list(dict.fromkeys(check(history))) for promise, check in checks.items()}
+
+
+def ages_at_serving(history: History) -> dict[str, float]:
+    """How old what readers got was, in seconds, where the clock was not moved."""
+    served = (it for it in history.all("served") if not history.moved(it.at - 1, it.ended))
+    ages = sorted(max(0.0, it.wall - it.fetched_at) for it in served) or [0.0]
+    return {"p50": ages[len(ages) // 2], "p99": ages[len(ages) * 99 // 100], "max": ages[-1]}
+
+
+def loads_together(history: History) -> int:
+    """Loads that began while another load of the same key was under way."""
+    ends = {it.load: it.at for it in history.all("loaded")}
+    count = 0
+    for key in history.keys("load"):
+        over = -NEVER
+        for load in history.of("load", key):
+            count += load.at < over
+            over = max(over, ends.get(load.load, load.at))
+    return count

@@ -1,0 +1,131 @@
+"""`stillfresh prove`: a store under faults, and what its readers saw (T11)."""
+
+import logging
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from stillfresh.cli.places import own_file
+from stillfresh.cli.program import INTERRUPTED, age_text, command, plain, print_table, working
+from stillfresh.errors import without_password
+from stillfresh.prove import DOUBLED, LOST, MEANING, PEERS, Report, Run, checked_peer, proving
+from stillfresh.quiet import quietly
+
+SHOWN = 3
+"""Examples of each broken promise."""
+
+
+@command(
+    "stillfresh prove redis://localhost:6379/0 --minutes 10",
+    "stillfresh prove redis://localhost:6379/0 --peer cashews --seed 7 --json proof.json",
+    "stillfresh prove cache.db --minutes 1",
+)
+@click.argument("store")
+@click.option(
+    "--minutes",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0, 10_000, min_open=True),
+    help="How long; with --peer, for each.",
+)
+@click.option("--seed", type=int, help="Chooses the faults and their order.  [default: any]")
+@click.option(
+    "--workers", default=4, show_default=True, type=click.IntRange(2, 64), help="Processes."
+)
+@click.option(
+    "--peer", type=click.Choice(sorted(PEERS)), help="Also this library, on the same Redis."
+)
+@click.option("--json", "file", metavar="FILE", help="Write the report to this file, too.")
+def prove(
+    *,
+    store: str,
+    minutes: float,
+    seed: int | None,
+    workers: int,
+    peer: str | None,
+    file: str | None,
+) -> None:
+    """Prove that STORE keeps its promises while processes die and connections break.
+
+    Processes read, load and invalidate, with a namespace of their own in STORE, which is deleted
+    in the end. They are killed and paused, and their connections are cut, delayed and half
+    answered by a proxy (not with TLS, a cluster or Sentinel: what is done there is up to you). Fail
+    over your own servers meanwhile. A SQLite store is proved in a new file beside it. Exit code 1:
+    a promise was broken. Ctrl-C ends it early, with the report.
+    """
+    seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    names = ["", *([checked_peer(peer, store)] if peer is not None else [])]
+    reports: list[Report] = []
+    with working("Faults survived:") as advance, quietly(logging.CRITICAL):
+        for name in names:
+            with (
+                own_file(store, "prove") as place,
+                proving(place, name) as stage,
+                tempfile.TemporaryDirectory(prefix="stillfresh-prove-") as folder,
+            ):
+                run = Run(name or "stillfresh", stage, Path(folder), seed, workers)
+                faults = _counted(run.decks(time.monotonic() + minutes * 60), advance)
+                reports.append(run.go(faults))
+            if reports[-1].is_cut_short:
+                break
+    if file is not None:
+        told = {"store": without_password(store), "reports": reports}
+        Path(file).write_bytes(msgspec.json.encode(told) + b"\n")
+    _tell(reports)
+    if reports[-1].is_cut_short:
+        sys.exit(INTERRUPTED)
+    sys.exit(1 if reports[0].sentences else 0)
+
+
+def _counted(names: Iterator[str], advance: Callable[[int], None]) -> Iterator[str]:
+    for name in names:
+        yield name
+        advance(1)
+
+
+def _tell(reports: list[Report]) -> None:
+    head = ("", *(it.store for it in reports))
+    columns = [_figures(it) for it in reports]
+    rows = ((name, *(it.get(name, "-") for it in columns)) for name in columns[0])
+    print_table(head, rows, right=head[1:])
+    for report in reports:
+        click.echo()
+        if not report.sentences:
+            click.echo(f"{report.store}: every promise was kept.")
+        for promise, found in report.broken.items():
+            if found:
+                click.echo(f"{report.store}: broken {len(found):,} times: {promise}.")
+                for line in (*found[:SHOWN], *([MEANING[promise]] if promise in MEANING else [])):
+                    click.echo(f"  {plain(line)}")
+        for line in report.complaints[:SHOWN]:
+            click.echo(f"{report.store}: {plain(line)}")
+
+
+def _figures(it: Report) -> dict[str, str]:
+    """What a run came to, in words and numbers."""
+    counts = it.counts
+    doubled = sum(len(it.broken.get(name, ())) for name in DOUBLED)
+    return {
+        "seed": str(it.seed),
+        "lasted": age_text(it.seconds),
+        "reads": f"{counts['served']:,}",
+        "reads without the store": f"{counts['blind']:,}",
+        "reads that failed": f"{counts['failed']:,}",
+        "loads": f"{counts['load']:,}",
+        "loads beside another of the same key": f"{counts['together']:,}",
+        "invalidations": f"{counts['invalidated']:,}",
+        "invalidations refused": f"{counts['refused']:,}",
+        "invalidations lost": f"{len(it.broken[LOST]):,}",
+        **({"leases doubled": f"{doubled:,}"} if DOUBLED[0] in it.broken else {}),
+        **{f"age at serving, {name}": f"{age:.3g} s" for name, age in it.ages.items()},
+        **{f"fault: {name}": f"{times:,}" for name, times in sorted(it.faults.items())},
+        "longest until all worked again": f"{max(it.recoveries, default=0.0):.1f} s",
+    }

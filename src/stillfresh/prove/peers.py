@@ -1,0 +1,129 @@
+"""Other libraries under the same proof, each as its documentation says to use it on Redis.
+
+A value names its load and when that began; what the library returns is what a reader was served.
+Their locks last as long as a lease of stillfresh.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from stillfresh.errors import ConfigError, LoadFailed, StoreError, error_text
+from stillfresh.prove.witness import Event, LoadNames, Log, MovedClock
+
+if TYPE_CHECKING:
+    from stillfresh.prove.worker import Job
+
+
+class PeerShelf:
+    """Reads through a function that the library has decorated."""
+
+    get: Callable[[str], Awaitable[str]]
+    drop: Callable[[str], Awaitable[object]]
+
+    def __init__(self, job: "Job", log: Log, clock: MovedClock) -> None:
+        self.job = job
+        self._log = log
+        self._clock = clock
+        self._names = LoadNames(job.seed, log, clock)
+
+    close: Callable[[], Awaitable[object]]
+
+    async def open(self) -> None:
+        """It connects when it is used."""
+
+    async def load(self, key: str) -> str:
+        wall = self._clock()
+        name = (await self._names.loaded({key: "its own"}))[key]
+        self._log.tell(Event("published", time.monotonic(), time.monotonic(), key=key))
+        return f"{wall} {name}"
+
+    async def read(self, keys: list[str]) -> list[Event]:
+        return [await self._one(key) for key in keys]
+
+    async def _one(self, key: str) -> Event:
+        wall, asked = self._clock(), time.monotonic()
+        try:
+            fetched_at, _, load = (await self.get(key)).partition(" ")
+        except Exception as exc:
+            raise LoadFailed(error_text(exc)) from exc
+        served = Event("served", asked, time.monotonic(), key=key, load=load, verdict="fresh")
+        served.wall, served.fetched_at = wall, float(fetched_at)
+        return served
+
+    async def invalidate(self, key: str) -> None:
+        began = time.monotonic()
+        self._log.tell(Event("invalidating", began, key=key))
+        try:
+            await self.drop(key)
+        except Exception as exc:
+            raise StoreError(error_text(exc)) from exc
+        self._log.tell(Event("invalidated", began, time.monotonic(), key=key))
+
+
+class CashewsShelf(PeerShelf):
+    """`lock=True`, which its documentation names against many loads at once."""
+
+    def __init__(self, job: "Job", log: Log, clock: MovedClock) -> None:
+        super().__init__(job, log, clock)
+        place, name = peer_place(job.url)
+        self._cache: Any = import_module("cashews").Cache()
+        self._cache.setup(place, pickle_type="json")
+
+        async def price(sku: str) -> str:
+            return await self.load(sku)
+
+        self.get = self._cache(ttl=job.fresh_for, key=f"{name}:{{sku}}", lock=True)(price)
+        self.drop = lambda sku: self._cache.delete(f"{name}:{sku}")
+        self.close = self._cache.close
+
+
+class AiocacheShelf(PeerShelf):
+    """`cached_stampede`, its decorator against many loads at once."""
+
+    def __init__(self, job: "Job", log: Log, clock: MovedClock) -> None:
+        super().__init__(job, log, clock)
+        place, name = peer_place(job.url)
+        parts, library = urlsplit(place), import_module("aiocache")
+
+        async def price(sku: str) -> str:
+            return await self.load(sku)
+
+        cached: Any = library.cached_stampede(
+            lease=1,
+            ttl=job.fresh_for,
+            key_builder=lambda _, sku: f"{name}:{sku}",
+            cache=library.Cache.REDIS,
+            endpoint=parts.hostname,
+            port=parts.port or 6379,
+            password=parts.password,
+            db=int(parts.path.strip("/") or 0),
+        )(price)
+        self.get = cached
+        self.drop = lambda sku: cached.cache.delete(f"{name}:{sku}")
+        self.close = cached.cache.close
+
+
+PEERS: Final[Mapping[str, Callable[["Job", Log, MovedClock], PeerShelf]]] = {
+    "cashews": CashewsShelf,
+    "aiocache": AiocacheShelf,
+}
+
+
+def peer_place(url: str) -> tuple[str, str]:
+    """A Redis address without what is ours behind `?`, and the namespace that was there."""
+    parts = urlsplit(url)
+    return urlunsplit(("redis", *parts[1:3], "", "")), parts.query.rpartition("tenant=")[2]
+
+
+def checked_peer(name: str, address: str) -> str:
+    """The library is there, and the store is one that it can use."""
+    if urlsplit(address).scheme not in {"redis", "valkey"}:
+        raise ConfigError("--peer: runs on one Redis or Valkey server; name redis://host:6379/0")
+    try:
+        import_module(name)
+    except ImportError as exc:
+        raise ConfigError(f"--peer {name}: the library is not installed: {exc}") from exc
+    return name

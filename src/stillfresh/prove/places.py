@@ -1,0 +1,105 @@
+"""From a user's store to one under proof: its own namespace, and a proxy in front (T11)."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from uuid import uuid4
+
+from stillfresh.errors import ConfigError
+from stillfresh.prove.history import DOUBLED, KEPT, LOST
+from stillfresh.prove.proxy import HOST, Proxy
+from stillfresh.prove.stage import Fault, Stage, lasting
+from stillfresh.prove.worker import KIND
+from stillfresh.stores import split_tenant, store_for
+
+PORTS: Final = {"redis": 6379, "valkey": 6379, "postgresql": 5432, "postgres": 5432}
+MEANING: Final = {
+    LOST: "The store acknowledged an invalidation, and lost it: the old copy was served again. "
+    "Redis and Valkey replicate asynchronously, so a failover loses what the replica had not yet "
+    "received; with ?wait_replicas=1 the caller gets an error instead. A server that restarts "
+    "without its last writes does the same: see its appendfsync.",
+    DOUBLED[1]: "Two processes held the lease of one key: the store forgot a lease that it gave.",
+    KEPT: "The store acknowledged a copy, and later gave back an older one, or none: a failover "
+    "or a restart lost writes.",
+}
+"""What a broken promise says of a store."""
+
+
+@contextmanager
+def proving(address: str, peer: str = "") -> Iterator[Stage]:
+    """The store, with what can be done to its connections; what is written there is deleted."""
+    bare, tenant = split_tenant(address)
+    if tenant is not None or bare.startswith("memory:"):
+        said = "tenant: a proof has its own" if tenant else "memory:// is in one process"
+        raise ConfigError(f"{said}; name a store that processes share, without '?tenant='")
+    mark = f"{'&' if '?' in bare else '?'}tenant=prove-{uuid4().hex[:12]}"
+    with ExitStack() as stack:
+        url, faults = bare, dict[str, Fault]()
+        if (place := tcp_place(bare)) is not None:
+            proxy = stack.enter_context(Proxy(*place))
+            url, faults = through(bare, proxy.port), faults_of_connections(proxy)
+        is_far = bare.startswith("dynamodb:")
+        stage = Stage(
+            url + mark,
+            faults,
+            keys=8 if is_far else 32,
+            pace=0.02 if is_far else 0.004,
+            peer=peer,
+            moves_clock=False,
+        )
+        asyncio.run(_cleaned(bare + mark, stage))  # a store that is away is told now
+        stack.callback(lambda: asyncio.run(_cleaned(bare + mark, stage)))
+        yield stage
+
+
+async def _cleaned(url: str, stage: Stage) -> None:
+    store = store_for(url, time.time)
+    await store.open()
+    try:
+        await store.delete(KIND, stage.keys)
+    finally:
+        await store.close()
+
+
+def tcp_place(url: str) -> tuple[str, int] | None:
+    """Where a proxy leads to; None where it cannot stand between: files, TLS, several servers."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme == "dynamodb":
+        end = urlsplit(options.get("endpoint", ""))
+        return (end.hostname, end.port or 80) if end.scheme == "http" and end.hostname else None
+    is_one = parts.hostname is not None and "," not in parts.netloc and "host" not in options
+    is_checked = options.get("sslmode", "").startswith("verify")
+    if parts.scheme not in PORTS or not is_one or is_checked or parts.hostname is None:
+        return None
+    return parts.hostname, parts.port or PORTS[parts.scheme]
+
+
+def through(url: str, port: int) -> str:
+    """The same address, with a proxy in place of its server."""
+    parts, place = urlsplit(url), f"{HOST}:{port}"
+    if parts.scheme == "dynamodb":
+        options = dict(parse_qsl(parts.query)) | {"endpoint": f"http://{place}"}
+        return urlunsplit(parts._replace(query=urlencode(options, quote_via=quote)))
+    name, mark, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{name}{mark}{place}"))
+
+
+def faults_of_connections(proxy: Proxy) -> dict[str, Fault]:
+    def set_delay(seconds: float) -> None:
+        proxy.delay = seconds
+
+    def set_losing(is_so: bool) -> None:
+        proxy.loses_replies = is_so
+
+    return {
+        "connections cut": lasting(proxy.cut, lambda: None, 0.0),
+        "connections delayed": lasting(lambda: set_delay(0.25), lambda: set_delay(0.0), 1.0, 3.0),
+        "replies lost": lasting(lambda: set_losing(True), lambda: set_losing(False), 0.3, 1.0),
+        "the store out of reach": lasting(
+            lambda: proxy.set_away(True), lambda: proxy.set_away(False), 0.3, 1.0, 3.0
+        ),
+    }

@@ -1,0 +1,164 @@
+"""One of several processes under load on one store (T4).
+
+Visitors read and now and then invalidate, and the log is told what they were served. Ends cleanly
+when it is told to by SIGTERM, or when nobody is left to tell it; the rest is done to it.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from stillfresh.engine import Cache, Resource
+from stillfresh.errors import StillfreshError, StoreError
+from stillfresh.prove.peers import PEERS, PeerShelf
+from stillfresh.prove.witness import Event, LoadNames, Log, MovedClock, Witness
+from stillfresh.stores import store_for
+from stillfresh.stores.contract import Store
+
+KIND: Final = "proof"
+LEASE_FOR: Final = 1.0
+VISITORS: Final = 4
+MANY: Final = 6
+
+
+class Job(NamedTuple):
+    """What a process is given; `peer`: another library to read with, in place of stillfresh."""
+
+    log: Path
+    clock: Path
+    complaints: Path
+    environment: dict[str, str]
+    seed: float
+    url: str
+    keys: Sequence[str]
+    pace: float
+    memory_for: float
+    fresh_for: float
+    peer: str
+
+
+class StillfreshShelf:
+    """A cache on a store that tells the log what it does."""
+
+    def __init__(self, job: Job, log: Log, clock: MovedClock) -> None:
+        self._names = LoadNames(job.seed, log, clock)
+        self._clock = clock
+        self._witness = Witness(store_for(job.url, clock), log, clock)
+        self._cache = Cache(cast("Store", self._witness), clock=clock)
+        self._prices = self._declared(job)
+        self.open, self.close = self._cache.open, self._cache.close
+
+    def _declared(self, job: Job) -> Resource[str, str]:
+        @self._cache.batched(
+            KIND,
+            fresh_for=job.fresh_for,
+            stale_for=2 * job.fresh_for,
+            error_for="30d",
+            memory_for=job.memory_for,
+            lease_for=LEASE_FOR,
+            max_batch=8,
+        )
+        async def prices(skus: list[str]) -> Mapping[str, str]:
+            return await self._names.loaded({it: self._witness.tokens.pop(it, "") for it in skus})
+
+        return prices
+
+    async def invalidate(self, key: str) -> None:
+        await self._prices.invalidate(key)
+
+    async def read(self, keys: list[str]) -> list[Event]:
+        troubles, wall, asked = self._witness.troubles, self._clock(), time.monotonic()
+        answers = await self._answers(keys)
+        ended, blind = time.monotonic(), self._witness.troubles != troubles
+        return [
+            Event(
+                "served",
+                asked,
+                ended,
+                key=key,
+                load=answer.value or "",
+                wall=wall,
+                verdict=str(answer.verdict),
+                fetched_at=answer.fetched_at,
+                blind=blind or answer.unverified,
+            )
+            for key, answer in answers.items()
+        ]
+
+    async def _answers(self, keys: list[str]) -> dict[str, Any]:
+        if len(keys) == 1:
+            return {keys[0]: await self._prices.get(keys[0])}
+        return dict(await self._prices.get_many(keys))
+
+
+class Life:
+    """What one process does, from its start to its end."""
+
+    def __init__(self, job: Job, log: Log, shelf: StillfreshShelf | PeerShelf) -> None:
+        self._keys, self._pace = job.keys, job.pace
+        self._log = log
+        self._dice = random.Random(job.seed)  # noqa: S311 (no secret)
+        self._stop = asyncio.Event()
+        self._shelf = shelf
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        if (parent := parent_process()) is not None:
+            loop.add_reader(parent.sentinel, self._stop.set)
+        await self._shelf.open()
+        try:
+            self._log.tell(Event("ready", time.monotonic()))
+            await asyncio.gather(*(self._visit() for _ in range(VISITORS)))
+        finally:
+            await self._shelf.close()
+
+    async def _visit(self) -> None:
+        while not self._stop.is_set():
+            fate = self._dice.random()
+            if fate < 0.02:
+                await self._invalidate(self._dice.choice(self._keys))
+            elif fate < 0.1:
+                await self._read(self._dice.sample(self._keys, MANY))
+            else:
+                await self._read([self._dice.choice(self._keys)])
+            await asyncio.sleep(self._dice.random() * 2 * self._pace)
+
+    async def _invalidate(self, key: str) -> None:
+        began = time.monotonic()
+        try:
+            await self._shelf.invalidate(key)
+        except StoreError as exc:  # its caller is told, and may try again
+            self._log.tell(Event("refused", began, time.monotonic(), key=key, text=str(exc)))
+
+    async def _read(self, keys: list[str]) -> None:
+        asked = time.monotonic()
+        try:
+            self._log.tell(*await self._shelf.read(keys))
+        except StillfreshError as exc:
+            self._log.tell(Event("failed", asked, time.monotonic(), key=keys[0], text=repr(exc)))
+
+
+def main(job: Job) -> None:
+    """In a process of its own; what it complains of goes to a file."""
+    os.environ.update(job.environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    with job.complaints.open("ab") as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    if not job.peer:
+        warnings.simplefilter("error")
+    asyncio.run(_lived(job))
+
+
+async def _lived(job: Job) -> None:
+    log, clock = Log(job.log), MovedClock(job.clock)
+    make = PEERS[job.peer] if job.peer else StillfreshShelf
+    await Life(job, log, make(job, log, clock)).live()
