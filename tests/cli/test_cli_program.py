@@ -56,6 +56,7 @@ class TestG10Help:
             "invalidate",
             "evict",
             "plan",
+            "prove",
             "bench",
             "table",
             "outbox",

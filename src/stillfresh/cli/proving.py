@@ -103,7 +103,8 @@ def _tell(reports: list[Report]) -> None:
         for promise, found in report.broken.items():
             if found:
                 click.echo(f"{report.store}: broken {len(found):,} times: {promise}.")
-                for line in (*found[:SHOWN], *([MEANING[promise]] if promise in MEANING else [])):
+                meaning = [] if report.peer else [MEANING[promise]] * (promise in MEANING)
+                for line in (*found[:SHOWN], *meaning):
                     click.echo(f"  {plain(line)}")
         for line in report.complaints[:SHOWN]:
             click.echo(f"{report.store}: {plain(line)}")

@@ -32,6 +32,7 @@ class Report:
     store: str
     seed: int
     workers: int
+    peer: str = ""
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: list[float] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Run:
     """One store, one seed."""
 
     def __init__(self, name: str, stage: Stage, folder: Path, seed: int, workers: int) -> None:
-        self.report = Report(name, seed, workers)
+        self.report = Report(name, seed, workers, stage.peer)
         self._stage = stage
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
         self._crowd = Crowd(stage, folder, seed)
@@ -142,7 +143,8 @@ class Run:
                     self._suffer(name)
             except KeyboardInterrupt:
                 self.report.is_cut_short = True
-            self.report.complaints = self._crowd.finish()
+            complaints = self._crowd.finish()
+            self.report.complaints = [] if self._stage.peer else complaints
             self._look_into_the_store()
             self.report.seconds = time.monotonic() - began
             self._judge()
