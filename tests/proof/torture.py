@@ -35,7 +35,7 @@ def tortured(name: str, seed: int, minutes: float, workers: int, progress: Progr
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torture-")))
         stage = stack.enter_context(STAGES[name](folder))
         run = Run(name, stage, folder, seed, workers)
-        names = run.decks(time.monotonic() + minutes * 60)
+        names = run.decks(minutes * 60)
         return run.go(watched(names, progress, name, minutes * 60))
 
 

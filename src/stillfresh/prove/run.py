@@ -124,8 +124,9 @@ class Run:
         """Every fault once, in the order of the seed."""
         return self._dice.sample(list(self._faults), len(self._faults))
 
-    def decks(self, until: float) -> Iterator[str]:
-        """Each kind of fault before any comes again, while there is time."""
+    def decks(self, seconds: float) -> Iterator[str]:
+        """Each kind of fault before any comes again, for so long from the first one on."""
+        until = time.monotonic() + seconds
         while True:
             for name in self.deck():
                 if time.monotonic() >= until:
