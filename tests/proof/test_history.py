@@ -4,53 +4,56 @@ from collections.abc import Iterable
 
 import pytest
 
-from stillfresh.prove.history import CHECKS, History, violations
-from stillfresh.prove.witness import Event
+from stillfresh.prove.history import CHECKS, ProofHistory, violations
+from stillfresh.prove.witness import Seen
 
-LOAD = Event("load", 1.0, key="a", load="one", lease="t1", wall=100.0)
-LEASED = Event("leased", 0.8, 0.9, key="a", lease="t1", wall=99.9, until=101.0)
-PUBLISHING = Event("publishing", 1.1, key="a", lease="t1")
-PUBLISHED = Event("published", 1.1, 1.2, key="a", lease="t1")
-SERVED = Event(
+LOAD = Seen("load", 1.0, key="a", load="one", lease="t1", wall=100.0)
+LEASED = Seen("leased", 0.8, 0.9, key="a", lease="t1", wall=99.9, until=101.0)
+PUBLISHING = Seen("publishing", 1.1, key="a", lease="t1")
+PUBLISHED = Seen("published", 1.1, 1.2, key="a", lease="t1")
+SERVED = Seen(
     "served", 3.0, 3.1, key="a", load="one", wall=100.5, verdict="fresh", fetched_at=100.0
 )
-INVALIDATED = Event("invalidated", 2.0, 2.1, key="a")
-GOOD = (LEASED, LOAD, PUBLISHING, PUBLISHED, SERVED, Event("found", 4.0, key="a", lease="t1"))
+INVALIDATED = Seen("invalidated", 2.0, 2.1, key="a")
+GOOD = (LEASED, LOAD, PUBLISHING, PUBLISHED, SERVED, Seen("found", 4.0, key="a", lease="t1"))
 SECOND = (
-    Event("leased", 1.3, 1.4, key="a", lease="t2", wall=100.4, until=102.0),
-    Event("load", 1.4, key="a", load="two", lease="t2", wall=100.4),
-    Event("publishing", 1.5, key="a", lease="t2"),
-    Event("published", 1.5, 1.6, key="a", lease="t2"),
+    Seen("leased", 1.3, 1.4, key="a", lease="t2", wall=100.4, until=102.0),
+    Seen("load", 1.4, key="a", load="two", lease="t2", wall=100.4),
+    Seen("publishing", 1.5, key="a", lease="t2"),
+    Seen("published", 1.5, 1.6, key="a", lease="t2"),
 )
-MOVED = Event("moved", 3.05)
-BAD: dict[str, tuple[Event, ...]] = {
+MOVED = Seen("moved", 3.05)
+BAD: dict[str, tuple[Seen, ...]] = {
     "nobody is served what was invalidated before they asked": (*GOOD, INVALIDATED),
     "nobody is served what was replaced before they asked": (
         *GOOD[:-1],
         *SECOND,
-        Event("found", 4.0, key="a", lease="t2"),
+        Seen("found", 4.0, key="a", lease="t2"),
     ),
     "fresh for its time, never newer than it is": (
         *GOOD[:4],
-        Event(
+        Seen(
             "served", 3.0, 3.1, key="a", load="one", wall=101.0, verdict="fresh", fetched_at=100.0
         ),
     ),
-    "one load for a key and lease": (*GOOD, Event("load", 1.3, key="a", load="two", lease="t1")),
+    "one load for a key and lease": (
+        *GOOD,
+        Seen("load", 1.3, key="a", load="two", lease="t1"),
+    ),
     "one lease holder for a key": (
         LEASED,
         LOAD,
-        Event("leased", 1.3, 1.4, key="a", lease="t2", wall=100.4, until=102.0),
+        Seen("leased", 1.3, 1.4, key="a", lease="t2", wall=100.4, until=102.0),
     ),
-    "a voided lease publishes nothing": (*GOOD, Event("invalidated", 0.95, 0.96, key="a")),
-    "nothing that was published is lost": (*GOOD, Event("found", 5.0, key="a")),
-    "readers are answered": (*GOOD, Event("failed", 3.0, key="a", text="LoadFailed()")),
-    "works again by itself": (*GOOD, Event("stuck", 3.0, text="a pause")),
+    "a voided lease publishes nothing": (*GOOD, Seen("invalidated", 0.95, 0.96, key="a")),
+    "nothing that was published is lost": (*GOOD, Seen("found", 5.0, key="a")),
+    "readers are answered": (*GOOD, Seen("failed", 3.0, key="a", text="LoadFailed()")),
+    "works again by itself": (*GOOD, Seen("stuck", 3.0, text="a pause")),
 }
 
 
-def broken(events: Iterable[Event]) -> set[str]:
-    found = violations(History(events, fresh_for=1.0))
+def broken(events: Iterable[Seen]) -> set[str]:
+    found = violations(ProofHistory(events, fresh_for=1.0))
     return {promise for promise, sentences in found.items() if sentences}
 
 
@@ -65,26 +68,26 @@ class TestT4History:
 
     def test_another_keys_value_is_noticed(self) -> None:
         """A value says what it was loaded for."""
-        mixed = Event("served", 3.0, 3.1, key="b", load="one", wall=100.5, verdict="fresh")
+        mixed = Seen("served", 3.0, 3.1, key="b", load="one", wall=100.5, verdict="fresh")
         assert broken([*GOOD, mixed]) == {"fresh for its time, never newer than it is"}
 
     def test_a_value_said_to_be_newer_than_its_load_is_noticed(self) -> None:
         """`fetched_at` is when it was asked for."""
-        newer = Event(
+        newer = Seen(
             "served", 3.0, 3.1, key="a", load="one", wall=100.5, verdict="stale", fetched_at=100.1
         )
         assert broken([*GOOD, newer]) == {"fresh for its time, never newer than it is"}
 
     def test_a_value_from_the_future_is_noticed(self) -> None:
         """The clock was set back: what came before is not fresh."""
-        ahead = Event(
+        ahead = Seen(
             "served", 5.0, 5.1, key="a", load="one", wall=90.0, verdict="fresh", fetched_at=100.0
         )
         assert broken([*GOOD, ahead]) == {"fresh for its time, never newer than it is"}
 
     def test_who_waited_for_a_load_is_served_what_is_newer_than_the_question(self) -> None:
         """However long it took."""
-        late = Event(
+        late = Seen(
             "served", 0.5, 9.5, key="a", load="one", wall=91.0, verdict="fresh", fetched_at=100.0
         )
         assert broken([*GOOD, late]) == set()
@@ -92,13 +95,13 @@ class TestT4History:
     @pytest.mark.parametrize(
         "events",
         [
-            (*GOOD, Event("invalidating", 2.0, key="a")),
-            (*GOOD, Event("invalidated", 2.9, 3.01, key="a")),
-            (LEASED, LOAD, Event("publishing", 1.1, key="a", lease="t1"), *SECOND),
+            (*GOOD, Seen("invalidating", 2.0, key="a")),
+            (*GOOD, Seen("invalidated", 2.9, 3.01, key="a")),
+            (LEASED, LOAD, Seen("publishing", 1.1, key="a", lease="t1"), *SECOND),
             (
                 *GOOD[:4],
                 *SECOND[:3],
-                Event("found", 4.0, key="a", lease="t2"),
+                Seen("found", 4.0, key="a", lease="t2"),
             ),
         ],
         ids=[
@@ -108,13 +111,13 @@ class TestT4History:
             "a publication that may have been done",
         ],
     )
-    def test_what_is_not_known_accuses_nobody(self, events: tuple[Event, ...]) -> None:
+    def test_what_is_not_known_accuses_nobody(self, events: tuple[Seen, ...]) -> None:
         """A process that was killed did not say whether it was done."""
         assert broken(events) == set()
 
     def test_who_could_not_ask_the_store_is_not_accused(self) -> None:
         """Memory answers then, and does not know of invalidations elsewhere."""
-        blind = Event(
+        blind = Seen(
             "served",
             3.0,
             3.1,
@@ -129,7 +132,7 @@ class TestT4History:
 
     def test_a_moved_clock_excuses_an_age(self) -> None:
         """The answer was judged by the clock before or after."""
-        old = Event(
+        old = Seen(
             "served", 3.0, 3.1, key="a", load="one", wall=110.0, verdict="fresh", fetched_at=100.0
         )
         assert broken([*GOOD[:4], old, MOVED]) == set()

@@ -14,7 +14,7 @@ import msgspec
 from stillfresh.cli.places import own_file
 from stillfresh.cli.program import INTERRUPTED, age_text, command, plain, print_table, working
 from stillfresh.errors import without_password
-from stillfresh.prove import DOUBLED, LOST, MEANING, PEERS, Report, Run, checked_peer, proving
+from stillfresh.prove import DOUBLED, LOST, MEANING, PEERS, Proof, Report, checked_peer, proving
 from stillfresh.quiet import quietly
 
 SHOWN = 3
@@ -51,7 +51,7 @@ def prove(
     peer: str | None,
     file: str | None,
 ) -> None:
-    """Prove that STORE keeps its promises while processes die and connections break.
+    """Prove that STORE keeps its promises while things break.
 
     Processes read, load and invalidate, with a namespace of their own in STORE, which is deleted
     in the end. They are killed and paused, and their connections are cut, delayed and half
@@ -70,7 +70,7 @@ def prove(
                 proving(place, name) as stage,
                 tempfile.TemporaryDirectory(prefix="stillfresh-prove-") as folder,
             ):
-                run = Run(name or "stillfresh", stage, Path(folder), seed, workers)
+                run = Proof(name or "stillfresh", stage, Path(folder), seed, workers)
                 faults = _counted(run.decks(minutes * 60), advance)
                 reports.append(run.go(faults))
             if reports[-1].is_cut_short:

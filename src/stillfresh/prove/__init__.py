@@ -7,7 +7,7 @@ come one after another (`crowd`, `proxy`), and the history is judged (`history`)
 from stillfresh.prove.history import CHECKS, DOUBLED, LOST
 from stillfresh.prove.peers import PEERS, checked_peer
 from stillfresh.prove.places import MEANING, proving
-from stillfresh.prove.run import Report, Run
+from stillfresh.prove.run import Proof, Report
 from stillfresh.prove.stage import Stage, lasting
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "LOST",
     "MEANING",
     "PEERS",
+    "Proof",
     "Report",
-    "Run",
     "Stage",
     "checked_peer",
     "lasting",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from stillfresh.prove.stage import Fault, Stage, lasting
-from stillfresh.prove.witness import Event, Log, move_clock
-from stillfresh.prove.worker import LEASE_FOR, Job, main
+from stillfresh.prove.witness import Log, Seen, move_clock
+from stillfresh.prove.worker import LEASE_FOR, ProofJob, main
 
 FORKS: Final = get_context("forkserver")
 FORKS.set_forkserver_preload(["stillfresh.stores.dynamodb.store", "stillfresh.stores.redis"])
@@ -40,7 +40,7 @@ class Crowd:
     def start(self, count: int) -> None:
         for _ in range(count):
             it = self._stage
-            job = Job(
+            job = ProofJob(
                 self.log,
                 self.clock,
                 self._complaints,
@@ -110,9 +110,9 @@ def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, F
     @contextmanager
     def moved(dice: random.Random) -> Iterator[None]:
         """Told before and after: in between nobody knows."""
-        log.tell(Event("moved", time.monotonic()))
+        log.tell(Seen("moved", time.monotonic()))
         move_clock(crowd.clock, dice.choice(MOVES))
-        log.tell(Event("moved", time.monotonic()))
+        log.tell(Seen("moved", time.monotonic()))
         yield
 
     faults = {

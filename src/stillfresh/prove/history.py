@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
 from stillfresh.freshness import MAX_SKEW
-from stillfresh.prove.witness import Event
+from stillfresh.prove.witness import Seen
 
 NEVER: Final = float("inf")
 USABLE: Final = ("fresh", "stale")
@@ -19,14 +19,14 @@ GRAIN: Final = 0.001
 """Stores keep milliseconds."""
 
 
-class History:
+class ProofHistory:
     """The events by what and by key."""
 
-    def __init__(self, events: Iterable[Event], fresh_for: float, lag: float = 0.0) -> None:
+    def __init__(self, events: Iterable[Seen], fresh_for: float, lag: float = 0.0) -> None:
         """`lag`: what others did may be missed for so long (`memory_for`)."""
         self.fresh_for = fresh_for
         self.lag = lag
-        self._by: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        self._by: dict[str, dict[str, list[Seen]]] = defaultdict(lambda: defaultdict(list))
         for event in sorted(events, key=lambda event: event.at):
             self._by[event.what][event.key].append(event)
         self.loads = {event.load: event for event in self.all("load")}
@@ -35,10 +35,10 @@ class History:
         self._unstored = {event.lease for event in self.all("unstored")} | {""}
         self._moves = [event.at for event in self.all("moved")]
 
-    def all(self, what: str) -> list[Event]:
+    def all(self, what: str) -> list[Seen]:
         return [event for events in self._by[what].values() for event in events]
 
-    def of(self, what: str, key: str) -> list[Event]:
+    def of(self, what: str, key: str) -> list[Seen]:
         return self._by[what][key]
 
     def keys(self, what: str) -> list[str]:
@@ -48,12 +48,12 @@ class History:
         """The clock was, in between."""
         return bisect_left(self._moves, began) != bisect_right(self._moves, ended)
 
-    def is_sighted(self, event: Event) -> bool:
+    def is_sighted(self, event: Seen) -> bool:
         """Served by who could ask the store, and store what was loaded with a lease."""
         load = self.loads.get(event.load)
         return not event.blind and load is not None and load.lease not in self._unstored
 
-    def sighted(self) -> list[Event]:
+    def sighted(self) -> list[Seen]:
         return [event for event in self.all("served") if self.is_sighted(event)]
 
     def publication(self, token: str) -> tuple[float, float]:
@@ -63,7 +63,7 @@ class History:
         begun = self._publishing.get(token)
         return (begun.at if begun is not None else -NEVER), NEVER
 
-    def ends(self, held: Event, before: float) -> bool:
+    def ends(self, held: Seen, before: float) -> bool:
         """Something may have ended this lease early: its own holder, or an invalidation."""
         own = [*self.of("publishing", held.key), *self.of("releasing", held.key)]
         if any(event.lease == held.lease and event.at <= before for event in own):
@@ -78,7 +78,7 @@ class History:
 class Latest:
     """Of steps that were done: the latest beginning among those that had ended before a moment."""
 
-    def __init__(self, steps: Iterable[Event]) -> None:
+    def __init__(self, steps: Iterable[Seen]) -> None:
         done = sorted(steps, key=lambda step: step.ended)
         self._ends = [step.ended for step in done]
         self._begins = list(accumulate((step.at for step in done), max))
@@ -88,7 +88,7 @@ class Latest:
         return self._begins[count - 1] if count else -NEVER
 
 
-def law(history: History) -> Iterator[str]:
+def law(history: ProofHistory) -> Iterator[str]:
     """Nobody is served as fresh, or as stale, what was invalidated before they asked."""
     latest = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
     for event in history.sighted():
@@ -99,7 +99,7 @@ def law(history: History) -> Iterator[str]:
             yield f"{event.key}: {event.load} was served as {event.verdict} after its invalidation"
 
 
-def newest(history: History) -> Iterator[str]:
+def newest(history: ProofHistory) -> Iterator[str]:
     """Nobody is served as fresh what had been replaced before they asked."""
     latest = {key: Latest(history.of("published", key)) for key in history.keys("published")}
     for event in history.sighted():
@@ -109,7 +109,7 @@ def newest(history: History) -> Iterator[str]:
                 yield f"{event.key}: {event.load} was served after a newer copy was published"
 
 
-def ages(history: History) -> Iterator[str]:
+def ages(history: ProofHistory) -> Iterator[str]:
     """A copy is fresh for its time and no longer, and is never said to be newer than it is."""
     for event in history.all("served"):
         load = history.loads.get(event.load)
@@ -127,7 +127,7 @@ def ages(history: History) -> Iterator[str]:
             yield f"{event.key}: {event.load} was said to be newer than its load"
 
 
-def loads(history: History) -> Iterator[str]:
+def loads(history: ProofHistory) -> Iterator[str]:
     """One load for a key and lease."""
     counts = Counter((it.key, it.lease) for it in history.all("load") if it.lease)
     for (key, token), count in counts.items():
@@ -135,7 +135,7 @@ def loads(history: History) -> Iterator[str]:
             yield f"{key}: {count} loads with the lease {token}"
 
 
-def holders(history: History) -> Iterator[str]:
+def holders(history: ProofHistory) -> Iterator[str]:
     """One holder for a key: the next lease is given when the one before has ended."""
     for key in history.keys("leased"):
         for one, other in pairwise(history.of("leased", key)):
@@ -145,7 +145,7 @@ def holders(history: History) -> Iterator[str]:
                 yield f"{key}: {other.lease} was leased while {one.lease} was held"
 
 
-def voided(history: History) -> Iterator[str]:
+def voided(history: ProofHistory) -> Iterator[str]:
     """A publication with a lease that an invalidation had voided never shows."""
     leased = {event.lease: event for event in history.all("leased")}
     for key in history.keys("published"):
@@ -156,7 +156,7 @@ def voided(history: History) -> Iterator[str]:
                 yield f"{key}: {event.lease} was published after it was voided"
 
 
-def kept(history: History) -> Iterator[str]:
+def kept(history: ProofHistory) -> Iterator[str]:
     """What was published is there, or what was published after it."""
     for key in history.keys("found"):
         latest = Latest(history.of("published", key))
@@ -168,13 +168,13 @@ def kept(history: History) -> Iterator[str]:
                 yield f"{key}: {there} was found, and something newer had been published"
 
 
-def answered(history: History) -> Iterator[str]:
+def answered(history: ProofHistory) -> Iterator[str]:
     """Readers are answered, whatever becomes of the store."""
     for event in history.all("failed"):
         yield f"{event.key}: a read failed: {event.text}"
 
 
-def recovered(history: History) -> Iterator[str]:
+def recovered(history: ProofHistory) -> Iterator[str]:
     """After a fault everybody works again, by themselves."""
     for event in history.all("stuck"):
         yield f"after {event.text}: not all worked again"
@@ -185,7 +185,7 @@ DOUBLED: Final = ("one load for a key and lease", "one lease holder for a key")
 KEPT: Final = "nothing that was published is lost"
 ANSWERED: Final = "readers are answered"
 RECOVERED: Final = "works again by itself"
-Checks: TypeAlias = Mapping[str, Callable[[History], Iterator[str]]]
+Checks: TypeAlias = Mapping[str, Callable[[ProofHistory], Iterator[str]]]
 CHECKS: Final[Checks] = {
     LOST: law,
     "nobody is served what was replaced before they asked": newest,
@@ -201,19 +201,19 @@ PEER_CHECKS: Final[Checks] = {it: CHECKS[it] for it in (LOST, ANSWERED, RECOVERE
 """What can be asked of any cache: others have no leases, and say nothing of freshness."""
 
 
-def violations(history: History, checks: Checks = CHECKS) -> dict[str, list[str]]:
+def violations(history: ProofHistory, checks: Checks = CHECKS) -> dict[str, list[str]]:
     """Of each promise."""
     return {promise: list(dict.fromkeys(check(history))) for promise, check in checks.items()}
 
 
-def ages_at_serving(history: History) -> dict[str, float]:
+def ages_at_serving(history: ProofHistory) -> dict[str, float]:
     """How old what readers got was, in seconds, where the clock was not moved."""
     served = (it for it in history.all("served") if not history.moved(it.at - 1, it.ended))
     ages = sorted(max(0.0, it.wall - it.fetched_at) for it in served) or [0.0]
     return {"p50": ages[len(ages) // 2], "p99": ages[len(ages) * 99 // 100], "max": ages[-1]}
 
 
-def loads_together(history: History) -> int:
+def loads_together(history: ProofHistory) -> int:
     """Loads that began while another load of the same key was under way."""
     ends = {it.load: it.at for it in history.all("loaded")}
     count = 0

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from stillfresh.errors import ConfigError, LoadFailed, StoreError, error_text
-from stillfresh.prove.witness import Event, LoadNames, Log, MovedClock
+from stillfresh.prove.witness import LoadNames, Log, MovedClock, Seen
 
 if TYPE_CHECKING:
-    from stillfresh.prove.worker import Job
+    from stillfresh.prove.worker import ProofJob
 
 
 class PeerShelf:
@@ -23,7 +23,7 @@ class PeerShelf:
     get: Callable[[str], Awaitable[str]]
     drop: Callable[[str], Awaitable[object]]
 
-    def __init__(self, job: "Job", log: Log, clock: MovedClock) -> None:
+    def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
         self.job = job
         self._log = log
         self._clock = clock
@@ -37,36 +37,36 @@ class PeerShelf:
     async def load(self, key: str) -> str:
         wall = self._clock()
         name = (await self._names.loaded({key: "its own"}))[key]
-        self._log.tell(Event("published", time.monotonic(), time.monotonic(), key=key))
+        self._log.tell(Seen("published", time.monotonic(), time.monotonic(), key=key))
         return f"{wall} {name}"
 
-    async def read(self, keys: list[str]) -> list[Event]:
+    async def read(self, keys: list[str]) -> list[Seen]:
         return [await self._one(key) for key in keys]
 
-    async def _one(self, key: str) -> Event:
+    async def _one(self, key: str) -> Seen:
         wall, asked = self._clock(), time.monotonic()
         try:
             fetched_at, _, load = (await self.get(key)).partition(" ")
         except Exception as exc:
             raise LoadFailed(error_text(exc)) from exc
-        served = Event("served", asked, time.monotonic(), key=key, load=load, verdict="fresh")
+        served = Seen("served", asked, time.monotonic(), key=key, load=load, verdict="fresh")
         served.wall, served.fetched_at = wall, float(fetched_at)
         return served
 
     async def invalidate(self, key: str) -> None:
         began = time.monotonic()
-        self._log.tell(Event("invalidating", began, key=key))
+        self._log.tell(Seen("invalidating", began, key=key))
         try:
             await self.drop(key)
         except Exception as exc:
             raise StoreError(error_text(exc)) from exc
-        self._log.tell(Event("invalidated", began, time.monotonic(), key=key))
+        self._log.tell(Seen("invalidated", began, time.monotonic(), key=key))
 
 
 class CashewsShelf(PeerShelf):
     """`lock=True`, which its documentation names against many loads at once."""
 
-    def __init__(self, job: "Job", log: Log, clock: MovedClock) -> None:
+    def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
         super().__init__(job, log, clock)
         place, name = peer_place(job.url)
         self._cache: Any = import_module("cashews").Cache()
@@ -83,7 +83,7 @@ class CashewsShelf(PeerShelf):
 class AiocacheShelf(PeerShelf):
     """`cached_stampede`, its decorator against many loads at once."""
 
-    def __init__(self, job: "Job", log: Log, clock: MovedClock) -> None:
+    def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
         super().__init__(job, log, clock)
         place, name = peer_place(job.url)
         parts, library = urlsplit(place), import_module("aiocache")
@@ -106,7 +106,7 @@ class AiocacheShelf(PeerShelf):
         self.close = cached.cache.close
 
 
-PEERS: Final[Mapping[str, Callable[["Job", Log, MovedClock], PeerShelf]]] = {
+PEERS: Final[Mapping[str, Callable[["ProofJob", Log, MovedClock], PeerShelf]]] = {
     "cashews": CashewsShelf,
     "aiocache": AiocacheShelf,
 }

@@ -13,13 +13,13 @@ from stillfresh.prove.crowd import PATIENCE, Crowd, faults_of
 from stillfresh.prove.history import (
     CHECKS,
     PEER_CHECKS,
-    History,
+    ProofHistory,
     ages_at_serving,
     loads_together,
     violations,
 )
 from stillfresh.prove.stage import Stage
-from stillfresh.prove.witness import Event, Log, MovedClock, events_of
+from stillfresh.prove.witness import Log, MovedClock, Seen, events_of
 from stillfresh.prove.worker import KIND
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Record, Store
@@ -55,9 +55,9 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self.events: list[Event] = []
+        self.events: list[Seen] = []
 
-    def look(self) -> list[Event]:
+    def look(self) -> list[Seen]:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -82,7 +82,7 @@ def await_work(reader: Reader, pids: set[int], since: float) -> bool:
     return False
 
 
-async def found(stage: Stage, clock: MovedClock) -> list[Event]:
+async def found(stage: Stage, clock: MovedClock) -> list[Seen]:
     """What the store has of each key, seen from outside."""
     store = store_for(stage.url, clock)
     await store.open()
@@ -92,7 +92,7 @@ async def found(stage: Stage, clock: MovedClock) -> list[Event]:
         await store.close()
     copies = {key: record.copy for key, record in records.items()}
     tokens = {key: copy.generation if (copy := copies.get(key)) else "" for key in stage.keys}
-    return [Event("found", at, key=key, lease=token) for key, token in tokens.items()]
+    return [Seen("found", at, key=key, lease=token) for key, token in tokens.items()]
 
 
 async def patiently_read(store: Store, keys: Sequence[str]) -> tuple[float, dict[str, Record]]:
@@ -108,7 +108,7 @@ async def patiently_read(store: Store, keys: Sequence[str]) -> tuple[float, dict
             await asyncio.sleep(0.1)
 
 
-class Run:
+class Proof:
     """One store, one seed."""
 
     def __init__(self, name: str, stage: Stage, folder: Path, seed: int, workers: int) -> None:
@@ -165,7 +165,7 @@ class Run:
 
     def _settle(self, name: str, since: float) -> None:
         if not await_work(self._reader, self._crowd.pids, since):
-            self._log.tell(Event("stuck", since, text=name))
+            self._log.tell(Seen("stuck", since, text=name))
         self._look_into_the_store()
 
     def _look_into_the_store(self) -> None:
@@ -179,7 +179,7 @@ class Run:
         events = self._reader.events
         self.report.counts = Counter(event.what for event in events)
         self.report.counts["blind"] = sum(event.blind for event in events)
-        history = History(events, self._stage.fresh_for, self._stage.memory_for)
+        history = ProofHistory(events, self._stage.fresh_for, self._stage.memory_for)
         self.report.ages = ages_at_serving(history)
         self.report.counts["together"] = loads_together(history)
         asked = PEER_CHECKS if self._stage.peer else CHECKS

@@ -28,7 +28,7 @@ LONGEST_LOAD: Final = 0.06
 """Seconds."""
 
 
-class Event(msgspec.Struct, omit_defaults=True):
+class Seen(msgspec.Struct, omit_defaults=True):
     """One line of the log; `ended` 0: it had only begun."""
 
     what: str
@@ -49,10 +49,10 @@ class Event(msgspec.Struct, omit_defaults=True):
     text: str = ""
 
 
-_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Event)
+_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Seen)
 
 
-def events_of(lines: bytes) -> list[Event]:
+def events_of(lines: bytes) -> list[Seen]:
     return [_decoder.decode(line) for line in lines.splitlines()]
 
 
@@ -63,7 +63,7 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._pid = os.getpid()
 
-    def tell(self, *events: Event) -> None:
+    def tell(self, *events: Seen) -> None:
         for event in events:
             event.pid = self._pid
         os.write(self._file, b"".join(_encoder.encode(event) + b"\n" for event in events))
@@ -114,7 +114,7 @@ class LoadNames:
     def _tell(self, what: str, names: Mapping[str, str], leases: Mapping[str, str]) -> None:
         at, wall = time.monotonic(), self._clock()
         events = (
-            Event(what, at, key=key, load=name, lease=leases[key], wall=wall)
+            Seen(what, at, key=key, load=name, lease=leases[key], wall=wall)
             for key, name in names.items()
         )
         self._log.tell(*events)
@@ -169,7 +169,7 @@ class Witness:
         self.tokens.update((id_, lease.token) for id_, lease in leases.items())
         self._log.tell(
             *(
-                Event("leased", began, ended, 0, id_, "", it.token, wall, it.expires_at)
+                Seen("leased", began, ended, 0, id_, "", it.token, wall, it.expires_at)
                 for id_, it in leases.items()
             )
         )
@@ -180,16 +180,16 @@ class Witness:
     ) -> set[str]:
         began = time.monotonic()
         tokens = {id_: lease.token for id_, (lease, _) in copies.items()}
-        self._log.tell(*(Event("publishing", began, key=k, lease=t) for k, t in tokens.items()))
+        self._log.tell(*(Seen("publishing", began, key=k, lease=t) for k, t in tokens.items()))
         try:
             superseded = await self._watched(self._store.publish(kind, copies, tags))
         except StoreError:
-            self._log.tell(*(Event("unstored", began, key=k, lease=t) for k, t in tokens.items()))
+            self._log.tell(*(Seen("unstored", began, key=k, lease=t) for k, t in tokens.items()))
             raise
         ended = time.monotonic()
         self._log.tell(
             *(
-                Event("published", began, ended, key=key, lease=token)
+                Seen("published", began, ended, key=key, lease=token)
                 for key, token in tokens.items()
                 if key not in superseded
             )
@@ -200,7 +200,7 @@ class Witness:
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         began = time.monotonic()
-        self._log.tell(*(Event("releasing", began, key=it.id, lease=it.token) for it in leases))
+        self._log.tell(*(Seen("releasing", began, key=it.id, lease=it.token) for it in leases))
         await self._watched(self._store.release(kind, leases, failures))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
@@ -208,7 +208,7 @@ class Witness:
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         began = time.monotonic()
-        self._log.tell(*(Event("invalidating", began, key=key) for key in ids))
+        self._log.tell(*(Seen("invalidating", began, key=key) for key in ids))
         await self._watched(self._store.invalidate(kind, ids, soft=soft))
         ended = time.monotonic()
-        self._log.tell(*(Event("invalidated", began, ended, key=key) for key in ids))
+        self._log.tell(*(Seen("invalidated", began, ended, key=key) for key in ids))

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 from stillfresh.engine import Cache, Resource
 from stillfresh.errors import StillfreshError, StoreError
 from stillfresh.prove.peers import PEERS, PeerShelf
-from stillfresh.prove.witness import Event, LoadNames, Log, MovedClock, Witness
+from stillfresh.prove.witness import LoadNames, Log, MovedClock, Seen, Witness
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 
@@ -29,7 +29,7 @@ VISITORS: Final = 4
 MANY: Final = 6
 
 
-class Job(NamedTuple):
+class ProofJob(NamedTuple):
     """What a process is given; `peer`: another library to read with, in place of stillfresh."""
 
     log: Path
@@ -48,7 +48,7 @@ class Job(NamedTuple):
 class StillfreshShelf:
     """A cache on a store that tells the log what it does."""
 
-    def __init__(self, job: Job, log: Log, clock: MovedClock) -> None:
+    def __init__(self, job: ProofJob, log: Log, clock: MovedClock) -> None:
         self._names = LoadNames(job.seed, log, clock)
         self._clock = clock
         self._witness = Witness(store_for(job.url, clock), log, clock)
@@ -56,7 +56,7 @@ class StillfreshShelf:
         self._prices = self._declared(job)
         self.open, self.close = self._cache.open, self._cache.close
 
-    def _declared(self, job: Job) -> Resource[str, str]:
+    def _declared(self, job: ProofJob) -> Resource[str, str]:
         @self._cache.batched(
             KIND,
             fresh_for=job.fresh_for,
@@ -74,12 +74,12 @@ class StillfreshShelf:
     async def invalidate(self, key: str) -> None:
         await self._prices.invalidate(key)
 
-    async def read(self, keys: list[str]) -> list[Event]:
+    async def read(self, keys: list[str]) -> list[Seen]:
         troubles, wall, asked = self._witness.troubles, self._clock(), time.monotonic()
         answers = await self._answers(keys)
         ended, blind = time.monotonic(), self._witness.troubles != troubles
         return [
-            Event(
+            Seen(
                 "served",
                 asked,
                 ended,
@@ -102,7 +102,7 @@ class StillfreshShelf:
 class Life:
     """What one process does, from its start to its end."""
 
-    def __init__(self, job: Job, log: Log, shelf: StillfreshShelf | PeerShelf) -> None:
+    def __init__(self, job: ProofJob, log: Log, shelf: StillfreshShelf | PeerShelf) -> None:
         self._keys, self._pace = job.keys, job.pace
         self._log = log
         self._dice = random.Random(job.seed)  # noqa: S311 (no secret)
@@ -116,7 +116,7 @@ class Life:
             loop.add_reader(parent.sentinel, self._stop.set)
         await self._shelf.open()
         try:
-            self._log.tell(Event("ready", time.monotonic()))
+            self._log.tell(Seen("ready", time.monotonic()))
             await asyncio.gather(*(self._visit() for _ in range(VISITORS)))
         finally:
             await self._shelf.close()
@@ -137,17 +137,17 @@ class Life:
         try:
             await self._shelf.invalidate(key)
         except StoreError as exc:  # its caller is told, and may try again
-            self._log.tell(Event("refused", began, time.monotonic(), key=key, text=str(exc)))
+            self._log.tell(Seen("refused", began, time.monotonic(), key=key, text=str(exc)))
 
     async def _read(self, keys: list[str]) -> None:
         asked = time.monotonic()
         try:
             self._log.tell(*await self._shelf.read(keys))
         except StillfreshError as exc:
-            self._log.tell(Event("failed", asked, time.monotonic(), key=keys[0], text=repr(exc)))
+            self._log.tell(Seen("failed", asked, time.monotonic(), key=keys[0], text=repr(exc)))
 
 
-def main(job: Job) -> None:
+def main(job: ProofJob) -> None:
     """In a process of its own; what it complains of goes to a file."""
     os.environ.update(job.environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
@@ -158,7 +158,7 @@ def main(job: Job) -> None:
     asyncio.run(_lived(job))
 
 
-async def _lived(job: Job) -> None:
+async def _lived(job: ProofJob) -> None:
     log, clock = Log(job.log), MovedClock(job.clock)
     make = PEERS[job.peer] if job.peer else StillfreshShelf
     await Life(job, log, make(job, log, clock)).live()
