@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stillfresh import Cache, Verdict
-from stillfresh.prove import Proof, Stage
+from stillfresh.prove import ProofRun, Stage
 from stillfresh.stores.contract import Ask, Lease, Record
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for
@@ -74,7 +74,7 @@ class TestT4UnderLoad:
     def test_faults_one_after_another(self, staged: tuple[str, Stage], tmp_path: Path) -> None:
         """Real processes read, load and invalidate all the while; the log shows no violation."""
         name, stage = staged
-        run = Proof(name, stage, tmp_path, seed=4, workers=2)
+        run = ProofRun(name, stage, tmp_path, seed=4, workers=2)
         faults = [fault for fault in FAULTS[name] if fault in run.deck()]
         report = run.go(faults)
         assert report.sentences == []

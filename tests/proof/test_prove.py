@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stillfresh import ConfigError
-from stillfresh.prove import LOST, MEANING, Proof, Stage, checked_peer, proving
+from stillfresh.prove import LOST, MEANING, ProofRun, Stage, checked_peer, proving
 from stillfresh.prove.places import tcp_place, through
 from stillfresh.prove.proxy import Proxy
 from stillfresh.prove.witness import events_of
@@ -64,7 +64,7 @@ class TestT11Prove:
         with Proxy(HOST, primary.port) as proxy:
             url = f"redis://{HOST}:{proxy.port}/0?prefix=failover&timeout=2s"
             stage = Stage(url, {"a failover": failover}, keys=8, fresh_for=120, moves_clock=False)
-            report = Proof("valkey", stage, tmp_path, seed=1, workers=2).go(["a failover"])
+            report = ProofRun("valkey", stage, tmp_path, seed=1, workers=2).go(["a failover"])
         assert report.broken[LOST]
         assert "wait_replicas=1" in MEANING[LOST]
 
@@ -145,7 +145,7 @@ class TestT11Prove:
         """Its own loads, reads and invalidations are told and judged, as far as it promises any."""
         assert checked_peer("cashews", valkey.address) == "cashews"
         with proving(valkey.address, "cashews") as stage:
-            report = Proof("cashews", stage, tmp_path, seed=1, workers=2).go([])
+            report = ProofRun("cashews", stage, tmp_path, seed=1, workers=2).go([])
         assert min(report.counts[it] for it in ("served", "load", "loaded")) > 0
         assert LOST in report.broken
         with pytest.raises(ConfigError, match="the library is not installed"):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from stillfresh.prove import CHECKS, Proof, Report
+from stillfresh.prove import CHECKS, ProofRun, Report
 from tests.proof.torture_stages import STAGES, NotHere
 
 
@@ -34,7 +34,7 @@ def tortured(name: str, seed: int, minutes: float, workers: int, progress: Progr
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torture-")))
         stage = stack.enter_context(STAGES[name](folder))
-        run = Proof(name, stage, folder, seed, workers)
+        run = ProofRun(name, stage, folder, seed, workers)
         names = run.decks(minutes * 60)
         return run.go(watched(names, progress, name, minutes * 60))
 

@@ -14,7 +14,7 @@ import msgspec
 from stillfresh.cli.places import own_file
 from stillfresh.cli.program import INTERRUPTED, age_text, command, plain, print_table, working
 from stillfresh.errors import without_password
-from stillfresh.prove import DOUBLED, LOST, MEANING, PEERS, Proof, Report, checked_peer, proving
+from stillfresh.prove import DOUBLED, LOST, MEANING, PEERS, ProofRun, Report, checked_peer, proving
 from stillfresh.quiet import quietly
 
 SHOWN = 3
@@ -70,7 +70,7 @@ def prove(
                 proving(place, name) as stage,
                 tempfile.TemporaryDirectory(prefix="stillfresh-prove-") as folder,
             ):
-                run = Proof(name or "stillfresh", stage, Path(folder), seed, workers)
+                run = ProofRun(name or "stillfresh", stage, Path(folder), seed, workers)
                 faults = _counted(run.decks(minutes * 60), advance)
                 reports.append(run.go(faults))
             if reports[-1].is_cut_short:

@@ -7,7 +7,7 @@ come one after another (`crowd`, `proxy`), and the history is judged (`history`)
 from stillfresh.prove.history import CHECKS, DOUBLED, LOST
 from stillfresh.prove.peers import PEERS, checked_peer
 from stillfresh.prove.places import MEANING, proving
-from stillfresh.prove.run import Proof, Report
+from stillfresh.prove.run import ProofRun, Report
 from stillfresh.prove.stage import Stage, lasting
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "LOST",
     "MEANING",
     "PEERS",
-    "Proof",
+    "ProofRun",
     "Report",
     "Stage",
     "checked_peer",

@@ -108,7 +108,7 @@ async def patiently_read(store: Store, keys: Sequence[str]) -> tuple[float, dict
             await asyncio.sleep(0.1)
 
 
-class Proof:
+class ProofRun:
     """One store, one seed."""
 
     def __init__(self, name: str, stage: Stage, folder: Path, seed: int, workers: int) -> None:
