@@ -5,7 +5,9 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -60,20 +62,19 @@ def prove(
     a promise was broken. Ctrl-C ends it early, with the report.
     """
     seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = ["", *([checked_peer(peer, store)] if peer is not None else [])]
     reports: list[Report] = []
-    with working("Faults survived:") as advance, quietly(logging.CRITICAL):
+    with _ending() as over, working("Faults survived:") as advance, quietly(logging.CRITICAL):
         for name in names:
             with (
                 own_file(store, "prove") as place,
                 proving(place, name) as stage,
                 tempfile.TemporaryDirectory(prefix="stillfresh-prove-") as folder,
             ):
-                run = ProofRun(name or "stillfresh", stage, Path(folder), seed, workers)
+                run = ProofRun(name or "stillfresh", stage, Path(folder), seed, workers, over=over)
                 faults = _counted(run.decks(minutes * 60), advance)
                 reports.append(run.go(faults))
-            if reports[-1].is_cut_short:
+            if over.is_set():
                 break
     if file is not None:
         told = {"store": without_password(store), "reports": reports}
@@ -82,6 +83,24 @@ def prove(
     if reports[-1].is_cut_short:
         sys.exit(INTERRUPTED)
     sys.exit(1 if reports[0].sentences else 0)
+
+
+@contextmanager
+def _ending() -> Iterator[threading.Event]:
+    """Set by Ctrl-C or SIGTERM; a second one ends the command at once."""
+    over = threading.Event()
+
+    def end(*_: object) -> None:
+        over.set()
+        for number in before:
+            signal.signal(number, signal.default_int_handler)
+
+    before = {it: signal.signal(it, end) for it in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield over
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _counted(names: Iterator[str], advance: Callable[[int], None]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,8 @@ FORKS.set_forkserver_preload(["stillfresh.stores.dynamodb.store", "stillfresh.st
 """The libraries are imported once, and the workers forked from there."""
 PATIENCE: Final = 60.0
 """Seconds until everybody must work again after a fault, or have ended when told to."""
+ENDED: Final = (0, -signal.SIGTERM)
+"""Exit codes of processes that were told to end, the second one before they were ready."""
 MOVES: Final = (3600.0, -2.0, -20.0, 0.7)
 
 
@@ -36,6 +38,10 @@ class Crowd:
         self.log = folder / "log"
         self._complaints.touch()
         move_clock(self.clock, 0.0)
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it
+        forkserver.ensure_running()  # a terminal's Ctrl-C reaches them, and is not for them
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def start(self, count: int) -> None:
         for _ in range(count):
@@ -80,7 +86,7 @@ class Crowd:
             process.join(PATIENCE)
         codes = [process.exitcode for process in self._processes]
         said = [line for line in self._complaints.read_text().splitlines() if is_complaint(line)]
-        return [f"a process ended with {code}" for code in codes if code != 0] + said
+        return [f"a process ended with {code}" for code in codes if code not in ENDED] + said
 
     def end(self) -> None:
         for process in self._processes:

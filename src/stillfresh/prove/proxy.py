@@ -72,8 +72,8 @@ class Proxy:
                 asyncio.create_task(self._pass(far, client, is_reply=True)),
             ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:
-            pass  # the client finds its connection broken, as the store's is
+        except (OSError, asyncio.CancelledError):
+            pass  # the client finds its connection broken, as the store's is, or the proxy ends
         finally:
             for task in tasks:
                 task.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,17 +69,16 @@ class Reader:
         return fresh
 
 
-def await_work(reader: Reader, pids: set[int], since: float) -> bool:
-    """Everybody is served by the store again, and something was published."""
+def await_work(reader: Reader, pids: set[int], since: float, over: threading.Event) -> bool:
+    """Everybody is served by the store again, and something was published; or it is over."""
     published, served = False, set[int]()
     while time.monotonic() < since + PATIENCE:
         for event in reader.look():
             published |= event.what == "published" and event.at > since
             if event.what == "served" and event.at > since and not event.blind:
                 served.add(event.pid)
-        if published and served >= pids:
+        if (published and served >= pids) or over.wait(0.02):
             return True
-        time.sleep(0.02)
     return False
 
 
@@ -111,7 +111,18 @@ async def patiently_read(store: Store, keys: Sequence[str]) -> tuple[float, dict
 class ProofRun:
     """One store, one seed."""
 
-    def __init__(self, name: str, stage: Stage, folder: Path, seed: int, workers: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        stage: Stage,
+        folder: Path,
+        seed: int,
+        workers: int,
+        *,
+        over: threading.Event | None = None,
+    ) -> None:
+        """Once `over` is set, the run ends, and what was seen until then is judged."""
+        self._over = over or threading.Event()
         self.report = Report(name, seed, workers, stage.peer)
         self._stage = stage
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
@@ -129,25 +140,22 @@ class ProofRun:
         until = time.monotonic() + seconds
         while True:
             for name in self.deck():
-                if time.monotonic() >= until:
+                if time.monotonic() >= until or self._over.is_set():
                     return
                 yield name
 
     def go(self, faults: Iterable[str]) -> Report:
-        """Ctrl-C ends it early: what was seen until then is judged."""
         began = time.monotonic()
         try:
             self._crowd.start(self.report.workers)
-            try:
-                self._settle("the start", began)
-                for name in faults:
-                    self._suffer(name)
-            except KeyboardInterrupt:
-                self.report.is_cut_short = True
+            self._settle("the start", began)
+            for name in faults:
+                self._suffer(name)
             complaints = self._crowd.finish()
             self.report.complaints = [] if self._stage.peer else complaints
             self._look_into_the_store()
             self.report.seconds = time.monotonic() - began
+            self.report.is_cut_short = self._over.is_set()
             self._judge()
         finally:
             self._crowd.end()
@@ -155,7 +163,7 @@ class ProofRun:
         return self.report
 
     def _suffer(self, name: str) -> None:
-        time.sleep(self._dice.uniform(0.2, 1.0))
+        self._over.wait(self._dice.uniform(0.2, 1.0))
         with self._faults[name](self._dice):
             pass
         since = time.monotonic()
@@ -164,7 +172,7 @@ class ProofRun:
         self.report.recoveries.append(time.monotonic() - since)
 
     def _settle(self, name: str, since: float) -> None:
-        if not await_work(self._reader, self._crowd.pids, since):
+        if not await_work(self._reader, self._crowd.pids, since, self._over):
             self._log.tell(Seen("stuck", since, text=name))
         self._look_into_the_store()
 

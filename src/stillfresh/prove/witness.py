@@ -13,14 +13,13 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 OFFSET: Final = struct.Struct("d")

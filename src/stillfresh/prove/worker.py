@@ -150,7 +150,6 @@ class Life:
 def main(job: ProofJob) -> None:
     """In a process of its own; what it complains of goes to a file."""
     os.environ.update(job.environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     with job.complaints.open("ab") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
     if not job.peer:
