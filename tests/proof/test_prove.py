@@ -26,8 +26,10 @@ def pair(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
     assert binary is not None
     with ExitStack() as stack:
         primary, replica = (
-            stack.enter_context(serving(binary, made(tmp_path / name), *options))
-            for name, options in (("primary", ()), ("replica", ("--repl-diskless-sync-delay", "0")))
+            stack.enter_context(
+                serving(binary, made(tmp_path / name), "--repl-diskless-sync-delay", "0")
+            )
+            for name in ("primary", "replica")
         )
         replica.command("REPLICAOF", HOST, str(primary.port))
         until(lambda: "link_status:up" in replica.command("INFO replication"), "no replica")
@@ -73,7 +75,7 @@ class TestT11Prove:
         """Its connections go through a proxy; words, a JSON report, and exit code 0."""
         told = tmp_path / "proof.json"
         address = f"{valkey.address}?timeout=2s"
-        options = ("--minutes", "0.05", "--seed", "5", "--workers", "2", "--json", str(told))
+        options = ("--minutes", "0.01", "--seed", "5", "--workers", "2", "--json", str(told))
         found = call("prove", address, *options)
         assert (found.exit_code, found.stderr) == (0, "")
         assert "every promise was kept" in found.stdout

@@ -80,9 +80,7 @@ def prove(
         told = {"store": without_password(store), "reports": reports}
         Path(file).write_bytes(msgspec.json.encode(told) + b"\n")
     _tell(reports)
-    if reports[-1].is_cut_short:
-        sys.exit(INTERRUPTED)
-    sys.exit(1 if reports[0].sentences else 0)
+    sys.exit(1 if reports[0].sentences else INTERRUPTED * over.is_set())
 
 
 @contextmanager
@@ -116,7 +114,9 @@ def _tell(reports: list[Report]) -> None:
     print_table(head, rows, right=head[1:])
     for report in reports:
         click.echo()
-        if not report.sentences:
+        if not report.counts["served"]:
+            click.echo(f"{report.store}: nothing was read, so nothing is proved.")
+        elif not report.sentences:
             click.echo(f"{report.store}: every promise was kept.")
         for promise, found in report.broken.items():
             if found:
