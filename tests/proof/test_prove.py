@@ -1,20 +1,28 @@
 """T11: `stillfresh prove`: what it does to a store, and that it finds what a store loses."""
 
+import asyncio
 import json
 import random
+import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from stillfresh import ConfigError
-from stillfresh.prove import LOST, MEANING, ProofRun, Stage, checked_peer, proving
+from stillfresh import ConfigError, Policy
+from stillfresh.cli.proving import ending, tell
+from stillfresh.prove import CHECKS, LOST, MEANING, ProofRun, Report, Stage, checked_peer, proving
 from stillfresh.prove.places import tcp_place, through
 from stillfresh.prove.proxy import Proxy
 from stillfresh.prove.witness import events_of
-from tests.kit.cli import call
+from stillfresh.prove.worker import KIND
+from stillfresh.stores.contract import Record
+from stillfresh.stores.urls import store_for
+from tests.kit.cli import call, put
 from tests.kit.servers.cluster import until
 from tests.kit.servers.valkey import HOST, Server, binary_of, serving
 
@@ -34,6 +42,17 @@ def pair(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
         replica.command("REPLICAOF", HOST, str(primary.port))
         until(lambda: "link_status:up" in replica.command("INFO replication"), "no replica")
         yield primary, replica
+
+
+async def own_entries(address: str, *, is_new: bool = False) -> dict[str, Record]:
+    store = store_for(address, time.time)
+    await store.open()
+    try:
+        if is_new:
+            await put(store, KIND, ["sku-0", "sku-1"], Policy(3600), time.time())
+        return await store.read(KIND, ["sku-0", "sku-1"])
+    finally:
+        await store.close()
 
 
 def made(folder: Path) -> Path:
@@ -72,9 +91,10 @@ class TestT11Prove:
 
     @pytest.mark.timeout(200)
     def test_a_server_keeps_its_promises_and_no_trace(self, valkey: Server, tmp_path: Path) -> None:
-        """Its connections go through a proxy; words, a JSON report, and exit code 0."""
+        """Its connections go through a proxy; the user's own entries, even of these ids, stay."""
         told = tmp_path / "proof.json"
-        address = f"{valkey.address}?timeout=2s"
+        address = valkey.url(timeout="2s")
+        before = asyncio.run(own_entries(address, is_new=True))
         options = ("--minutes", "0.01", "--seed", "5", "--workers", "2", "--json", str(told))
         found = call("prove", address, *options)
         assert (found.exit_code, found.stderr) == (0, "")
@@ -84,6 +104,7 @@ class TestT11Prove:
         assert report["counts"]["served"] > 0
         assert set(report["ages"]) == {"p50", "p99", "max"}
         assert "prove-" not in valkey.command("KEYS", "*")
+        assert asyncio.run(own_entries(address)) == before
 
     def test_a_file_is_proved_beside_itself(self, tmp_path: Path) -> None:
         """Nothing is left, and the file is not made."""
@@ -108,6 +129,7 @@ class TestT11Prove:
             (["redis://h/0?tenant=acme"], "tenant: a proof has its own"),
             (["cache.db", "--peer", "cashews"], "--peer: runs on one Redis or Valkey server"),
             (["redis://127.0.0.1:1/0?timeout=1s"], "127.0.0.1"),
+            (["cache.db", "--json", "no/such/folder/proof.json"], "No such file or directory"),
         ],
     )
     def test_what_cannot_be_proved_is_told_at_once(self, arguments: list[str], said: str) -> None:
@@ -116,6 +138,39 @@ class TestT11Prove:
         assert found.exit_code in {1, 2}
         assert said in found.stderr
         assert len(found.stderr.splitlines()) == 1
+
+    def test_a_signal_ends_it_early_and_a_second_one_at_once(self) -> None:
+        """The first is for the report; afterwards signals do what they did before."""
+        before = signal.getsignal(signal.SIGTERM)
+        with ending() as over:
+            signal.raise_signal(signal.SIGTERM)
+            assert over.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    def test_what_is_over_is_judged(self, tmp_path: Path) -> None:
+        """No fault is begun."""
+        over = threading.Event()
+        over.set()
+        stage = Stage(f"sqlite:///{tmp_path}/cache.db", {})
+        run = ProofRun("sqlite", stage, tmp_path, seed=1, workers=2, over=over)
+        report = run.go(run.decks(1_000))
+        assert report.is_cut_short
+        assert (report.sentences, sum(report.faults.values())) == ([], 0)
+
+    @pytest.mark.parametrize("promise", CHECKS)
+    def test_a_broken_promise_is_told(
+        self, promise: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With an example, and with what it says of the store where that is known."""
+        report = Report("valkey", 1, 2, counts=Counter(served=1))
+        report.broken = {LOST: [], promise: ["sku-1: was lost"]}
+        tell([report])
+        said = capsys.readouterr().out
+        assert f"valkey: broken 1 times: {promise}.\n  sku-1: was lost\n" in said
+        assert MEANING.get(promise, "") in said
+        assert "every promise was kept" not in said
 
     @pytest.mark.parametrize(
         ("url", "place", "behind"),

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 import msgspec
@@ -43,7 +44,13 @@ SHOWN = 3
 @click.option(
     "--peer", type=click.Choice(sorted(PEERS)), help="Also this library, on the same Redis."
 )
-@click.option("--json", "file", metavar="FILE", help="Write the report to this file, too.")
+@click.option(
+    "--json",
+    "file",
+    metavar="FILE",
+    type=click.File("wb", lazy=False),
+    help="Write the report to this file, too.",
+)
 def prove(
     *,
     store: str,
@@ -51,7 +58,7 @@ def prove(
     seed: int | None,
     workers: int,
     peer: str | None,
-    file: str | None,
+    file: BinaryIO | None,
 ) -> None:
     """Prove that STORE keeps its promises while things break.
 
@@ -64,7 +71,7 @@ def prove(
     seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
     names = ["", *([checked_peer(peer, store)] if peer is not None else [])]
     reports: list[Report] = []
-    with _ending() as over, working("Faults survived:") as advance, quietly(logging.CRITICAL):
+    with ending() as over, working("Faults survived:") as advance, quietly(logging.CRITICAL):
         for name in names:
             with (
                 own_file(store, "prove") as place,
@@ -78,13 +85,13 @@ def prove(
                 break
     if file is not None:
         told = {"store": without_password(store), "reports": reports}
-        Path(file).write_bytes(msgspec.json.encode(told) + b"\n")
-    _tell(reports)
+        file.write(msgspec.json.encode(told) + b"\n")
+    tell(reports)
     sys.exit(1 if reports[0].sentences else INTERRUPTED * over.is_set())
 
 
 @contextmanager
-def _ending() -> Iterator[threading.Event]:
+def ending() -> Iterator[threading.Event]:
     """Set by Ctrl-C or SIGTERM; a second one ends the command at once."""
     over = threading.Event()
 
@@ -107,7 +114,7 @@ def _counted(names: Iterator[str], advance: Callable[[int], None]) -> Iterator[s
         advance(1)
 
 
-def _tell(reports: list[Report]) -> None:
+def tell(reports: list[Report]) -> None:
     head = ("", *(it.store for it in reports))
     columns = [_figures(it) for it in reports]
     rows = ((name, *(it.get(name, "-") for it in columns)) for name in columns[0])
@@ -121,8 +128,8 @@ def _tell(reports: list[Report]) -> None:
         for promise, found in report.broken.items():
             if found:
                 click.echo(f"{report.store}: broken {len(found):,} times: {promise}.")
-                meaning = [] if report.peer else [MEANING[promise]] * (promise in MEANING)
-                for line in (*found[:SHOWN], *meaning):
+                meaning = "" if report.peer else MEANING.get(promise, "")
+                for line in filter(None, (*found[:SHOWN], meaning)):
                     click.echo(f"  {plain(line)}")
         for line in report.complaints[:SHOWN]:
             click.echo(f"{report.store}: {plain(line)}")

@@ -181,7 +181,9 @@ def recovered(history: ProofHistory) -> Iterator[str]:
 
 
 LOST: Final = "nobody is served what was invalidated before they asked"
+"""The promise that a lost invalidation breaks."""
 DOUBLED: Final = ("one load for a key and lease", "one lease holder for a key")
+"""The promises that a lease given twice breaks."""
 KEPT: Final = "nothing that was published is lost"
 ANSWERED: Final = "readers are answered"
 RECOVERED: Final = "works again by itself"
@@ -197,6 +199,7 @@ CHECKS: Final[Checks] = {
     ANSWERED: answered,
     RECOVERED: recovered,
 }
+"""Each promise, and the function that finds where a history breaks it."""
 PEER_CHECKS: Final[Checks] = {it: CHECKS[it] for it in (LOST, ANSWERED, RECOVERED)}
 """What can be asked of any cache: others have no leases, and say nothing of freshness."""
 

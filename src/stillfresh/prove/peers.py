@@ -110,6 +110,7 @@ PEERS: Final[Mapping[str, Callable[["ProofJob", Log, MovedClock], PeerShelf]]] =
     "cashews": CashewsShelf,
     "aiocache": AiocacheShelf,
 }
+"""Other libraries by name, as `--peer` takes it."""
 
 
 def peer_place(url: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 from stillfresh.errors import ConfigError
-from stillfresh.prove.history import DOUBLED, KEPT, LOST
+from stillfresh.prove.history import DOUBLED, KEPT, LOST, RECOVERED
 from stillfresh.prove.proxy import HOST, Proxy
 from stillfresh.prove.stage import Fault, Stage, lasting
 from stillfresh.prove.worker import KIND
@@ -24,6 +24,8 @@ MEANING: Final = {
     DOUBLED[1]: "Two processes held the lease of one key: the store forgot a lease that it gave.",
     KEPT: "The store acknowledged a copy, and later gave back an older one, or none: a failover "
     "or a restart lost writes.",
+    RECOVERED: "Within 60 seconds not every process could read and publish: can the store be "
+    "reached, may it be written to, and has it room?",
 }
 """What a broken promise says of a store."""
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from stillfresh.errors import StoreError
@@ -138,18 +139,17 @@ class ProofRun:
     def decks(self, seconds: float) -> Iterator[str]:
         """Each kind of fault before any comes again, for so long from the first one on."""
         until = time.monotonic() + seconds
-        while True:
-            for name in self.deck():
-                if time.monotonic() >= until or self._over.is_set():
-                    return
-                yield name
+        for name in chain.from_iterable(iter(self.deck, None)):
+            if not time.monotonic() < until or self._over.is_set():
+                return
+            yield name
 
     def go(self, faults: Iterable[str]) -> Report:
+        """Cause the faults one after another, and judge what was seen."""
         began = time.monotonic()
         try:
             self._crowd.start(self.report.workers)
-            self._settle("the start", began)
-            for name in faults:
+            for name in faults if self._settle("the start", began) else ():
                 self._suffer(name)
             complaints = self._crowd.finish()
             self.report.complaints = [] if self._stage.peer else complaints
@@ -171,10 +171,13 @@ class ProofRun:
         self._settle(name, since)
         self.report.recoveries.append(time.monotonic() - since)
 
-    def _settle(self, name: str, since: float) -> None:
-        if not await_work(self._reader, self._crowd.pids, since, self._over):
+    def _settle(self, name: str, since: float) -> bool:
+        """True if all work again."""
+        is_well = await_work(self._reader, self._crowd.pids, since, self._over)
+        if not is_well:
             self._log.tell(Seen("stuck", since, text=name))
         self._look_into_the_store()
+        return is_well
 
     def _look_into_the_store(self) -> None:
         if self._stage.peer:
