@@ -30,6 +30,7 @@ from stillfresh.engine import (
     prometheus_text,
 )
 from stillfresh.errors import (
+    BadValue,
     ConfigError,
     LeaseHeld,
     LeaseLost,
@@ -52,6 +53,7 @@ __all__ = [
     "LEAVE",
     "Amended",
     "Answer",
+    "BadValue",
     "Cache",
     "CacheStats",
     "Clock",

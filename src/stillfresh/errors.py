@@ -1,9 +1,10 @@
 """Every error that stillfresh raises, so that one `except StillfreshError` catches them all."""
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NoReturn
 
 LONGEST_SHOWN: Final = 60
 LONGEST_TEXT: Final = 500
@@ -61,6 +62,26 @@ class LoadFailed(StillfreshError):
 
 class BadValue(ConfigError, LoadFailed):
     """A loader's value cannot be stored: not of the annotated type, or unknown to the codec."""
+
+
+class MissingMethod:
+    """In the place of a method that a class lacks: the error says what to write instead."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __get__(self, obj: object, owner: type) -> NoReturn:
+        raise AttributeError(self._text.format(getattr(obj, "__name__", owner.__name__)))
+
+
+def refuse_with(of: type, text: str, *, is_async: bool = False) -> None:
+    """Make `with` (or `async with`) on objects of this class an error with this text.
+
+    Only the method that Python looks up first is there: with both, frameworks that enter every
+    context manager would take the objects for one.
+    """
+    name = "exit" if sys.version_info >= (3, 14) else "enter"
+    setattr(of, f"__{'a' if is_async else ''}{name}__", MissingMethod(text))
 
 
 @contextmanager

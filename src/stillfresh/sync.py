@@ -36,7 +36,7 @@ from stillfresh.engine import (
     like_function,
 )
 from stillfresh.engine.keys import Spec, is_def
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, refuse_with, shown
 from stillfresh.loop_thread import PROCESS
 from stillfresh.recording import Recording
 from stillfresh.stores import store_for
@@ -241,6 +241,16 @@ class SyncCache:
             "this call of a SyncCache would hold the event loop that runs in this thread; "
             "use Cache in async code, or call it with asyncio.to_thread"
         )
+
+
+refuse_with(
+    Cache, "this is a Cache, for async code; write `async with`, or use SyncCache in sync code"
+)
+refuse_with(
+    SyncCache,
+    "this is a SyncCache, for sync code; write `with`, or use Cache in async code",
+    is_async=True,
+)
 
 
 def _checked(name: str, loader: Callable[P, T]) -> Callable[P, T]:

@@ -33,7 +33,7 @@ class SyncFunction(CachedFunction[P, V]):
         self._call = signature.call
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """The value; LoadFailed if nobody could say."""
+        """Return the value. Raises LoadFailed if there is none to serve and the load fails."""
         try:
             entry = None if kwargs else self._by_arguments.get(args)
         except TypeError:  # an argument that cannot be hashed

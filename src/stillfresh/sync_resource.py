@@ -5,7 +5,7 @@ The hit is written out here, as in `engine/resource.py`. All else is done on the
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
+from typing import Any, Generic, Never, ParamSpec, Protocol, TypeVar, Unpack
 
 from stillfresh.durations import Duration
 from stillfresh.engine import (
@@ -21,6 +21,7 @@ from stillfresh.engine import (
     Resource,
     in_caller,
     is_past,
+    one_key,
 )
 
 K = TypeVar("K", bound=str | int)
@@ -184,8 +185,10 @@ class SyncResource(Face[K, V]):
         self._core = SyncCore(run, resource.core)
         self._glance = self._core.glance
 
-    def __call__(self, key: K) -> V:
-        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+    def __call__(self, key: K, *others: Never) -> V:
+        """Return the value. Raises KeyError if it does not exist, LoadFailed if loading fails."""
+        if others:
+            raise one_key(self, key, *others)
         try:
             entry = self._entry(key)
         except TypeError:  # as in `SyncCore.hit`

@@ -12,7 +12,7 @@ import pydantic.dataclasses
 import pytest
 import typing_extensions
 
-from stillfresh import Cache, ConfigError, LoadFailed, Policy, Verdict
+from stillfresh import BadValue, Cache, ConfigError, LoadFailed, Policy, Verdict
 from stillfresh.engine.codecs import MsgpackCodec, PydanticCodec, codec_for
 from stillfresh.stores.contract import Ask, Copy, Lease
 from stillfresh.testing import ManualClock
@@ -293,6 +293,7 @@ class TestE19BadValues:
         error = await outcome(counts("a"))
         assert isinstance(error, LoadFailed)
         assert isinstance(error, ConfigError)
+        assert isinstance(error, BadValue)
         assert isinstance(error.__cause__, msgspec.ValidationError)
 
     async def test_one_of_many_fails_alone(self, cache: Cache) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -682,6 +683,48 @@ class TestE15Arguments:
                     await call(*args, **kwargs)
             with pytest.raises(TypeError, match=says):
                 report.of(*args, **kwargs)
+
+    async def test_a_max_age_is_for_one_entry(self, cache: Cache) -> None:
+        """The error of `get(..., max_age=)` and of a call shows how to write it."""
+
+        @cache.cached("yearly", fresh_for=60)
+        async def report(year: int) -> str:
+            return str(year)
+
+        wrong: Any = report
+        for call in (wrong, wrong.get):
+            with pytest.raises(TypeError, match=r"report\.of\(\.\.\.\)\.get\(max_age='5s'\)"):
+                await call(2026, max_age="5s")
+        assert (await report.of(2026).get(max_age="5s")).value == "2026"
+
+        @cache.cached("aged", fresh_for=60)
+        async def aged(max_age: int) -> int:
+            return max_age
+
+        assert await aged(max_age=5) == 5
+        wrong = aged
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'min_age'$"):
+            await wrong(max_age=5, min_age=3)
+
+    async def test_a_call_takes_one_key(self, cache: Cache, upstream: Upstream) -> None:
+        """A call with several keys is refused, also on a hit; the error names get_many."""
+        prices = declare(cache, upstream)
+        wrong: Any = prices
+        for _ in range(2):
+            says = rf"{prices.__name__}: takes one key, not 2; write .*get_many\(\['a', 'b'\]\)"
+            with pytest.raises(TypeError, match=says):
+                await wrong("a", "b")
+            assert (await prices("a")).sku == "a"
+
+    async def test_with_needs_async(self, cache: Cache) -> None:
+        """A plain `with` on a Cache names `async with` and SyncCache; it is no context manager."""
+        wrong: Any = cache
+        with pytest.raises(AttributeError, match="`async with`, or use SyncCache"), wrong:
+            raise AssertionError
+        assert not isinstance(cache, AbstractContextManager)
+        assert not hasattr(cache, "__enter__")
+        with ExitStack() as stack, pytest.raises(TypeError, match="context manager protocol"):
+            stack.enter_context(wrong)
 
     async def test_names_are_one_thing_and_loaders_another(self, cache: Cache) -> None:
         """The mapping that a batched loader returns may be of any kind."""

@@ -1,6 +1,9 @@
 """E19 for code without an event loop: functions, methods, keys and versions as `Cache` has them."""
 
+import asyncio
 import inspect
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pydantic
 import pytest
@@ -46,6 +49,35 @@ class TestE19Sync:
             assert cached(2026) == Report(year=2026)
             assert batched("a") == 1
             assert set(memory.stats().resources) == {"report", "price_v2"}
+
+    def test_mistakes_of_a_call_show_what_to_write(self, memory: SyncCache) -> None:
+        """`get_many` for several keys, `of(...).get` for a max_age, `with` for `async with`."""
+
+        @memory.cached("yearly", fresh_for=60)
+        def report(year: int) -> int:
+            return year
+
+        @memory.batched("price", fresh_for=60)
+        def prices(skus: list[str]) -> dict[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        async def entered(wrong: Any) -> None:
+            async with wrong:
+                raise AssertionError
+
+        several: Any = prices
+        aged: Any = report
+        with memory:
+            assert prices("a") == 1
+            with pytest.raises(
+                TypeError, match=r"prices: takes .*prices\.get_many\(\['a', 'b'\]\)"
+            ):
+                several("a", "b")
+            with pytest.raises(TypeError, match=r"report\.of\(\.\.\.\)\.get\(max_age=5\)"):
+                aged.get(2026, max_age=5)
+        with pytest.raises(AttributeError, match="write `with`, or use Cache"):
+            asyncio.run(entered(memory))
+        assert not isinstance(memory, AbstractAsyncContextManager)
 
     def test_what_counts(self, memory: SyncCache) -> None:
         """`ignore=` and `key=`, and the refusals of `Cache`."""

@@ -58,7 +58,7 @@ class Signature(Generic[P]):
         ignore: Iterable[str] = (),
     ) -> None:
         hints, parameters = hints_of(name, function)
-        self._name = name
+        self._name, self._function = name, shown_name(function)
         self._signature = inspect.signature(function)
         self._key = key if key is None else checked_function(f"{name}: key=", key)
         self._ignored = _ignored(name, function, ignore, [it.name for it in parameters])
@@ -104,7 +104,14 @@ class Signature(Generic[P]):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{self._name}{self._signature}: {exc}") from None
+            said = f"{self._name}{self._signature}: {exc}"
+            if "max_age" in kwargs and "max_age" not in self._signature.parameters:
+                age = shown(kwargs["max_age"])
+                said += (
+                    f"; write {self._function}.of(...).get(max_age={age}), with the arguments of "
+                    "the call in of(...)"
+                )
+            raise TypeError(said) from None
         bound.apply_defaults()
         arguments = bound.arguments
         for name, of in self._types.items():

@@ -5,7 +5,7 @@ The hit is written out in the call: one lookup, one clock reading, one addition 
 
 from collections.abc import Callable, Coroutine
 from types import MethodType
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
@@ -13,6 +13,7 @@ from stillfresh.engine.core import Core
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import Answer, Loaded
 from stillfresh.engine.resource import Handle, Resource, found, like_function
+from stillfresh.errors import MissingMethod
 
 V = TypeVar("V")
 P = ParamSpec("P")
@@ -48,22 +49,12 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
         self.signature.check_in(owner, name)
 
 
-class OfOneEntry:
-    """In the place of a method that only one entry has: the error says how to write it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, function: object, owner: type) -> NoReturn:
-        here = getattr(function, "__name__", owner.__name__)
-        raise AttributeError(
-            f"{here} is a cached function, and {self._name}() is for one of its entries; "
-            f"write {here}.of(...).{self._name}(), with the arguments of the call in of(...)"
-        )
-
-
 for _method in ("delete", "explain", "invalidate", "peek", "put", "refresh", "update", "watch"):
-    setattr(CachedFunction, _method, OfOneEntry(_method))
+    _text = (
+        f"{{0}} is a cached function, and {_method}() is for one of its entries; "
+        f"write {{0}}.of(...).{_method}(), with the arguments of the call in of(...)"
+    )
+    setattr(CachedFunction, _method, MissingMethod(_text))
 
 
 class Function(CachedFunction[P, V]):
@@ -79,7 +70,7 @@ class Function(CachedFunction[P, V]):
         self.resource: Resource[Any, V] = Resource(core)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+        """Return the value. Raises LoadFailed if there is none to serve and the load fails."""
         try:
             entry = None if kwargs else self._by_arguments.get(args)
         except TypeError:  # an unhashable argument: `get` names it by its value

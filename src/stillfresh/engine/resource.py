@@ -7,7 +7,7 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import update_wrapper
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
@@ -44,6 +44,12 @@ def like_function(
     face.__signature__ = signature
     face.__code__ = type(face).__call__.__code__
     face.__defaults__ = face.__kwdefaults__ = None
+
+
+def one_key(resource: Any, *keys: object) -> TypeError:  # noqa: ANN401 (of either kind)
+    """What to say to a call with several keys."""
+    name = resource.__name__
+    return TypeError(f"{name}: takes one key, not {len(keys)}; write {name}.get_many({[*keys]!r})")
 
 
 class Handle(Generic[V]):
@@ -107,8 +113,10 @@ class Resource(Face[K, V]):
     __name__: str
     __wrapped__: Callable[..., Any]
 
-    async def __call__(self, key: K) -> V:
-        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+    async def __call__(self, key: K, *others: Never) -> V:
+        """Return the value. Raises KeyError if it does not exist, LoadFailed if loading fails."""
+        if others:
+            raise one_key(self, key, *others)
         try:
             entry = self._entry(key)
         except TypeError:
