@@ -21,7 +21,6 @@ from stillfresh.engine import (
     Resource,
     in_caller,
     is_past,
-    one_key,
 )
 
 K = TypeVar("K", bound=str | int)
@@ -188,7 +187,7 @@ class SyncResource(Face[K, V]):
     def __call__(self, key: K, *others: Never) -> V:
         """Return the value. Raises KeyError if it does not exist, LoadFailed if loading fails."""
         if others:
-            raise one_key(self, key, *others)
+            raise self._one_key(key, *others)
         try:
             entry = self._entry(key)
         except TypeError:  # as in `SyncCore.hit`

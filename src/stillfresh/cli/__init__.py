@@ -41,10 +41,11 @@ __all__ = ["main"]
 )
 @click.version_option(package_name="stillfresh")
 def main() -> None:
-    """Keeps cached data fresh.
+    """Run a caching gateway, and inspect, fill and invalidate stores of stillfresh.
 
     STORE is a store's address: sqlite:///site.db (or the file's name alone), redis://host:6379/0,
-    postgresql://user@host/database, dynamodb://table?bucket=name. Commands that take --json print
-    one JSON document and nothing else. They end with 0, with 1 if it failed, with 2 if they were
-    called wrongly or a library is not installed.
+    postgresql://user@host/database, dynamodb://table?bucket=name.
+
+    With --json a command prints one JSON document and nothing else. Exit status: 0 for success, 1
+    for a failure, 2 for a wrong call or a library that is not installed.
     """

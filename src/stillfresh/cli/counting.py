@@ -44,10 +44,10 @@ SIZES: Final = ("bytes", "held", "evicted")
 def stats(*, target: str, watch: bool, every: str, is_json: bool) -> None:
     """Show how much a store holds, or what a gateway counts.
 
-    For a STORE: copies, leases and bytes. For the URL of a running gateway, all its workers
-    together: reads, the share of reads that needed no load, loads and failures. If the gateway has
-    a token, set STILLFRESH_TOKEN. With --watch it also shows reads per second, and --json prints a
-    line each time.
+    For a STORE: copies, leases and bytes. For the URL of a running gateway: reads, the share of
+    reads that needed no load, loads and failures, of all its workers together. If the gateway has
+    a token, set STILLFRESH_TOKEN. With --watch the command also shows reads per second, and --json
+    prints one line each time.
     """
     pause = seconds(every, name="--every", positive=True)
     before: dict[str, Any] | None = None

@@ -100,11 +100,10 @@ async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, so
 @click.argument("store")
 @as_json
 def evict(*, store: str, is_json: bool) -> None:
-    """Drop entries that can no longer be served.
+    """Delete entries that can no longer be served.
 
-    A cache on SQLite or PostgreSQL does this itself, every hour. On Redis there is nothing to do:
-    the server drops them. On DynamoDB the whole table is read, and bodies that no row points to
-    are dropped.
+    A cache on SQLite or PostgreSQL does this itself, every hour. On Redis the server does it. On
+    DynamoDB the command reads the whole table, and also deletes bodies that no row refers to.
     """
     with working("Evicting"):
         count = asyncio.run(_evict(store))

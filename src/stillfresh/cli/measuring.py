@@ -55,17 +55,21 @@ class Measured:
     default=LASTS,
     show_default=True,
     type=click.FloatRange(0, 3600, min_open=True),
-    help="For each measurement.",
+    help="Time of each measurement.",
 )
-@click.option("--all", "is_all", is_flag=True, help="The project's whole table; in a checkout.")
+@click.option(
+    "--all", "is_all", is_flag=True, help="Compare with other libraries, in a clone of stillfresh."
+)
 @as_json
 def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: bool) -> None:
     """Measure stillfresh on this machine, in less than a minute.
 
-    Hits, reads and misses of each STORE. Without a STORE: in memory, and SQLite in a temporary
-    file. What it writes it deletes; for a SQLite store it measures a file of its own in the same
-    directory. --all measures stillfresh side by side with other libraries, in about a quarter of
-    an hour; it needs a checkout of stillfresh, with what `make .venv/.bench` installs.
+    Measures hits, reads and misses on each STORE. Without a STORE: in memory, and on SQLite in a
+    temporary file. The command deletes what it writes. For a SQLite store it measures a new file in
+    the same directory.
+
+    --all compares stillfresh with other libraries, in about 15 minutes. It needs a clone of
+    stillfresh, after `make .venv/.bench`.
     """
     if is_all:
         if stores or is_json:

@@ -32,9 +32,10 @@ FOLLOW = "stillfresh outbox follow postgresql://localhost/shop redis://localhost
 
 @click.group(cls=CommandGroup, examples=[CREATE, FOLLOW])
 def outbox() -> None:
-    """Let a PostgreSQL database say what is stale.
+    """Invalidate entries when rows of a PostgreSQL database change.
 
-    Triggers write the tags of changed rows into an outbox; a consumer invalidates them in a store.
+    Triggers write the tags of changed rows into a table, the outbox. A consumer (`outbox follow`)
+    invalidates these tags in a store.
     """
 
 
@@ -94,10 +95,10 @@ def drop(*, database: str) -> None:
 def follow(
     *, database: str, store: str, consumer: str, poll: str, soft: bool, is_pages: bool
 ) -> None:
-    """Invalidate in STORE what DATABASE says is stale, until SIGTERM or Ctrl-C.
+    """Invalidate in STORE the tags of rows that change in DATABASE, until Ctrl-C.
 
-    A second process with the same --consumer stands by and takes over. You may kill it at any
-    time: the next one continues where it stopped.
+    SIGTERM ends it, too. You may start a second process with the same --consumer: it stands by and
+    takes over if the first one ends. You may kill either at any time: no tag is lost.
     """
     if store.startswith("memory:"):
         raise ConfigError(f"store {store}: lives in the process that uses it; run it there")

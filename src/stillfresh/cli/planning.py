@@ -47,8 +47,10 @@ td:nth-child(n+3) { text-align: right; } pre, table { overflow-x: auto; display:
     'stillfresh plan reads.jsonl --budget "200/m" --json',
 )
 @click.argument("file")
-@click.option("--objective", help='How fresh: "p99<60s", "p50<10s", "stale<5%"; several with ",".')
-@click.option("--budget", help='Upstream requests for all kinds: "50/s", "200/m".')
+@click.option(
+    "--objective", help='How fresh: "p99<60s", "p50<10s", "stale<5%", or several: "a, b".'
+)
+@click.option("--budget", help='Most upstream requests, all kinds together: "50/s", "200/m".')
 @click.option("--html", "page", metavar="PATH", help="Write a report to this file, too.")
 @as_json
 def plan(
@@ -56,10 +58,10 @@ def plan(
 ) -> None:
     """Propose fresh_for and stale_for for recorded reads.
 
-    FILE is what `stillfresh serve --record FILE` or `cache.recording(...)` wrote. Its reads are
-    replayed by the engine itself in virtual time, with about 20 policies for each kind. Proposed
-    is the one with the fewest upstream requests that meets the objective; with a budget alone,
-    the freshest.
+    FILE is a recording, written by `stillfresh serve --record FILE` or `cache.recording(...)`. The
+    command replays its reads in virtual time, with about 20 policies for each kind. It proposes
+    the policy that meets the objective with the fewest upstream requests. With --budget alone, it
+    proposes the one with the youngest copies within the budget.
     """
     limits = objective_of(objective) if objective is not None else ()
     most = budget_of(budget) if budget is not None else None

@@ -68,12 +68,12 @@ def warm(
 ) -> None:
     """Fill a cache before visitors come.
 
-    Requests each line of --from: a page as a path (/blog/) or as an address
-    (https://example.org/blog/, whose host is sent as Host), an entity as /v1/post/ann:1. Exits
+    Requests every line of the file that --from names. A line is a path (/blog/), an address
+    (https://example.org/blog/, whose host is sent as Host), or an entity (/v1/post/ann:1). Exits
     with 1 if a line failed.
 
-    URL is a running gateway. FILE is a file of settings, as `serve` takes it: its store is filled
-    from this process, so it must not be memory://. With a STORE, name its site with --upstream.
+    URL is a running gateway. FILE is a file of settings, as `serve` takes it; the command fills its
+    store, which must not be memory://. With a STORE, name the site with --upstream.
     """
     with working("Asking for:") as advance, click.open_file(source) as lines:
         asked = (line.strip() for line in lines)

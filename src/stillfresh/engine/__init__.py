@@ -37,7 +37,7 @@ from stillfresh.engine.model import (
 )
 from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.put import Change
-from stillfresh.engine.resource import Handle, Resource, like_function, one_key
+from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.rules_objective import Objective
 from stillfresh.engine.spans import Timing, told
 from stillfresh.engine.threads import ThreadCall, in_caller
@@ -95,7 +95,6 @@ __all__ = [
     "key_text",
     "like_function",
     "no_loader",
-    "one_key",
     "prometheus_text",
     "terms_of",
     "told",

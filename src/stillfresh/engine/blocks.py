@@ -15,7 +15,7 @@ from stillfresh.engine.loader import Loader
 from stillfresh.engine.model import Origin, Outcome
 from stillfresh.engine.queue import Batch, Flight, Waiter
 from stillfresh.engine.spans import load_span, noted
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import StillfreshError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Store
 
@@ -41,6 +41,12 @@ class Face(Generic[K, V]):
         """Leave every read to the core, which knows the caller's blocks; or no longer."""
         entries = {} if back else self.core.memory.entries
         self._entry = entries.get
+
+    def _one_key(self, *keys: object) -> TypeError:
+        """Say how to write a call with several keys."""
+        name = getattr(self, "__name__", self.core.spec.kind)
+        many = f"{name}.get_many({shown([*keys])})"
+        return TypeError(f"{name}: takes one key, not {len(keys)}; write {many}")
 
 
 OPEN: ContextVar[tuple["Bypass", ...]] = ContextVar("stillfresh_bypass", default=())

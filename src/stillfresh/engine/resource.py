@@ -46,12 +46,6 @@ def like_function(
     face.__defaults__ = face.__kwdefaults__ = None
 
 
-def one_key(resource: Any, *keys: object) -> TypeError:  # noqa: ANN401 (of either kind)
-    """What to say to a call with several keys."""
-    name = resource.__name__
-    return TypeError(f"{name}: takes one key, not {len(keys)}; write {name}.get_many({[*keys]!r})")
-
-
 class Handle(Generic[V]):
     """One entry of a resource. Each method does what the resource's method does for its key."""
 
@@ -116,7 +110,7 @@ class Resource(Face[K, V]):
     async def __call__(self, key: K, *others: Never) -> V:
         """Return the value. Raises KeyError if it does not exist, LoadFailed if loading fails."""
         if others:
-            raise one_key(self, key, *others)
+            raise self._one_key(key, *others)
         try:
             entry = self._entry(key)
         except TypeError:
