@@ -28,6 +28,7 @@ LAYERS = [
         "durations",
         "events",
         "forks",
+        "logs",
         "quiet",
         "virtual_loop",
     },

@@ -12,12 +12,15 @@ LONGEST_TEXT: Final = 500
 USERINFO: Final = re.compile(r"(:/{0,2})(?!/).*@", re.DOTALL)
 """Up to the last @: a password may hold anything, and an address may be written wrongly."""
 
-
-IN_ADDRESS: Final = re.compile(r"(://)[^\s'\"<>]*@")
-IN_QUERY: Final = re.compile(r"(?<=[^\s?])\?[^\s'\"<>)\]?]+")
-IN_FIELD: Final = re.compile(
-    r"(?i)\b((?:set-)?cookie|(?:proxy-)?authorization|x-api-key)(['\"]?\s*[:=,]\s*b?['\"]?)[^\n'\"]+"
+AFTER_SLASHES: Final = re.compile(r"(?<=//)\S+")
+QUERY: Final = re.compile(r"\?\S+")
+CLOSING: Final = "'\"`)]}>:;,.?!"
+"""What may stand between a query and the next word."""
+CREDENTIAL: Final = re.compile(
+    r"(?i)\b((?:set-)?cookie|(?:proxy-)?authorization|(?:x-)?api-key|x-(?:auth|access)-token|password)"
+    r"(['\"]?\s*[:=,]).+"
 )
+"""To the end of the line: what ends a value cannot be told for sure."""
 BEARER: Final = re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}")
 
 
@@ -112,12 +115,25 @@ def without_password(address: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """As it may be logged: no name and password of a URL, no query, no credential of a request."""
-    if "://" in text:
-        text = IN_ADDRESS.sub(r"\1***@", text)
+    """As it may be logged: no name and password of a URL, no query, no credential of a request.
+
+    Takes time in proportion to the text, whatever is in it.
+    """
+    if "//" in text:
+        text = AFTER_SLASHES.sub(_without_userinfo, text)
     if "?" in text:
-        text = IN_QUERY.sub("?***", text)
-    return BEARER.sub(r"\1 ***", IN_FIELD.sub(r"\1\2***", text))
+        text = QUERY.sub(_without_query, text)
+    return BEARER.sub(r"\1 ***", CREDENTIAL.sub(r"\1\2 ***", text))
+
+
+def _without_userinfo(found: re.Match[str]) -> str:
+    _, at, host = found[0].rpartition("@")
+    return f"***@{host}" if at else found[0]
+
+
+def _without_query(found: re.Match[str]) -> str:
+    query = found[0].rstrip(CLOSING)
+    return f"?***{found[0][len(query) :]}" if query else found[0]
 
 
 def error_text(error: BaseException) -> str:

@@ -12,10 +12,10 @@ from uvicorn.server import ServerState
 
 from stillfresh.isr.clients import checked_networks
 from stillfresh.isr.edge import Edge
+from stillfresh.logs import Hidden, LineWriter
 from stillfresh.server.access import AccessLog
 from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
 from stillfresh.server.listening import server_config
-from stillfresh.server.logs import Hidden, LineWriter
 from stillfresh.server.protocol import Protocol
 from tests.kit.page_world import SAYS, PageWorld, Step, changes
 

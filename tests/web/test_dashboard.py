@@ -880,6 +880,28 @@ class TestG12Guesses:
             operators.admits(passed_on("10.0.0.1", "2001:db8::ffff"), TOKEN)
         assert operators.admits(passed_on("10.0.0.1", "2001:db8:0:1::1"), TOKEN)
 
+    @pytest.mark.parametrize("client", ["198.51.100.7:{}", "[2001:db8::7]:{}", "[2001:db8::{}]"])
+    def test_the_port_that_a_proxy_writes_is_no_part_of_the_address(self, client: str) -> None:
+        """Else each connection would have its own guesses."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        operators.trusted = checked_networks(["10.0.0.0/8"])
+        for number in range(10):
+            chain = f"{client.format(5000 + number)}, 10.0.0.2:80"
+            assert not operators.admits(passed_on("10.0.0.1", chain), f"guess-{number}")
+        with pytest.raises(Problem):
+            operators.admits(passed_on("10.0.0.1", client.format(6000)), TOKEN)
+
+    def test_addresses_that_take_turns_have_ten_guesses_each(self) -> None:
+        """Whatever places of the table they have: none pushes another out to start anew."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        scopes = [scope_of(f"2001:db8:0:{number:x}::1") for number in range(256)]
+        for turn in range(10):
+            for scope in scopes:
+                assert not operators.admits(scope, f"guess-{turn}")
+        for scope in scopes:
+            with pytest.raises(Problem):
+                operators.admits(scope, TOKEN)
+
     def test_who_is_no_trusted_proxy_cannot_make_addresses_up(self) -> None:
         """The peer counts, whatever it writes."""
         operators = Operators(TOKEN, clock=ManualClock())

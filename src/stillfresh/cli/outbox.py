@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Sequence
 from math import inf
 from typing import Any
@@ -24,6 +23,7 @@ from stillfresh.durations import seconds
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, without_password
 from stillfresh.isr import PageCache
+from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
 
 PACKAGE = "stillfresh.contrib.postgres"
 CREATE = "stillfresh outbox create postgresql://localhost/shop --table 'products=product:{id}'"
@@ -102,7 +102,8 @@ def follow(
     """
     if store.startswith("memory:"):
         raise ConfigError(f"store {store}: lives in the process that uses it; run it there")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    hide = Hidden([*passwords_in(database), *passwords_in(store)])
+    logging.basicConfig(handlers=[LineHandler(LineWriter(), hide, is_json=False)])
     postgres = extra(PACKAGE, "postgres")
     cache = PageCache(store) if is_pages else Cache(store)
     following = postgres.OutboxConsumer(cache, database, consumer, poll=poll, soft=soft)

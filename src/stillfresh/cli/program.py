@@ -6,6 +6,7 @@ Ids, errors and addresses are anybody's text: nothing in them reaches a terminal
 """
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 import msgspec
@@ -200,6 +201,8 @@ class Program(CommandGroup):
     ) -> NoReturn:
         """Always standalone: Python code imports the parts, not the commands."""
         del standalone_mode
+        sys.stdout = sys.stdout or _nowhere()
+        sys.stderr = sys.stderr or _nowhere()
         for stream in (sys.stdout, sys.stderr):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="backslashreplace")  # ids are anybody's, terminals are ASCII
@@ -214,6 +217,11 @@ class Program(CommandGroup):
             click.echo(_lines(_said(exc)), err=True)
             sys.exit(WRONG_USE if isinstance(exc, ConfigError) else 1)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _nowhere() -> TextIO:
+    """In place of a stream that was closed as the program began."""
+    return open(os.devnull, "w")  # noqa: PTH123 (for as long as the program runs)
 
 
 def _said(exc: Exception) -> str:

@@ -3,8 +3,7 @@
 from stillfresh.server.access import AccessLog
 from stillfresh.server.board import Board
 from stillfresh.server.listening import Server, address, bound, bound_path, server_config
-from stillfresh.server.logs import Hidden, LineHandler, LineWriter
 from stillfresh.server.workers import Worker, Workers
 
 __all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
-__all__ += ["AccessLog", "Hidden", "LineHandler", "LineWriter", "server_config"]
+__all__ += ["AccessLog", "server_config"]

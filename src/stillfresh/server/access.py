@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stillfresh.clock import Clock, monotonic
 from stillfresh.isr.edge import TUNNEL
 from stillfresh.isr.routes import KEEP
+from stillfresh.logs import Hidden, LineWriter, moment
 from stillfresh.server.hits import Holds
-from stillfresh.server.logs import Hidden, LineWriter, moment
 from stillfresh.server.tunnels import ClientEnd
 
 LONGEST_PATH: Final = 1_000
@@ -38,7 +38,7 @@ class LoggedRequest:
 
     def __init__(self, method: str, path: bytes) -> None:
         self.method = method
-        self.path = path
+        self.path = path[:LONGEST_PATH]
         self.status: int | None = None
         self.size = 0
         self.cache: bytes | None = None
@@ -137,7 +137,7 @@ class AccessLog:
 
 def shown_path(path: bytes) -> str:
     """On one line and without spaces, whatever was asked for; percent-encoded, and cut."""
-    return UNSEEN.sub(lambda found: b"%%%02X" % found[0][0], path[:LONGEST_PATH]).decode("ascii")
+    return UNSEEN.sub(lambda found: b"%%%02X" % found[0][0], path).decode("ascii")
 
 
 def shown_status(cache: bytes | None) -> str | None:

@@ -44,9 +44,15 @@ MOST_GUESSES: Final = 10
 """Wrong tokens of one address in `COUNTED_FOR` seconds."""
 COUNTED_FOR: Final = 60.0
 MOST_ADDRESSES: Final = 8_192
-"""Places for addresses whose guesses are counted; one that needs a taken place takes it over."""
+"""Places for addresses whose guesses are counted."""
+SHARED_BY: Final = 16
+"""Places that an address may have. If all are taken, it takes over the one that began first. With
+one each, two addresses could take turns, and guess without end."""
 PLACE: Final = Struct(f"qd{MOST_GUESSES}I")
 """The hash of an address, the time of its first wrong token, and the hashes of its wrong tokens."""
+BEGINNING: Final = Struct("qdI")
+PORT: Final = re.compile(r"(?:\[(.*)\]|([^:]*))(?::\d+)?")
+"""Of an address in `X-Forwarded-For`, which some proxies write."""
 IPV6_SHARED: Final = 64
 """Leading bits of an IPv6 address that one customer has."""
 
@@ -122,8 +128,8 @@ class Guesses:
 
     def of(self, address: str, now: float) -> tuple[float, list[int]]:
         """Since when, and the hashes of the tokens; after `COUNTED_FOR` none."""
-        owner, began_at, *tokens = PLACE.unpack_from(self._memory, self._at(address))
-        is_counted = owner == hash(address) and began_at <= now < began_at + COUNTED_FOR
+        owner, began_at, *tokens = PLACE.unpack_from(self._memory, self._place(address, now))
+        is_counted = owner == hash(address) and _is_counted(began_at, now)
         wrong = [it for it in tokens if it] if is_counted else []
         return (began_at if wrong else now), wrong
 
@@ -132,10 +138,22 @@ class Guesses:
         began_at, wrong = self.of(address, now)
         tokens = [*dict.fromkeys([*wrong, hash(given) & 0xFFFFFFFF or 1])][:MOST_GUESSES]
         tokens += [0] * (MOST_GUESSES - len(tokens))
-        PLACE.pack_into(self._memory, self._at(address), hash(address), began_at, *tokens)
+        PLACE.pack_into(self._memory, self._place(address, now), hash(address), began_at, *tokens)
 
-    def _at(self, address: str) -> int:
-        return hash(address) % MOST_ADDRESSES * PLACE.size
+    def _place(self, address: str, now: float) -> int:
+        """Its own; else one that is free; else the one that began first."""
+
+        def rank(at: int) -> tuple[bool, float]:
+            owner, began_at, guessed = BEGINNING.unpack_from(self._memory, at)
+            is_free = not guessed or not _is_counted(began_at, now)
+            return owner != hash(address), -1.0 if is_free else began_at
+
+        first = hash(address) % (MOST_ADDRESSES // SHARED_BY) * SHARED_BY
+        return min((it * PLACE.size for it in range(first, first + SHARED_BY)), key=rank)
+
+
+def _is_counted(began_at: float, now: float) -> bool:
+    return began_at <= now < began_at + COUNTED_FOR
 
 
 class Operators:
@@ -184,7 +202,7 @@ def address_of(scope: Scope, trusted: Networks = ()) -> str:
     peer = _peer(scope)
     if is_trusted(peer, trusted):
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
-        senders = (it.decode("latin-1") for it in reversed(passed_on))
+        senders = (_without_port(it.decode("latin-1")) for it in reversed(passed_on))
         peer = next((it for it in senders if not is_trusted(it, trusted)), peer)
     try:
         address = ip_address(peer)
@@ -195,6 +213,11 @@ def address_of(scope: Scope, trusted: Networks = ()) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ip_network((int(address), IPV6_SHARED), strict=False))
+
+
+def _without_port(sender: str) -> str:
+    found = PORT.fullmatch(sender)
+    return found[1] or found[2] or "" if found is not None else sender
 
 
 def checked_token(token: object, name: str = "token") -> str:

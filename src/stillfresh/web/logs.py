@@ -1,16 +1,11 @@
 """The log of a `serve` process, as `[log]` says (G16): where lines go, and what they never show."""
 
 import logging
-import re
 from collections.abc import Iterator
-from typing import Final
-from urllib.parse import unquote, urlsplit
 
-from stillfresh.server import AccessLog, Hidden, LineHandler, LineWriter
+from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
+from stillfresh.server import AccessLog
 from stillfresh.web.config import Settings
-
-PASSWORD: Final = re.compile(r"\bpassword\s*=\s*(?:'([^']*)'|(\S+))")
-"""In a connection string of PostgreSQL that is not a URL."""
 
 
 class ProcessLog:
@@ -29,7 +24,7 @@ class ProcessLog:
 
 
 def secrets_of(settings: Settings) -> Iterator[str]:
-    """What the settings keep secret, as written and decoded."""
+    """What the settings keep secret."""
     server, outbox = settings.server, settings.outbox
     yield server.token or ""
     urls = [settings.store.url, server.authenticate_url]
@@ -41,15 +36,4 @@ def secrets_of(settings: Settings) -> Iterator[str]:
             yield value
             yield value.rpartition(" ")[2]
     for url in urls:
-        if url is not None:
-            yield from (part for found in PASSWORD.findall(url) for part in found)
-            yield from _of_url(url)
-
-
-def _of_url(url: str) -> Iterator[str]:
-    try:
-        password = urlsplit(url).password or ""
-    except ValueError:
-        return
-    yield password
-    yield unquote(password)
+        yield from passwords_in(url or "")

@@ -17,7 +17,7 @@ import httpx2
 import uvloop
 
 from stillfresh.clock import monotonic
-from stillfresh.errors import without_password
+from stillfresh.errors import StillfreshError, without_password
 from stillfresh.http.client import new_client
 from stillfresh.isr import PageCache
 from stillfresh.isr.edge import checked_networks
@@ -92,6 +92,7 @@ def serve(
                 logger.error("not reloaded: so many kinds take a restart with --workers")
                 return False
             now = new or now
+            log.hide.add(secrets_of(now))
             return new is not None
 
         def work(worker: Worker) -> None:
@@ -130,7 +131,13 @@ def _work(
 
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with given.log.writer.running(), loop as runner:
-        runner.run(run())
+        try:
+            runner.run(run())
+        except (StillfreshError, OSError):  # told in one line
+            raise
+        except Exception:
+            logger.exception("stillfresh itself failed")  # as Python would, but without secrets
+            raise SystemExit(1) from None
 
 
 def gateway_of(

@@ -1,4 +1,4 @@
-"""The lines that a server logs (G16): text or JSON, without secrets, on standard error.
+"""The lines of a program's log (G16): text or JSON, without secrets, on standard error.
 
 A thread writes them, so that the event loop never waits for a reader; a reader that is too slow
 loses lines, and the log says how many. No line is longer than a pipe takes whole, so lines of
@@ -9,13 +9,15 @@ import logging
 import os
 import re
 import select
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
@@ -23,7 +25,6 @@ from stillfresh.errors import without_secrets
 
 Render: TypeAlias = Callable[[], bytes]
 """Makes the bytes of one entry, with the line end; called on the writing thread."""
-STDERR: Final = 2
 MOST_WAITING: Final = 10_000
 """Entries; more are dropped and counted."""
 LONGEST_LINE: Final = select.PIPE_BUF
@@ -32,8 +33,18 @@ GATHERED_FOR: Final = 0.02
 """Seconds between an entry and its writing: one wake-up for many entries."""
 PATIENCE: Final = 1.0
 """Seconds that a reader has for what is left when the server ends."""
+WRITES_WITHIN: Final = 5.0
+"""Seconds until its thread is left behind at the end: a reader may stop in the midst of a piece."""
+LONGEST_RECORD: Final = 4 * LONGEST_LINE
+"""Characters of a record as text: of a longer one, its middle is left out."""
 SHORTEST_SECRET: Final = 4
 """Characters; hiding shorter ones would hide half of the log."""
+PASSWORD: Final = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
+"""In a connection string of PostgreSQL that is not a URL, or in the query of one that is."""
+UNSEEN: Final = re.compile(
+    r"[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]"
+)
+"""Control characters, with which a terminal would do things, and halves of characters."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +53,9 @@ class LineWriter:
     """Lines to a file descriptor. Without its thread (before a fork) it writes or drops at once."""
 
     def __init__(
-        self, fd: int = STDERR, *, most: int = MOST_WAITING, patience: float = PATIENCE
+        self, fd: int | None = None, *, most: int = MOST_WAITING, patience: float = PATIENCE
     ) -> None:
-        self._fd = fd
+        self._fd = _standard_error() if fd is None else fd
         self._most = most
         self._patience = patience
         self._waiting: SimpleQueue[Render] = SimpleQueue()
@@ -75,7 +86,7 @@ class LineWriter:
             self._is_running = False
             self._is_ending.set()
             self._waiting.put(bytes)  # wakes it
-            thread.join(2 * self._patience)
+            thread.join(2 * self._patience + WRITES_WITHIN)
 
     def _run(self) -> None:
         while not self._is_ending.is_set() or not self._waiting.empty():
@@ -90,9 +101,18 @@ class LineWriter:
     def _write(self, batch: list[Render], *, waits: bool) -> None:
         is_read = True
         for piece in pieces(render() for render in batch):
-            is_read = is_read and self._has_room(waits=waits) and self._sent(piece)
+            is_read = is_read and self._sent(piece, waits=waits)
             if not is_read:
                 self.dropped += piece.count(b"\n")
+
+    def _sent(self, data: bytes, *, waits: bool) -> bool:
+        try:
+            while data and self._has_room(waits=waits):
+                with suppress(BlockingIOError):  # somebody else took the room
+                    data = data[os.write(self._fd, data) :]
+        except OSError:  # nobody reads any more
+            return False
+        return not data
 
     def _has_room(self, *, waits: bool) -> bool:
         """A reader that does not read is waited for; at the end of the server, `PATIENCE` long."""
@@ -100,14 +120,6 @@ class LineWriter:
             if select.select([], [self._fd], [], self._patience)[1]:
                 return True
         return bool(select.select([], [self._fd], [], self._patience if waits else 0)[1])
-
-    def _sent(self, data: bytes) -> bool:
-        try:
-            while data:
-                data = data[os.write(self._fd, data) :]
-        except OSError:  # nobody reads any more
-            return False
-        return True
 
 
 def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
@@ -133,13 +145,25 @@ class Hidden:
         self.add(secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        self._known |= {it for it in secrets if len(it) >= SHORTEST_SECRET}
-        longest_first = sorted(self._known, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        """As they are, and as an address, Python or JSON writes them."""
+        for it in {form for secret in secrets for form in (secret, unquote(secret))}:
+            self._known |= {it, quote(it), quote(it, safe=""), repr(it)[1:-1]}
+            self._known.add(msgspec.json.encode(it)[1:-1].decode())
+        hidden = sorted(self._known, key=len, reverse=True)
+        known = "|".join(re.escape(it) for it in hidden if len(it) >= SHORTEST_SECRET)
+        self._pattern = re.compile(known or r"(?!)")
 
     def __call__(self, text: str) -> str:
         shown = without_secrets(self._pattern.sub("***", text))
-        return shown.encode(errors="backslashreplace").decode()
+        return UNSEEN.sub(lambda it: it[0].encode("unicode_escape").decode(), shown)
+
+
+def passwords_in(address: str) -> Iterator[str]:
+    """Of a URL, or of a connection string."""
+    for quoted, plain in PASSWORD.findall(address):
+        yield from (re.sub(r"\\(.)", r"\1", quoted), quoted, plain, plain.partition("&")[0])
+    with suppress(ValueError):
+        yield urlsplit(address).password or ""
 
 
 class LineHandler(logging.Handler):
@@ -160,9 +184,12 @@ class LineHandler(logging.Handler):
         self._writer.put(lambda: line)
 
     def _text(self, record: logging.LogRecord) -> bytes:
+        """Further lines are indented: none looks like a record of its own."""
         head = f"{moment(record.created)} {record.levelname} {record.name}: "
-        said = [head + record.getMessage(), *filter(None, [_traceback(record)])]
-        return (self._hide("\n".join(said)) + "\n").encode()
+        said = self._hide("\n".join([record.getMessage(), *filter(None, [_traceback(record)])]))
+        if len(said) > LONGEST_RECORD:
+            said = f"{said[:LONGEST_LINE]}\n…\n{said[LONGEST_LINE - LONGEST_RECORD :]}"
+        return (head + said.replace("\n", "\n  ") + "\n").encode()
 
     def _json(self, record: logging.LogRecord) -> bytes:
         said = {"message": self._hide(record.getMessage())}
@@ -170,6 +197,11 @@ class LineHandler(logging.Handler):
             said["exception"] = self._hide(text)
         head = {"level": record.levelname.lower(), "logger": record.name}
         return json_line({"time": moment(record.created), **head, **said})
+
+
+def _standard_error() -> int:
+    """If it was closed as the program began, its number may be that of a connection by now."""
+    return 2 if sys.__stderr__ is not None else os.open(os.devnull, os.O_WRONLY)
 
 
 def _traceback(record: logging.LogRecord) -> str:
