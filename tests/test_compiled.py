@@ -49,6 +49,7 @@ def run(arguments: list[str], folder: Path) -> str:
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(folder),
         "STILLFRESH_COMPILED": "1",
+        "MYPYC_OPT_LEVEL": "0",  # the C compiler's, which is most of the time
     }
     command = [sys.executable, *arguments]
     done = subprocess.run(

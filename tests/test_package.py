@@ -21,9 +21,13 @@ CORE = ("apsw", "msgspec")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel and a source distribution, made without a network."""
+    """A source distribution, and the wheel that is made of it; without a network."""
     folder = tmp_path_factory.mktemp("built")
-    run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=ROOT)
+    build = sys.executable, "-m", "hatchling", "build", "-d", str(folder)
+    run(*build, "-t", "sdist", cwd=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    run(*build, "-t", "wheel", cwd=folder / archive.name.removesuffix(".tar.gz"))
     return folder
 
 

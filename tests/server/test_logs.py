@@ -73,6 +73,22 @@ class TestG16Writing:
             expected = b"".join(b"line %d\n" % number for number in range(200))
             assert os.read(reading, 65_536) == expected
 
+    def test_lines_that_come_while_others_are_written_are_written_too(self) -> None:
+        """Also if the end comes meanwhile."""
+        with pipe() as (reading, writing):
+            writer, is_busy = LineWriter(writing), threading.Event()
+
+            def first() -> bytes:
+                is_busy.set()
+                assert writer._is_ending.wait(20)
+                return b"first\n"
+
+            with writer.running():
+                writer.put(first)
+                assert is_busy.wait(20)
+                writer.put(b"second\n".__bytes__)
+            assert os.read(reading, PIPE) == b"first\nsecond\n"
+
     def test_nobody_waits_for_a_reader_that_does_not_read(self) -> None:
         """`put` returns, the end comes, and every line is written or counted as lost."""
         with pipe() as (reading, writing):
@@ -81,6 +97,7 @@ class TestG16Writing:
             with writer.running():
                 for _ in range(50):
                     writer.put(b"a line\n".__bytes__)
+                assert writer._waiting.qsize() <= 10
             assert writer.dropped == 50
             assert "stillfresh-log" not in {thread.name for thread in threading.enumerate()}
             assert len(os.read(reading, 2 * size)) == size
