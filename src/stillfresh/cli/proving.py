@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 import msgspec
@@ -48,7 +47,7 @@ SHOWN = 3
     "--json",
     "file",
     metavar="FILE",
-    type=click.File("wb", lazy=False),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report to this file, too.",
 )
 def prove(
@@ -58,7 +57,7 @@ def prove(
     seed: int | None,
     workers: int,
     peer: str | None,
-    file: BinaryIO | None,
+    file: Path | None,
 ) -> None:
     """Prove that STORE keeps its promises while things break.
 
@@ -71,6 +70,7 @@ def prove(
     seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
     names = ["", *([checked_peer(peer, store)] if peer is not None else [])]
     reports: list[Report] = []
+    _write(file, b"")  # before the work, if it cannot be written
     with ending() as over, working("Faults survived:") as advance, quietly(logging.CRITICAL):
         for name in names:
             with (
@@ -83,11 +83,18 @@ def prove(
                 reports.append(run.go(faults))
             if over.is_set():
                 break
-    if file is not None:
-        told = {"store": without_password(store), "reports": reports}
-        file.write(msgspec.json.encode(told) + b"\n")
+    told = {"store": without_password(store), "reports": reports}
+    _write(file, msgspec.json.encode(told) + b"\n")
     tell(reports)
     sys.exit(1 if reports[0].sentences else INTERRUPTED * over.is_set())
+
+
+def _write(file: Path | None, told: bytes) -> None:
+    if file is not None:
+        try:
+            file.write_bytes(told)
+        except OSError as exc:
+            raise click.FileError(str(file), exc.strerror) from exc
 
 
 @contextmanager
