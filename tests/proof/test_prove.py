@@ -159,6 +159,14 @@ class TestT11Prove:
         assert report.is_cut_short
         assert (report.sentences, sum(report.faults.values())) == ([], 0)
 
+    def test_a_store_that_is_gone_in_the_end_costs_no_report(self, tmp_path: Path) -> None:
+        """The stage says which entries could not be deleted."""
+        binary = binary_of("valkey")
+        assert binary is not None
+        with serving(binary, tmp_path) as server, proving(f"{server.address}?timeout=1s") as stage:
+            server.stop()
+        assert stage.left.startswith("the entries of prove-")
+
     @pytest.mark.parametrize("promise", CHECKS)
     def test_a_broken_promise_is_told(
         self, promise: str, capsys: pytest.CaptureFixture[str]

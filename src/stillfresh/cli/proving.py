@@ -81,6 +81,8 @@ def prove(
                 run = ProofRun(name or "stillfresh", stage, Path(folder), seed, workers, over=over)
                 faults = _counted(run.decks(minutes * 60), advance)
                 reports.append(run.go(faults))
+            if stage.left:
+                click.echo(plain(stage.left), err=True)
             if over.is_set():
                 break
     told = {"store": without_password(store), "reports": reports}

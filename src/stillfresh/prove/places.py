@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, StoreError
 from stillfresh.prove.history import DOUBLED, KEPT, LOST, RECOVERED
 from stillfresh.prove.proxy import HOST, Proxy
 from stillfresh.prove.stage import Fault, Stage, lasting
@@ -53,8 +53,14 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             moves_clock=False,
         )
         asyncio.run(_cleaned(bare + mark, stage))  # a store that is away is told now
-        stack.callback(lambda: asyncio.run(_cleaned(bare + mark, stage)))
-        yield stage
+        try:
+            yield stage
+        finally:
+            try:
+                asyncio.run(_cleaned(bare + mark, stage))
+            except StoreError as exc:
+                tenant = mark.rpartition("=")[2]
+                stage.left = f"the entries of {tenant} could not be deleted, and expire: {exc}"
 
 
 async def _cleaned(url: str, stage: Stage) -> None:

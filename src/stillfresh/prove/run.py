@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -183,7 +184,8 @@ class ProofRun:
         if self._stage.peer:
             return
         clock = MovedClock(self._crowd.clock)
-        self._log.tell(*asyncio.run(found(self._stage, clock)))
+        with suppress(StoreError):  # it is away for long: what was promised is judged without
+            self._log.tell(*asyncio.run(found(self._stage, clock)))
 
     def _judge(self) -> None:
         self._reader.look()

@@ -35,6 +35,8 @@ class Stage:
         self.peer = peer
         """Another library, whose own answers are judged."""
         self.moves_clock = moves_clock
+        self.left = ""
+        """Says what could not be deleted in the end."""
 
 
 def lasting(begin: Callable[[], object], end: Callable[[], object], *hold: float) -> Fault:
