@@ -11,7 +11,7 @@ import pytest
 from tests.kit.cli import call, said
 
 ROOT = Path(__file__).parent.parent.parent
-READS = str(ROOT / "docs" / "reads.jsonl")
+READS = str(ROOT / "docs" / "examples" / "reads.jsonl")
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 
 

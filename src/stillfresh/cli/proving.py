@@ -85,9 +85,9 @@ def prove(
                 click.echo(plain(stage.left), err=True)
             if over.is_set():
                 break
+    tell(reports)
     told = {"store": without_password(store), "reports": reports}
     _write(file, msgspec.json.encode(told) + b"\n")
-    tell(reports)
     sys.exit(1 if reports[0].sentences else INTERRUPTED * over.is_set())
 
 
@@ -136,7 +136,7 @@ def tell(reports: list[Report]) -> None:
             click.echo(f"{report.store}: every promise was kept.")
         for promise, found in report.broken.items():
             if found:
-                click.echo(f"{report.store}: broken {len(found):,} times: {promise}.")
+                click.echo(f"{report.store}: broken ({len(found):,}): {promise}.")
                 meaning = "" if report.peer else MEANING.get(promise, "")
                 for line in filter(None, (*found[:SHOWN], meaning)):
                     click.echo(f"  {plain(line)}")
