@@ -295,6 +295,17 @@ class Sized(MemoryStore):
 
 
 class TestG6Gauge:
+    @pytest.mark.parametrize("address", ["memory://", "sqlite:///{}/a.db"])
+    async def test_a_store_that_two_caches_share_is_counted_once(
+        self, address: str, tmp_path: Path
+    ) -> None:
+        """The page adds up the stores that are not marked; `memory://` is a store for each."""
+        url = address.format(tmp_path)
+        async with Cache(f"{url}?tenant=a") as cache, PageCache(url) as pages:
+            told = await gateway(cache, page_cache=pages).dashboard.snapshot()
+        assert "is_repeated" not in told["stores"]["entities"]
+        assert told["stores"]["pages"].get("is_repeated", False) is url.startswith("sqlite")
+
     @pytest.mark.parametrize(
         ("took", "paid", "pause"), [(0.0, False, 5), (1.0, False, 50), (0.0, True, 300)]
     )

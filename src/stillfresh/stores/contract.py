@@ -175,6 +175,7 @@ class Store(ABC):
     needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request
     max_bytes: int | None = None  # E23: past it the copies that were used least recently go
     pushes: bool = False  # S10: `listen` tells what others do, as soon as it is done
+    address: str | None = None  # that it was made from, without a tenant; None: not shared by name
     tenant: str | None = None  # I17: whose entries alone it reads and writes
     shapes: "dict[str, Shape] | None" = None  # I2: how values of a kind lie where others read them
 

@@ -35,6 +35,8 @@ DYNAMODB_OPTIONS: Final = (
     *("region", "endpoint", "s3_endpoint", "max_lease"),
 )
 
+SLASHES: Final = "write sqlite:///file.db (relative) or sqlite:////path/file.db (absolute)"
+
 
 def store_for(store: str | Store, clock: Clock) -> Store:
     """Return the store that an address names, or the store itself. It is not opened."""
@@ -52,9 +54,13 @@ def store_for(store: str | Store, clock: Clock) -> Store:
         from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
 
         options: dict[str, Any] = dict(dynamodb_options(store))
-        return DynamoStore(**options, clock=clock)
+        made: Store = DynamoStore(**options, clock=clock)
+        made.address = store
+        return made
     bare, tenant = split_tenant(store)
-    return for_tenant(_bare(bare, clock), tenant)
+    made = _bare(bare, clock)
+    made.address = None if parts.scheme == "memory" else bare
+    return for_tenant(made, tenant)
 
 
 def _refused(url: str, why: str = f"not a store's address; write {ALLOWED}") -> ConfigError:
@@ -100,7 +106,7 @@ def _sqlite(url: str, path: str, max_bytes: str | None, clock: Clock) -> Store:
     from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
 
     if not url.lower().startswith("sqlite:///"):
-        raise _refused(url, "write sqlite:///file.db, or sqlite:////path/file.db: three slashes")
+        raise _refused(url, SLASHES)
     if not path or "\0" in path:
         raise _refused(url)
     return SqliteStore(path, clock=clock, max_bytes=max_bytes)

@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
@@ -104,10 +104,19 @@ class Numbers:
             "workers": self._workers(),
             "age_buckets": AGE_BUCKETS,
             "resources": self._rows(totals),
-            "stores": dict(zip(self._gauges, looked, strict=True)),
+            "stores": self._stores(looked),
             "live": totals.live,
             "bypassed": totals.bypassed,
         }
+
+    def _stores(self, looked: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """By the names of their caches; a store that an earlier cache uses too is marked."""
+        stores: dict[str, dict[str, Any]] = {}
+        seen: set[str | None] = set()
+        for (name, gauge), told in zip(self._gauges.items(), looked, strict=True):
+            stores[name] = {**told, "is_repeated": True} if gauge.address in seen else told
+            seen |= {gauge.address} - {None}
+        return stores
 
     async def reached(self) -> dict[str, Reached]:
         """Which stores answer, and in time."""
@@ -226,6 +235,7 @@ class Gauge:
         self._ticks = ticks
         self._due = -math.inf
         self._last: dict[str, Any] = {"error": "not asked yet"}
+        self.address: str | None = None
 
     async def look(self) -> dict[str, Any]:
         if self._ticks() >= self._due:
@@ -241,7 +251,9 @@ class Gauge:
         began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
-                stats = await (await self._cache.runtime()).store.stats()
+                store = (await self._cache.runtime()).store
+                self.address = store.address
+                stats = await store.stats()
         except TimeoutError:
             self._last = {"error": f"no answer within {ANSWERS_WITHIN:g} s"}
             return ASKED_EVERY

@@ -283,7 +283,7 @@ function drawRest(told, sum) {
   slot("queue.failing").title = sum.error ?? "";
   say("queue.retry", sum.retry_at === null ? "–" : `in ${duration(Math.max(0, sum.retry_at - told.at))}`);
 
-  const stores = Object.values(told.stores);
+  const stores = Object.values(told.stores).filter((store) => !store.is_repeated);
   const known = stores.filter((store) => !store.error);
   const all = (name) => known.reduce((total, store) => total + store[name], 0);
   figure(slot("leases.held"), known.length === stores.length ? count(all("leases")) : "–", " held now");
