@@ -59,6 +59,7 @@ class LeaseLost(StillfreshError):
 class LoadFailed(StillfreshError):
     """A load failed and no copy may be served. `__cause__` is the loader's error."""
 
+    _plain = True
     retry_at: float | None = None
     """The key cools down until then (seconds since 1970); None if the load was tried."""
 
@@ -139,17 +140,19 @@ def _without_query(found: re.Match[str]) -> str:
 def error_text(error: BaseException) -> str:
     """E25: an exception's type and what it says, as any store, log or client can take it.
 
-    Somebody else wrote it: its text may be huge, not be UTF-8, or raise.
+    Somebody else wrote it: its text may be huge, not be UTF-8, or raise. The type of a
+    `_plain` one, which stillfresh's own loaders raise, is left out: its text says it all.
     """
-    name = "an exception"
+    start = "an exception: "
     try:
-        name = type(error).__name__
+        start = f"{type(error).__name__}: "
         said = str.__str__(str(error))
+        start = "" if said and "_plain" in vars(type(error)) else start
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # noqa: BLE001 (a user's exception may raise anything)
         said = "its text cannot be read"
-    text = f"{name}: {said[:LONGEST_TEXT]}"[:LONGEST_TEXT]
+    text = f"{start}{said[:LONGEST_TEXT]}"[:LONGEST_TEXT]
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -234,7 +234,7 @@ class TestG18Stats:
     @pytest.mark.parametrize(
         ("arguments", "code", "says"),
         [
-            (["http://127.0.0.1:1"], 1, "http://127.0.0.1:1: ConnectError"),
+            (["http://127.0.0.1:1"], 1, "http://127.0.0.1:1: no gateway answers there: Conn"),
             (["http://"], 2, "URL: must begin with http://"),
             (["x.db", "--every", "soon"], 2, "--every: "),
             (["none.db"], 1, "there is no such file"),

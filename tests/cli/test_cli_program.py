@@ -175,7 +175,11 @@ class TestG10Errors:
             ("", 2, "not a store's address"),
             ("redis://[", 2, "not a store's address"),
             ("memory://", 2, "lives in the process that uses it"),
-            ("redis://127.0.0.1:{port}/0?timeout=0.2s", 1, "the Redis server is away"),
+            (
+                "redis://127.0.0.1:{port}/0?timeout=0.2s",
+                1,
+                "the Redis server is away: ConnectionError: ",
+            ),
             ("dynamodb://t?colour=red", 2, "takes each once"),
         ],
     )

@@ -314,6 +314,8 @@ class TestG10Explain:
             )
             result = call(command, str(site), "price", "nobody")
             assert result.stderr == "Note: the store has no such id; `inspect` lists those it has\n"
+            result = call(command, str(site), "page", "/blog/")
+            assert result.stderr.endswith("; a page's id is its whole URL\n")
             assert call(command, str(site), "price", "a").stderr == ""
         for options in (["--tag", "eux"], ["--kind", "prise", "--all"]):
             result = call("invalidate", str(site), *options)

@@ -75,7 +75,8 @@ async def check_failed_alone(cache: Cache, keys: Sequence[str]) -> None:
     assert stats.store is not None
     assert stats.store.leases == 0
     assert stats.resources["price"].failing == len(keys)
-    said = [stats.resources["price"].error or "", prometheus_text(stats)]
+    prometheus_text(stats).encode()
+    said = [stats.resources["price"].error or ""]
     said += [entry.error or "" for entry in await cache.entries("price")]
     for text in said:
         text.encode()
@@ -133,6 +134,13 @@ class TestE25Errors:
         text = error_text(ERRORS[name])
         assert text.startswith(type(ERRORS[name]).__name__)
         assert len(text.encode()) <= 500 * 6
+
+
+def test_e25_an_error_of_stillfresh_needs_no_name() -> None:
+    """Operators read "host: HTTP 503", not the class that our own loaders raise."""
+    assert error_text(LoadFailed("host: HTTP 503")) == "host: HTTP 503"
+    assert error_text(RetryAfter("2m")) == "asked to wait 120 s"
+    assert error_text(LoadFailed()) == "LoadFailed: "
 
 
 class Nameless(type):

@@ -244,7 +244,7 @@ class TestS11Connections:
             proxy.lose("silently")
             before = proxy.requests
             for _ in range(200):
-                with pytest.raises(StoreError):
+                with pytest.raises(StoreError, match="is away: Timeout"):
                     await store.read(KIND, ["a"])
             assert proxy.requests - before <= 5
             assert caplog.text.count("the PostgreSQL server is away") == 1

@@ -261,7 +261,7 @@ class TestS5Away:
         proxy.lose("silently")
         before = proxy.requests
         for _ in range(200):
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreError, match="is away: Timeout"):
                 await store.read(KIND, ["a"])
         assert proxy.requests - before <= 5
         assert caplog.text.count("the Redis server is away") == 1

@@ -21,7 +21,7 @@ from stillfresh.cli.program import (
     size_text,
 )
 from stillfresh.durations import seconds
-from stillfresh.errors import ConfigError, StillfreshError, without_password
+from stillfresh.errors import ConfigError, StillfreshError, error_text, without_password
 from stillfresh.stores.contract import StoreStats
 
 WITHIN: Final = 10.0
@@ -82,7 +82,7 @@ async def _metrics(url: str) -> str:
         try:
             answer = await asking.get(f"{base}/metrics")
         except client.request_errors() as exc:
-            raise StillfreshError(f"{base}: {type(exc).__name__} {exc}".strip()) from exc
+            raise StillfreshError(f"{base}: no gateway answers there: {error_text(exc)}") from exc
     if answer.status_code == 401:
         raise ConfigError(f"{base}: needs its token; set STILLFRESH_TOKEN")
     if answer.status_code != 200 or "stillfresh_" not in answer.text:

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 import click
 
 from stillfresh.cli.program import plain
+from stillfresh.engine.explain import PAGE
 from stillfresh.errors import ConfigError
 from stillfresh.quiet import quietly
 from stillfresh.stores import for_tenant, split_tenant, store_for
@@ -102,7 +103,8 @@ def own_file(address: str, command: str) -> Iterator[str]:
 async def about_names(store: Store, kind: str) -> str:
     """Of ids of this kind none is there."""
     if await store.entries(kind, "", None, 1):
-        return "the store has no such id; `inspect` lists those it has"
+        whole = "; a page's id is its whole URL" if kind == PAGE else ""
+        return f"the store has no such id; `inspect` lists those it has{whole}"
     page = await store.entries(None, "", None, LOOKED_AT)
     kinds = sorted({entry.kind for entry in page})
     near = [f"did you mean {it}?" for it in get_close_matches(kind, kinds, 1)]

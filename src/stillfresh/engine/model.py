@@ -201,6 +201,8 @@ class Amended(Struct, Generic[T], frozen=True):
 class RetryAfter(StillfreshError):
     """Raised by a loader, or returned for a key: it failed, and may be tried again later."""
 
+    _plain = True
+
     def __init__(self, pause: Duration, message: str = "") -> None:
         self.seconds = seconds(pause, name="RetryAfter")
         super().__init__(message or f"asked to wait {self.seconds:g} s")

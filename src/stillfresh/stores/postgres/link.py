@@ -101,6 +101,7 @@ class PgLink:
         self._idle: list[PgConnection] = []
         self._lost = 0  # statements that failed, one after the other
         self._closed, self._breaker = False, Breaker()
+        self._why = ""  # it is away, as the last failure said
         self._prepares = True
         self.pushes = self.is_pooled = False
         """What its schema says of S10; and whether a pooler stands before the server."""
@@ -129,7 +130,7 @@ class PgLink:
         """
         began = time.monotonic()
         if not self._breaker.allows(began) and not urgent:
-            raise StoreError("the PostgreSQL server is away; it is asked again in a moment")
+            raise StoreError(f"the PostgreSQL server is away: {self._why}; it is asked again soon")
         try:
             rows = await self._settled(statement, given, given if settle is None else settle)
         except LOST as exc:
@@ -279,6 +280,7 @@ class PgLink:
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
             logger.warning("the PostgreSQL server is away: %s", said_by(error))
+        self._why = said_by(error)
         self._breaker.failed(began, time.monotonic())
 
 

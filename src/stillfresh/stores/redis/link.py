@@ -94,6 +94,7 @@ class Link:
         self._idle: list[AbstractConnection] = []
         self._lost = 0  # round trips that failed, one after the other
         self._closed, self._breaker = False, Breaker()
+        self._why = ""  # it is away, as the last failure said
         self.drops_keys = False  # any of them when it is full, a tag's set too
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
@@ -237,7 +238,7 @@ class Link:
     ) -> list[Any]:
         began = time.monotonic()
         if not self._breaker.allows(began) and not urgent:
-            raise StoreError(f"{self._named} is away; it is asked again in a moment")
+            raise StoreError(f"{self._named} is away: {self._why}; it is asked again in a moment")
         try:
             replies = await self._settled(commands, settle)
         except LOST as exc:
@@ -279,6 +280,7 @@ class Link:
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
             logger.warning("%s is away: %s", self._named, _said(error))
+        self._why = _said(error)
         self._breaker.failed(began, time.monotonic())
 
 
