@@ -208,3 +208,10 @@ class TestG14Monitoring:
             for target in panel.get("targets", ()):
                 for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                     assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), target["expr"]
+
+    def test_every_query_of_the_page_has_a_panel(self) -> None:
+        """The same expression, for the chosen jobs and over Grafana's own window."""
+        drawn = {re.sub(r'job=~"a",?|\{\}|\[\w+\]|\s', "", it) for it in expressions(GRAFANA)}
+        drawn = {it.replace("{}", "") for it in drawn}
+        asked = {re.sub(r"\[\w+\]|\s", "", it) for it in expressions(PAGE)}
+        assert asked <= drawn

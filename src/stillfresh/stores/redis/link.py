@@ -83,8 +83,7 @@ class Link:
             protocol=2,
             **options,
         )
-        self._node = node
-        self._sentinels = sentinels
+        self._node, self._sentinels = node, sentinels
         self._named = f"the Redis server {node}".rstrip()
         self._timeout = timeout
         self._wait: Sequence[Command] = ()  # sent behind a change that replicas are to confirm
@@ -93,8 +92,7 @@ class Link:
         self._places = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
         self._lost = 0  # round trips that failed, one after the other
-        self._closed, self._breaker = False, Breaker()
-        self._why = ""  # it is away, as the last failure said
+        self._closed, self._breaker, self._why = False, Breaker(), ""
         self.drops_keys = False  # any of them when it is full, a tag's set too
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
