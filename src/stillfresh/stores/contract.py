@@ -270,9 +270,8 @@ class Store(ABC):
     ) -> list[Entry]:
         """The next `limit` entries, of one kind or of all, whose id has `search` in it.
 
-        Fewer mean that there are no more; `after` is the (kind, id) of the last one that was
-        listed, which may be gone since. By kind and id, where the store has an order. For people
-        to look at: no value is read, and no step of it is long, however many there are.
+        Fewer mean that there are no more. `after` is the (kind, id) of the last one listed, which
+        may be gone. By kind and id, where the store has an order. Reads no value; no step is long.
         """
 
     async def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
