@@ -156,15 +156,13 @@ class TestG9Feed:
         await page.wait_for_function(f"(before) => {counts}.join() !== before", arg=before)
         assert await page.evaluate("window.isTheSame")
 
-    async def test_a_hidden_tab_stops_refreshing(self, tmp_path: Path, page: Page) -> None:
+    async def test_a_hidden_tab_stops_refreshing(self, demo: Demo, page: Page) -> None:
         """Nobody looks: the upstream is asked for no post any more; looked at again, it is."""
-        with started(tmp_path) as demo:
-            await shown(page, demo.url)
-            await hide(page, hidden=True)
-            before = await quiet(demo.url)
-            await hide(page, hidden=False)
-            await until(demo.url, lambda now: now["asked"] > before)
-            await page.close()
+        await shown(page, demo.url)
+        await hide(page, hidden=True)
+        before = await quiet(demo.url)
+        await hide(page, hidden=False)
+        await until(demo.url, lambda now: now["asked"] > before)
 
 
 async def hide(page: Page, *, hidden: bool) -> None:
@@ -212,26 +210,24 @@ async def quiet(url: str) -> int:
 
 
 class TestG9Trouble:
-    async def test_down_shows_stale_with_its_age(self, tmp_path: Path, page: Page) -> None:
+    async def test_down_shows_stale_with_its_age(self, demo: Demo, page: Page) -> None:
         """The switch on the page; the text stays, the badge says stale, and the age grows."""
-        with started(tmp_path) as demo:
-            await shown(page, demo.url)
-            first = page.locator("[data-post]").first
-            await expect(page.locator("#page tr")).to_have_count(6)
-            await page.get_by_label("Down").check()
-            await expect(page.locator("body")).to_have_attribute("data-mode", "down")
-            badge = first.locator("[data-badge]")
-            await expect(badge).to_contain_text("stale")
-            text = await first.locator(".text").text_content()
-            await expect(badge).to_have_text(re.compile(r"stale · ([3-9]|\d\d+) s"))
-            assert await first.locator(".text").text_content() == text
-            await expect(page.locator("#word")).to_contain_text("The site stays")
-            await page.reload()
-            await expect(badge).to_have_text(re.compile(r"stale · \d+ s"))
-            assert await first.locator(".text").text_content() == text
-            await page.get_by_label("Fine").check()
-            await expect(badge).to_have_text(re.compile("fresh"))
-            await page.close()
+        await shown(page, demo.url)
+        first = page.locator("[data-post]").first
+        await expect(page.locator("#page tr")).to_have_count(6)
+        await page.get_by_label("Down").check()
+        await expect(page.locator("body")).to_have_attribute("data-mode", "down")
+        badge = first.locator("[data-badge]")
+        await expect(badge).to_contain_text("stale")
+        text = await first.locator(".text").text_content()
+        await expect(badge).to_have_text(re.compile(r"stale · ([3-9]|\d\d+) s"))
+        assert await first.locator(".text").text_content() == text
+        await expect(page.locator("#word")).to_contain_text("The site stays")
+        await page.reload()
+        await expect(badge).to_have_text(re.compile(r"stale · \d+ s"))
+        assert await first.locator(".text").text_content() == text
+        await page.get_by_label("Fine").check()
+        await expect(badge).to_have_text(re.compile("fresh"))
 
     async def test_what_was_never_answered_says_so(
         self, tmp_path: Path, page: Page, expected_errors: list[str]
@@ -255,22 +251,20 @@ class TestG9Trouble:
             await page.close()
 
     async def test_a_topic_of_which_nothing_is_kept_has_no_age(
-        self, tmp_path: Path, page: Page
+        self, demo: Demo, page: Page
     ) -> None:
         """The age of the topic before is not left standing beside it."""
-        with started(tmp_path) as demo:
-            await shown(page, demo.url)
-            await page.locator("#topics button").first.click()
-            badge = page.locator("#talk-badge")
-            await expect(badge).to_contain_text("fresh")
-            await page.get_by_label("Down").check()
-            await expect(page.locator("body")).to_have_attribute("data-mode", "down")
-            await page.locator("#topics button").nth(2).click()
-            await expect(page.locator("#comments")).to_contain_text(
-                "There is no copy yet, and the upstream does not answer."
-            )
-            await expect(badge).to_have_text("no copy")
-            await page.close()
+        await shown(page, demo.url)
+        await page.locator("#topics button").first.click()
+        badge = page.locator("#talk-badge")
+        await expect(badge).to_contain_text("fresh")
+        await page.get_by_label("Down").check()
+        await expect(page.locator("body")).to_have_attribute("data-mode", "down")
+        await page.locator("#topics button").nth(2).click()
+        await expect(page.locator("#comments")).to_contain_text(
+            "There is no copy yet, and the upstream does not answer."
+        )
+        await expect(badge).to_have_text("no copy")
 
     async def test_a_comment_that_is_not_taken_is_typed_text_again(
         self, demo: Demo, page: Page
@@ -357,36 +351,34 @@ class TestG9Games:
             assert await board.get_attribute("data-game") not in waiting
 
     async def test_every_click_is_answered_while_the_service_is_down(
-        self, tmp_path: Path, page: Page
+        self, demo: Demo, page: Page
     ) -> None:
         """A move says that it was taken back, a game of which nothing is kept that it cannot be
         shown: never another board under its name, nor an age that stands still. It comes later.
         """
-        with started(tmp_path) as demo:
-            await shown(page, demo.url)
-            board, badge = page.locator("#board"), page.locator("#board-badge")
-            note, offered = page.locator("#games-word"), page.locator("#next")
-            await expect(offered).to_be_enabled()
-            await offered.click()
-            await expect(badge).to_contain_text("fresh")
-            await page.get_by_label("Down").check()
-            proof = page.locator("#proof")
-            await expect(proof).to_contain_text("service does not answer")
-            await board.locator("button[aria-disabled='false']").first.click()
-            await expect(note).to_contain_text("taken back")
-            await expect(board).not_to_contain_text("✕")
-            await changed(demo.url, 20)
-            await expect(note).to_contain_text("taken back")
-            game = await offered.get_attribute("data-game")
-            await offered.click()
-            await expect(page.locator("#turn")).to_contain_text("cannot be shown")
-            await expect(board).to_have_attribute("data-game", game or "")
-            await expect(badge).to_have_text("no copy")
-            await expect(proof).to_contain_text("service does not answer")
-            await page.get_by_label("Fine").check()
-            await expect(badge).to_contain_text("fresh")
-            await expect(page.locator("#turn")).to_contain_text("Your turn")
-            await page.close()
+        await shown(page, demo.url)
+        board, badge = page.locator("#board"), page.locator("#board-badge")
+        note, offered = page.locator("#games-word"), page.locator("#next")
+        await expect(offered).to_be_enabled()
+        await offered.click()
+        await expect(badge).to_contain_text("fresh")
+        await page.get_by_label("Down").check()
+        proof = page.locator("#proof")
+        await expect(proof).to_contain_text("service does not answer")
+        await board.locator("button[aria-disabled='false']").first.click()
+        await expect(note).to_contain_text("taken back")
+        await expect(board).not_to_contain_text("✕")
+        await changed(demo.url, 20)
+        await expect(note).to_contain_text("taken back")
+        game = await offered.get_attribute("data-game")
+        await offered.click()
+        await expect(page.locator("#turn")).to_contain_text("cannot be shown")
+        await expect(board).to_have_attribute("data-game", game or "")
+        await expect(badge).to_have_text("no copy")
+        await expect(proof).to_contain_text("service does not answer")
+        await page.get_by_label("Fine").check()
+        await expect(badge).to_contain_text("fresh")
+        await expect(page.locator("#turn")).to_contain_text("Your turn")
 
 
 TAKEN = "button => { const game = button.dataset.game; button.click(); return game; }"
