@@ -450,7 +450,7 @@ class TestG10Bench:
         assert call("bench", "--all", "x.db").exit_code == 2
         monkeypatch.chdir(tmp_path / "src")
         result = call("bench", "--all")
-        assert (result.exit_code, "in a checkout of stillfresh" in result.stderr) == (2, True)
+        assert (result.exit_code, "in a clone of stillfresh" in result.stderr) == (2, True)
 
 
 SETTINGS = """

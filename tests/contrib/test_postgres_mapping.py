@@ -169,8 +169,8 @@ class TestE8Mapping:
             ({"products": [3]}, "write a name and then columns"),
             ({"products; DROP TABLE products": "p:{id}"}, "write a table's name as SQL has it"),
             ({"a.b.c": "p:{id}"}, "write a table's name as SQL has it"),
-            ({"priced": "p:{price}"}, "of type numeric, which a trigger may not"),
-            ({"shown": "p:{id}"}, "is no table"),
+            ({"priced": "p:{price}"}, "of type numeric, whose text differs from Python's"),
+            ({"shown": "p:{id}"}, "is not a table"),
             ({"products": "p:{id}", "public.products": "q:{id}"}, "name it once"),
         ],
     )

@@ -86,7 +86,7 @@ class TestC10ForceRefresh:
         """A text where many ids belong, another viewer than the one who is signed in."""
         with pytest.raises(ConfigError, match="takes many ids"):
             await site.controller.force_refresh_posts_by_ids("a:1", VIEWER)
-        with pytest.raises(ConfigError, match="not who is signed in"):
+        with pytest.raises(ConfigError, match="is not the viewer that is signed in"):
             await site.controller.force_refresh_posts_by_ids(["a:1"], "another")
         with pytest.raises(ConfigError, match="the key is empty"):
             await site.controller.force_refresh_users_by_ids([""])
@@ -378,7 +378,7 @@ class TestC7OneSession:
         await site.nexus.asked.wait()
         site.ttl.sign_in("another")
         site.nexus.let_go()
-        with pytest.raises(LoadFailed, match="the viewer left"):
+        with pytest.raises(LoadFailed, match="the viewer signed out meanwhile"):
             await forcing
         assert site.nexus.viewers == [VIEWER]
 
@@ -388,7 +388,7 @@ class TestC7OneSession:
         forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER))
         await site.nexus.asked.wait()
         site.ttl.sign_out()
-        with pytest.raises(LoadFailed, match="the viewer left"):
+        with pytest.raises(LoadFailed, match="the viewer signed out meanwhile"):
             await forcing
 
     async def test_an_edit_is_its_viewers(self, tmp_path: Path, clock: ManualClock) -> None:
@@ -399,7 +399,7 @@ class TestC7OneSession:
             touching = asyncio.create_task(site.controller.touch("post", "a:1", post("a:1", 99)))
             await asyncio.sleep(0)
             site.ttl.sign_in("bob")
-            with pytest.raises(LoadFailed, match="the viewer left"):
+            with pytest.raises(LoadFailed, match="the viewer signed out meanwhile"):
                 await touching
             await site.controller.prepare()
             assert await site.version("a:1") is None
@@ -445,7 +445,7 @@ class TestC7OneSession:
         visiting = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], "ann"))
         await site.nexus.asked.wait()
         site.ttl.sign_in("bob")
-        with pytest.raises(LoadFailed, match="the viewer left"):
+        with pytest.raises(LoadFailed, match="the viewer signed out meanwhile"):
             await visiting
         await site.controller.prepare()
         assert (site.rows("post_ttl"), site.told) == ({}, [])
@@ -459,7 +459,7 @@ class TestC7OneSession:
         await asyncio.sleep(0)
         assert not site.controller.database.is_open
         site.ttl.sign_in("bob")
-        with pytest.raises(LoadFailed, match="the viewer left"):
+        with pytest.raises(LoadFailed, match="the viewer signed out meanwhile"):
             await visiting
         assert site.nexus.viewers == []
         await site.controller.force_refresh_posts_by_ids(["a:1"], "bob")

@@ -64,7 +64,7 @@ class TestC15OnTheEngine:
         site.ttl.sign_in("another")
         await controller.prepare()
         _, second = await asyncio.gather(*edits, return_exceptions=True)
-        assert "kept for another viewer" in str(second)
+        assert "the file belongs to another viewer" in str(second)
         assert site.rows("post_ttl") == {}
 
     async def test_two_processes_fetch_an_id_once(self, site: Site) -> None:

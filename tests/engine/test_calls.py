@@ -326,7 +326,7 @@ class TestE19Refusals:
 
     def test_a_tuple_of_what_cannot_be_a_key(self) -> None:
         """Names the type inside."""
-        with pytest.raises(ConfigError, match=r"report: key= returned .*the type .*Session has no"):
+        with pytest.raises(ConfigError, match=r"report: key= returned .*a .*Session cannot be"):
             signature(plain, key=lambda year, db: (year, db)).call(1, Session())
 
     @pytest.mark.parametrize("value", [Session(), [Session()], {"a": Session()}, Query(Session())])  # type: ignore[arg-type]
@@ -336,8 +336,10 @@ class TestE19Refusals:
             signature(plain).call(2026, value)
         said = str(caught.value)
         assert f"report: the argument db is a {type(value).__name__} (" in said
-        assert "the type tests.engine.test_calls.Session has no text" in said
-        assert said.endswith("Write ignore=('db',) if it does not count, or key=")
+        assert "a tests.engine.test_calls.Session cannot be written as text" in said
+        assert said.endswith(
+            "Write ignore=('db',) to leave it out, or key= to say what is part of the key"
+        )
 
     def test_an_argument_that_cannot_be_copied(self) -> None:
         """Its key has a text, and its load could not begin later."""

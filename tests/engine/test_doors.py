@@ -657,11 +657,11 @@ class TestE15Arguments:
         async def report(year: int, region: str = "eu") -> str:
             return f"{year} {region}"
 
-        with pytest.raises(ConfigError, match=r"report: year is int, not str \('2026'\)"):
+        with pytest.raises(ConfigError, match=r"report: year must be int, not str \('2026'\)"):
             await report("2026")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"report: year is int, not bool \(True\)"):
+        with pytest.raises(ConfigError, match=r"report: year must be int, not bool \(True\)"):
             await report(True)  # noqa: FBT003
-        with pytest.raises(ConfigError, match="report: region is str, not NoneType"):
+        with pytest.raises(ConfigError, match="report: region must be str, not NoneType"):
             await report(2026, None)  # type: ignore[arg-type]
 
     async def test_that_do_not_fit_the_function(self, cache: Cache) -> None:

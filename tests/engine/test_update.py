@@ -246,7 +246,7 @@ class TestE17UpdateLaw:
             await elsewhere.put("a", newer(answer))
             return newer(answer)
 
-        with pytest.raises(StoreError, match="other processes changed it all the time"):
+        with pytest.raises(StoreError, match="other processes keep changing it; try again"):
             await goods.update("a", disturbed)
 
 

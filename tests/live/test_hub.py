@@ -153,7 +153,7 @@ class TestC14Hub:
         with hub.connect() as guest:
             guest.subscribe("price", "a")
             assert await news(guest) == {"a": 1}
-            with pytest.raises(ConfigError, match="a guest is none"):
+            with pytest.raises(ConfigError, match="its views differ by viewer; sign in first"):
                 guest.subscribe("inbox", "1")
 
     async def test_a_view_may_be_read_without_a_connection(

@@ -87,7 +87,7 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
 
 def _run_all(here: Path) -> NoReturn:
     if not (here / "benchmarks/__main__.py").exists() or not (here / "src/stillfresh").is_dir():
-        raise ConfigError("--all: run it in a checkout of stillfresh, where `benchmarks` is")
+        raise ConfigError("--all: run it in a clone of stillfresh, beside `benchmarks`")
     sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=here))
 
 

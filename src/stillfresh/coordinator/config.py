@@ -134,7 +134,7 @@ def checked_kinds(kinds: Iterable[Kind]) -> dict[str, Kind]:
     found: dict[str, Kind] = {}
     for kind in listed:
         if kind.name in found:
-            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
+            raise ConfigError(f"kinds: two are named {kind.name!r}; give each a name of its own")
         found[kind.name] = kind
     return found
 

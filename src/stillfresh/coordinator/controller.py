@@ -154,7 +154,7 @@ class TtlController:
         def check_owner() -> None:
             if not track.owns(session):
                 raise StillfreshError(
-                    f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
+                    f"{kind}: the edit of {id!r} is not stored: the file belongs to another viewer"
                 )
 
         await self._prepare(session)
@@ -251,7 +251,10 @@ class TtlController:
             finally:
                 self._visits.discard(visit)
         else:
-            raise ConfigError(f"viewer_id: {viewer_id!r} is not who is signed in ({here!r})")
+            raise ConfigError(
+                f"viewer_id: {viewer_id!r} is not the viewer that is signed in ({here!r}); "
+                "sign that viewer in first"
+            )
 
     def tell(self, kind: str, outcomes: Mapping[str, Outcome]) -> None:
         """The listeners hear which views are new, and which are absent."""
@@ -264,4 +267,4 @@ class TtlController:
 def _check_here(track: Track, session: ViewerSession) -> None:
     """C7: what was asked for a viewer who left is not for who came."""
     if session.is_over:
-        raise LoadFailed(f"{track.kind.name}: the viewer left")
+        raise LoadFailed(f"{track.kind.name}: the viewer signed out meanwhile; ask again")

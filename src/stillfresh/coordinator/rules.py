@@ -61,7 +61,7 @@ def user_id(view: View) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise TypeError(f"an id is a text, not {value!r}")
+        raise TypeError(f"an id must be text, not {value!r}")
     return value
 
 

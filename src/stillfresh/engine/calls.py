@@ -118,7 +118,7 @@ class Signature(Generic[P]):
             value = arguments[name]
             if not isinstance(value, of) or isinstance(value, bool):
                 raise ConfigError(
-                    f"{self._name}: {name} is {of.__name__}, not {type(value).__name__} "
+                    f"{self._name}: {name} must be {of.__name__}, not {type(value).__name__} "
                     f"({shown(value)})"
                 )
         if self._key is not None:
@@ -155,8 +155,8 @@ class Signature(Generic[P]):
             why = str(exc)
         raise ConfigError(
             f"{self._name}: the argument {name} is a {type(value).__name__} ({shown(value)}), "
-            f"which cannot be part of a key: {why}. Write ignore=({name!r},) if it does not "
-            f"count, or key="
+            f"which cannot be part of a key: {why}. Write ignore=({name!r},) to leave it out, "
+            f"or key= to say what is part of the key"
         )
 
     def _own_id(self, key: object) -> str:
@@ -191,7 +191,7 @@ def key_text(value: object) -> str:
     try:
         text = msgspec.json.encode(value, order="deterministic").decode()
     except TypeError:
-        raise TypeError(f"the type {_type_name(of)} has no text that says all of it") from None
+        raise TypeError(f"a {_type_name(of)} cannot be written as text completely") from None
     return f"{_type_name(of)}({text})"
 
 

@@ -50,7 +50,7 @@ class PydanticCodec(Generic[V]):
             said = f"it holds a {secret.__name__}, which Pydantic writes as asterisks"
             raise ConfigError(f"{resource}: {_refused(of)}: {said}; give codec=")
         if "by_name" not in signature(adapter.validate_json).parameters:
-            raise ConfigError(f"{resource}: {_refused(of)}: it takes Pydantic 2.11 or newer")
+            raise ConfigError(f"{resource}: {_refused(of)}: it needs Pydantic 2.11 or newer")
         self._adapter = adapter
         self._last: tuple[bytes, V] | None = None
 

@@ -112,7 +112,9 @@ class Lifecycle:
         self.check_not_forked()
         runtime = self.opened
         if runtime is None or not runtime.loop.is_running():
-            raise NotOpen("this cache is not open: from_thread needs a running loop to call")
+            raise NotOpen(
+                "from_thread: this cache is not open; open it on a running event loop first"
+            )
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:

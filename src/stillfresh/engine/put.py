@@ -141,7 +141,7 @@ class Puts(Reads[K, V]):
         except StoreError:
             self.memory.counts.store_errors += 1
             raise
-        raise StoreError(f"{self.spec.kind} {key!r}: other processes changed it all the time")
+        raise StoreError(f"{self.spec.kind} {key!r}: other processes keep changing it; try again")
 
     async def _replaced(
         self,
@@ -276,8 +276,8 @@ class Puts(Reads[K, V]):
             if not asks:
                 return
             if asks.keys() - grants.keys():
-                raise StoreError(f"{kind}: the servers of {len(asks)} keys are away")
-        raise StoreError(f"{kind}: {len(asks)} keys were published by others all the time")
+                raise StoreError(f"{kind}: the servers that hold {len(asks)} keys do not answer")
+        raise StoreError(f"{kind}: other processes keep changing {len(asks)} keys; try again")
 
     async def _outdate(self, runtime: Runtime, ids: set[str], seen: Mapping[str, str]) -> None:
         """Invalidate what was there before, unless something newer overtook the put.

@@ -238,7 +238,7 @@ class FeedCache:
             try:
                 return job(connection)
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                raise StoreError(f"the feed's rows hold what cannot be used: {exc!r}") from exc
+                raise StoreError(f"the feed's rows cannot be read: {exc!r}") from exc
 
         return self._writer.submit(guarded, **how)
 

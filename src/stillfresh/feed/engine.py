@@ -82,10 +82,10 @@ class FeedEngine:
     ) -> None:
         self._lookups = checked_whole("lookups", lookups)
         if not isinstance(cache, FeedCache):
-            raise ConfigError(f"cache: a FeedCache, by FeedCache.open(path), not {shown(cache)}")
+            raise ConfigError(f"cache: must be FeedCache.open(path), not {shown(cache)}")
         if not callable(getattr(source, "day_index", None)) or isinstance(source, type):
             raise ConfigError(
-                f"source: an object with the methods of FeedSource, not {shown(source)}"
+                f"source: must be an object with the methods of FeedSource, not {shown(source)}"
             )
         self._cache = cache
         self._source = source

@@ -252,7 +252,7 @@ class HttpFeedSource:
         try:
             return await (send() if self._auth is None else send(auth=self._auth))
         except httpx2.InvalidURL as exc:
-            raise httpx2.RemoteProtocolError(f"a redirect to nowhere: {exc}") from exc
+            raise httpx2.RemoteProtocolError(f"a redirect with an invalid address: {exc}") from exc
 
     def _check_open(self) -> None:
         if self._is_closed or self._client.is_closed:

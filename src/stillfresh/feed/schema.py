@@ -129,14 +129,14 @@ def _is_feed(connection: apsw.Connection, path: Path) -> bool:
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     if names and not names & TABLES.keys():
         raise ConfigError(
-            f"{path}: is a SQLite file without the tables of a feed cache; give it one of its own"
+            f"{path}: is a SQLite file without the tables of a feed cache; name another file"
         )
     for table in names & TABLES.keys():
         columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
         if missing := TABLES[table] - columns:
             raise ConfigError(
                 f"{path}: its table {table} lacks {', '.join(sorted(missing))}; "
-                "it is not of a feed cache; give stillfresh a file of its own"
+                "it is not a file of a feed cache; name another file"
             )
     return names >= {_name(text) for text in (*SEED, *OWN)}
 

@@ -84,7 +84,7 @@ class IsrMiddleware:
         cdn_override: bool = False,
     ) -> None:
         if not isinstance(pages, PageCache):
-            raise ConfigError(f"pages: a PageCache, not {shown(pages)}")
+            raise ConfigError(f"pages: must be a PageCache, not {shown(pages)}")
         self._app = app
         self._pages = pages
         self._site = Site(routes, hosts, forward, credentials)

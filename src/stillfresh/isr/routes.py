@@ -323,7 +323,7 @@ def checked_path(path: str) -> str:
             "and a URL has no line break"
         )
     if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
-        raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
+        raise ConfigError(f"path: must have at most {MOST_PATH:,} bytes, not {shown(path)}")
     return path
 
 

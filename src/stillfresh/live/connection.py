@@ -107,7 +107,7 @@ class Connection:
         self._check_open()
         if self.size >= self._hub.max_subscriptions:
             raise StillfreshError(
-                f"this viewer has {self.size} subscriptions, the most that are allowed"
+                f"this viewer has {self.size} subscriptions, the most allowed; end some first"
             )
         self._hub.hold(viewed)
         self._had[viewed] = None
@@ -242,7 +242,9 @@ class Connection:
     async def __anext__(self) -> HubUpdate:
         """Failures are for callers of `take`."""
         if self._changed is None:
-            raise StillfreshError("this connection has a `tell`: take the news when it is called")
+            raise StillfreshError(
+                "this connection was made with tell=; call take() when that is called"
+            )
         while self.is_open or self.waiting:
             for update in self.take(1):
                 if update.answer.error is None:

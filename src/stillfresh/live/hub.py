@@ -111,7 +111,7 @@ class Hub:
             known = ", ".join(self._kinds) or "none"
             raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
         if kind.per_viewer and viewer_id is None:
-            raise ConfigError(f"kind {name!r}: differs by viewer, and a guest is none; sign in")
+            raise ConfigError(f"kind {name!r}: its views differ by viewer; sign in first")
         return kind
 
     def is_per_viewer(self, name: str) -> bool:

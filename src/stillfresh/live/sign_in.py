@@ -52,13 +52,13 @@ class Tokens:
         """SignInFailed if the token belongs to nobody, or nobody could say."""
         asked_at = self.clock()
         if (viewer_id := await self.viewer_of(token)) is None:
-            raise SignInFailed("nobody is known by this token", "sign_in_failed", is_bad=True)
+            raise SignInFailed("this token is not valid", "sign_in_failed", is_bad=True)
         return SignIn(self, token, viewer_id, asked_at)
 
     async def viewer_of(self, token: str) -> str | None:
         """Ask the hook; None for a token that belongs to nobody."""
         if self._authenticate is None:
-            raise SignInFailed("nobody can sign in here", "sign_in_failed")
+            raise SignInFailed("this server has no sign-in", "sign_in_failed")
         try:
             async with asyncio.timeout(SIGN_IN_TIMEOUT):
                 found = self._authenticate(token)
@@ -105,7 +105,7 @@ class SignIn:
             clock = self._tokens.clock
             asked_at = clock()
             if asked_at < self._spared_until:
-                raise SignInFailed("signing in failed a moment ago")
+                raise SignInFailed("signing in failed a moment ago; try again later")
             self._asked_at = asked_at
             try:
                 is_good = await self._tokens.viewer_of(self._token) == self.viewer_id
@@ -119,4 +119,4 @@ class SignIn:
 
 
 def _refuse(viewer_id: object) -> None:
-    raise TypeError(f"authenticate: gives a viewer's id or None, not {shown(viewer_id)}")
+    raise TypeError(f"authenticate: must return a viewer's id or None, not {shown(viewer_id)}")

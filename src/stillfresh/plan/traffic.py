@@ -137,7 +137,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Line | None]]:
                 raise ConfigError(f"{path}: line {number}: {exc}") from None
             yield number, line
     if not number:
-        raise ConfigError(f"{path}: empty; a recording begins with a line of its own")
+        raise ConfigError(f"{path}: is empty; record again")
 
 
 def _check(line: Line, number: int, kinds: set[str]) -> None:
@@ -150,4 +150,4 @@ def _check(line: Line, number: int, kinds: set[str]) -> None:
     elif isinstance(line, RecordedKind):
         kinds.add(line.kind)
     elif line.kind not in kinds:
-        raise ConfigError("its kind has no line before it")
+        raise ConfigError("its kind is not on a line before it")

@@ -158,7 +158,7 @@ def id_maker(template: str) -> IdOf:
 def part(view: object, path: str) -> str:
     found = inside(view, path)
     if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-        raise LoadFailed(f"a view's {path} is no part of an id: {shown(found)}")
+        raise LoadFailed(f"a view's {path} must be text or a whole number, not {shown(found)}")
     return str(found)
 
 

@@ -44,7 +44,9 @@ async def create_outbox(database: str, tables: Tables) -> None:
         for table, told in tables.items():
             oid = await _checked(link, table, templates_of(table, told))
             if (other := found.setdefault(oid, table)) != table:
-                raise ConfigError(f"table {shown(table)}: is {shown(other)}; name it once")
+                raise ConfigError(
+                    f"table {shown(table)}: is the same as {shown(other)}; name it once"
+                )
         await link.ask(ONE_AT_A_TIME)
         await link.ask(sql)
         await link.ask("COMMIT")
@@ -74,7 +76,7 @@ async def _checked(link: OutboxLink, table: str, templates: list[str]) -> int:
         )
     [(oid, kind)] = rows
     if kind not in {"r", "p"}:
-        raise ConfigError(f"table {shown(table)}: is no table; name the tables that it shows")
+        raise ConfigError(f"table {shown(table)}: is not a table; name tables, not views")
     columns: dict[str, str] = dict(await link.ask(COLUMNS, oid))
     for template in templates:
         for column in columns_of(table, template):
@@ -89,6 +91,6 @@ def _check_column(table: str, template: str, column: str, columns: dict[str, str
         raise ConfigError(f"{said}, which is not there; did you mean: {near[0]}")
     if columns[column] not in TYPES:
         raise ConfigError(
-            f"{said}, of type {columns[column]}, which a trigger may not write as Python does; "
+            f"{said}, of type {columns[column]}, whose text differs from Python's; "
             f"allowed are {', '.join(TYPES)}"
         )

@@ -91,7 +91,7 @@ class PgChannel(Channel):
         except TimeoutError:
             pooled = POOLED if self._link.is_pooled else ""
             raise StoreError(
-                f"the PostgreSQL server has told nothing for too long{pooled}"
+                f"the PostgreSQL server has sent nothing for too long{pooled}"
             ) from None
         if self._beat:
             raise StoreError("the PostgreSQL server ended the channel")

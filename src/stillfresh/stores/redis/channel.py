@@ -68,7 +68,7 @@ class RedisChannel(Channel):
                     await _subscribe(connection, channels)
                     self._doors.append(channels[0])
         except (*LOST, RedisError) as exc:
-            raise StoreError(f"the Redis server does not let us listen: {exc!r}") from exc
+            raise StoreError(f"the Redis server refuses a subscription: {exc!r}") from exc
         self._readers = [asyncio.create_task(self._read(it)) for it in self._connections]
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class RedisChannel(Channel):
                     await self._came.wait()
                     self._came.clear()
         except TimeoutError:
-            raise StoreError("the Redis server has told nothing for too long") from None
+            raise StoreError("the Redis server has sent nothing for too long") from None
         if self._beats:
             raise StoreError("the Redis server ended the channel")
 
