@@ -89,8 +89,8 @@ class BatchOptions(Options, total=False):
 class SyncCache:
     """The cache for code without an event loop: `cache = SyncCache("sqlite:///prices.db")`.
 
-    Any thread may use it. The first read opens it. A load runs in a thread that waits for it. The
-    arguments are those of `Cache`. Raises ConfigError for one that cannot be used.
+    Any thread may use it. The first read opens it. A thread that waits for a load runs the loader
+    itself. The arguments are those of `Cache`. Raises ConfigError for one that cannot be used.
     """
 
     def __init__(

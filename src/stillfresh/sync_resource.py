@@ -259,7 +259,7 @@ class SyncResource(Face[K, V]):
         self._run(self._resource.invalidate, *keys, soft=soft)
 
     def delete(self, *keys: K) -> None:
-        """Delete the copies. Reads find nothing, not even if their load fails."""
+        """Delete the copies. The next read loads, and has no old copy if the load fails."""
         self._run(self._resource.delete, *keys)
 
     def of(self, key: K) -> SyncHandle[V]:

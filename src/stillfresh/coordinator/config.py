@@ -91,7 +91,7 @@ class Kind:
     error_for: Duration = "1d"
     """In a `Hub`: how long an old view is shown while refreshing fails."""
     absent_for: Duration | None = None
-    """In a `Hub`: how long absence is remembered. None: a tenth of `fresh_for`."""
+    """In a `Hub`: how long absence is remembered. None: a tenth of `fresh_for`, at least 1 s."""
     memory_for: Duration = 0
     """In a `Hub`: how long memory is believed without asking the store."""
     concurrency: int = 4

@@ -32,6 +32,8 @@ class TtlCoordinator:
 
     `config` are the settings, from the environment by default. `visible` is asked before each tick
     whether the page is visible. `follow_reposts` also fetches the posts that posts repost.
+    `counted` counts the subscriptions of a post; otherwise the first unsubscription ends them all.
+    `grace` is how long `stop` waits for the batch in flight.
     """
 
     def __init__(

@@ -63,7 +63,8 @@ class Cache(Lifecycle):
         clock: Returns seconds since 1970.
         sleep: Called to wait. Tests replace it.
         dice: Returns numbers from 0 to 1, for jitter. Tests replace it.
-        grace: How long `close` waits for publications that have started.
+        grace: How long `close` waits for work under way.
+        hooks: Called around each load, store step and render.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Cache(Lifecycle):
             max_entries: The most values in memory.
             max_bytes: The most bytes of values in memory: a number, or text such as "64MB".
             memory_for: How long memory is believed without asking a shared store.
-            jitter: The share, 0 to 1, by which each copy's freshness is shortened at random.
+            jitter: The share, below 1, by which each copy's freshness is shortened at random.
             tags: Called with a key; returns its tags, for `invalidate_tag`.
             codec: Turns values into bytes; None: chosen by the loader's annotation.
             version: Part of the stored name. Change it when the form of the values changes.
@@ -246,7 +247,8 @@ class Cache(Lifecycle):
     async def invalidate_all(self, *, soft: bool = False) -> int:
         """Invalidate every entry of the store and every load under way; return how many entries.
 
-        On DynamoDB, loads in other processes are reached if their key has a copy or tags.
+        On DynamoDB, loads in other processes are reached if their key has a copy or tags. `soft`
+        and StoreError are those of `invalidate_tag`.
         """
         store, count, after = (await self.runtime()).store, 0, None
         await overtake_all(self._known())
@@ -276,7 +278,7 @@ class Cache(Lifecycle):
         return await (await self.runtime()).store.evict(self.clock())
 
     async def stats(self) -> CacheStats:
-        """Return the counts of every resource, and what the store says of itself."""
+        """Return the counts of every resource, and the store's own (None if it failed)."""
         runtime = await self.runtime()
         try:
             store = await runtime.store.stats()
@@ -291,7 +293,7 @@ class Cache(Lifecycle):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Listed]:
-        """List the entries of the store, at most `limit`, ordered by kind and id.
+        """List the entries of the store, at most `limit` (up to 10,000), ordered by kind and id.
 
         `kind`: of one resource. `search`: whose id contains this text. `after`: the kind and id of
         the last entry of the page before.

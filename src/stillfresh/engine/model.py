@@ -199,7 +199,10 @@ class Amended(Struct, Generic[T], frozen=True):
 
 
 class RetryAfter(StillfreshError):
-    """Raised by a loader, or returned for a key: it failed, and may be tried again later."""
+    """Raised by a loader, or returned for a key: it failed, and is not tried again for `pause`.
+
+    `message` is shown in errors and logs.
+    """
 
     _plain = True
 

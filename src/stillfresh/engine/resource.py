@@ -191,10 +191,10 @@ class Resource(Face[K, V]):
     async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
         """Publish a value that you know, for example after a write (E17).
 
-        A load under way is superseded. The next read in every process gets the value, and watchers
-        in this process receive it. Terms (`fresh_for`, `stale_for`, `error_for`) that are left out
-        are the resource's. Raises ConfigError if the value cannot be stored, and StoreError if the
-        store did not confirm the put.
+        A load under way is superseded. The next read in every process gets the value. Watchers
+        receive it; those in other processes at once if the store pushes changes. Terms
+        (`fresh_for`, `stale_for`, `error_for`) that are left out are the resource's. Raises
+        ConfigError if the value cannot be stored, and StoreError if the store did not confirm it.
         """
         await self.core.put([(key, self.core.spec.with_terms(value, terms))])
 
@@ -227,7 +227,10 @@ class Resource(Face[K, V]):
         await self.core.invalidate(self._unique(keys), soft=soft)
 
     async def delete(self, *keys: K) -> None:
-        """Delete the copies. Reads find nothing, not even if their load fails."""
+        """Delete the copies. The next read loads, and has no old copy if the load fails.
+
+        Raises StoreError.
+        """
         await self.core.delete(self._unique(keys))
 
     def watch(

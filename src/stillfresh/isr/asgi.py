@@ -65,7 +65,7 @@ class IsrMiddleware:
     """Caches the pages of an ASGI app: `IsrMiddleware(app, pages, routes={"/blog/*": "60s"})`.
 
     `routes` says how long the pages of each path are fresh. Without a route, the response's own
-    headers say it.
+    headers say it. The other options are explained on the page "Pages (ISR cache)".
     """
 
     def __init__(

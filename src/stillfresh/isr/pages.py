@@ -91,7 +91,7 @@ class PageCache(OnDemand):
         tenant: Keeps the pages apart from those of other tenants of the store.
         stale_for: How long an old page is served while it is rendered anew.
         error_for: How long an old page is served if rendering fails.
-        absent_for: How long a `404` is kept.
+        absent_for: How long a `404` or `410` is kept; never longer than a page is fresh.
         wait: How long a visitor waits for a page that another process renders.
         memory_for: How long memory is believed without asking the store.
         max_entries: The most pages in memory.
@@ -99,7 +99,13 @@ class PageCache(OnDemand):
         lease_for: When another process may take over the render of a process that died.
         render_timeout: When a render has failed.
         store_timeout: When a store that does not answer counts as away.
+        clock: Returns seconds since 1970.
+        sleep: Called to wait. Tests replace it.
+        dice: Returns numbers from 0 to 1, for jitter. Tests replace it.
+        grace: How long `close` waits for work under way.
         expose_tags: Send the tags of a page to visitors, for a CDN.
+        objective: The freshness objective, which statistics count.
+        hooks: Called around each load, store step and render.
     """
 
     def __init__(
@@ -172,8 +178,10 @@ class PageCache(OnDemand):
     ) -> ServedPage:
         """Return the page of this path: the stored one, or what `render` makes of it.
 
-        `revalidate` is how long it is fresh; `tags` are for `revalidate_tag`. A failed render is a
-        page with an error status, or the old page with `error`.
+        `revalidate` is how long it is fresh; `tags` are for `revalidate_tag`. If rendering fails,
+        the old page is returned with `error`. Without an old page, a render with a status of 500 or
+        more is returned and not stored, and an exception of `render` is raised. A page that
+        another process renders for longer than `wait` is a 503.
         """
         own = self.terms(revalidate)
 

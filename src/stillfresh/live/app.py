@@ -35,7 +35,22 @@ logger = logging.getLogger(__name__)
 
 
 class Live:
-    """The WebSocket app over a hub, part of a gateway. `push` sends a message to one viewer."""
+    """The WebSocket app over a hub, part of a gateway. `push` sends a message to one viewer.
+
+    Args:
+        hub: What viewers can subscribe to.
+        authenticate: Returns the viewer's id for a token, or None. Without it, all are guests.
+        origins: Sites whose pages may connect, beside the app's own.
+        stats: Returns what an operator is sent. `is_operator` says who is one.
+        is_operator: Called with the connection and its token.
+        max_message: The most bytes of a viewer's message.
+        max_subscriptions: The most subscriptions of a viewer.
+        max_connections: The most viewers at once.
+        heartbeat: How long a connection is silent before it is asked; after twice that it ends.
+        patience: How long a slow viewer has to read what was sent.
+        clock: Measures silence. Tests replace it.
+        sleep: Called to wait. Tests replace it.
+    """
 
     def __init__(
         self,

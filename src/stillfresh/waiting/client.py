@@ -120,7 +120,8 @@ class WaitingClient:
     async def look(self, game_id: str) -> bool:
         """Show a game; return whether it is our turn.
 
-        Without a connection, it waits for one, at most `timeout`.
+        Without a connection, it waits for one, at most `timeout`. Raises StillfreshError if there
+        is none then.
         """
         if self._task is not None:
             with suppress(TimeoutError):  # what is missing is said below

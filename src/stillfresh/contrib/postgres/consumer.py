@@ -93,7 +93,9 @@ class OutboxConsumer:
     """Invalidates tags by a database's outbox: `async with OutboxConsumer(cache, url, "shop"):`.
 
     Each name receives every change: use one name for each store. All processes that share a store
-    may run a consumer of the same name. `/readyz` fails if it is more than `max_lag` behind.
+    may run a consumer of the same name. `/readyz` fails if it is more than `max_lag` behind. It
+    looks for changes when it is notified, and every `poll`. `soft`: old copies are served while
+    they are refreshed.
     """
 
     def __init__(

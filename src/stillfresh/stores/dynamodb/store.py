@@ -71,9 +71,10 @@ class DynamoStore(Store):
         region: The AWS region; None: from AWS's settings.
         endpoint: The address of another DynamoDB server.
         s3_endpoint: The address of another S3 server.
-        retention: How long after its terms DynamoDB may delete an item.
+        retention: How long DynamoDB keeps an item after it is stale; longer if its terms are.
         delete_after: How long a replaced value stays in S3 for readers that are under way.
         max_lease: A lease that ends later than this from now is over.
+        shapes: How the values of a kind are stored, where not as they are.
     """
 
     needs_eviction = False

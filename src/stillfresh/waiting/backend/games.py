@@ -77,7 +77,10 @@ class Games:
         return self._happened.subscribe(listener)
 
     def waiting_longest(self, user_id: str, limit: int = LIMIT) -> list[str]:
-        """Return the games in which it is this user's turn, the longest waiting first."""
+        """Return the games in which it is this user's turn, at most `limit`.
+
+        Games with other humans come first, then those that wait longest.
+        """
         with translated(self._path):
             rows = self._read().execute(steps.WAITING_LONGEST, (user_id, limit))
             return [game_id for (game_id,) in rows]
