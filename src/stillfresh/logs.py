@@ -126,8 +126,8 @@ def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
     """Whole lines together, as many as a pipe takes at once; a longer line is cut."""
     piece = b""
     for text in texts:
-        for line in text.splitlines(keepends=True):
-            whole = line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + b"\n"
+        for line in text.split(b"\n")[:-1]:
+            whole = line[: LONGEST_LINE - 1] + b"\n"
             if len(piece) + len(whole) > LONGEST_LINE:
                 yield piece
                 piece = b""

@@ -207,7 +207,7 @@ def address_of(scope: Scope, trusted: Networks = ()) -> str:
     try:
         address = ip_address(peer)
     except ValueError:
-        return peer
+        return _peer(scope)
     if not isinstance(address, IPv6Address):
         return peer
     if address.ipv4_mapped is not None:
