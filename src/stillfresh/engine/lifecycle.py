@@ -13,7 +13,7 @@ from stillfresh.engine.loader import looked_at
 from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.spans import Stopwatch, TimedStore, Timing
+from stillfresh.engine.spans import Stopwatch, Timing
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.contract import Store
@@ -41,7 +41,7 @@ class Lifecycle:
     def __init__(
         self,
         store: Store,
-        new_runtime: Callable[[TimedStore], Runtime],
+        new_runtime: Callable[[Store, tuple[Hook, ...], dict[str, Stopwatch]], Runtime],
         hooks: tuple[Hook, ...],
         *,
         is_private: bool = False,
@@ -150,7 +150,7 @@ class Lifecycle:
 
     def apart(self) -> Runtime:
         """E22: for loads that nothing is stored of; its store is not asked."""
-        return self._new_runtime(TimedStore(self._store, self._times, self.hooks))
+        return self._new_runtime(self._store, self.hooks, self._times)
 
     def counts(self) -> CacheStats:
         """Count now, in whatever thread this is; the store is not asked, and `store` is None.

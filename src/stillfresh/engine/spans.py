@@ -145,36 +145,33 @@ def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractConte
 
 
 class TimedStore(WrappedStore):
-    """The store of an open cache: every step is timed, and told to the hooks.
+    """Another store, whose steps are timed, and told to the hooks.
 
-    What a hit reads on the spot is neither: it asks the store inside. Nor is a step that waits for
-    nothing, unless there are hooks: timing it takes as long as the step.
+    What a hit reads on the spot is neither: it asks the store inside.
     """
 
-    def __init__(self, inner: Store, times: dict[str, Stopwatch], hooks: Sequence[Hook]) -> None:
+    def __init__(self, inner: Store, hooks: Sequence[Hook], times: dict[str, Stopwatch]) -> None:
         super().__init__(inner)
-        self.hooks, self._times = hooks, times
-        self._is_timed = bool(hooks) or not inner.never_waits
+        self._hooks, self._times = hooks, times
         for name in STEPS:
             times.setdefault(name, Stopwatch())
-            step = getattr(inner, name)
-            setattr(self, name, self._timed(name, step) if self._is_timed else step)
+            setattr(self, name, self._timed(name))
 
-    def _timed(self, name: str, step: Step) -> Step:
-        note = self._times[name].note
+    def _timed(self, name: str) -> Step:
+        inner, note = self.inner, self._times[name].note
 
         async def timed(*args: Any, **options: Any) -> object:  # noqa: ANN401
             began = ticks()
             try:
-                return await step(*args, **options)
+                return await getattr(inner, name)(*args, **options)
             finally:
                 note(ticks() - began)
 
         async def told(*args: Any, **options: Any) -> object:  # noqa: ANN401
             with self._told(name, *args):
-                return await step(*args, **options)
+                return await getattr(inner, name)(*args, **options)
 
-        return told if self.hooks else timed
+        return told if self._hooks else timed
 
     @contextmanager
     def _told(self, name: str, *args: Any) -> Iterator[None]:  # noqa: ANN401
@@ -183,7 +180,7 @@ class TimedStore(WrappedStore):
         ids = [getattr(it, "id", it) for it in them]
         span = Span("store", kind, ids, name, CALLERS.get(), is_waited=True)
         try:
-            with told(self.hooks, span):
+            with told(self._hooks, span):
                 yield
         finally:
             self._times[name].note(span.seconds)
@@ -191,9 +188,7 @@ class TimedStore(WrappedStore):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        if not self._is_timed:
-            return self.inner.read_now(kind, ids, known)
-        if self.hooks:
+        if self._hooks:
             with self._told("read", kind, ids):
                 return self.inner.read_now(kind, ids, known)
         began = ticks()
