@@ -25,6 +25,7 @@ from stillfresh.isr import PageCache
 from stillfresh.server import Board, Worker
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import Gateway, gateway
+from tests.kit.layout import wrong_with
 from tests.kit.serving import served
 
 NewPage = Callable[..., Awaitable[Page]]
@@ -36,9 +37,6 @@ AWAY = "connection to valkey.internal.example:6379 was refused; the next try is 
 REFUSED = "api.internal.example:8080: connection refused"
 LONG = "organisation_membership_permission_assignment_by_region"
 MANY = [f"kind_{number:02}" for number in range(30)]
-
-WRONG = Path(__file__).with_name("layout.js").read_text().partition("\n")[2]
-"""What is wrong with the layout, in sentences."""
 
 
 class Passing(PageCache):
@@ -290,7 +288,7 @@ class TestG13FirstMinute:
                 await page.emulate_media(color_scheme=scheme)
                 for width in widths:
                     await page.set_viewport_size({"width": width, "height": 900})
-                    if found := await page.evaluate(WRONG, width):
+                    if found := await wrong_with(page, width):
                         wrong[width, scheme] = found[:5]
                     if (width, scheme) in PICTURED:
                         picture = tmp_path / f"{name}-{width}-{scheme}.png"

@@ -21,6 +21,7 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from tests.kit.browser_site import PATIENCE
+from tests.kit.layout import wrong_with
 
 READY = re.compile(r"(http://[\d.]+:\d+/)")
 
@@ -441,7 +442,6 @@ FOCUS = "document.activeElement.closest('[id]')?.id"
 WIDTHS = (360, 390, 768, 900, 901, 1024, 1180, 1181, 1440)
 """From a telephone to a desk, and both sides of each width at which the style changes."""
 MODES = ("fine", "slow", "failing", "down")
-WRONG = Path(__file__).with_name("layout.js").read_text().partition("\n")[2]
 
 
 class Visitor:
@@ -500,7 +500,7 @@ class Visitor:
         assert self.page.viewport_size is not None
         width = self.page.viewport_size["width"]
         await self.page.screenshot(path=self.folder / f"{what}-{width}.png")
-        assert await self.page.evaluate(WRONG, width) == []
+        assert await wrong_with(self.page, width) == []
 
 
 class TestG19Visit:
