@@ -478,8 +478,7 @@ class TestC13Lifecycle:
         for _ in range(20):
             with pytest.raises(OSError, match="not yet"):
                 manager.start()
-            await turns()
-        assert len(manager._undoing) <= 1
+            await until(lambda: len(manager._undoing) <= 1)
         await manager.stop()
 
     async def test_all_are_started_or_none(self, tmp_path: Path, clock: ManualClock) -> None:

@@ -308,7 +308,7 @@ class TestE17Law:
             return {ask.id: newer.pop() for ask in asks}
 
         monkeypatch.setattr(store.inner, "acquire", overtaken)
-        with pytest.raises(StoreError, match="published by others"):
+        with pytest.raises(StoreError, match="other processes keep changing 1 keys"):
             await ours.put("a", KNOWN)
         assert len(newer) == 90
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import IO
@@ -77,6 +78,13 @@ class Proxy:
         """What it said on its standard error so far."""
         self._log.seek(0)
         return self._log.read().decode()
+
+    def says(self, text: str) -> bool:
+        """True once it has said this: a thread of its own writes the log."""
+        deadline = time.monotonic() + 20
+        while text not in self.log() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return text in self.log()
 
     def raw(self, request: bytes) -> bytes:
         """The answer to these very bytes, as it came."""

@@ -7,7 +7,6 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -390,9 +389,3 @@ async def _worked(shared: Recording) -> None:
     async with cache, cache.recording(shared):
         for number in range(3_000):
             await prices(f"sku-{number % 30}")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_else_runs() -> Iterator[None]:
-    yield
-    assert threading.active_count() < 10

@@ -209,7 +209,7 @@ class TestG14OneMetrics:
         connection = gateway.connection(new)
         assert reads([connection]) == told
         assert others(connection) == more
-        assert f"(process {before[1]}) ended by signal 9; another one starts" in gateway.proxy.log()
+        assert gateway.proxy.says(f"(process {before[1]}) ended by signal 9; another one starts")
 
     def test_what_a_dead_worker_held_is_gone(self, gateway: Gateway) -> None:
         """Of the pages in memory, those of the living count."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stillfresh import Cache, Watch
-from tests.kit.engine import Price, Upstream, declare, version
+from tests.kit.engine import Price, Upstream, declare, until, version
 
 KEYS = [f"sku-{number}" for number in range(60)]
 
@@ -46,6 +46,11 @@ class TestC14Stores:
         async with Cache(url) as first, Cache(url) as second:
             one, two = declare(first, upstream), declare(second, upstream)
             with one.watch(KEYS) as here, two.watch(KEYS) as there:
+                upstream.hold()  # a copy that is fresh before the watch looks is no news
+                await until(
+                    lambda: all(len(it.watched) == len(it.core.queue.flights) for it in (one, two))
+                )
+                upstream.let_go()
                 seen = await asyncio.gather(heard(here), heard(there))
         assert [*seen] == [dict.fromkeys(KEYS, 1)] * 2
         assert sorted(key for call in upstream.calls for key in call) == sorted(KEYS)

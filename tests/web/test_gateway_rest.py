@@ -429,7 +429,7 @@ class TestG2OtherOrigins:
         assert "access-control-allow-origin" not in other.headers
 
     async def test_those_that_are_named_may_read_what_went_wrong(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Also if it is our own mistake, which the server logs."""
         world = World(origins=["https://shop.example"])
@@ -445,7 +445,7 @@ class TestG2OtherOrigins:
         for answer in answers:
             assert answer.headers["access-control-allow-origin"] == "https://shop.example"
             assert "a bug" not in answer.text
-        assert "RuntimeError: a bug" in capsys.readouterr().err
+        assert "RuntimeError: a bug" in caplog.text
 
     async def test_a_browser_that_asks_first_is_answered(self) -> None:
         """For the batch; not for a method that there is not."""
