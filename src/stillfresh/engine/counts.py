@@ -154,7 +154,7 @@ class Counts:
         self.store_errors = self.evicted_bytes = 0
         self.slow_reported, self.load_seconds = False, Stopwatch()
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
-        """Ids whose last load failed. For people who look at the whole of it: the store alone
+        """Ids whose last load failed. For a look at the whole: the store alone
         decides about cooldowns (E7)."""
 
     def hit(self, answer: Answer[Any], bucket: int, hits: int, now: float) -> None:

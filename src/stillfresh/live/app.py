@@ -41,7 +41,7 @@ class Live:
         hub: What viewers can subscribe to.
         authenticate: Returns the viewer's id for a token, or None. Without it, all are guests.
         origins: Sites whose pages may connect, beside the app's own.
-        stats: Returns what an operator is sent. `is_operator` says who is one.
+        stats: Returns what operators are sent. `is_operator` says which sessions are operators.
         is_operator: Called with the connection and its token.
         max_message: The most bytes of a viewer's message.
         max_subscriptions: The most subscriptions of a viewer.

@@ -49,7 +49,7 @@ class ProofHistory:
         return bisect_left(self._moves, began) != bisect_right(self._moves, ended)
 
     def is_sighted(self, event: Seen) -> bool:
-        """Served by who could ask the store, and store what was loaded with a lease."""
+        """What a process served that could ask the store, and stored with a lease."""
         load = self.loads.get(event.load)
         return not event.blind and load is not None and load.lease not in self._unstored
 

@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, omit_defaults=True):
     lease: str = ""
     """Its token."""
     wall: float = 0.0
-    """By the clock of who tells."""
+    """By the clock of the process that tells it."""
     until: float = 0.0
     verdict: str = ""
     fetched_at: float = 0.0
@@ -84,7 +84,7 @@ class MovedClock:
 
 
 def move_clock(path: Path, by: float) -> None:
-    """For all who look at it, at once."""
+    """For all processes at once."""
     before = OFFSET.unpack(path.read_bytes())[0] if path.exists() else 0.0
     if not path.exists():
         path.write_bytes(OFFSET.pack(by))
