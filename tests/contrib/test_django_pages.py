@@ -43,6 +43,12 @@ SIGNALS = (post_save, post_delete, m2m_changed)
 LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _shop() -> None:
+    """Whichever test comes first has its tables."""
+    shop.tables()
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(start=1_700_000_000.0)

@@ -18,7 +18,7 @@ from tests.kit.servers.valkey import DEADLINE, HOST, Server, binary_of, free_por
 __all__ = ["ClusterServers", "Move", "SentinelServers", "clustered", "watched_over"]
 
 SLOTS = 16_384
-NODE_TIMEOUT = 500
+NODE_TIMEOUT = 1_000
 """Milliseconds until a silent node is taken for dead."""
 
 
