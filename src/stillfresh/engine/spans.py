@@ -1,8 +1,8 @@
 """Spans: each load, step of the store and render, timed (G14) and told to the hooks (G15).
 
 A hook is given a `Span` and returns a context manager. Its block is entered when the work begins
-and left when the work has ended, in the same task. Times are counted with hooks or without. Hits
-are neither timed nor told.
+and left when the work has ended, in the same task. Times are counted with hooks or without;
+a store that never waits is timed only with hooks. Hits are neither timed nor told.
 """
 
 import logging
@@ -167,11 +167,11 @@ class TimedStore(WrappedStore):
             finally:
                 note(ticks() - began)
 
-        async def told(*args: Any, **options: Any) -> object:  # noqa: ANN401
+        async def spanned(*args: Any, **options: Any) -> object:  # noqa: ANN401
             with self._told(name, *args):
                 return await getattr(inner, name)(*args, **options)
 
-        return told if self._hooks else timed
+        return spanned if self._hooks else timed
 
     @contextmanager
     def _told(self, name: str, *args: Any) -> Iterator[None]:  # noqa: ANN401
