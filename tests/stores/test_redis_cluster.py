@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TypeVar
 from uuid import uuid4
 
@@ -288,6 +288,8 @@ class TestS9MovingSlots:
             with pytest.raises(StoreError, match="no node"):
                 await store.read(KIND, ["a"])
             holder.command("CLUSTER ADDSLOTS", slot)
+            for node in mended.nodes:
+                node.command("CONFIG SET cluster-require-full-coverage yes")
             mended.mend()
             await patiently(lambda: store.read(KIND, ["a"]))
 
@@ -508,6 +510,28 @@ class TestS9Failover:
                     await store.read(KIND, ["a"])
                 node.command("CLUSTER ADDSLOTSRANGE 0 16383")
                 await patiently(lambda: store.invalidate(KIND, ["a"]))
+
+    async def test_a_slot_that_one_node_does_not_know_is_found(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """Nodes that have not met name their own slots only; together they name all."""
+        binary = binary_of("valkey")
+        assert binary is not None
+        with ExitStack() as stack:
+            nodes = []
+            for slots in ("0 8191", "8192 16383"):
+                options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+                options += ["--cluster-require-full-coverage", "no"]
+                folder = tmp_path_factory.mktemp("unmet")
+                node = stack.enter_context(serving(binary, folder, *options))
+                node.command(f"CLUSTER ADDSLOTSRANGE {slots}")
+                nodes.append(f"{HOST}:{node.port}")
+            async with opened(f"redis+cluster://{','.join(nodes)}") as store:
+                ids = [f"sku-{number}" for number in range(64)]
+                await patiently(lambda: store.invalidate(KIND, ids))
+                for id_ in ids:
+                    await published(store, id_)
+                assert (await store.stats()).copies == 64
 
 
 class TestS9Addresses:

@@ -70,7 +70,8 @@ class ClusterServers:
         said = [node.command("CLUSTER INFO") for node in self.nodes]
         roles = [node.command("INFO replication") for node in self.nodes]
         in_step = [role for role in roles if "role:master" in role or "link_status:up" in role]
-        return all("cluster_state:ok" in it for it in said) and len(in_step) == len(self.nodes)
+        known = [it for it in said if "cluster_state:ok" in it and f"assigned:{SLOTS}" in it]
+        return len(known) == len(in_step) == len(self.nodes)
 
     def primary_of(self, key: bytes) -> Server:
         """The live node that serves the key."""

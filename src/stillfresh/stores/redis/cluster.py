@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeAlias
 
 from msgspec import Struct
-from redis.crc import key_slot
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
     AskError,
     MovedError,
@@ -305,27 +305,32 @@ class Cluster:
         known = sorted(self._links.items(), key=lambda it: it[1].is_away)
         seeds = [(seed, self._link(seed)) for seed in self._seeds if seed not in self._links]
         error: StoreError | None = None
+        primaries: dict[int, Link] = {}
         for (host, _), link in [*known, *seeds]:
             try:
                 (rows,) = await link.run([("CLUSTER", "SLOTS")], urgent=True)
             except StoreError as exc:
                 error = exc
                 continue
-            if rows:
-                return await self._take(rows, host)
-        asked = ", ".join(f"{host}:{port}" for (host, port), _ in [*known, *seeds])
-        raise StoreError(f"no node of the Redis cluster names its slots; asked: {asked}") from error
+            # A node that has not heard of a slot's new holder names none; another one may know it.
+            primaries = self._table(rows, host) | primaries
+            if len(primaries) == REDIS_CLUSTER_HASH_SLOTS:
+                break
+        if not primaries:
+            asked = ", ".join(f"{host}:{port}" for (host, port), _ in [*known, *seeds])
+            message = f"no node of the Redis cluster names its slots; asked: {asked}"
+            raise StoreError(message) from error
+        self._primaries, in_use = primaries, {*primaries.values()}
+        for address in [it for it, link in self._links.items() if link not in in_use]:
+            await self._links.pop(address).close()
 
-    async def _take(self, rows: Sequence[Any], asked: str) -> None:
+    def _table(self, rows: Sequence[Any], asked: str) -> dict[int, Link]:
         """A node that does not know its own name is where we asked it."""
-        primaries: dict[int, Link] = {}
+        table: dict[int, Link] = {}
         for first, last, (host, port, *_), *_ in rows:
             link = self._link(((host or b"").decode() or asked, port))
-            primaries |= dict.fromkeys(range(first, last + 1), link)
-        self._primaries, in_use = primaries, {*primaries.values()}
-        gone = [it for it, link in self._links.items() if link not in in_use]
-        for address in gone:
-            await self._links.pop(address).close()
+            table |= dict.fromkeys(range(first, last + 1), link)
+        return table
 
 
 def _key(command: Command) -> bytes:
