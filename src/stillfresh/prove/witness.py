@@ -13,12 +13,22 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record, Store
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    LateTags,
+    Lease,
+    Record,
+    Store,
+    WrappedStore,
+)
 
 T = TypeVar("T")
 
@@ -119,50 +129,38 @@ class LoadNames:
         self._log.tell(*events)
 
 
-class Witness:
+class Witness(WrappedStore):
     """A store that tells the log what it was asked and what it did."""
 
     def __init__(self, store: Store, log: Log, clock: Callable[[], float]) -> None:
-        self._store = store
+        super().__init__(store)
         self._log = log
         self._clock = clock
         self.troubles = 0
         self.tokens: dict[str, str] = {}
         """Of the leases that this process was given, by key."""
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (the rest of a store)
-        return getattr(self._store, name)
-
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         try:
-            return self._store.read_now(kind, ids, known)
+            return super().read_now(kind, ids, known)
         except StoreError:
             self.troubles += 1
             raise
 
-    async def _watched(self, step: Awaitable[T]) -> T:
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await step
+            return await super().step(name, work)
         except StoreError:
             self.troubles += 1
             raise
-
-    async def read(
-        self,
-        kind: str,
-        ids: Sequence[str],
-        known: Mapping[str, str] | None = None,
-        lag: float = 0.0,
-    ) -> dict[str, Record]:
-        return await self._watched(self._store.read(kind, ids, known, lag))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         began = time.monotonic()
         for ask in asks:
             self.tokens.pop(ask.id, None)
-        grants = await self._watched(self._store.acquire(kind, asks, lease_for))
+        grants = await super().acquire(kind, asks, lease_for)
         ended, wall = time.monotonic(), self._clock()
         leases = {id_: lease for id_, lease in grants.items() if isinstance(lease, Lease)}
         self.tokens.update((id_, lease.token) for id_, lease in leases.items())
@@ -181,7 +179,7 @@ class Witness:
         tokens = {id_: lease.token for id_, (lease, _) in copies.items()}
         self._log.tell(*(Seen("publishing", began, key=k, lease=t) for k, t in tokens.items()))
         try:
-            superseded = await self._watched(self._store.publish(kind, copies, tags))
+            superseded = await super().publish(kind, copies, tags)
         except StoreError:
             self._log.tell(*(Seen("unstored", began, key=k, lease=t) for k, t in tokens.items()))
             raise
@@ -200,14 +198,11 @@ class Witness:
     ) -> None:
         began = time.monotonic()
         self._log.tell(*(Seen("releasing", began, key=it.id, lease=it.token) for it in leases))
-        await self._watched(self._store.release(kind, leases, failures))
-
-    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        return await self._watched(self._store.renew(kind, leases, lease_for))
+        await super().release(kind, leases, failures)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         began = time.monotonic()
         self._log.tell(*(Seen("invalidating", began, key=key) for key in ids))
-        await self._watched(self._store.invalidate(kind, ids, soft=soft))
+        await super().invalidate(kind, ids, soft=soft)
         ended = time.monotonic()
         self._log.tell(*(Seen("invalidated", began, ended, key=key) for key in ids))

@@ -14,14 +14,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from stillfresh.engine import Cache, Resource
 from stillfresh.errors import StillfreshError, StoreError
 from stillfresh.prove.peers import PEERS, PeerShelf
 from stillfresh.prove.witness import LoadNames, Log, MovedClock, Seen, Witness
 from stillfresh.stores import store_for
-from stillfresh.stores.contract import Store
 
 KIND: Final = "proof"
 LEASE_FOR: Final = 1.0
@@ -52,7 +51,7 @@ class StillfreshShelf:
         self._names = LoadNames(job.seed, log, clock)
         self._clock = clock
         self._witness = Witness(store_for(job.url, clock), log, clock)
-        self._cache = Cache(cast("Store", self._witness), clock=clock)
+        self._cache = Cache(self._witness, clock=clock)
         self._prices = self._declared(job)
         self.open, self.close = self._cache.open, self._cache.close
 
