@@ -22,7 +22,7 @@ BOXES = {"sweeper": "ttl_cache", "loop_thread": "sync"}
 CALLERS = ("nobody", "before it began", "before its copy was sent", "at any time")
 AGAIN = {
     flight.Again.IF_WAITED: "for the callers that are left",
-    flight.Again.AS_WANTED: "for the callers that are left, or for nobody if this one was",
+    flight.Again.AS_WANTED: "for the callers that are left, or in the background if this load was",
     flight.Again.LIMITED: f"at once, {flight.MAX_ROUNDS} times; then for the callers that are left",
     flight.Again.ALWAYS: "at once",
 }
@@ -45,7 +45,7 @@ def ends() -> str:
         f"| {CALLERS[it.told]}{', as STALE' if it.is_overtaken else ''} | {AGAIN[it.again]} |"
         for (how, overtaken), it in flight.ENDINGS.items()
     ]
-    head = ["| the load | is told to the callers that came | another load follows |"]
+    head = ["| the load | its result goes to callers that came | another load follows |"]
     return "\n".join([*head, "| --- | --- | --- |", *rows, ""])
 
 

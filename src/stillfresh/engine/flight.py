@@ -22,7 +22,7 @@ class LoadState(StrEnum):
     LOOKING = "looking"
     """The store is asked what that process has done."""
     LOADING = "loading"
-    """The loader runs: with a lease, or without one because the store is away (S5)."""
+    """The loader runs: with a lease, or without one because the store is unavailable (S5)."""
     PUBLISHING = "publishing"
     """The copy is on its way to the store."""
     ENDED = "ended"
@@ -32,13 +32,13 @@ class LoadEvent(StrEnum):
     """What happens to a load."""
 
     BEGIN = "its turn comes"
-    GRANT = "the lease is granted, or the store is away"
+    GRANT = "the lease is granted, or the store is unavailable"
     DENY = "another process has the lease"
     LOOK = "the pause is over"
     WAIT = "that process is still loading"
     SEND = "the loader has answered"
     LEAVE = "nobody waits any more"
-    END = "its end is known"
+    END = "the outcome is known"
 
 
 QUEUED, ASKING, HELD, LOOKING, LOADING, PUBLISHING, ENDED = LoadState
