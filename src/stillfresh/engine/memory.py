@@ -57,6 +57,7 @@ class MemoryEntry(Generic[K, V]):
         until: float,
         stands: float,
         bucket: int,
+        since: float,
     ) -> None:
         self.key = key
         self.copy = copy
@@ -64,7 +65,7 @@ class MemoryEntry(Generic[K, V]):
         self.until = until  # memory answers by itself until then
         self.stands = stands  # the answer is right until then, if the store still has this copy
         self.bucket = bucket
-        self.since = NEVER  # S10: when the store was asked, if it told of no change since then
+        self.since = since  # S10: when the store was asked, if it told of no change since then
         self.hits, self.marked = 0, False
         self.edition = 0  # another one whenever the answer was changed, or taken away
         self.size = 0  # E23: the bytes that it counts for
@@ -289,21 +290,22 @@ class Memory(Evicting[K, V]):
         Without the bytes, unless they are those that the private store holds. `size`: of a value
         that was not read, where there is no entry.
         """
-        entry = self.entries.get(key)
-        if isinstance(copy.value, bytes):
-            size = BESIDE + len(copy.value)
-        elif entry is not None and copy.value is UNREAD:
+        entry, value, room = self.entries.get(key), copy.value, self.room
+        if isinstance(value, bytes):
+            size = BESIDE + len(value)
+        elif entry is not None and value is UNREAD:
             size = entry.size
-        if size > self.room.largest:
+        if size > room.largest:
             self.drop(key)
             return
-        if not self.is_private and copy.value is not None and copy.value is not UNREAD:
+        if not self.is_private and value is not None and value is not UNREAD:
             copy = Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
         if entry is None:
             if len(self.entries) >= self._spec.max_entries:
                 self._drop_one()
             full, key = key, key if self._spec.held is None else self._spec.held(key)
-            entry = self.entries[key] = MemoryEntry(key, copy, answer, until, stands, bucket)
+            entry = MemoryEntry(key, copy, answer, until, stands, bucket, since)
+            self.entries[key] = entry
             if self._spec.tags is not None:
                 entry.tags = self._spec.possible_tags(full)
                 self._tagged.add(key, entry.tags)
@@ -312,10 +314,8 @@ class Memory(Evicting[K, V]):
             entry.marked = True
             entry.until = NEVER  # E20: a thread that reads it meanwhile takes nothing half changed
             entry.copy, entry.answer, entry.bucket = copy, answer, bucket
-            entry.until, entry.stands = until, stands
+            entry.until, entry.stands, entry.since = until, stands, since
             entry.edition += 1
-        entry.since = since
-        room = self.room
         room.held += size - entry.size
         entry.size = size
         if room.held > room.most:

@@ -262,13 +262,13 @@ def kept(
 
     `made`: its generation, and when it was asked for. What the codec raises goes to the caller.
     """
-    policy = terms.policy
+    policy, (generation, sent) = terms.policy, made
     if isinstance(value, Loaded):
         policy, value = own_policy(terms, value), value.value
     if terms.jitter:
         policy = jittered(policy, terms.jitter, dice())
     data = codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
-    return Copy(*made, policy, data), codec.decode(data)
+    return Copy(generation, sent, policy, data), codec.decode(data)
 
 
 def failed(

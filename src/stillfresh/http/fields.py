@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
@@ -35,13 +36,12 @@ def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
 
 def with_field(headers: Iterable[tuple[bytes, bytes]], name: bytes, value: bytes) -> Raw:
     """With one line of this field, in the place of what it said."""
-    return (*(it for it in headers if it[0] != name), (name, value))
+    return (*[it for it in headers if it[0] != name], (name, value))
 
 
 def members(lines: Iterable[bytes]) -> list[bytes]:
     """RFC 9110 §5.6.1: the members of a list over all its lines; commas in quotes do not part."""
-    found = (part.strip() for line in lines for part in MEMBER.findall(line))
-    return [part for part in found if part]
+    return [part for line in lines for it in MEMBER.findall(line) if (part := it.strip())]
 
 
 def directives(lines: Iterable[bytes]) -> dict[str, str]:
@@ -247,9 +247,13 @@ NOT_LISTED: Final = names_in(
 
 def end_to_end(headers: Raw) -> Raw:
     """Without what concerns one connection only, by name or by the Connection header's list."""
-    listed = {it.lower() for it in members(values(headers, b"connection"))} - NOT_LISTED
-    dropped = HOP_BY_HOP | listed
-    return tuple(it for it in headers if it[0] not in dropped)
+    dropped = _hop_by_hop(tuple(values(headers, b"connection")))
+    return tuple([it for it in headers if it[0] not in dropped])
+
+
+@lru_cache(maxsize=64)  # every request says one of two or three things
+def _hop_by_hop(connection: tuple[bytes, ...]) -> frozenset[bytes]:
+    return HOP_BY_HOP | ({it.lower() for it in members(connection)} - NOT_LISTED)
 
 
 ENCODINGS: Final = ("br", "zstd", "gzip")

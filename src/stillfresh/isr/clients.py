@@ -8,6 +8,7 @@ key, so that nothing of the visitor can be in the response. RFC 9110 §7.2 (Host
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Literal, TypeAlias
 
@@ -74,10 +75,11 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 def believed(headers: Raw, *, is_trusted: bool) -> Raw:
     """Without what only a proxy may say, and its look-alikes: a site may read `_` as `-`."""
-    return tuple(it for it in headers if not _is_made_up(it[0], is_trusted=is_trusted))
+    return tuple([it for it in headers if not _is_made_up(it[0], is_trusted)])
 
 
-def _is_made_up(name: bytes, *, is_trusted: bool) -> bool:
+@lru_cache(maxsize=128)
+def _is_made_up(name: bytes, is_trusted: bool) -> bool:
     plain = name.replace(b"_", b"-")
     if plain != b"host" and not plain.startswith(PREFIX) and plain not in MADE_UP:
         return False
@@ -100,6 +102,7 @@ def host_fault(headers: Raw, version: str) -> bytes | None:
     return None if is_host(hosts[0]) or not hosts[0] else b"This is not a Host.\n"
 
 
+@lru_cache(maxsize=64)
 def is_host(value: bytes) -> bool:
     """True if this can be the host of a request."""
     text = plain_host(value).decode("latin-1").lower()

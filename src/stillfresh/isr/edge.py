@@ -4,6 +4,7 @@ Every request goes through here before the cache sees it; `clients` decides.
 """
 
 import logging
+from collections.abc import Awaitable
 from typing import Final
 
 from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
@@ -55,10 +56,10 @@ class Edge:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def told(message: Message) -> None:
+        def told(message: Message) -> Awaitable[None]:
             nonlocal started
             started = True
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, told)
@@ -74,7 +75,7 @@ class Edge:
         """
         peer = scope["client"][0] if scope.get("client") else None
         is_ours = clients.is_trusted(peer, self._trusted)
-        framing = (it for it in headers if it[0] == b"transfer-encoding")
+        framing = [it for it in headers if it[0] == b"transfer-encoding"]
         headers = clients.believed((*end_to_end(headers), *framing), is_trusted=is_ours)
         host, scheme = self._host or next(iter(values(headers, b"host")), None), scope["scheme"]
         if is_ours:

@@ -6,7 +6,7 @@ It routes and it opens and closes what it is made of; everything else is in the 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
@@ -127,7 +127,13 @@ class Gateway:
         elif scope["type"] == "websocket":
             await self._websocket(scope)(scope, receive, send)
         else:
-            await self._http(scope, receive, send)
+            part, app, scope = self._routed(scope)
+            response = CountedResponse(self.dashboard.numbers.responses[part], scope, send)
+            try:
+                await app(scope, receive, response.send)
+            except Exception:
+                response.broke()
+                raise
 
     def _websocket(self, scope: Scope) -> ASGIApp:
         path = path_of(scope)
@@ -144,26 +150,19 @@ class Gateway:
         is_own = is_own or (path.startswith("/v1/") and self._has_v1)
         return self._pages is not None and not is_own
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _routed(self, scope: Scope) -> tuple[str, ASGIApp, Scope]:
         """Decide by the path alone, so that a page does not pay for matching our routes."""
-        path, part = path_of(scope), "own"
-        app: ASGIApp = self._own
+        path = path_of(scope)
         if path.startswith("/v1/") and self._has_v1:
-            part, scope = "kinds", rooted(scope, path)
-            app = self._rest if self._is_called_rightly(scope) else problem_reply(_misnamed())
-        elif path.startswith(BELOW):
-            scope, app = rooted(scope, path), self.dashboard
-            scope = {**scope, "root_path": scope.get("root_path", "") + DASHBOARD}
-        elif path in self._paths or self._pages is None:
-            scope = rooted(scope, path)
-        else:
-            part, app = "pages", self._pages
-        response = CountedResponse(self.dashboard.numbers.responses[part], scope, send)
-        try:
-            await app(scope, receive, response.send)
-        except Exception:
-            response.broke()
-            raise
+            is_right = self._is_called_rightly(scope)
+            app = self._rest if is_right else problem_reply(_misnamed())
+            return "kinds", app, rooted(scope, path)
+        if path.startswith(BELOW):
+            it = rooted(scope, path)
+            return "own", self.dashboard, {**it, "root_path": it.get("root_path", "") + DASHBOARD}
+        if path in self._paths or self._pages is None:
+            return "own", self._own, rooted(scope, path)
+        return "pages", self._pages, scope
 
     async def open(self) -> None:
         """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
@@ -280,7 +279,8 @@ async def _to_dashboard(request: Request) -> Response:
 def path_of(scope: Scope) -> str:
     """Without the prefix under which the gateway is mounted."""
     path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
-    return path.removeprefix(root) or "/" if f"{path}/".startswith(f"{root}/") else path
+    is_below = root and f"{path}/".startswith(f"{root}/")
+    return (path.removeprefix(root) if is_below else path) or "/"
 
 
 def rooted(scope: Scope, path: str) -> Scope:
@@ -309,10 +309,10 @@ class Behind:
         self._task: asyncio.Task[None] | None = None
         self._has_started = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self._state:
             scope = {**scope, "state": {**scope.get("state", {}), **self._state}}
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     async def start(self) -> None:
         """Once; starting what has started changes nothing."""
