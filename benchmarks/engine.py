@@ -269,7 +269,7 @@ def section(progress: Progress) -> Section:
     progress("1,000 missing keys")
     calls, key = cold_batches()
     with tempfile.TemporaryDirectory() as folder:
-        rows, figures, note = sqlite.measured(Path(folder), progress)
+        rows, figures = sqlite.measured(Path(folder), progress)
         crowd_rows, crowd = crowded(Path(folder), progress)
     return Section(
         "The engine and SQLite (E14, S4)",
@@ -286,6 +286,6 @@ def section(progress: Progress) -> Section:
         notes=(
             "The peers' rows are the same job, an async function cached for an hour and read from "
             "memory, as their documentation writes it; `dogpile.cache` and `diskcache` have no "
-            f"async call and are called as they are. {note}"
-        ).strip(),
+            "async call and are called as they are."
+        ),
     )

@@ -19,6 +19,7 @@ from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_
 from benchmarks.redis_store import MEMORY, pushed
 from benchmarks.redis_store import server as valkey
 from stillfresh import Cache, Policy
+from stillfresh.contrib.postgres import OutboxConsumer, create_outbox
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
 from stillfresh.stores.postgres import create
 from stillfresh.stores.urls import store_for
@@ -38,6 +39,8 @@ BATCH, BARE_BATCH = "`get_many` of 100 keys", "a bare `SELECT` of 100 rows"
 PUBLISH, BARE_PUBLISH = "`acquire` and `publish` of 100 keys", "two bare upserts of 100 rows"
 LEASE, BARE_LEASE = "`acquire` and `release`", "a bare `INSERT` and `DELETE`"
 WITHIN = "`await prices.get(key)` within `memory_for`"
+PLAIN, MAPPED = "UPDATE of one row", "UPDATE of one row of a mapped table"
+DELIVERED = "the same, until its tag is invalidated"
 REDIS = "the same on our Redis store"
 TABLE = "CREATE TABLE bare (id text PRIMARY KEY, token text, value bytea)"
 ONE = "SELECT value FROM bare WHERE id = %s"
@@ -148,6 +151,28 @@ def crowd(url: str, processes: int) -> float:
         return sum(int(cast("IO[str]", it.stdout).readline()) for it in crowd) / SECONDS
 
 
+async def changed(address: str) -> Figures:
+    """An UPDATE of one row, without and with tags, and until its tag is invalidated (E8)."""
+    async with await AsyncConnection.connect(address, autocommit=True) as bare:
+        for table in ("plain", "mapped"):
+            await bare.execute(f"CREATE TABLE {table} AS SELECT 1 AS id, 0 AS n".encode())
+        await create_outbox(address, {"mapped": "row:{id}"})
+        async with Cache("memory://") as cache, OutboxConsumer(cache, address, "bench") as outbox:
+
+            async def delivered(statement: str) -> None:
+                await bare.execute(statement.encode())
+                await outbox.caught_up()
+
+            plain, mapped = (f"UPDATE {it} SET n = n + 1" for it in ("plain", "mapped"))  # noqa: S608
+            names: dict[str, object] = {"execute": bare.execute, "delivered": delivered}
+            contenders = [
+                Contender(PLAIN, "await execute(key)", names, [plain] * 20),
+                Contender(MAPPED, "await execute(key)", names, [mapped] * 20),
+                Contender(DELIVERED, "await delivered(key)", names, [mapped] * 5),
+            ]
+            return await race_on_loop(contenders, rounds=15)
+
+
 def crowds(server: PostgresServer, redis: str) -> Figures:
     silent, unlogged = (server.new_store(timeout="10s", max_connections="4") for _ in range(2))
     asyncio.run(create(silent, pushes=False))
@@ -172,6 +197,7 @@ def section(progress: Progress) -> Section:
         progress("reading, publishing and leasing through PostgreSQL")
         figures = asyncio.run(measured(server.address, server.new_store(), redis, rounds=15))
         hits = asyncio.run(pushed(WITHIN, server.new_store(), rounds=21))
+        changes = asyncio.run(changed(server.new_database()))
         progress("1 to 16 processes that load through PostgreSQL")
         rates = crowds(server, redis)
     pairs = [(HIT, BARE_HIT), (BATCH, BARE_BATCH), (PUBLISH, BARE_PUBLISH), (LEASE, BARE_LEASE)]
@@ -180,12 +206,15 @@ def section(progress: Progress) -> Section:
         for ours, bare in pairs
         for other in (bare, f"{ours}, {REDIS}")
     ]
+    rows.append(Row("E8", f"{MAPPED}, against {PLAIN}", changes[MAPPED] / changes[PLAIN]))
     within_row = Row("E27", f"{WITHIN}, against {MEMORY}", hits[WITHIN] / hits[MEMORY], 1.2)
     return Section(
         "PostgreSQL (S11)",
         [*rows, within_row],
         {
-            "PostgreSQL on the loopback, µs": {name: it / 1000 for name, it in figures.items()},
+            "PostgreSQL on the loopback, µs": {
+                name: it / 1000 for name, it in {**figures, **changes}.items()
+            },
             "Loads (a lease and a publication) a second": rates,
         },
         "The server writes to the disk before it answers (`fsync`, `synchronous_commit`). A read "

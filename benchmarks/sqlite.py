@@ -2,14 +2,12 @@
 
 import asyncio
 import gc
-import importlib
 import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 import apsw
@@ -17,27 +15,17 @@ import apsw
 from benchmarks import tried
 from benchmarks.harness import Contender, Figures, Progress, Row, race_on_loop
 from stillfresh import Cache, Policy
-from stillfresh.stores.contract import Ask, Copy, Lease
+from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.urls import store_for
 
-__all__ = ["measured", "store_module"]
+__all__ = ["measured"]
 
 KIND = "price"
 KEY = "sku-1"
 COPIES = 100
-MODULE = "stillfresh.stores.sqlite"
 READ, BARE_READ = "`await prices.get(key)` through SQLite", "the bare prepared statement"
 STORE_READ = "`read_now` of the store alone"
 PUBLISH, BARE_PUBLISH = "`publish` of 100 copies", "the bare grouped insert"
-
-
-def store_module() -> ModuleType | None:
-    """The SQLite store, if this version has one."""
-    try:
-        return importlib.import_module(MODULE)
-    except ModuleNotFoundError as exc:
-        if exc.name != MODULE:
-            raise
-        return None
 
 
 @contextmanager
@@ -71,11 +59,11 @@ def bare(path: Path) -> apsw.Connection:
     return connection
 
 
-async def reads(store_type: Any, path: Path) -> Figures:  # noqa: ANN401 (it may not be there)
+async def reads(path: Path) -> Figures:
     """One key, in the store and in memory: the row is read, the value need not be decoded."""
     with traced() as statements:
-        store = store_type(str(path), clock=time.time)
-        cache = Cache(store)
+        cache = Cache(f"sqlite:///{path}")
+        store: Any = cache._store
 
         @cache.batched(KIND, fresh_for=3600)
         async def prices(skus: list[str]) -> dict[str, str]:
@@ -144,9 +132,9 @@ class Inserts:
         self._mine.close()
 
 
-async def publishes(store_type: Any, folder: Path, rounds: int = 51) -> Figures:  # noqa: ANN401
+async def publishes(folder: Path, rounds: int = 51) -> Figures:
     """New ids in every round; leases are taken outside the measured time."""
-    store = store_type(str(folder / "published.db"), clock=time.time)
+    store = store_for(f"sqlite:///{folder}/published.db", time.time)
     await store.open()
     times: dict[str, list[float]] = {PUBLISH: [], BARE_PUBLISH: []}
     await published(store, "first")
@@ -164,7 +152,7 @@ async def publishes(store_type: Any, folder: Path, rounds: int = 51) -> Figures:
     return {name: median(values) for name, values in times.items()}
 
 
-async def published(store: Any, prefix: str) -> float:  # noqa: ANN401
+async def published(store: Store, prefix: str) -> float:
     """Microseconds for publishing 100 new copies."""
     ids = [f"{prefix}-{number}" for number in range(COPIES)]
     random.Random(prefix).shuffle(ids)
@@ -173,6 +161,7 @@ async def published(store: Any, prefix: str) -> float:  # noqa: ANN401
     copies: dict[str, tuple[Lease, Copy]] = {
         id_: (lease, Copy(lease.token, time.time(), policy, id_.encode() * 10))
         for id_, lease in grants.items()
+        if isinstance(lease, Lease)
     }
     began = time.perf_counter_ns()
     superseded = await store.publish(KIND, copies)
@@ -182,14 +171,12 @@ async def published(store: Any, prefix: str) -> float:  # noqa: ANN401
     return elapsed
 
 
-def measured(folder: Path, progress: Progress) -> tuple[list[Row], dict[str, Figures], str]:
-    """The rows, the figures behind them, and a note if there is nothing to measure yet."""
-    if (module := store_module()) is None:
-        return [], {}, "SQLite's rows are left out: this version has no SQLite store."
+def measured(folder: Path, progress: Progress) -> tuple[list[Row], dict[str, Figures]]:
+    """The rows, and the figures behind them."""
     progress("reading through SQLite")
-    read = asyncio.run(reads(module.SqliteStore, folder / "read.db"))
+    read = asyncio.run(reads(folder / "read.db"))
     progress("publishing to SQLite")
-    write = asyncio.run(publishes(module.SqliteStore, folder))
+    write = asyncio.run(publishes(folder))
     rows = [
         Row(
             "E14",
@@ -206,4 +193,4 @@ def measured(folder: Path, progress: Progress) -> tuple[list[Row], dict[str, Fig
             tried=tried.PUBLISH,
         ),
     ]
-    return rows, {"SQLite, one row, ns": read, "SQLite, 100 copies, µs": write}, ""
+    return rows, {"SQLite, one row, ns": read, "SQLite, 100 copies, µs": write}

@@ -117,8 +117,8 @@ async def in_tasks(load: AsyncLoad) -> AsyncIterator[Way]:
 
 
 @contextmanager
-def blocking(load: Load, store: str, lease_for: float = LEASE_FOR) -> Iterator[Blocking]:
-    cache = Cache(store)
+def blocking(load: Load, url: str, lease_for: float = LEASE_FOR) -> Iterator[Blocking]:
+    cache = Cache(url)
 
     @cache.cached("price", fresh_for=HOUR, lease_for=lease_for)
     async def price(sku: str) -> int:  # noqa: ARG001 (the key)

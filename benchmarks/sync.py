@@ -40,8 +40,8 @@ def raced(contenders: Iterable[Contender]) -> Figures:
     return {name: median(values) for name, values in times.items()}
 
 
-def declared(stack: ExitStack, address: str, memory_for: int = 0) -> SyncResource[str, int]:
-    cache = stack.enter_context(SyncCache(address))
+def declared(stack: ExitStack, url: str, memory_for: int = 0) -> SyncResource[str, int]:
+    cache = stack.enter_context(SyncCache(url))
 
     @cache.batched("price", fresh_for=HOUR, memory_for=memory_for)
     def prices(skus: list[str]) -> dict[str, int]:

@@ -1,8 +1,11 @@
-"""T6: stillfresh's own lines of the behaviours' table; and that a bench ends as it should.
+"""T6, T8: our own lines of the behaviours' table; that a bench measures what users run, and ends.
 
 The peers are not here: they are installed with the benchmarks (`make bench`).
 """
 
+import ast
+import http.client
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,11 +17,13 @@ from benchmarks import __main__ as command
 from benchmarks import behaviours
 from benchmarks.compare import compared
 from benchmarks.harness import Row, Section
+from benchmarks.pages import serve
 from benchmarks.plan import PARTS, Pace, Part
 from benchmarks.report import page, summary
 from benchmarks.runner import run
 from benchmarks.subjects import OURS, Subject
 
+ROOT = Path(__file__).parent.parent
 SCENARIOS = list(behaviours.SCENARIOS)
 EXPECTED = ["yes", "yes", "1", "1", "1", "yes, in "]
 CASES = list(zip(SCENARIOS, EXPECTED, strict=True))
@@ -188,6 +193,49 @@ class TestT6Bench:
         assert pace.left(500.0) == pytest.approx(6)
         pace.taken.append(380.0)
         assert pace.left(500.0) == 0
+
+
+class TestT8AsUsed:
+    def test_pages_are_served_by_the_command_itself(self) -> None:
+        """The port that wrk asks is that of `stillfresh serve`; no hit needs its site."""
+        with serve(upstream=9) as port:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read() == b'{"status":"alive"}'
+            connection.close()
+
+    def test_caches_are_made_from_addresses(self) -> None:
+        """`Cache(url)` and `SyncCache(url)`, but for growth: a million copies need more room."""
+        made: dict[str, set[str]] = {}
+        for file in (ROOT / "benchmarks").glob("*.py"):
+            for call in ast.walk(ast.parse(file.read_text())):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) in {"Cache", "SyncCache"}:
+                    given = ast.unparse(call.args[0])
+                    if not re.search(r"^f?'\w+://|^url$|^redis$", given):
+                        made.setdefault(file.stem, set()).add(given)
+        assert made == {"growth": {"store"}}
+        assert "SyncCache(" in (ROOT / "benchmarks" / "sync.py").read_text()
+
+    def test_a_part_runs_alone(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The shortest one, as `--only` runs it: nothing but its own section is printed."""
+        shortest = min(PARTS, key=lambda part: part.seconds)
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", shortest.name])
+        assert command.main() == 0
+        told = re.findall("^## (.*)$", capsys.readouterr().out, re.MULTILINE)
+        assert [title.partition(":")[0] for title in told] == ["Targets missed", "Longest-Waiting"]
+
+    def test_every_figure_of_speed_is_in_the_written_run(self) -> None:
+        """Pages refer to docs/benchmarks.md; the README's figures are drawn from it."""
+        pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        stated = {
+            page.name
+            for page in pages
+            if re.search(r"\d (?:µs|ns)\b|requests/s\b", page.read_text())
+        }
+        # The rules state targets; tests/test_docs.py compares the README's with the written run.
+        assert stated == {"README.md", "benchmarks.md", "seeds.md"}
 
 
 class TestT6Compare:

@@ -292,7 +292,7 @@ def test_diagrams_are_drawn_from_the_code() -> None:
 
 
 def test_the_readmes_figures_were_measured() -> None:
-    """What `make diagrams` would write is what the README shows."""
+    """T8: what `make diagrams` would write is what the README shows."""
     readme, measured = (ROOT / "README.md").read_text(), ROOT / "docs" / "benchmarks.md"
     figures = loaded(ROOT / "scripts" / "figures.py")
     assert figures.drawn(readme, measured.read_text()) == readme
