@@ -10,7 +10,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site demo examples test check format diagrams bench explore simulate torture pins audit clean screenshots
+.PHONY: help site demo examples test check format diagrams bench explore simulate torture mutants pins audit clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -71,6 +71,9 @@ simulate: $(VENV)/.dev ## every system in the simulator, more seeds than the tes
 
 torture: $(VENV)/.servers ## kill, pause, fill and cut under real processes: make torture MINUTES=2 SEED=1 STORES=sqlite
 	$(BIN)/python -m tests.proof.torture $(STORES) --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
+
+mutants: $(VENV)/.servers ## put small bugs into our own code, and see tests fail: make mutants MINUTES=10 SEED=1 ONLY=engine/
+	@nice -n 10 $(BIN)/python -m tests.mutation.mutants --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench docs; do \
