@@ -92,6 +92,7 @@ class TestI22Handler:
         blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
         [source] = [block for block in blocks if "def handler" in block]
         source = source.replace("site-cache", aws.new_table()).replace("site-pages", aws.bucket)
+        source = source.replace("PageCache(", 'PageCache(store_timeout="30s", store=', 1)
         monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", aws.endpoint)
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", aws.s3_endpoint)
         block: dict[str, Any] = {"__name__": "block"}
@@ -103,16 +104,18 @@ class TestI22Handler:
             return Page(f"page {len(made)}", 404, {"content-type": "text/plain"})
 
         block["render"] = render
-        answers = [handler({"rawPath": "/pricing"}, Context()) for _ in range(2)]
-        assert made == ["page"]
-        expected = {"statusCode": 404, "body": "cGFnZSAx", "isBase64Encoded": True}
-        assert answers == [{**expected, "headers": {"content-type": "text/plain"}}] * 2
-        block["runner"].run(pages.revalidate("/pricing"))
-        assert handler({"rawPath": "/pricing"}, Context())["body"] == "cGFnZSAx"
-        assert made == ["page", "page"]
-        assert handler({"rawPath": "/pricing"}, Context())["body"] == "cGFnZSAy"
-        block["runner"].run(pages.close())
-        block["runner"].close()
+        try:
+            answers = [handler({"rawPath": "/pricing"}, Context()) for _ in range(2)]
+            assert made == ["page"]
+            expected = {"statusCode": 404, "body": "cGFnZSAx", "isBase64Encoded": True}
+            assert answers == [{**expected, "headers": {"content-type": "text/plain"}}] * 2
+            block["runner"].run(pages.revalidate("/pricing"))
+            assert handler({"rawPath": "/pricing"}, Context())["body"] == "cGFnZSAx"
+            assert made == ["page", "page"]
+            assert handler({"rawPath": "/pricing"}, Context())["body"] == "cGFnZSAy"
+        finally:
+            block["runner"].run(pages.close())
+            block["runner"].close()
 
 
 Asked = list[tuple[str, dict[str, Any]]]
