@@ -5,6 +5,8 @@ import gc
 import time
 import weakref
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +19,7 @@ from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
 from tests.kit.held_store import SteppedStore, cache_on
 
+T = TypeVar("T")
 MANY = [f"sku-{number}" for number in range(300)]
 
 
@@ -213,6 +216,57 @@ class TestE28Slices:
         assert not held
         upstream.version = 2
         assert (await many(MANY[0])).version == 2
+
+    async def test_what_is_asked_of_many_keys_in_one_call(
+        self, many: Resource[str, Price], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A turn is about a hundred of them; the answers are in the order of the keys."""
+        monkeypatch.setattr("stillfresh.engine.resource.SLICE", 100)
+        monkeypatch.setattr(many.core.spec, "max_batch", 50)
+        touched: list[int] = [0]
+
+        def noted(work: Callable[..., T]) -> Callable[..., T]:
+            def noting(*given: Any, **named: Any) -> T:
+                touched[-1] += len(given[0]) if isinstance(given[0], list) else 1
+                return work(*given, **named)
+
+            return noting
+
+        async def follow(work: Awaitable[T]) -> T:
+            touched[:] = [0]
+            task = asyncio.ensure_future(work)
+            while not task.done():
+                touched.append(0)
+                await asyncio.sleep(0)
+            assert 0 < max(touched) <= 200  # an invalidation drops a key twice
+            return task.result()
+
+        monkeypatch.setattr(many.core, "_unheld", noted(many.core._unheld))
+        monkeypatch.setattr(many.core.memory, "drop", noted(many.core.memory.drop))
+        upstream.calls.clear()
+        assert list(await follow(many.get_many(MANY[::-1]))) == MANY[::-1]
+        assert upstream.calls == []
+        await follow(many.invalidate(*MANY))
+        assert list(await follow(many.get_many(MANY))) == MANY
+        assert [len(batch) for batch in upstream.calls] == [50] * 6
+        await follow(many.delete(*MANY))
+        assert not many.core.memory.entries
+
+    async def test_a_caller_of_many_keys_that_leaves(
+        self, many: Resource[str, Price], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E3: takes every slice along; what had not begun is not loaded."""
+        monkeypatch.setattr("stillfresh.engine.resource.SLICE", 100)
+        monkeypatch.setattr(many.core.spec, "max_batch", 50)
+        await many.delete(*MANY)
+        upstream.calls.clear()
+        leaving = await upstream.holding(many.get_many(MANY))
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        upstream.let_go()
+        assert await many.core.settled(5)
+        assert len(upstream.calls) <= many.core.spec.concurrency
+        assert not many.core.queue.flights
 
     async def test_an_invalidation_that_is_cut_off(
         self, cache: Cache, many: Resource[str, Price]

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from stillfresh import Cache, Verdict
-from stillfresh.engine import cache as cache_module
+from stillfresh.stores import contract
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.gates import Gated
 from tests.kit.held_store import SteppedStore
@@ -33,8 +33,8 @@ class TestE6InvalidateAll:
     ) -> None:
         """In pages and slices; also kinds that this cache has not declared."""
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(cache_module, "MOST_LISTED", 7)
-        monkeypatch.setattr(cache_module, "IDS_AT_ONCE", 3)
+        monkeypatch.setattr(contract, "WALKED", 7)
+        monkeypatch.setattr("stillfresh.bounded.sliced.__init__.__defaults__", (7,))
         async with Cache(store) as cache:
 
             @cache.batched("price", fresh_for="1h", error_for="1h")
@@ -106,9 +106,9 @@ class TestE6InvalidateAllInMemory:
         async with Cache(store) as cache:
             report = cache.cached("report", fresh_for="1h", memory_for="1h")(upstream.load)
             assert await report() == 1
-            all_of_it = await store.holding("entries", cache.invalidate_all())
+            all_of_it = await store.holding("invalidate", cache.invalidate_all())
             assert await report() == 1
-            store.let_go("entries")
+            store.let_go("invalidate")
             await all_of_it
             assert await report() == 2
 
@@ -118,8 +118,8 @@ class TestE6InvalidateAllInMemory:
         async with Cache(store) as cache:
             report = cache.cached("report", fresh_for="1h")(upstream.load)
             loading = await upstream.holding(report.of().get())
-            all_of_it = await store.holding("entries", cache.invalidate_all())
+            all_of_it = await store.holding("invalidate", cache.invalidate_all())
             upstream.let_go()
             assert (await loading).verdict is Verdict.STALE
-            store.let_go("entries")
+            store.let_go("invalidate")
             await all_of_it

@@ -183,6 +183,23 @@ class TestS10Memory:
         await bench.pass_time(2)
         assert (await read(bench.prices)).version == 7
 
+    async def test_a_tag_of_many_keys_is_told_in_slices(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E28: no beat proves anything before the last key is doubted."""
+        monkeypatch.setattr(news, "SLICE", 2)
+        keys = [f"k{number}" for number in range(7)]
+        await bench.prices.get_many(keys)
+        entries, opened = bench.prices.core.memory.entries, bench.cache.opened
+        assert bench.store.tell is not None
+        assert opened is not None and opened.news is not None  # noqa: PT018
+        bench.store.tell(A_TAG, "eu", None)
+        doubted = [sum(entries[key].since == news.SILENT for key in keys)]
+        while opened.news._left:
+            await asyncio.sleep(0)
+            doubted.append(sum(entries[key].since == news.SILENT for key in keys))
+        assert doubted == [2, 4, 6, 7]
+
     async def test_a_slow_read_does_not_outlive_its_own_publication(self, bench: Bench) -> None:
         """The store was read before this process published, and its answer came after that."""
         await read(bench.others)

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import apsw
@@ -231,6 +232,25 @@ class TestE28Stats:
             assert not counting.done()
             stats = await counting
             assert (stats.copies, stats.leases) == (201, 1)
+
+    async def test_writers_pass_between_the_slices_of_a_tag(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An invalidation of many ids is many small jobs, and reaches all of them."""
+        monkeypatch.setattr(sqlite_store, "SLICE", 10)
+        async with opened(path) as store:
+            ids = [f"{number:03}" for number in range(25)]
+            await store.acquire("post", [Ask(id_, None, ("all",)) for id_ in ids], 10)
+            jobs, run = list[object](), store.run
+
+            def noted(job: Callable[[apsw.Connection], object]) -> Awaitable[object]:
+                jobs.append(job)
+                return run(job)
+
+            monkeypatch.setattr(store, "run", noted)
+            assert await store.invalidate_tag("all") == [("post", id_) for id_ in ids]
+            assert len(jobs) == 3
+            assert store.read_now("post", ids) == {}
 
     async def test_a_large_file_is_not_counted_again_at_once(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Override, past
@@ -41,7 +40,7 @@ from stillfresh.engine.spans import checked_hooks
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.recording import Recording
 from stillfresh.stores import store_for
-from stillfresh.stores.contract import MOST_LISTED, Store
+from stillfresh.stores.contract import Store
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
@@ -49,7 +48,6 @@ V = TypeVar("V")
 P = ParamSpec("P")
 
 GRACE: Final = 5.0
-IDS_AT_ONCE: Final = 500  # in one step of `invalidate_all`: others' writes pass between them
 
 
 class Cache(Lifecycle):
@@ -250,16 +248,15 @@ class Cache(Lifecycle):
         On DynamoDB, loads in other processes are reached if their key has a copy or tags. `soft`
         and StoreError are those of `invalidate_tag`.
         """
-        store, count, after = (await self.runtime()).store, 0, None
+        store, count = (await self.runtime()).store, 0
         await overtake_all(self._known())
         try:
-            while page := await store.entries(None, "", after, MOST_LISTED):
+            async for page in store.walk(None):
                 for kind, entries in groupby(page, lambda entry: entry.kind):
                     ids = [entry.id for entry in entries]
-                    async for some in sliced(ids, IDS_AT_ONCE):
-                        await store.invalidate(kind, some, soft=soft)
-                        self.note_invalid(kind, some, soft=soft)
-                count, after = count + len(page), (page[-1].kind, page[-1].id)
+                    await store.invalidate(kind, ids, soft=soft)
+                    self.note_invalid(kind, ids, soft=soft)
+                count += len(page)
         finally:
             await overtake_all(self._known())
         return count
@@ -267,7 +264,7 @@ class Cache(Lifecycle):
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
         """Of all cores what is under way or in memory, as it is when each is come to."""
         for core in tuple(self.cores.values()):
-            yield from ((core, key) for key in [*core.under_way(), *core.memory.entries])
+            yield from ((core, key) for key in [*core.under_way(), *core.memory.keys()])
 
     def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
         for core in tuple(self.cores.values()):

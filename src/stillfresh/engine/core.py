@@ -44,6 +44,7 @@ class Core(Puts[K, V]):
         super().__init__(spec, owner, memory, text)
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
         self.key = key
+        memory.cleared = self._show_memory
 
     def open(self, runtime: Runtime) -> None:
         self.memory.notices = Notices(runtime.news) if runtime.news is not None else None
@@ -69,6 +70,10 @@ class Core(Puts[K, V]):
             pass
         self.watcher.begin_anew()
         self.begin_anew()
+
+    def _show_memory(self) -> None:
+        for face in self.faces:
+            face.stand_back(back=self.owner.blocks > 0)
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
@@ -143,16 +148,20 @@ class Core(Puts[K, V]):
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
         runtime, texts = await self.ready(), self.texts(keys)
-        with self.overtaking(keys):
-            await runtime.store.invalidate(self.spec.kind, list(texts.values()), soft=soft)
-        self.owner.note(self, keys, "soft" if soft else "invalidate")
+        async for some in sliced(texts):
+            with self.overtaking(some):
+                ids = [texts[key] for key in some]
+                await runtime.store.invalidate(self.spec.kind, ids, soft=soft)
+            self.owner.note(self, some, "soft" if soft else "invalidate")
 
     async def delete(self, keys: Sequence[K]) -> None:
         runtime, texts = await self.ready(), self.texts(keys)
-        with self.overtaking(keys):
-            await runtime.store.delete(self.spec.kind, list(texts.values()))
-        self.owner.note(self, keys, "delete")
-        self.memory.counts.mended(texts.values())
+        async for some in sliced(texts):
+            ids = [texts[key] for key in some]
+            with self.overtaking(some):
+                await runtime.store.delete(self.spec.kind, ids)
+            self.owner.note(self, some, "delete")
+            self.memory.counts.mended(ids)
 
     async def clear(self) -> None:
         """Forget every entry of this resource."""
@@ -160,7 +169,7 @@ class Core(Puts[K, V]):
         async for page in runtime.store.walk(self.spec.kind):
             await self.delete([self.key(entry.id) for entry in page])
 
-    def tagged(self, tag: str) -> set[K]:
+    def tagged(self, tag: str) -> list[K]:
         """E8: what is under way or in memory and has this tag, or cannot say.
 
         I26: what is under way and tells its tags later is noted.
@@ -171,8 +180,8 @@ class Core(Puts[K, V]):
         if self.spec.tags is None:
             return self.memory.tagged(tag)
         tags_of, wanted = self.spec.possible_tags, {tag, None}
-        found = {key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))}
-        return found | self.memory.tagged(tag)
+        found = [key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))]
+        return found + self.memory.tagged(tag)
 
     async def is_live(self, key: K) -> bool:
         """E6: a load is under way, and nothing has invalidated the key since it began."""

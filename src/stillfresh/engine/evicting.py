@@ -6,7 +6,7 @@ line, the first that was not is dropped. Long work is done in slices.
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stillfresh.bounded import SLICE, Room, TagIndex, sliced
@@ -32,7 +32,9 @@ class Evicting(ABC, Generic[K, V]):
         self.room = Room(most, self._free)
         self.counts = Counts(objective)
         self._tagged: TagIndex[K] = TagIndex()
-        self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
+        self.cleared: Callable[[], object] = bool
+        """Called when `entries` is another dict."""
+        self._left: list[tuple[OrderedDict[K, MemoryEntry[K, V]], TagIndex[K]]] = []
 
     @abstractmethod
     def drop(self, key: K) -> None:
@@ -46,21 +48,25 @@ class Evicting(ABC, Generic[K, V]):
     def _end(self, entry: "MemoryEntry[K, V]") -> None:
         """Let go of its value."""
 
-    def tagged(self, tag: str) -> set[K]:
+    def tagged(self, tag: str) -> list[K]:
         """E8: the entries that have this tag, or may have it."""
-        return {*self._tagged.keys(tag), *self._tagged.keys(None)}
+        return self._tagged.keys(tag) + self._tagged.keys(None)
 
     def clear(self) -> None:
         """Serve nothing of this any more; `freed` lets go of it, bit by bit."""
-        self._left.append((list(self.entries.values()), self._tagged))
-        self.entries.clear()
-        self._tagged, self.room.held = TagIndex(), 0
+        self._left.append((self.entries, self._tagged))
+        self.entries, self._tagged, self.room.held = OrderedDict(), TagIndex(), 0
+        self.cleared()
+
+    def keys(self) -> list[K]:
+        """All of them, in no order: in order the walk is 20 times slower (E28)."""
+        return list(dict.keys(self.entries))
 
     def freed(self) -> Iterator[None]:
         """One entry at each step; its hits are counted."""
         for left, tagged in self._left:
             while left:
-                self._end(left.pop())
+                self._end(left.popitem()[1])
                 yield
             yield from tagged.freed()
         self._left.clear()
@@ -68,16 +74,21 @@ class Evicting(ABC, Generic[K, V]):
     def fold_now(self) -> None:
         """All in one go, where nothing can be awaited."""
         began = self.now()
-        for entry in list(self.entries.values()):
+        for entry in self._hit(dict.values(self.entries)):
             self.fold(entry)
         self.counts.folded_at = began
 
     async def fold_all(self) -> None:
         began = self.now()
-        async for entries in sliced(list(self.entries.values())):
-            for entry in entries:
+        async for entries in sliced(list(dict.values(self.entries))):
+            for entry in self._hit(entries):
                 self.fold(entry)
         self.counts.folded_at = began
+
+    @staticmethod
+    def _hit(entries: "Iterable[MemoryEntry[K, V]]") -> "list[MemoryEntry[K, V]]":
+        """Most were not read since they were last looked at."""
+        return [entry for entry in entries if entry.hits]
 
     def keeps(self, key: K) -> bool:
         """E23: a private store asks before it drops a copy that was not read; memory follows it."""

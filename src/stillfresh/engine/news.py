@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from stillfresh.backoff import pause_after, spread
-from stillfresh.bounded import sliced
+from stillfresh.bounded import SLICE, sliced
 from stillfresh.errors import StoreError
 from stillfresh.stores import A_TAG
 
@@ -46,6 +46,8 @@ class News:
         """When it began to listen."""
         self.proved_at = SILENT
         """When the last beat was sent that came back."""
+        self._left = 0
+        """Tags whose keys are not all doubted yet."""
         self._latest = SILENT
         """The same, kept after a pause: a clock that was set back is known by it."""
 
@@ -65,6 +67,8 @@ class News:
                     while True:
                         sent = self._runtime.clock()
                         await channel.beat()
+                        while self._left:  # noqa: ASYNC110 (an event for each turn costs more)
+                            await asyncio.sleep(0)
                         self.proved_at = self._latest = sent
                         failures = 0
                         await self._runtime.sleep(self._pause())
@@ -86,11 +90,25 @@ class News:
     def _tell(self, kind: str, id_: str, generation: str | None) -> None:
         if kind == A_TAG:
             for one in self._cores.values():
-                for key in one.tagged(id_):
-                    self._doubt(one, key, generation)
+                if keys := one.tagged(id_):
+                    self._doubt_all(one, keys)
         elif (core := self._cores.get(kind)) is not None:
             with suppress(ValueError):  # an id that is no key of this release
                 self._doubt(core, core.key(id_), generation)
+
+    def _doubt_all(self, core: "Core[K, Any]", keys: list[K]) -> None:
+        """A slice in a turn of the loop (E28). No beat counts before the last one is done."""
+        if len(keys) > SLICE:
+            if core.memory.notices is not None:
+                core.memory.notices.doubt(self._runtime.clock())
+            self._left += 1
+            self._runtime.loop.call_soon(self._doubt_rest, core, keys[SLICE:])
+        for key in keys[:SLICE]:
+            self._doubt(core, key, None)
+
+    def _doubt_rest(self, core: "Core[K, Any]", keys: list[K]) -> None:
+        self._left -= 1
+        self._doubt_all(core, keys)
 
     def _doubt(self, core: "Core[K, Any]", key: K, generation: str | None) -> None:
         entry, notices = core.memory.entries.get(key), core.memory.notices
@@ -122,9 +140,13 @@ class Notices(Generic[K]):
 
     def note(self, key: K, generation: str | None, now: float) -> None:
         if len(self._told) >= MOST_NOTED:
-            self._told.clear()
-            self._told_before = now
+            self.doubt(now)
         self._told[key] = now, generation
+
+    def doubt(self, now: float) -> None:
+        """All keys count as told of."""
+        self._told.clear()
+        self._told_before = now
 
     def is_known(self, key: K, generation: str, since: float) -> bool:
         """Of a copy for which the store was asked at `since`: has no change been told of it?"""

@@ -25,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stillfresh.backoff import pause_after, spread
+from stillfresh.bounded import sliced
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.loader import looked_at
@@ -76,17 +77,16 @@ class Puts(Reads[K, V]):
         `check` is called while the leases are held; nothing is published if it raises.
         """
         runtime = await self.ready()
-        sent, ready = rules.stamped(runtime.clock()), list[Known[K, V]]()
-        for key, given in values:
-            ready.append(self._known(runtime, key, given, sent))
-            if not len(ready) % SLICE:
-                await asyncio.sleep(0)
-        if self.owner.blocks and is_past(self.owner):  # E22: store nothing, leave nothing old
-            with self.overtaking([it.key for it in ready]):
-                await runtime.store.invalidate(self.spec.kind, [it.id for it in ready])
-            return
-        for start in range(0, len(ready), SLICE):
-            step = runtime.step(self._put(runtime, ready[start : start + SLICE], check))
+        sent, ready = rules.stamped(runtime.clock()), list[list[Known[K, V]]]()
+        async for group in sliced(values, SLICE):
+            ready.append([self._known(runtime, key, given, sent) for key, given in group])
+        while ready:  # what is done is freed: all at once would hold up the loop (E28)
+            some = ready.pop(0)
+            if self.owner.blocks and is_past(self.owner):  # E22: store nothing, leave nothing old
+                with self.overtaking([it.key for it in some]):
+                    await runtime.store.invalidate(self.spec.kind, [it.id for it in some])
+                continue
+            step = runtime.step(self._put(runtime, some, check))
             step.add_done_callback(looked_at)
             await asyncio.shield(step)
 

@@ -4,11 +4,13 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 (E14). Everything else is in `core.py`.
 """
 
+import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import update_wrapper
 from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack
 
+from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.explain import Explanation
@@ -21,7 +23,7 @@ from stillfresh.errors import ConfigError, LoadFailed, shown
 
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
-
+T = TypeVar("T")
 
 LoadedBatch: TypeAlias = Mapping[K, V | Loaded[V] | Exception]
 AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, V]]]
@@ -152,9 +154,12 @@ class Resource(Face[K, V]):
 
         `max_age` is that of `get`.
         """
-        listed = self._unique(keys, "get_many")
-        outcomes = await self.core.answers(listed, max_age=_limit(max_age))
-        return all_answered(outcomes, self._clock)
+        limit = _limit(max_age)
+
+        async def ask(some: list[K]) -> dict[K, Answer[V]]:
+            return all_answered(await self.core.answers(some, max_age=limit), self._clock)
+
+        return await self._in_slices(ask, self._unique(keys, "get_many"))
 
     async def known(
         self,
@@ -185,7 +190,7 @@ class Resource(Face[K, V]):
 
     async def refresh(self, *keys: K) -> None:
         """Load the keys now, whatever their age. Raises LoadFailed if one failed."""
-        for outcome in (await self.core.reload(self._unique(keys))).values():
+        for outcome in (await self._in_slices(self.core.reload, self._unique(keys))).values():
             _raised(outcome)
 
     async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
@@ -206,7 +211,8 @@ class Resource(Face[K, V]):
                 f"not {shown(values)}"
             )
         with_terms = self.core.spec.with_terms
-        await self.core.put([(key, with_terms(it, terms)) for key, it in values.items()])
+        given = list(values.items())
+        await self.core.put((key, with_terms(it, terms)) for key, it in given)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value. No other change is lost.
@@ -261,6 +267,21 @@ class Resource(Face[K, V]):
     async def explain(self, key: K) -> Explanation:
         """Return the state of an entry: its age, its verdict, who loads it, and when."""
         return await self.core.explain(key)
+
+    async def _in_slices(
+        self, ask: Callable[[list[K]], Coroutine[Any, Any, dict[K, T]]], keys: list[K]
+    ) -> dict[K, T]:
+        """Of many keys, whole batches in each turn of the loop; all are under way at once (E28)."""
+        if len(keys) <= SLICE:
+            return await ask(keys)
+        most, tasks = self.core.spec.max_batch, list[asyncio.Task[dict[K, T]]]()
+        try:
+            async for some in sliced(keys, most * max(1, SLICE // most)):
+                tasks.append(asyncio.create_task(ask(some)))
+            return {key: it for some in await asyncio.gather(*tasks) for key, it in some.items()}
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
         if isinstance(keys, str | bytes):

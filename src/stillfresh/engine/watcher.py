@@ -202,6 +202,8 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
         """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
+        if watch not in self._open:  # the cache closes: nothing is watched any more
+            return
         self._open.discard(watch)
         for key in keys[:SLICE]:
             self.leave(key, watch)
@@ -254,7 +256,6 @@ class Watcher(Driver[K], Generic[K, V]):
         self.begin_anew()  # first: else each of them would leave key by key (E28)
         for watch in watches:
             watch.close()
-        self._leaving.clear()
         if driver is not None:
             driver.cancel()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., object])
 
-WALKED: Final = 1_000  # entries that a walk reads together
+WALKED: Final = 500  # entries that a walk reads together
 MOST_LISTED: Final = 10_000  # entries in one page of a listing
 REMEMBERED: Final = 1_000  # I26: tags whose last invalidation a store remembers, at least
 
@@ -274,8 +274,8 @@ class Store(ABC):
         may be gone. By kind and id, where the store has an order. Reads no value; no step is long.
         """
 
-    async def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
-        """All entries of a kind, in any order, some at a time."""
+    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+        """All entries, of one kind or of all, in any order, some at a time."""
         after: tuple[str, str] | None = None
         while page := await self.entries(kind, "", after, WALKED):
             yield page
@@ -329,7 +329,7 @@ class WrappedStore(Store):
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
         self.inner.before_evicting(kind, keeps)
 
-    def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+    def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
         return self.inner.walk(kind)
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:

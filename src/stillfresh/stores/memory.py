@@ -6,7 +6,7 @@ Where bytes are bounded (E23), copies go in the order of CLOCK, as in the memory
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from secrets import token_hex
 from typing import Final
@@ -205,6 +205,11 @@ class MemoryStore(Store):
             found += [item for item in near if is_listed(item[0], kind, search, after)]
             found = sorted(found)[:limit]
         return [row.entry(*key) for key, row in found]
+
+    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+        """One walk, where every page of `entries` would be another."""
+        async for some in sliced(self._opened().items()):
+            yield [row.entry(*key) for key, row in some if kind in {None, key[0]}]
 
     def _opened(self) -> MemoryRows:
         if not self._open:

@@ -86,7 +86,8 @@ class MemoryRows:
         """I26: the tag is invalidated; returns what has it."""
         self.epoch += 1
         self._epochs.note(tag, self.epoch)
-        return list(dict.fromkeys([*self.tagged.keys(tag), *self.late.keys(tag)]))
+        keys, late = self.tagged.keys(tag), self.late.keys(tag)
+        return list(dict.fromkeys(keys + late)) if late else keys
 
     def is_past(self, lease: Lease, tags: tuple[str, ...]) -> bool:
         """I26: one of them was invalidated since the grant, or that is no longer known."""

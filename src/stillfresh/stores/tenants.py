@@ -139,7 +139,7 @@ class TenantStore(WrappedStore):
                 return found[:limit]
             place = page[-1].kind, page[-1].id
 
-    async def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
         async for page in self.inner.walk(kind):
             yield self._own(page)
 

@@ -44,8 +44,10 @@ async def list_entries(
     return found
 
 
-async def walk(link: Link | Cluster, places: Places, kind: str) -> AsyncIterator[list[Entry]]:
-    """All of a kind, in no order, each at least once: one walk, however many they are."""
+async def walk(
+    link: Link | Cluster, places: Places, kind: str | None
+) -> AsyncIterator[list[Entry]]:
+    """Of one kind or of all, in no order, each at least once: one walk, however many."""
     async for names in _names(link, places, kind, ""):
         yield await _described(link, places, names)
 

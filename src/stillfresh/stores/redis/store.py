@@ -1,5 +1,6 @@
 """The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -277,7 +278,7 @@ class RedisStore(Store):
         If a reply got lost, ids that had nothing but a lease are voided, and missing in the answer.
         """
         link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
-        reached: set[bytes] = set()
+        reached: dict[tuple[str, str], None] = {}
         walks = [(base, key, b"0") for base, key in self._places.tagged(tag)]
         while walks:
             replies = await link.run(
@@ -285,14 +286,16 @@ class RedisStore(Store):
                 urgent=True,
                 lasting=True,
             )
-            reached.update(member for _, members in replies for member in members)
+            for _, members in replies:
+                names = map(self._places.name, members)
+                reached.update((name, None) for name in names if name is not None)
+                await asyncio.sleep(0)
             walks = [
                 (base, key, at)
                 for (base, key, _), (at, _) in zip(walks, replies, strict=True)
                 if at != b"0"
             ]
-        names = map(self._places.name, reached)
-        return sorted(name for name in names if name is not None)
+        return list(reached)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self._each(scripts.DELETE, kind, dict.fromkeys(ids, ()), urgent=True)
@@ -323,8 +326,8 @@ class RedisStore(Store):
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
         return listening(self._opened(), self._places, tell, self._timeout)
 
-    def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
-        """All of a kind, in no order: one walk, where pages would be many."""
+    def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+        """In no order: one walk, where pages would be many."""
         return walk(self._opened(), self._places, kind)
 
     def _now(self) -> str:

@@ -41,8 +41,8 @@ INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES
 DELETE_LEASED: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
 DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind IN (?1, ?1 || '+') AND id = ?2"
 SELECT_TAG: Final = """
-    SELECT DISTINCT rtrim(kind, '+') AS kind, id FROM stillfresh_tags WHERE tag = ?
-    ORDER BY 1, 2
+    SELECT kind, id FROM stillfresh_tags WHERE tag = ? AND (kind, id) > (?, ?) AND kind <> '!'
+    ORDER BY kind, id LIMIT ?
 """
 EPOCH: Final = "SELECT CAST(max(id) AS INTEGER) FROM stillfresh_tags WHERE kind = '!'"
 FORGET_EPOCHS: Final = "DELETE FROM stillfresh_tags WHERE kind = '!' AND (tag = ? OR id <= ?)"

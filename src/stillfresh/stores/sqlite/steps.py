@@ -51,7 +51,10 @@ from stillfresh.stores.sqlite.schema import (
     statements,
 )
 
-After: TypeAlias = tuple[str, str] | None
+Place: TypeAlias = tuple[str, str]
+FIRST: Final[Place] = ("", "")
+"""Before all kinds and ids."""
+After: TypeAlias = Place | None
 """The kind and id of the last entry that was looked at."""
 
 
@@ -295,17 +298,22 @@ def _epoch_id(epoch: int) -> str:
 
 
 def invalidate_tag(
-    connection: apsw.Connection, layout: Layout, tag: str, *, soft: bool
-) -> list[tuple[str, str]]:
-    epoch = epoch_of(connection) + 1
-    connection.execute(FORGET_EPOCHS, (tag, _epoch_id(epoch - REMEMBERED)))
-    connection.execute(INSERT_TAG, (tag, "!", _epoch_id(epoch)))
-    rows: list[Row] = connection.execute(SELECT_TAG, (tag,)).fetchall()
-    ours = set(layout.kinds(connection))
-    keys = [(kind, id_) for kind, id_ in rows if kind in ours and isinstance(id_, str)]
+    connection: apsw.Connection, layout: Layout, tag: str, after: Place, *, soft: bool, size: int
+) -> tuple[list[tuple[str, str]], After]:
+    """The next `size` ids that have the tag, and where to go on.
+
+    No id can be leased with the tag before this began, and not be named.
+    """
+    if after == FIRST:
+        epoch = epoch_of(connection) + 1
+        connection.execute(FORGET_EPOCHS, (tag, _epoch_id(epoch - REMEMBERED)))
+        connection.execute(INSERT_TAG, (tag, "!", _epoch_id(epoch)))
+    rows: list[Row] = connection.execute(SELECT_TAG, (tag, *after, size)).fetchall()
+    named, ours = [(kind.rstrip("+"), id_) for kind, id_ in rows], set(layout.kinds(connection))
+    keys = [(kind, id_) for kind, id_ in named if kind in ours and isinstance(id_, str)]
     for kind, group in groupby(keys, itemgetter(0)):
         layout.tables(kind).invalidate(connection, [id_ for _, id_ in group], soft=soft)
-    return keys
+    return keys, rows[-1] if len(rows) == size else None
 
 
 def listed_kinds(names: Iterable[str], kind: str | None, after: After) -> list[tuple[str, str]]:

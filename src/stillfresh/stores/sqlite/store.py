@@ -73,10 +73,7 @@ class SqliteStore(Store):
         layout: steps.Layout = steps.OWN,
         max_bytes: int | str | None = None,
     ) -> None:
-        """`patience`: seconds that a step waits for another process that is writing.
-
-        `layout`: for a file whose values are rows of another design; its bytes are not bounded.
-        """
+        """`layout`: for a file whose values are rows of another design, without bounds."""
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(
                 f"path: must name a file, not {shown(path)}; in memory use MemoryStore"
@@ -230,11 +227,8 @@ class SqliteStore(Store):
         return execute(self._tables(kind).sql.many(size), pairs).fetchall()
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        def job(file: apsw.Connection) -> dict[str, Grant]:
-            now, tables = self._clock(), self._tables(kind)
-            return tables.acquire(file, asks, lease_for, now, self._new_token)
-
-        return await self.run(job, urgent=False)
+        acquire, clock, token = self._tables(kind).acquire, self._clock, self._new_token
+        return await self.run(lambda it: acquire(it, asks, lease_for, clock(), token), urgent=False)
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
@@ -272,10 +266,8 @@ class SqliteStore(Store):
                 self._writer.put(job)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        return await self.run(
-            lambda file: self._tables(kind).renew(file, leases, lease_for, self._clock()),
-            urgent=False,
-        )
+        renew, clock = self._tables(kind).renew, self._clock
+        return await self.run(lambda it: renew(it, leases, lease_for, clock()), urgent=False)
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
@@ -288,7 +280,13 @@ class SqliteStore(Store):
         await self.run(lambda file: self._tables(kind).invalidate(file, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        return await self.run(lambda file: steps.invalidate_tag(file, self._layout, tag, soft=soft))
+        """In slices, each a job of its own: other writers pass between them (E28)."""
+        found, after = dict[tuple[str, str], None](), cast("steps.After", steps.FIRST)
+        job = partial(steps.invalidate_tag, layout=self._layout, tag=tag, soft=soft, size=SLICE)
+        while after is not None:
+            keys, after = await self.run(partial(job, after=after))
+            found.update(dict.fromkeys(keys))
+        return list(found)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self.run(lambda file: self._tables(kind).delete(file, ids))
