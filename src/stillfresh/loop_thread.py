@@ -103,7 +103,7 @@ def _rest(rested: threading.Event, go_on: threading.Event) -> None:
 
 
 def _closed() -> NoReturn:
-    raise NotOpen("the cache was closed while this thread called it")
+    raise NotOpen("the cache was closed while this thread called it; open it again")
 
 
 def _lost() -> NoReturn:

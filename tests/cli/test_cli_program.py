@@ -178,7 +178,7 @@ class TestG10Errors:
             (
                 "redis://127.0.0.1:{port}/0?timeout=0.2s",
                 1,
-                "the Redis server is away: ConnectionError: ",
+                "the Redis server is unavailable: ConnectionError: ",
             ),
             ("dynamodb://t?colour=red", 2, "takes each once"),
         ],
@@ -428,7 +428,7 @@ class TestG10Bench:
         """Is not measured as one that is empty."""
         result = call("bench", f"redis://127.0.0.1:{free_port()}/0?timeout=0.2s")
         assert result.exit_code == 1
-        assert "away" in result.stderr
+        assert "unavailable" in result.stderr
 
     def test_g18_takes_less_than_a_minute(self) -> None:
         """As long as it is told for each measurement; the default of all of them together."""

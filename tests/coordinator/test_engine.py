@@ -114,7 +114,7 @@ class TestC15OnTheEngine:
         """Nothing was asked of the server, so nothing cools down: the next tick asks."""
 
         async def away(*_: object, **__: object) -> None:
-            raise StoreError("the file is away")
+            raise StoreError("the file is unavailable")
 
         await site.ttl.tick()
         with monkeypatch.context() as patched:

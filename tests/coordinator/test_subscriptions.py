@@ -62,12 +62,12 @@ class TestC3Subscribe:
         """A disk that cannot be read is no reason to show old data."""
 
         def broken(*_: object) -> dict[str, int]:
-            raise StoreError("the disk is away")
+            raise StoreError("the disk is unavailable")
 
         monkeypatch.setattr(site.controller.database, "read_now", broken)
         site.ttl.subscribe_post(composite_post_id="a:1")
         assert site.queued() == ("a:1",)
-        assert "the disk is away" in caplog.text
+        assert "the disk is unavailable" in caplog.text
 
     async def test_nothing_is_queued_while_nobody_is_signed_in(self, site: Site) -> None:
         """It is remembered, and due when somebody is."""

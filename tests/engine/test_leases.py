@@ -404,7 +404,7 @@ class TestE5FailingStore:
     async def test_what_could_not_be_stored_is_kept_for_a_moment(
         self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
-        """So that a store that is away does not mean a load for each read."""
+        """So that a store that is unavailable does not mean a load for each read."""
         store.broken = {"read", "acquire", "publish"}
         await ours("a")
         await ours("a")

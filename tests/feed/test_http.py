@@ -334,7 +334,7 @@ class TestF6Failures:
         """The time-out is for the whole exchange: one that drips on for ever ends as well."""
         server.on("GET /days", begun(start, more))
         async with HttpFeedSource(server.url, timeout="200ms", max_bytes=10**12) as source:
-            assert "no whole answer within 0.2 s" in str(await failing(source))
+            assert "no complete answer in 0.2 s" in str(await failing(source))
 
     async def test_a_connection_that_never_stands(self, server: FeedServer) -> None:
         """A server that speaks no TLS is given up as well, and no socket is left behind."""

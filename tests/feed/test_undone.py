@@ -336,7 +336,7 @@ class TestF12Columns:
         network.let_go()
         with pytest.raises(StillfreshError):
             await reading
-        assert "stillfresh itself failed" not in caplog.text
+        assert "internal error of stillfresh" not in caplog.text
 
 
 @pytest.mark.parametrize("what", ["create", "delete", "comment"])

@@ -264,7 +264,7 @@ class TestI10StoreAway:
     async def test_unknown_pages_are_rendered_without_storing(
         self, site: Site, clock: ManualClock
     ) -> None:
-        """A store that is away, from the start or since, fails nobody."""
+        """A store that is unavailable, from the start or since, fails nobody."""
         store = Away(clock=clock)
         pages = PageCache(store, clock=clock)
         store.is_away = True
@@ -281,7 +281,7 @@ class TestI11OnDemand:
     async def test_a_look_at_a_page_that_is_only_named_is_overtaken_by_its_tags(
         self, site: Site, clock: ManualClock, sleeper: Sleeper
     ) -> None:
-        """The store was away when it was looked at: what memory had is no longer true."""
+        """The store was unavailable when it was looked at: what memory had is no longer true."""
         store = SteppedStore(MemoryStore(clock=clock))
         async with PageCache(store, clock=clock, sleep=sleeper) as pages:
             await pages.get("/pricing", site.render, revalidate=60)

@@ -73,7 +73,7 @@ class TestT5OpenApi:
 
 
 def check(case: "Case[Any]", token: str | None) -> None:
-    """A 503 is no mistake where the document has it: its upstream is away."""
+    """A 503 is no mistake where the document has it: its upstream is unavailable."""
     from schemathesis import checks  # noqa: PLC0415
 
     headers = None if token is None else {"Authorization": f"Bearer {token}"}

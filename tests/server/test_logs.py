@@ -223,7 +223,7 @@ def record(message: str, *args: object, exc_info: Any = None) -> logging.LogReco
 PLACES = (
     "http://ann:{}@host/path",
     "http://ann:a@{}@host/path",
-    "redis://:{}@host:6379/0 is away",
+    "redis://:{}@host:6379/0 is unavailable",
     "postgresql://u:p{}@x@host/db?sslmode=x",
     "GET http://host/path?token={} failed",
     "page '/a?a=1&session={}': loading failed",

@@ -172,7 +172,7 @@ class TestI4Errors:
             leases = store._steps.table
             terms: dict[str, Any] = {"end": NOW + 5, "now": NOW}
             theirs, _ = await leases.acquire("CACHE#1", new_token=lambda: "theirs", **terms)
-            with pytest.raises(LeaseHeld, match="held by another until 1700000005") as held:
+            with pytest.raises(LeaseHeld, match="held by another process until 1700000005") as held:
                 await leases.acquire("CACHE#1", new_token=lambda: "mine", **terms)
             mine = FaceTheoryCacheLease.until("CACHE#1", "mine", NOW + 5)
             assert held.value.until == NOW + 5
@@ -303,11 +303,11 @@ class TestS6BadInput:
 
     @pytest.mark.usefixtures("aws")
     async def test_nobody_answers(self) -> None:
-        """A store that is away can be opened: it may come back; until then each step fails."""
+        """A store can be opened while it is unavailable; until it is back each step fails."""
         pauses = Pauses()
         store = Aws("http://127.0.0.1:9", "http://127.0.0.1:9").store("table", sleep=pauses)
         await store.open()
-        with pytest.raises(StoreError, match=r"away|no answer to get_item"):
+        with pytest.raises(StoreError, match=r"unavailable|no answer to get_item"):
             await store.read(KIND, ["a"])
         with pytest.raises(StoreError, match="no answer to delete_item"):
             await store.invalidate(KIND, ["a"])
@@ -428,7 +428,7 @@ class TestS6Away:
             with pytest.raises(StoreError, match="no answer to get_item"):
                 await store.read(KIND, ["a"])
             for step in (store.read(KIND, ["a"]), store.acquire(KIND, [Ask("a")], 5)):
-                with pytest.raises(StoreError, match="away; it is asked again in a moment"):
+                with pytest.raises(StoreError, match="unavailable; stillfresh tries it again"):
                     await step
             assert (proxy.seen["GetItem"], proxy.seen["PutItem"]) == (5, 0)
             await store.invalidate(KIND, ["a"])

@@ -144,9 +144,9 @@ class TestS2LostAnswer:
         """Nothing is claimed: neither that it was done, nor that it was not."""
         lease = await lease_of(store)
         proxy.lose(loss, to=b"SELECT")
-        with pytest.raises(StoreError, match="away"):
+        with pytest.raises(StoreError, match="unavailable"):
             await store.publish(KIND, {"a": (lease, copy_by(lease))})
-        with pytest.raises(StoreError, match="away"):
+        with pytest.raises(StoreError, match="unavailable"):
             await store.invalidate(KIND, ["a"])
 
 
@@ -162,7 +162,7 @@ class TestS2Silence:
             proxy.lose("silently", to=b".publish(", times=1)
             assert await publishes(store, lease)
             proxy.lose("silently")
-            with pytest.raises(StoreError, match="away"):
+            with pytest.raises(StoreError, match="unavailable"):
                 await store.invalidate(KIND, ["a"])
 
 
@@ -190,7 +190,7 @@ class TestS8LateStatements:
         async with opened(impatient(url)) as store:
             with psycopg.connect(postgres.address) as holder:
                 holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
-                with pytest.raises(StoreError, match="away"):
+                with pytest.raises(StoreError, match="unavailable"):
                     await store.publish(KIND, {"a": (lease, copy_by(lease, b"late"))})
         deadline = time.monotonic() + DEADLINE
         while await copy_in(other) is None:  # it was sent twice: both waited
@@ -244,14 +244,14 @@ class TestS11Connections:
             proxy.lose("silently")
             before = proxy.requests
             for _ in range(200):
-                with pytest.raises(StoreError, match="is away: Timeout"):
+                with pytest.raises(StoreError, match="is unavailable: Timeout"):
                     await store.read(KIND, ["a"])
             assert proxy.requests - before <= 5
-            assert caplog.text.count("the PostgreSQL server is away") == 1
+            assert caplog.text.count("the PostgreSQL server is unavailable") == 1
             proxy.heal()
             await store.invalidate(KIND, ["a"])  # urgent: it does not wait for a pause to end
             assert await store.read(KIND, ["a"]) == {}
-        assert "the PostgreSQL server is back" in caplog.text
+        assert "the PostgreSQL server answers again" in caplog.text
 
     async def test_broken_connections_are_all_left_at_once(
         self, store: Store, proxy: FlakyProxy
@@ -466,7 +466,7 @@ class TestS11Refused:
         assert lease.token not in str(caught.value)
 
     async def test_a_limit_of_connections(self, postgres: PostgresServer, url: str) -> None:
-        """It is said, and taken for a server that is away; with a place free, it works again."""
+        """It counts as an unavailable server; when a connection is free, it works again."""
         app = role(postgres, url, "CONNECTION LIMIT 1")
         async with opened(app) as store:
             await store.read(KIND, ["a"])
@@ -628,7 +628,7 @@ class TestS11Away:
                     answers = await asyncio.gather(*asked)
                     assert time.monotonic() - began < 5
                     assert {it.origin for it in answers} == {Origin.LOADED}
-                    with pytest.raises(StoreError, match="away"):
+                    with pytest.raises(StoreError, match="unavailable"):
                         await prices.invalidate("a")
                     assert (await cache.stats()).resources[KIND].store_errors > 0
                 finally:
@@ -637,14 +637,14 @@ class TestS11Away:
                 await prices.invalidate("a")
                 assert (await prices.get("a")).origin is Origin.LOADED
                 assert (await prices.get("a")).origin is not Origin.LOADED
-        assert caplog.text.count("the PostgreSQL server is back") >= 1
+        assert caplog.text.count("the PostgreSQL server answers again") >= 1
 
     async def test_it_opens_without_a_server(self, caplog: pytest.LogCaptureFixture) -> None:
         """It begins without one, and says so."""
         with caplog.at_level(logging.WARNING):
             async with opened(f"postgresql://postgres@{HOST}:{free_port()}/postgres") as store:
-                assert "the PostgreSQL server is away" in caplog.text
-                with pytest.raises(StoreError, match="away"):
+                assert "the PostgreSQL server is unavailable" in caplog.text
+                with pytest.raises(StoreError, match="unavailable"):
                     await store.read(KIND, ["a"])
 
     async def test_a_standby_takes_over(self, mortal: PostgresServer) -> None:

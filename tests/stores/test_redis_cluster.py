@@ -495,7 +495,7 @@ class TestS9Failover:
     async def test_it_opens_with_any_of_its_nodes(
         self, mended: ClusterServers, prefix: str
     ) -> None:
-        """A seed that is away is passed over, and one node's name leads to all."""
+        """A seed that is unavailable is passed over, and one node's name leads to all."""
         nodes = f"redis+cluster://{HOST}:1,{HOST}:{mended.nodes[1].port}"
         async with opened(nodes, prefix=prefix) as store:
             for number in range(64):

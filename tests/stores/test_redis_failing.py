@@ -213,7 +213,7 @@ class TestS5Breaker:
         assert not breaker.allows(1.0 + FIRST_PAUSE)
 
     def test_pauses_grow_to_a_limit(self) -> None:
-        """However long it is away, it is asked every two seconds."""
+        """However long it is unavailable, it is asked every two seconds."""
         breaker, now, pauses = Breaker(), 0.0, []
         for _ in range(8):
             breaker.failed(began=now, now=now)
@@ -261,10 +261,10 @@ class TestS5Away:
         proxy.lose("silently")
         before = proxy.requests
         for _ in range(200):
-            with pytest.raises(StoreError, match="is away: Timeout"):
+            with pytest.raises(StoreError, match="is unavailable: Timeout"):
                 await store.read(KIND, ["a"])
         assert proxy.requests - before <= 5
-        assert caplog.text.count("the Redis server is away") == 1
+        assert caplog.text.count("the Redis server is unavailable") == 1
 
     async def test_an_invalidation_is_tried_however_long_it_was_away(
         self, store: RedisStore, proxy: FlakyProxy
@@ -338,13 +338,13 @@ class TestS5Away:
         mortal.stop()
         with caplog.at_level(logging.WARNING):
             async with opened(RedisStore(mortal.address)) as store:
-                assert "the Redis server is away" in caplog.text
-                with pytest.raises(StoreError, match="away"):
+                assert "the Redis server is unavailable" in caplog.text
+                with pytest.raises(StoreError, match="unavailable"):
                     await store.read(KIND, ["a"])
                 mortal.start()
                 await store.invalidate(KIND, ["a"])
                 assert await store.read(KIND, ["a"]) == {}
-        assert "the Redis server is back" in caplog.text
+        assert "the Redis server answers again" in caplog.text
 
     async def test_the_cache_goes_on_without_it_and_comes_back_by_itself(
         self, mortal: Server
@@ -439,7 +439,7 @@ class TestS9ClusterNode:
     async def test_a_server_that_becomes_a_cluster_node_says_the_same(
         self, store: RedisStore, proxy: FlakyProxy, cluster_node: Server
     ) -> None:
-        """It was opened before, or was away then: the first step that is sent elsewhere tells."""
+        """Opened before, or unavailable then: the first step that is redirected says so."""
         proxy.lead_to(HOST, cluster_node.port)
         proxy.cut()
         with pytest.raises(StoreError, match=r"write redis\+cluster://"):

@@ -70,7 +70,7 @@ class TestE20SqliteThreads:
             thread.join(20)
 
         in_thread()
-        assert "16 threads read already" in str(failed.pop())
+        assert "16 threads read it already" in str(failed.pop())
         for reader in taken[:-1]:
             spare.give_back(reader)
         in_thread()

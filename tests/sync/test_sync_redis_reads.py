@@ -96,7 +96,7 @@ class TestE20RedisReads:
             assert values(words, "a") == {}
 
     def test_a_server_that_goes_and_comes_back(self, cache: SyncCache, server: Server) -> None:
-        """While it is away a read gives what memory has, at once; then the store is read again."""
+        """While it is unavailable, memory answers at once; then the store is read again."""
         words = declared(cache)
         words.put([("a", "one")])
         assert values(words, "a") == {"a": "one"}
@@ -137,7 +137,7 @@ class TestE20RedisReads:
         store = store_for(server.url(timeout="200ms"), time.time)
         server.pause()
         try:
-            for said in ("is away: ", "in a moment"):
+            for said in ("is unavailable: ", "tries it again"):
                 with pytest.raises(StoreError, match=said):
                     store.read_now("word", ["a"])
         finally:

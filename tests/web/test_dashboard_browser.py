@@ -344,7 +344,7 @@ class TestG6OneEntry:
         await shown(page, "ann:33")
         said = page.locator("#panel-said")
         await page.locator("#refresh").click()
-        await expect(said).to_have_text("Loaded anew.")
+        await expect(said).to_have_text("Loaded again.")
         assert world.asked[-1] == ["ann:33"]
         await page.locator("#invalidate").click()
         await expect(said).to_contain_text("Invalidated")
@@ -390,7 +390,7 @@ class TestG6Keyboard:
         await expect(page.locator("#panel-close")).to_be_focused()
         await keys.press("Tab")
         await keys.press("Enter")
-        await expect(page.locator("#panel-said")).to_have_text("Loaded anew.")
+        await expect(page.locator("#panel-said")).to_have_text("Loaded again.")
         assert world.asked[-1] == ["ann:19"]
         await keys.press("Tab")
         await keys.press("Tab")
@@ -480,7 +480,7 @@ class TestG6Token:
             await expect(page.locator("#link")).to_have_text("live")
             await shown(page, "a")
             await page.locator("#refresh").click()
-            await expect(page.locator("#panel-said")).to_have_text("Loaded anew.")
+            await expect(page.locator("#panel-said")).to_have_text("Loaded again.")
             await page.reload()
             await expect(page.locator("#link")).to_have_text("live")
             assert await page.evaluate("localStorage.length") == 0

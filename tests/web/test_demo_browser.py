@@ -561,7 +561,7 @@ class TestG19Visit:
         await expect(page.locator("#said")).to_have_value("Is this taken?")
         await it.says("#word", "Upstream answers with errors")
         await it.look("failing")
-        assert " is away" not in await page.locator("body").inner_text()
+        assert " is unavailable" not in await page.locator("body").inner_text()
         await it.switch("down")
         await it.says("#word", "Upstream down")
         await it.look("down")

@@ -82,11 +82,11 @@ async def _metrics(url: str) -> str:
         try:
             answer = await asking.get(f"{base}/metrics")
         except client.request_errors() as exc:
-            raise StillfreshError(f"{base}: no gateway answers there: {error_text(exc)}") from exc
+            raise StillfreshError(f"{base}: no gateway answers: {error_text(exc)}") from exc
     if answer.status_code == 401:
-        raise ConfigError(f"{base}: needs its token; set STILLFRESH_TOKEN")
+        raise ConfigError(f"{base}: the gateway wants its token; set STILLFRESH_TOKEN")
     if answer.status_code != 200 or "stillfresh_" not in answer.text:
-        raise StillfreshError(f"{base}/metrics: no stillfresh there (HTTP {answer.status_code})")
+        raise StillfreshError(f"{base}/metrics: not a gateway (HTTP {answer.status_code})")
     return str(answer.text)
 
 

@@ -112,7 +112,7 @@ def evict(*, store: str, is_json: bool) -> None:
 
 async def _evict(address: str) -> int:
     async with opened(address, to_change=True) as store:
-        await store.stats()  # one that sweeps by itself would not notice that it is away
+        await store.stats()  # one that sweeps by itself would not notice that it is unavailable
         return await store.evict(time.time())
 
 

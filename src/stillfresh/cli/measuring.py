@@ -142,7 +142,7 @@ async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
     try:
         await cache.open()
         for step in reads.values():
-            await step("")  # a store that is away is told now
+            await step("")  # a store that is unavailable is told now
         try:
             await load(ids[0])
             many = f"{BATCH} misses in one call"

@@ -103,7 +103,7 @@ class TtlCoordinator:
             self._drop()
             _, late = await asyncio.wait([running], timeout=max(self._grace, LEAST_PATIENCE))
         if late:
-            logger.error("the last tick does not end; it is left behind")
+            logger.error("the last tick did not end in time; the coordinator stops without it")
             running.cancel()
             self._end_tick(running)
 
@@ -242,7 +242,7 @@ class TtlCoordinator:
         try:
             return bool(self._asks_visible())
         except Exception:
-            logger.exception("visible= failed; taken for hidden")
+            logger.exception("visible= failed; the coordinator counts as hidden")
             return False
 
     def _tick_now(self) -> None:
@@ -293,7 +293,7 @@ class TtlCoordinator:
             return
         self._ticking = None
         if tick.done() and not tick.cancelled() and (error := tick.exception()) is not None:
-            logger.error("the tick failed; the next one goes on", exc_info=error)
+            logger.error("the tick failed; the next one tries again", exc_info=error)
         again, self._tick_again = self._tick_again, False
         self._arm(0 if again else None)
 
@@ -303,7 +303,7 @@ class TtlCoordinator:
             await self._controller.prepare()
             changes = await self._controller.database.changes()
         except StillfreshError as exc:
-            logger.warning("nothing is refreshed while the database is away: %s", exc)
+            logger.warning("nothing is refreshed while the database is unavailable: %s", exc)
             return
         self._last_tick = began
         batches = self._config.max_batches_per_tick

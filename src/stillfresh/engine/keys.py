@@ -169,7 +169,7 @@ def shown_name(loader: Callable[..., Any]) -> str:
 
 def no_loader(_: object) -> NoReturn:
     """The loader of a resource whose reads each bring their own."""
-    raise LoadFailed("only a read that brings a loader can load it: send a request for it")
+    raise LoadFailed("only a request for this entry can load it; send one")
 
 
 class Spec(Generic[K, V]):
@@ -198,7 +198,7 @@ class Spec(Generic[K, V]):
         if tags is not None and not callable(tags):
             raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
         if not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
-            raise ConfigError(f"{kind}: codec has encode and decode, which {shown(codec)} has not")
+            raise ConfigError(f"{kind}: codec must have encode and decode, not {shown(codec)}")
         self.kind = kind
         self.load = load
         self.codec = codec

@@ -326,7 +326,7 @@ class Lifecycle:
 
 
 async def _evict_now_and_then(runtime: Runtime) -> NoReturn:
-    """Until it is cancelled; a store that is away is tried again the next time."""
+    """Until it is cancelled; a store that is unavailable is tried again the next time."""
     while True:
         await asyncio.sleep(EVICT_EVERY)
         try:

@@ -127,8 +127,8 @@ class Loads(Generic[K, V]):
             self._fail(batch, "the cache was closed")
             raise
         except Exception:
-            logger.exception("%s: stillfresh itself failed", self._spec.kind)
-            self._fail(batch, "stillfresh itself failed; see the log")
+            logger.exception("%s: internal error of stillfresh", self._spec.kind)
+            self._fail(batch, "internal error of stillfresh; see the log")
         except BaseException:  # a signal's handler raises where it finds us; a task keeps it
             self._fail(batch, "the load was interrupted")
             raise
@@ -138,7 +138,7 @@ class Loads(Generic[K, V]):
         self._end(batch.flights, {it.id: failed for it in batch.flights})
 
     async def _acquire(self, batch: Batch) -> dict[str, Lease]:
-        """The leases of what is ours to load; none if the store is away, and all is ours (S5)."""
+        """Ask for the leases. If the store is unavailable, load all keys without one (S5)."""
         asks, failed = self._loader.asks(batch)
         if failed:
             self._end([it for it in batch.flights if it.id in failed], failed)

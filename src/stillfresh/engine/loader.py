@@ -123,7 +123,7 @@ class Loader(Generic[K, V]):
             runtime.threads.allow(spec.concurrency)
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
-        """What the store says; None if it is away (S5)."""
+        """What the store says; None if it is unavailable (S5)."""
         try:
             return await step
         except StoreError as exc:
@@ -158,7 +158,7 @@ class Loader(Generic[K, V]):
             raise
 
     async def read(self, ids: list[str]) -> dict[str, Record] | None:
-        """What others have done; None if the store is away."""
+        """What others have done; None if the store is unavailable."""
         return await self.asked("read", self._runtime.store.read(self._spec.kind, ids))
 
     async def publish(

@@ -56,7 +56,7 @@ class News:
         self._is_wanted.set()
 
     async def follow(self) -> NoReturn:
-        """Until the cache closes; a store that is away is tried again."""
+        """Until the cache closes; a store that is unavailable is tried again."""
         await self._is_wanted.wait()
         failures = 0
         while True:
@@ -122,7 +122,7 @@ class News:
             core.watcher.look_again([key])
 
     async def _look_again(self) -> None:
-        """Nobody was told while the channel was away."""
+        """Nobody was told while the channel was unavailable."""
         for core in tuple(self._cores.values()):
             async for keys in sliced(tuple(core.watcher.watches)):
                 core.watcher.look_again(keys)

@@ -91,7 +91,7 @@ class Reads(Generic[K, V]):
     def _check_open(self, runtime: Runtime) -> None:
         """Closed while we waited: what we have in hand belongs to a life that has ended."""
         if self._runtime is not runtime:
-            raise NotOpen(f"{self.spec.kind}: the cache is closed")
+            raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again")
 
     def texts(self, keys: Iterable[K]) -> dict[K, str]:
         """By their names in the store; ConfigError if one is no key."""
@@ -278,7 +278,7 @@ class Reads(Generic[K, V]):
     ) -> dict[str, Record]:
         """What the store has, without the values that memory has.
 
-        While it is away: what memory has. The keys that could not be asked for go to `unread`.
+        While the store is unavailable, memory answers; keys that could not be read go to `unread`.
         """
         entries = self.memory.entries
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
@@ -318,7 +318,7 @@ class Reads(Generic[K, V]):
                 records = await asyncio.shield(question.task)
             except asyncio.CancelledError:
                 if question.task.cancelled() and not is_cancelled():
-                    raise NotOpen(f"{self.spec.kind}: the cache is closed") from None
+                    raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again") from None
                 raise
             finally:
                 for key in step.dirty:

@@ -151,7 +151,7 @@ class ThreadCall(Generic[T]):
         try:
             return self._outcome()
         except asyncio.CancelledError:
-            raise NotOpen("the cache was closed") from None
+            raise NotOpen("the cache was closed while this thread waited; open it again") from None
 
 
 async def in_caller(work: Callable[[], T]) -> T:

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 class Driver(ABC, Generic[K]):
     """Looks up what is due and loads what is stale, for the keys of one lane.
 
-    The lane remembers cooldowns as the store does (E7), also while the store is away.
+    The lane remembers cooldowns as the store does (E7), also while the store is unavailable.
     """
 
     def __init__(self, terms: Terms, clock: Clock) -> None:

@@ -298,7 +298,7 @@ class FeedCache:
         with sqlite.translated(path), sqlite.locked(path, sqlite.READ_PATIENCE):
             if sqlite.identity_of(path) != self._writer.database.identity:
                 self._writer.wake()
-                raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
+                raise StoreError(f"{path}: was replaced; try again: the new file is opened next")
             connection = sqlite.connect_reader(path)
         completed(connection)
         return FeedReader(connection, epoch)

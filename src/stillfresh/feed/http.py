@@ -197,7 +197,7 @@ class HttpFeedSource:
                 return []
             raise
         except TimeoutError as exc:
-            raise request.failed(f"no whole answer within {self._timeout:g} s") from exc
+            raise request.failed(f"no complete answer in {self._timeout:g} s") from exc
         except request_errors() as exc:
             said = f"{type(exc).__name__}: {exc}".removesuffix(": ")
             if type(exc).__name__ == "ConnectTimeout":

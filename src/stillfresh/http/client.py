@@ -157,7 +157,7 @@ class Endpoint:
             async with asyncio.timeout(self._timeout):
                 return await self._answered(asked, url or self._url, headers, takes)
         except TimeoutError as exc:
-            raise LoadFailed(f"{self._where}: no whole answer within {self._timeout:g} s") from exc
+            raise LoadFailed(f"{self._where}: no complete answer in {self._timeout:g} s") from exc
         except Unreadable as exc:
             raise LoadFailed(f"{self._where}: the answer is {exc}") from exc
         except request_errors() as exc:

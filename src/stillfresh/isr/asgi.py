@@ -271,7 +271,7 @@ class IsrMiddleware:
             await told({"type": "lifespan.shutdown.complete"})
 
     async def _open(self) -> None:
-        """I10: a store that is away does not keep the site from starting."""
+        """I10: a store that is unavailable does not keep the site from starting."""
         try:
             await self._pages.open()
         except StillfreshError as exc:
@@ -307,7 +307,9 @@ class Changes:
     async def invalidate(self, url: str) -> None:
         self._pages.forget(url)
         if url not in self.pending and len(self.pending) >= MOST_CHANGES:
-            logger.warning("%s: not invalidated: %d wait", without_secrets(url), MOST_CHANGES)
+            logger.warning(
+                "%s: not invalidated, as %d others wait", without_secrets(url), MOST_CHANGES
+            )
             return
         self._again.add(url)
         if url not in self.pending:
@@ -315,7 +317,7 @@ class Changes:
         task = self.pending[url]
         await asyncio.wait([task], timeout=self._pages.store_timeout)
         if not task.done():
-            logger.warning("%s: not invalidated yet; it passes until it is", without_secrets(url))
+            logger.warning("%s: not invalidated yet; it passes uncached", without_secrets(url))
 
     async def _run(self, url: str) -> None:
         failures = 0

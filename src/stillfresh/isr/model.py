@@ -152,34 +152,36 @@ class ServedPage(Page):
     ) -> None:
         super().__init__(page.body, page.status, page.headers)
         self.verdict = verdict
-        """As it was when served; GONE where nothing could be."""
+        """At the moment of serving; GONE if there was no page to serve."""
         self.age = age
         """Seconds since its render began."""
         self.etag = etag
         self.stored = stored
-        """False: it is for this caller alone."""
+        """False: the page is for this caller only."""
         self.error = error
         """Why this is not newer: the last render failed."""
 
 
 class PageFailed(Exception):
-    """A render's answer that is an error itself: never stored, and told where nothing is better.
+    """The site answered with an error. It is never stored; without an old page, visitors get it.
 
-    `own`: the same as the caller whose render it was gets it, where that is for him alone (I13).
+    `own`: the answer for the visitor that started the render, if it is private (I13).
     """
+
+    _plain = True
 
     def __init__(self, page: Page, own: Page | None = None) -> None:
         self.page = page
         self.own = page if own is None else own
-        super().__init__(f"status {page.status}")
+        super().__init__(f"the site answered with status {page.status}")
 
 
 class Busy(StillfreshError):
-    """I8: another renders it, and it took longer than `wait`."""
+    """I8: another caller's render of this page took longer than `wait`."""
 
 
 class Full(StoreError):
-    """So many pages are being rendered that this one would only queue."""
+    """The limit of simultaneous renders is reached."""
 
 
 class Head(Struct, frozen=True, array_like=True):

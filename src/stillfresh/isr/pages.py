@@ -231,7 +231,7 @@ class PageCache(OnDemand):
         if known is not None and self.takes(known, caller.wish):
             return PageRead(self.judged(known))
         if self.core.is_full(key) and (await self.core.look(key)) is None:
-            raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
+            raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered, the most at once")
         return await PageAsking(self, key, render, caller).answered(known, anew=anew)
 
     def judged(self, outcome: ReadOutcome) -> ReadOutcome:

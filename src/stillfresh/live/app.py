@@ -247,7 +247,7 @@ class Live:
             try:
                 text = encode({"type": "stats", **await self._stats()}).decode()
             except StillfreshError as exc:
-                logger.warning("the figures could not be taken: %s", exc)
+                logger.warning("the statistics could not be read: %s", exc)
             else:
                 for session in self._watching_stats:
                     if session.connection.is_visible:

@@ -285,7 +285,7 @@ class Connection:
             self._behind.clear()  # which frees its memory: deleting from it does not
 
     async def _read_some(self, kind: str, some: "list[Viewed]") -> None:
-        """What a store that is away could not say is asked for again, after a pause."""
+        """What a store that is unavailable could not say is asked for again, after a pause."""
         keys = {viewed.key: viewed for viewed in some}
         for viewed in some:
             del self._behind[viewed]
@@ -316,7 +316,7 @@ class Connection:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise NotOpen("this connection is closed")
+            raise NotOpen("this connection is closed; make another one with connect()")
 
 
 def is_same_trouble(had: Answer[Any], now: Answer[Any]) -> bool:

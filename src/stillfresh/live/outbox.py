@@ -157,8 +157,10 @@ def text_of(viewed: Viewed, answer: Answer[Any], now: float) -> str:
         try:
             viewed.text = ViewText(viewed, answer)
         except (TypeError, ValueError, RecursionError) as exc:
-            logger.warning("%s %r: its value is no JSON: %s", viewed.kind.name, viewed.id, exc)
-            return _failed(viewed, "its value is no JSON")
+            logger.warning(
+                "%s %r: its value cannot be written as JSON: %s", viewed.kind.name, viewed.id, exc
+            )
+            return _failed(viewed, "its value cannot be written as JSON")
     return viewed.text.aged(now)
 
 

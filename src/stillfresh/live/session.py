@@ -150,7 +150,7 @@ class Session:
             self.end(Close.RESTART, "the service restarts")
         except Exception:
             logger.exception("a live connection broke")
-            self.end(Close.BROKEN, "a mistake of ours")
+            self.end(Close.BROKEN, "internal error")
 
     async def _hear(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "websocket.disconnect":

@@ -52,7 +52,7 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             peer=peer,
             moves_clock=False,
         )
-        asyncio.run(_cleaned(bare + mark, stage))  # a store that is away is told now
+        asyncio.run(_cleaned(bare + mark, stage))  # a store that is unavailable is told now
         try:
             yield stage
         finally:

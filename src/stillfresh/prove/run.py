@@ -184,7 +184,7 @@ class ProofRun:
         if self._stage.peer:
             return
         clock = MovedClock(self._crowd.clock)
-        with suppress(StoreError):  # it is away for long: what was promised is judged without
+        with suppress(StoreError):  # still unavailable: the promises are judged without it
             self._log.tell(*asyncio.run(found(self._stage, clock)))
 
     def _judge(self) -> None:

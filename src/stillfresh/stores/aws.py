@@ -31,7 +31,7 @@ from botocore.loaders import Loader, create_loader
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.errors import ConfigError, NotOpen, StoreError
-from stillfresh.stores.breaker import Breaker
+from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.meter import CostMeter
 
 Then: TypeAlias = Callable[[Any], Awaitable[Any]]
@@ -42,7 +42,7 @@ FIRST_PAUSE: Final = 0.05
 PATIENCE: Final = 3.0
 """Seconds for all attempts together: who waits has other means."""
 PROBE: Final = 1.0
-"""Seconds for the one attempt that asks a service that was away whether it is back."""
+"""Seconds for the one attempt that asks a service that was unavailable whether it is back."""
 SLOWEST: Final = 1_000_000.0
 """Bytes a second that a value may take beyond that, to be sent or received."""
 CONNECT_TIMEOUT: Final = 2.0
@@ -163,17 +163,17 @@ class AwsService:
     async def _unless_away(
         self, operation: str, then: Then | None, arguments: Mapping[str, Any], *, urgent: bool
     ) -> Any:  # noqa: ANN401
-        """A service that is away is asked now and then only, and once."""
+        """A service that is unavailable is asked now and then only, and once."""
         breaker, now = self._breaker, asyncio.get_running_loop().time
         began = now()
         if not breaker.allows(began) and not urgent:
-            raise StoreError(f"{self.target}: away; it is asked again in a moment")
+            raise StoreError(f"{self.target}: unavailable; {TRIED_AGAIN}")
         probes = breaker.is_open and not urgent
         try:
             answer = await self._ask(operation, then, arguments, PROBE if probes else PATIENCE)
         except Away as exc:
             if not breaker.is_open:
-                logger.warning("%s; until it is back it is asked now and then", exc)
+                logger.warning("%s; stillfresh tries it again every 2 s or sooner", exc)
             breaker.failed(began, now())
             raise
         except (AwsRefused, Unanswered):
@@ -181,7 +181,7 @@ class AwsService:
             raise
         if breaker.is_open:
             breaker.succeeded()
-            logger.warning("%s: back", self.target)
+            logger.warning("%s: answers again", self.target)
         return answer
 
     async def _ask(
@@ -192,7 +192,7 @@ class AwsService:
         failures, most = 0, 1 if patience == PROBE else ATTEMPTS
         while True:
             if self._is_closed:
-                raise NotOpen("this store is closed")
+                raise NotOpen("this store is closed; open it again with open()")
             made = {name: it() if callable(it) else it for name, it in arguments.items()}
             try:
                 return await self._once(operation, then, made, until)

@@ -149,7 +149,7 @@ class Trash:
         try:
             await self.bodies.delete(due)
         except StoreError as exc:
-            logger.warning("%d bodies that nobody needs were not deleted: %s", len(due), exc)
+            logger.warning("%d replaced bodies were not deleted: %s", len(due), exc)
 
     async def close(self) -> None:
         """What is due goes; what may still be read is left to the next eviction."""

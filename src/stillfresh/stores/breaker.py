@@ -1,7 +1,7 @@
 """When to ask a store that failed: at most one step for a growing pause (S5, S6, S12).
 
-Pure: `now` is an argument. So a server that is away costs one of many readers a time-out, and the
-others nothing; the first step that succeeds ends it.
+Pure: `now` is an argument. While a server is unavailable, one step at a time waits for it, and all
+others fail at once. The first step that succeeds ends that.
 """
 
 from typing import Final
@@ -10,6 +10,7 @@ from stillfresh.backoff import pause_after
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
+TRIED_AGAIN: Final = f"stillfresh tries it again within {LONGEST_PAUSE:g} s"
 
 
 class Breaker:
@@ -21,7 +22,7 @@ class Breaker:
         self._pause = self._opened_at = self._next_at = 0.0
 
     def allows(self, now: float) -> bool:
-        """One who is allowed through takes the place of all until its pause is over."""
+        """Whether a step may ask the server. After that no other may until the pause is over."""
         if self.is_open and now < self._next_at:
             return False
         self._next_at = now + self._pause

@@ -80,7 +80,7 @@ class Record(Struct, frozen=True, gc=False):
     failure: Failure | None = None
 
 
-AWAY: Final = Record()  # S9: of an id whose server is away, while others answer
+AWAY: Final = Record()  # S9: of an id whose server is unavailable, while others answer
 
 
 class Ask(Struct, frozen=True, gc=False):

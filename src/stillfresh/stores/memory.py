@@ -213,7 +213,7 @@ class MemoryStore(Store):
 
     def _opened(self) -> MemoryRows:
         if not self._open:
-            raise NotOpen("this store is closed")
+            raise NotOpen("this store is closed; open it again with open()")
         return self._rows
 
     def _forget_if_empty(self, key: Key, row: MemoryRow) -> None:

@@ -174,7 +174,7 @@ class WaitingCache:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            logger.warning("refetching was cancelled from within; it is tried again")
+            logger.warning("fetch= cancelled its own task; it is tried again")
         except Exception as exc:  # noqa: BLE001 (a fetch may raise anything)
             logger.warning("refetching failed; it is tried again: %r", exc)
         return Failed()
@@ -187,7 +187,7 @@ class WaitingCache:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            logger.warning("the pause before a refetch was cancelled from within; another begins")
+            logger.warning("sleep= cancelled its own task; the pause begins again")
             await asyncio.sleep(seconds)
         except Exception:
             logger.exception("the pause before a refetch failed; the next event asks again")

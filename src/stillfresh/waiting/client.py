@@ -154,7 +154,9 @@ class WaitingClient:
         if self._task is None or self._is_closed:
             raise NotOpen("this WaitingClient is not open; use it within async with")
         if self._socket is None:
-            raise NotOpen(f"not connected to {self._url}; it is being tried")
+            raise NotOpen(
+                f"not connected to {self._url}yet; the client keeps trying, so call again later"
+            )
         return self._socket
 
     async def _send(self, command: Command) -> None:
@@ -168,11 +170,11 @@ class WaitingClient:
             try:
                 await self._session()
             except InvalidStatus as exc:
-                logger.warning("%s does not let us in: %s", self._server, exc)
+                logger.warning("%s refuses the connection: %s", self._server, exc)
             except (OSError, EOFError, WebSocketException) as exc:
                 logger.info("the connection to %s was lost: %r", self._server, exc)
             except Exception:
-                logger.exception("what %s said cannot be understood", self._server)
+                logger.exception("%s sent an invalid message", self._server)
             finally:
                 self._hang_up()
             self._failures += 1

@@ -204,7 +204,7 @@ class Gateway:
         await self.close()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """A store that is away does not keep the gateway from starting: `/readyz` tells."""
+        """A store that is unavailable does not keep the gateway from starting: `/readyz` tells."""
         await receive()
         try:
             await self.open()
@@ -325,7 +325,7 @@ class Behind:
         said = await self._said.get()
         if said.get("type") == "lifespan.startup.failed":
             await self.end()
-            raise NotStarted(f"the app behind did not start: {said.get('message', '')}")
+            raise NotStarted(f"the app behind the gateway did not start: {said.get('message', '')}")
         self._has_started = bool(said)
 
     async def end(self) -> None:
@@ -343,8 +343,10 @@ class Behind:
             await self._app(scope, self._told.get, self._said.put)
         except Exception as exc:
             if self._has_started:
-                logger.exception("the app behind failed in its lifespan")
+                logger.exception("the app behind the gateway failed in its lifespan")
             else:  # as servers do: it is taken for one that knows no lifespan
-                logger.warning("the app behind knows no lifespan, or did not start: %r", exc)
+                logger.warning(
+                    "the app behind the gateway has no lifespan, or did not start: %r", exc
+                )
         finally:
             self._said.put_nowait({})

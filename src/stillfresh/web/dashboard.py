@@ -159,14 +159,14 @@ class Dashboard:
         self._check_reader(request)
         self._check_own(request)
         if self._pages is None:
-            raise Problem(404, "no_pages", "No pages", "this gateway stands before no site")
+            raise Problem(404, "no_pages", "No pages", "this gateway has no site behind it")
         asked = await json_body(request, Purge, '{"urls": […], "tags": […], "soft": true}')
         return json_reply(await purge(self._pages, asked))
 
     def _check_own(self, request: Request) -> None:
         if not self.operators.has_token and not request.headers.get(OWN_FIELD):
             said = "without a token, an action needs the header field X-Stillfresh"
-            raise Problem(403, "not_ours", "Not from this page", said)
+            raise Problem(403, "not_ours", "Header field missing", said)
 
     def _is_operator(self, request: Request) -> bool:
         return self.operators.admits(request.scope, bearer(request.scope))
@@ -179,7 +179,7 @@ class Dashboard:
         if not self.operators.has_token:
             raise _refused()
         why = "send the operator's token: Authorization: Bearer …"
-        raise Problem(401, "sign_in", "The token, please", why, www_authenticate="Bearer")
+        raise Problem(401, "sign_in", "Token needed", why, www_authenticate="Bearer")
 
 
 def _no_viewers() -> dict[str, Any]:
@@ -191,12 +191,12 @@ def _refused() -> Problem:
         "without a token the dashboard is for this machine alone, under the name localhost or "
         "127.0.0.1; give it a token to use it from elsewhere"
     )
-    return Problem(403, "this_machine_only", "For this machine alone", said)
+    return Problem(403, "this_machine_only", "For this machine only", said)
 
 
 async def _store_away(request: Request, exc: StillfreshError) -> Response:
     del request
-    return problem_reply(Problem(503, "store_away", "The store is away", str(exc)))
+    return problem_reply(Problem(503, "store_away", "The store is unavailable", str(exc)))
 
 
 def _id(request: Request, from_path: str) -> str:
@@ -216,12 +216,12 @@ def _place(query: QueryParams) -> Place | None:
             return None
         case _:
             said = "after: a cache's name, a kind and an id, each in an `after` of its own"
-            raise Problem(422, "bad_after", "No such place", said)
+            raise Problem(422, "bad_after", "Invalid position", said)
 
 
 def _limit(text: str | None) -> int:
     if text is None:
         return LIMIT
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST):
-        raise Problem(422, "bad_limit", "No such limit", f"limit: from 1 to {MOST}")
+        raise Problem(422, "bad_limit", "Invalid limit", f"limit must be 1 to {MOST}")
     return int(text)

@@ -142,10 +142,10 @@ async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
     key = _key(core, id_)
     if not core.spec.by_id:
         await core.invalidate([key], soft=True)
-        return "Marked stale: its next reader brings a new copy."
+        return "Marked stale: the next read loads a new copy."
     if isinstance(outcome := (await core.reload([key]))[key], LoadFailed):
         raise Problem(502, "load_failed", "Loading failed", str(outcome))
-    return "Loaded anew."
+    return "Loaded again."
 
 
 def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
@@ -154,7 +154,7 @@ def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource 
         key = core.key(id_)
         if core.text(key) == id_:
             return key
-    raise Problem(404, "not_found", "Not found", f"{id_!r} is no id of {core.spec.kind}")
+    raise Problem(404, "not_found", "Not found", f"{id_!r} is not an id of {core.spec.kind}")
 
 
 def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:

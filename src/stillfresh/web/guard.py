@@ -182,7 +182,7 @@ class Operators:
         if len(wrong) >= MOST_GUESSES:
             left = f"{max(1, math.ceil(began_at + COUNTED_FOR - now))}"
             said = f"too many wrong tokens from this address; try again in {left} s"
-            raise Problem(429, "too_many_guesses", "Too many guesses", said, retry_after=left)
+            raise Problem(429, "too_many_guesses", "Too many wrong tokens", said, retry_after=left)
         if is_operator(scope, self._token, given):
             return True
         self.guesses.add(address, given, now)

@@ -247,7 +247,7 @@ class Gauge:
         return self._last
 
     async def _ask(self) -> float:
-        """The pause before the next; a store that is away is asked again soon."""
+        """The pause before the next; a store that is unavailable is asked again soon."""
         began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):

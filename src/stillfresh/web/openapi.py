@@ -40,8 +40,8 @@ ONE: Final = {
 }
 MANY: Final = {
     200: "Each, by itself.",
-    400: "The request broke off.",
-    408: "It did not come whole in time.",
+    400: "The request was cut off.",
+    408: "The body did not arrive in time.",
     413: "Too long.",
     415: "Not application/json.",
     422: "Not a batch, or not an id in it.",
@@ -52,7 +52,7 @@ MANY: Final = {
 PURGES: Final = {
     **{status: MANY[status] for status in (400, 408, 413, 415)},
     422: "Not a purge, or mistakes in it; each is named.",
-    503: "The store is away.",
+    503: "The store is unavailable.",
 }
 
 

@@ -96,7 +96,7 @@ class PurgeRequests:
         except Problem as exc:
             return problem_reply(exc)
         except StillfreshError as exc:
-            return problem_reply(Problem(503, "store_away", "The store is away", str(exc)))
+            return problem_reply(Problem(503, "store_away", "The store is unavailable", str(exc)))
 
 
 def asked_by(scope: Scope) -> Purge:

@@ -80,7 +80,7 @@ class Replaceable:
                 await new.cache.open()
                 await new.open()
             except StillfreshError as exc:
-                logger.error("not reloaded: %s", exc)  # noqa: TRY400 (a store that is away)
+                logger.error("not reloaded: %s", exc)  # noqa: TRY400 (a store that is unavailable)
                 await new.close()
                 return
             old, self.app = self.app, new

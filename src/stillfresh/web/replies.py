@@ -129,14 +129,14 @@ async def json_body(request: Request, type_: type[T], example: str) -> T:
             body = await collected(request.stream(), MAX_BODY)
         return msgspec.json.decode(body, type=type_)
     except TimeoutError as exc:
-        raise Problem(408, "too_slow", "Too slow", "the request did not come whole") from exc
+        raise Problem(408, "too_slow", "Too slow", "the body did not arrive in time") from exc
     except ClientDisconnect as exc:
-        raise Problem(400, "cut_off", "The request broke off") from exc
+        raise Problem(400, "cut_off", "The request was cut off") from exc
     except Unreadable as exc:
         why = f"a body has at most {MAX_BODY:,} bytes"
         raise Problem(413, "too_long", "Too long", why) from exc
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise Problem(422, "bad_body", "Not as asked for", f"send {example}: {exc}") from exc
+        raise Problem(422, "bad_body", "Invalid body", f"send {example}: {exc}") from exc
 
 
 def tagged(request: Request, body: bytes, media_type: str, headers: dict[str, str]) -> Response:

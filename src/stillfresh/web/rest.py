@@ -96,8 +96,8 @@ class Rest:
             if is_id(id_):
                 return self._hub.named(name, id_, viewer)[0]
         except ConfigError as exc:
-            raise Problem(422, "bad_id", "Not an id", str(exc)) from exc
-        raise Problem(422, "bad_id", "Not an id", NO_ID)
+            raise Problem(422, "bad_id", "Invalid id", str(exc)) from exc
+        raise Problem(422, "bad_id", "Invalid id", NO_ID)
 
     async def _viewer(self, name: str, request: Request) -> str | None:
         """Ask who the viewer is, only for kinds whose views differ by viewer."""
@@ -152,7 +152,7 @@ async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
         raise
     except Exception as exc:
         logger.exception("authenticate failed")
-        why = "who you are could not be found out"
+        why = "the server could not check your token"
         raise Problem(503, "sign_in_failed", "Try again later", why, retry_after="5") from exc
 
 

@@ -89,7 +89,7 @@ def serve(
             nonlocal now
             new = None if read is None else read_again(read, now)
             if new is not None and _size(new) > _size(settings):
-                logger.error("not reloaded: so many kinds take a restart with --workers")
+                logger.error("not reloaded: with --workers, this many kinds need a restart")
                 return False
             now = new or now
             log.hide.add(secrets_of(now))
@@ -136,7 +136,7 @@ def _work(
         except (StillfreshError, OSError):  # told in one line
             raise
         except Exception:
-            logger.exception("stillfresh itself failed")  # as Python would, but without secrets
+            logger.exception("internal error of stillfresh")  # as Python would, but without secrets
             raise SystemExit(1) from None
 
 

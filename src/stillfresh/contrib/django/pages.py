@@ -113,7 +113,7 @@ class PageExchange:
         return None if found is MISSING else found
 
     def set(self, key: str, value: object, timeout: float) -> None:
-        """A store that is away is no reason to withhold the page."""
+        """A store that is unavailable is no reason to withhold the page."""
         with suppress(StoreError):
             self._backend.put(key, self._loaded(key, value, timeout), tags=self._tags_of(key))
 

@@ -45,7 +45,7 @@ def lifespan(*caches: Cache, own: Own | None = None) -> Own:
 
 
 async def _open(cache: Cache, stack: AsyncExitStack) -> None:
-    """A store that is away does not keep the app from starting: its routes work uncached."""
+    """A store that is unavailable does not keep the app from starting: its routes work uncached."""
     stack.push_async_callback(cache.close)
     try:
         await cache.open()

@@ -142,13 +142,13 @@ class OutboxConsumer:
         try:
             while self._caught_up < now:
                 if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
-                    raise NotOpen("this consumer is closed, or works in another event loop")
+                    raise NotOpen("this consumer is closed; use it within async with")
                 await self._cycled.wait()
         finally:
             self._waiting -= 1
 
     async def __aenter__(self) -> Self:
-        """A database that is away is tried again; one without an outbox is a `ConfigError`."""
+        """Start. Tries again while the database is unavailable; without an outbox: ConfigError."""
         if self.name in self._cache.lags:
             raise ConfigError(
                 f"consumer {self.name}: this cache has one of this name; choose another name for "
@@ -162,7 +162,7 @@ class OutboxConsumer:
         except ConfigError:
             raise
         except StillfreshError as exc:
-            logger.warning("outbox %s: tried again: %s", self.name, exc)
+            logger.warning("outbox %s: failed, and is tried again: %s", self.name, exc)
         self._task = asyncio.create_task(self._run())
         self._cache.lags[self.name] = lambda: Lag(self.lag, self._max_lag)
         return self
@@ -187,9 +187,9 @@ class OutboxConsumer:
                         failures = 0
                         await self._rest(link)
             except StillfreshError as exc:
-                logger.warning("outbox %s: tried again: %s", self.name, exc)
+                logger.warning("outbox %s: failed, and is tried again: %s", self.name, exc)
             except Exception:
-                logger.exception("outbox %s: a mistake of ours; tried again", self.name)
+                logger.exception("outbox %s: internal error; it is tried again", self.name)
             self._pulse()
             failures += 1
             pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
@@ -241,7 +241,8 @@ class OutboxConsumer:
         while rows := await link.ask(NEW_ROWS, *place, now, seen, now, ROWS):
             tags = sorted({tag for _, _, tag in rows})
             if "" in tags:
-                await self._invalidate_all(link, "a table was emptied or mapped, or it was away")
+                why = "a table was emptied or mapped, or this consumer was too long behind"
+                await self._invalidate_all(link, why)
                 return True
             await self._while_alive(link, self._invalidate(tags, failed))
             place = rows[-1][0], rows[-1][1]
@@ -256,11 +257,11 @@ class OutboxConsumer:
             steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in some)
             told = await asyncio.gather(*steps, return_exceptions=True)
             failed += (it for it in told if isinstance(it, BaseException))
-            if len(failed) >= AT_ONCE:  # the store is away
+            if len(failed) >= AT_ONCE:  # the store is unavailable
                 raise failed[0]
 
     async def _invalidate_all(self, link: OutboxLink, why: str) -> None:
-        logger.info("outbox %s: everything is invalidated: %s", self.name, why)
+        logger.info("outbox %s: all entries are invalidated: %s", self.name, why)
         await self._while_alive(link, self._cache.invalidate_all(soft=self._soft))
 
     async def _while_alive(self, link: OutboxLink, work: Coroutine[Any, Any, object]) -> None:

@@ -93,7 +93,7 @@ class Leases(TagRows):
                     given |= values(token=holder.token)
                     continue
                 until = believed(holder, now, self.max_lease).held_until or now
-                raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
+                raise LeaseHeld(f"{pk}: held by another process until {until:.0f}", until) from exc
             return attempts[-1], lock_of(old)
 
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:

@@ -82,7 +82,7 @@ class DynamoSteps:
     )
 
     def urgent(self) -> Self:
-        """The same steps, tried even while the service is away."""
+        """The same steps, tried even while the service is unavailable."""
         return replace_field(self, table=replace_field(self.table, urgent=True))
 
     @property

@@ -228,7 +228,7 @@ class DynamoStore(Store):
 
     def _opened(self) -> DynamoSteps:
         if self._steps is None:
-            raise NotOpen("this store is closed")
+            raise NotOpen("this store is closed; open it again with open()")
         return self._steps
 
     def _scan(self) -> TableScan:

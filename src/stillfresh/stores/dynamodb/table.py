@@ -51,7 +51,7 @@ async def each(keys: Iterable[K], step: Callable[[K], Awaitable[T]]) -> dict[K, 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table of `pk` and `sk`; urgent: asked even while the service is away."""
+    """One table of `pk` and `sk`; urgent: asked even while the service is unavailable."""
 
     service: AwsService
     names: Names

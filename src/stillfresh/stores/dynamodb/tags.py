@@ -78,7 +78,9 @@ class TagRows(Table):
                     return
             else:
                 return
-        raise StoreError(f"{self.names.table}: others keep changing the row of a tag")
+        raise StoreError(
+            f"{self.names.table}: other processes keep changing the row of a tag; try again"
+        )
 
     async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
         """The row that a condition did not hold for."""

@@ -49,7 +49,7 @@ def options_of(url: str) -> tuple[list[str], dict[str, Any]]:
 
 def _read(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], dict[str, Any]]:
     if len(dict(given)) < len(given):
-        raise ConfigError("says the same thing twice")
+        raise ConfigError("names an option twice")
     if parts.fragment or "@" in parts.netloc.rpartition("@")[0] + parts.path + "".join(dict(given)):
         raise ConfigError("has a #, @, / or ? in a name or a password; write %23, %40, %2F or %3F")
     options = {name: OWN[name](text) for name, text in given if name in OWN}
@@ -64,7 +64,7 @@ def hosts_of(found: dict[str, Any]) -> list[str]:
     number = max(map(len, places))
     places = [each * number if len(each) == 1 else each for each in places]
     if {len(each) for each in places} != {number}:
-        raise ConfigError("names as many ports as hosts, or one")
+        raise ConfigError("must name one port, or one for each host")
     return [
         make_conninfo(
             **{"application_name": "stillfresh", **found, "client_encoding": "UTF8"},

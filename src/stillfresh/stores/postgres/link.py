@@ -1,8 +1,9 @@
 """The way to the server: bounded connections, time-outs, and failures that are settled (S2, S11).
 
 Every statement is a transaction of its own. One whose answer got lost is sent once more: each step
-can tell whether it was done already, and none does harm if the first one is done later (S8). What
-the server says it has undone (a deadlock) is repeated. A server that is away is asked now and then.
+can tell whether it was done already, and none does harm if the first one is done later (S8). A
+step that the server has rolled back (a deadlock) is repeated. While the server is unavailable, one
+step at a time tries it (`breaker.py`).
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.waiting import wait_async
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.breaker import Breaker
+from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.postgres.rows import Row
 from stillfresh.stores.postgres.schema import SETTINGS, VERSION, quoted
 
@@ -35,6 +36,7 @@ returns. Nothing of it was done."""
 PREPARED_AFTER: Final = 5
 """Times that a statement was run on a connection, unless a pooler stands before the server."""
 REPEATS: Final = 5
+UNAVAILABLE: Final = "the PostgreSQL server is unavailable"
 MISSING: Final = {"3F000", "42P01", "42883", "42703"}
 """No such schema, table, function or column."""
 READ_ONLY: Final = "25006"
@@ -101,13 +103,13 @@ class PgLink:
         self._idle: list[PgConnection] = []
         self._lost = 0  # statements that failed, one after the other
         self._closed, self._breaker = False, Breaker()
-        self._why = ""  # it is away, as the last failure said
+        self._why = ""  # the last failure
         self._prepares = True
         self.pushes = self.is_pooled = False
         """What its schema says of S10; and whether a pooler stands before the server."""
 
     async def greet(self) -> None:
-        """Whether the server would have us. One that is away will be asked again."""
+        """Raise if the server refuses this cache. Without an answer, it is tried again later."""
         began = time.monotonic()
         try:
             await self._once("SELECT 1", ())
@@ -130,7 +132,7 @@ class PgLink:
         """
         began = time.monotonic()
         if not self._breaker.allows(began) and not urgent:
-            raise StoreError(f"the PostgreSQL server is away: {self._why}; it is asked again soon")
+            raise StoreError(f"{UNAVAILABLE}: {self._why}; {TRIED_AGAIN}")
         try:
             rows = await self._settled(statement, given, given if settle is None else settle)
         except LOST as exc:
@@ -147,7 +149,7 @@ class PgLink:
     async def _settled(
         self, statement: str, given: Sequence[Any], settle: Sequence[Any]
     ) -> list[Row]:
-        """Twice, on a new connection; once if it was away before."""
+        """Try twice, the second time on a new connection; once if the last step failed too."""
         was_away = self._breaker.is_open
         try:
             return await self._done(statement, given)
@@ -158,12 +160,12 @@ class PgLink:
             return await self._done(statement, settle)
 
     async def _done(self, statement: str, given: Sequence[Any]) -> list[Row]:
-        """What was undone for certain is repeated."""
+        """Repeat a step that the server has rolled back."""
         for _ in range(REPEATS):
             with suppress(Undone):
                 return await self._once(statement, given)
         raise StoreError(
-            f"the PostgreSQL server undid a step {REPEATS} times, in favour of others (deadlock)"
+            f"the PostgreSQL server rolled a step back {REPEATS} times (deadlock); try again"
         )
 
     async def _once(self, statement: str, given: Sequence[Any]) -> list[Row]:
@@ -171,7 +173,7 @@ class PgLink:
         await self._take_a_place()
         try:
             if self._lost > lost:  # else a long queue would find out one by one
-                raise TimeoutError("others lost the server while this waited for a connection")
+                raise TimeoutError("the server failed while this request waited for a connection")
             connection = self._idle.pop() if self._idle else None
             try:
                 if connection is None:
@@ -275,11 +277,11 @@ class PgLink:
     def _answered(self) -> None:
         if self._breaker.is_open:
             self._breaker.succeeded()
-            logger.warning("the PostgreSQL server is back")
+            logger.warning("the PostgreSQL server answers again")
 
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
-            logger.warning("the PostgreSQL server is away: %s", said_by(error))
+            logger.warning("%s: %s", UNAVAILABLE, said_by(error))
         self._why = said_by(error)
         self._breaker.failed(began, time.monotonic())
 
@@ -314,7 +316,7 @@ def refused(error: BaseException, schema: str) -> StoreError:
     """What it was, and what to do."""
     said, code = said_by(error), _code(error)
     if is_lost(error):
-        return StoreError(f"the PostgreSQL server is away: {said}")
+        return StoreError(f"{UNAVAILABLE}: {said}")
     if code in MISSING:
         return StoreError(f"the database has no schema {schema}; run {COMMAND}")
     advice = f"; {ADVICE[code]}" if code in ADVICE else ""

@@ -77,7 +77,7 @@ class PostgresStore(Store):
         self._link: PgLink | None = None
 
     async def open(self) -> None:
-        """A server that is away is no reason not to begin; one that refuses us is."""
+        """A server that is unavailable is no reason not to begin; one that refuses us is."""
         if self._link is not None:
             return
         link = PgLink(self._hosts, self._schema, most=self._most, timeout=self._timeout)
@@ -98,7 +98,7 @@ class PostgresStore(Store):
 
     def _opened(self) -> PgLink:
         if self._link is None:
-            raise NotOpen("this store is closed")
+            raise NotOpen("this store is closed; open it again with open()")
         return self._link
 
     async def _call(

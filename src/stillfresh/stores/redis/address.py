@@ -106,7 +106,7 @@ def _mistake(
         "names a database, and a cluster has only the one": several == "cluster"
         and database.strip("0") != "",
         f"has no option {', '.join(unknown)}": bool(unknown),
-        "says the same thing twice": len(options) < count,
+        "names an option twice": len(options) < count,
     } | {
         f"{name} is {what}": options.get(name, what) is None for name, (what, _) in READERS.items()
     }

@@ -1,8 +1,8 @@
 """The way to the server: its failures are bounded in time, settled, and translated (S2, S5).
 
 A round trip whose reply got lost is run once more: every step can tell whether it was done
-already, and none does harm if the first one arrives later (S8). A server that is away is asked now
-and then only.
+already, and none does harm if the first one arrives later (S8). While the server is
+unavailable, one step at a time tries it (`breaker.py`).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.errors import ConfigError, StoreError
-from stillfresh.stores.breaker import Breaker
+from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.lua import BY_SHA
 
@@ -104,7 +104,7 @@ class Link:
         lost = self._lost
         async with self._places, asyncio.timeout(self._timeout) as limit:
             if self._lost > lost:  # else a long queue would find out one by one
-                raise TimeoutError("others lost the server while this waited for a connection")
+                raise TimeoutError("the server failed while this request waited for a connection")
             connection = self._idle.pop() if self._idle else None
             try:
                 if connection is None:
@@ -168,7 +168,7 @@ class Link:
             async with asyncio.timeout(self._timeout):
                 return await self._new_connection()
         except (*LOST, RedisError) as exc:
-            raise StoreError(f"{self._named} is away: {_said(exc)}") from exc
+            raise StoreError(f"{self._named} is unavailable: {_said(exc)}") from exc
 
     async def drop_idle(self, *, nowait: bool = True) -> None:
         """What one has met, the others would meet: begin anew."""
@@ -181,7 +181,7 @@ class Link:
         await self.drop_idle(nowait=False)
 
     async def greet(self) -> None:
-        """Whether the server would have us. One that is away will be asked again."""
+        """Raise if the server refuses this cache. Without an answer, it is tried again later."""
         began = time.monotonic()
         try:
             pong, about = await self._once([("PING",), ("INFO", "cluster")])
@@ -207,7 +207,7 @@ class Link:
 
         Urgent is what nobody can do without: it is tried whatever happened before. Lasting is what
         a failover must not undo: replicas confirm it, if `wait_replicas` says so. Partly, in a
-        cluster: a node that is away has StoreErrors for replies, if another one answered.
+        cluster: a node that is unavailable has StoreErrors for replies, if another one answered.
         """
         del partly
         given = await self.replies(commands, settle=settle, urgent=urgent, lasting=lasting)
@@ -236,23 +236,23 @@ class Link:
     ) -> list[Any]:
         began = time.monotonic()
         if not self._breaker.allows(began) and not urgent:
-            raise StoreError(f"{self._named} is away: {self._why}; it is asked again in a moment")
+            raise StoreError(f"{self._named} is unavailable: {self._why}; {TRIED_AGAIN}")
         try:
             replies = await self._settled(commands, settle)
         except LOST as exc:
             self._failed(began, exc)
-            raise StoreError(f"{self._named} is away: {_said(exc)}") from exc
+            raise StoreError(f"{self._named} is unavailable: {_said(exc)}") from exc
         except RedisError as exc:
             raise _refused(exc, self._node) from exc
         if self._breaker.is_open:
             self._breaker.succeeded()
-            logger.warning("%s is back", self._named)
+            logger.warning("%s answers again", self._named)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
             await self.drop_idle()  # not the primary any more: find the new one
         return replies
 
     async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
-        """Twice, on a new connection; once if it was away before."""
+        """Try twice, the second time on a new connection; once if the last step failed too."""
         was_away = self._breaker.is_open
         try:
             return await self._once(commands)
@@ -277,7 +277,7 @@ class Link:
 
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
-            logger.warning("%s is away: %s", self._named, _said(error))
+            logger.warning("%s is unavailable: %s", self._named, _said(error))
         self._why = _said(error)
         self._breaker.failed(began, time.monotonic())
 
@@ -300,7 +300,7 @@ def _check_mode(about: object, node: str) -> None:
         raise ConfigError(f"the Redis server at this address is a node of a cluster: {NO_CLUSTER}")
     if isinstance(about, bytes) and node and b"cluster_enabled:0" in about:
         said = "its cluster mode is off; write redis:// instead of redis+cluster://"
-        raise ConfigError(f"the Redis server {node} is no node of a cluster: {said}")
+        raise ConfigError(f"the Redis server {node} is not a node of a cluster: {said}")
 
 
 def _drops_keys(memory: bytes) -> bool:

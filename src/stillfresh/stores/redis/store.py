@@ -108,7 +108,7 @@ class RedisStore(Store):
         self._threads = ThreadReads(url, timeout=self._timeout, options=options or {})
 
     async def open(self) -> None:
-        """A server that is away is no reason not to begin; one that refuses us is."""
+        """A server that is unavailable is no reason not to begin; one that refuses us is."""
         if self._link is not None:
             return
         link = self._new_link()
@@ -163,7 +163,7 @@ class RedisStore(Store):
     async def _texts(
         self, places: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
-        """All in one round trip; of what is known, the first bytes; none of what is away."""
+        """All in one round trip; of what is known, the first bytes; none of what is unavailable."""
         link = self._opened()
         glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
         glances = _cut([id_ for id_ in places if id_ in known], glanced)
@@ -336,7 +336,7 @@ class RedisStore(Store):
 
     def _opened(self) -> Link | Cluster:
         if self._link is None:
-            raise NotOpen("this store is closed")
+            raise NotOpen("this store is closed; open it again with open()")
         return self._link
 
 

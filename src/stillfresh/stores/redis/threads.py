@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.breaker import Breaker
+from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 
 
 class ThreadReads:
@@ -32,7 +32,7 @@ class ThreadReads:
         """What lies there. A connection on which anything was left unsaid is closed."""
         began = time.monotonic()
         if not self._breaker.allows(began):
-            raise StoreError("the Redis server is away; threads ask it again in a moment")
+            raise StoreError(f"the Redis server is unavailable; {TRIED_AGAIN}")
         try:
             connection: Any = self._idle.pop()
         except IndexError:
@@ -46,7 +46,7 @@ class ThreadReads:
             if not isinstance(exc, RedisError | OSError):
                 raise
             self._breaker.failed(began, time.monotonic())
-            raise StoreError(f"the Redis server is away: {exc}") from exc
+            raise StoreError(f"the Redis server is unavailable: {exc}") from exc
         self._breaker.succeeded()
         self._idle.append(connection)
         return texts

@@ -158,7 +158,7 @@ class WriteDatabase:
             raise self._corrupt()
         if not is_locked:
             raise StoreError(f"{self._path}: is corrupt, and cannot be renamed or replaced here")
-        log.error("%s is corrupt; set aside as %s", self._path, set_aside(self._path))
+        log.error("%s is corrupt; renamed to %s", self._path, set_aside(self._path))
 
     def _corrupt(self) -> StoreError:
         return StoreError(

@@ -43,7 +43,9 @@ class SpareReaders:
         except IndexError:
             with self._lock:
                 if self._made >= MOST or self._is_closed:
-                    raise StoreError(f"{self._path}: {MOST} threads read already") from None
+                    raise StoreError(
+                        f"{self._path}: {MOST} threads read it already, the most allowed"
+                    ) from None
                 self._made += 1
         try:
             return self._another()
@@ -56,7 +58,7 @@ class SpareReaders:
         path = real(self._path)
         with translated(path), locked(path, READ_PATIENCE):
             if identity_of(path) != self._identity:
-                raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
+                raise StoreError(f"{path}: was replaced; try again: the new file is opened next")
             return connect_reader(path)
 
     def _forget(self) -> None:

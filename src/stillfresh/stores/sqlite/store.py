@@ -166,7 +166,7 @@ class SqliteStore(Store):
 
     def _opened(self) -> Writer:
         if self._writer is None:
-            raise NotOpen("this store is closed")
+            raise NotOpen("this store is closed; open it again with open()")
         return self._writer
 
     def read_now(
@@ -178,7 +178,7 @@ class SqliteStore(Store):
         if get_ident() == self._home:
             return self._read(self._execute, kind, ids, known or {})
         if (spare := self._spare) is None:
-            raise NotOpen("this store is closed")
+            raise NotOpen("this store is closed; open it again with open()")
         reader = spare.take()
         try:
             return self._read(reader.execute, kind, ids, known or {})
@@ -345,4 +345,4 @@ class SqliteStore(Store):
 
 
 def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
-    raise NotOpen("this store is closed")
+    raise NotOpen("this store is closed; open it again with open()")

@@ -69,7 +69,7 @@ class SqliteView(SqliteStore):
     def look(self, job: Callable[[apsw.Connection], T]) -> T:
         """At once: nothing else has to be done meanwhile."""
         if self._reader is None:
-            raise NotOpen("this view is closed")
+            raise NotOpen("this view is closed; open it again with open()")
         try:
             return job(self._reader)
         except FAILED as exc:

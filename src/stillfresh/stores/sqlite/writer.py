@@ -165,7 +165,7 @@ class Writer:
             if self._breaker.is_open and not work.urgent and not self._breaker.allows(work.began):
                 raise self._away()
             if self.is_stopping:
-                raise NotOpen("this file is closed")
+                raise NotOpen("this file is closed; open its store again with open()")
             self._queue.put(work)
 
     def _refuse(self) -> None:
@@ -251,7 +251,7 @@ class Writer:
             with self._gate:
                 self._breaker.failed(began, time.monotonic())
             if not was_open:
-                log.warning("%s; until then it is tried now and then", errors[0])
+                log.warning("%s; stillfresh tries it again every 2 s or sooner", errors[0])
         elif was_open:
             with self._gate:
                 self._breaker.succeeded()

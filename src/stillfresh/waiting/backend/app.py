@@ -161,7 +161,7 @@ async def send(socket: WebSocket, listener: GameListener) -> None:
 
 async def lag(socket: WebSocket, listener: GameListener) -> None:
     await listener.is_lagging.wait()
-    logger.warning("a connection of %s does not keep up; it is ended", listener.user_id)
+    logger.warning("a connection of %s reads too slowly; it is closed", listener.user_id)
     with suppress(TimeoutError):  # who does not read may never take the farewell
         async with asyncio.timeout(FAREWELL):
             await socket.close(1013, "too slow")
