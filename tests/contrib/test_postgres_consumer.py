@@ -497,7 +497,7 @@ class TestE6Life:
     async def test_another_loop_cannot_wait_for_it(self, address: str) -> None:
         """It is told so, and does not wait for ever."""
         async with Cache("memory://") as cache, OutboxConsumer(cache, address) as following:
-            with pytest.raises(NotOpen, match="works in another event loop"):
+            with pytest.raises(NotOpen, match="runs in another event loop"):
                 await asyncio.to_thread(asyncio.run, following.caught_up())
 
     async def test_two_of_one_name_in_a_cache_are_refused(self, address: str) -> None:

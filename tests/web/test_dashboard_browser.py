@@ -172,11 +172,11 @@ class TestG6Live:
             assert await row.inner_text() not in {"", "0"}
 
     async def test_the_line_at_the_top_says_what_fails(self, page: Page, world: World) -> None:
-        """Upstream failing, and good again."""
+        """The upstream fails, and good again."""
         world.error = RuntimeError("boom")
         await world.read("user", "new")
         health = page.locator("#health-text")
-        await expect(health).to_contain_text("Upstream failing for 1 kind (user)")
+        await expect(health).to_contain_text("The upstream fails for 1 kind (user)")
         await expect(page.locator("#health")).to_have_attribute("data-level", "bad")
         await expect(page.locator("#health-detail")).to_have_text("user: RuntimeError: boom")
         await expect(slot(page, "queue.failing")).to_have_text("1")
@@ -228,7 +228,7 @@ class TestG6Live:
         assert await news.inner_text() == heard
         world.error = RuntimeError("boom")
         await world.read("user", "new")
-        await expect(news).to_contain_text("Upstream failing")
+        await expect(news).to_contain_text("The upstream fails")
 
     async def test_a_gateway_that_ends_is_said_to_be_away(
         self, new_page: NewPage, expected_errors: list[str]
@@ -240,7 +240,7 @@ class TestG6Live:
             await world.read("post", "a")
             await opened(page, f"{url}/_stillfresh/")
         await expect(page.locator("#health-text")).to_contain_text("does not answer")
-        await expect(page.locator("#link")).to_have_text("server away")
+        await expect(page.locator("#link")).to_have_text("no connection")
         await expect(slot(page, "reads.total")).to_have_text("1")
 
 
@@ -473,7 +473,7 @@ class TestG6Token:
             await expect(page.locator("#sign-in")).to_be_visible()
             await page.locator("#token").fill("wrong")
             await page.keyboard.press("Enter")
-            await expect(page.locator("#sign-in-said")).to_have_text("That is not the token.")
+            await expect(page.locator("#sign-in-said")).to_have_text("This token is wrong.")
             assert "wrong" not in page.url
             await page.locator("#token").fill(TOKEN)
             await page.keyboard.press("Enter")
@@ -505,7 +505,7 @@ class TestG12SignIn:
             for number in range(10):
                 await page.locator("#token").fill(f"wrong-{number}")
                 await page.keyboard.press("Enter")
-                await expect(said).to_have_text("That is not the token.")
+                await expect(said).to_have_text("This token is wrong.")
                 await page.evaluate("document.getElementById('sign-in-said').textContent = ''")
             await page.locator("#token").fill(TOKEN)
             await page.keyboard.press("Enter")

@@ -63,11 +63,19 @@ class Dead(MemoryStore):
 class World:
     """A gateway in front of a site and a few kinds, in one state."""
 
-    def __init__(self, *kinds: str, store: str | Cache = "memory://", **options: Any) -> None:
+    def __init__(
+        self,
+        *kinds: str,
+        store: str | Cache = "memory://",
+        objective: str | None = None,
+        **options: Any,
+    ) -> None:
         self.pages = Passing()
         self.fails = False
         self.kinds = kinds or ("post", "users_subscription")
-        declared = [Kind(name, fetch=self.fetch, fresh_for="5m") for name in self.kinds]
+        declared = [
+            Kind(name, fetch=self.fetch, fresh_for="5m", objective=objective) for name in self.kinds
+        ]
         site = PlainTextResponse("the site")
         made = {"kinds": declared, "pages": site, "page_cache": self.pages, **options}
         self.app: Gateway = gateway(store, **made)
@@ -124,7 +132,7 @@ async def kept(world: World) -> None:
 
 
 async def many(world: World) -> None:
-    """Thirty kinds, each read, some of them watched."""
+    """Thirty kinds that miss their objective, each read, some of them watched."""
     connection = world.app.hub.connect()
     for number, kind in enumerate(MANY):
         await world.read("a", "b", kind=kind)
@@ -223,7 +231,7 @@ STATES = {
         kept,
         "warn",
         {
-            "#health-text": "kept copies are served",
+            "#health-text": "stored copies are served",
             "#health-detail": REFUSED,
             '[data-slot="queue.failing"]': "1",
         },
@@ -235,12 +243,19 @@ STATES = {
             "#health-text": "The store for entities does not answer.",
             "#health-detail": AWAY,
             "#entries-empty": "could not be listed",
-            '[data-slot="store.copies"]': "1 of 2 away",
+            '[data-slot="store.copies"]': "1 of 2 down",
         },
         lambda: World(store=Cache(Dead())),
     ),
     "many": State(
-        many, "ok", {"#kinds": "kind_29", "#subscriptions": "other kinds"}, lambda: World(*MANY)
+        many,
+        "warn",
+        {
+            "#health-text": "Copies are older than the objective allows: kind_",
+            "#kinds": "kind_29",
+            "#subscriptions": "other kinds",
+        },
+        lambda: World(*MANY, objective="99% of reads younger than 0.001ms"),
     ),
     "long": State(long, "warn", {"#kinds": LONG}, lambda: World(LONG, "b")),
     "busy": State(busy, "warn", {"#kinds": "post"}),
@@ -336,7 +351,9 @@ class TestI28Dashboard:
             health, rows = page.locator("#health-text"), page.locator("#reasons tr")
             world.pages.passed = {"method": 1, "a-b": 2, "no-freshness": 3, "host": 4, "full": 5}
             await expect(health).to_contain_text("1 fresh. 15 requests passed through uncached:")
-            await expect(health).to_contain_text("5 no room, 4 unknown host, 3 no freshness stated")
+            await expect(health).to_contain_text(
+                "5 limit reached, 4 unknown host, 3 no freshness stated"
+            )
             await expect(health).to_contain_text("3 for other reasons.")
             await expect(rows).to_have_count(5)
             await expect(rows.nth(2)).to_contain_text("Add a route")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
+from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import Route
 from stillfresh.web.config import (
     KindSettings,
@@ -23,6 +24,7 @@ from stillfresh.web.config import (
     settings_of,
 )
 from stillfresh.web.fields import keys_of
+from stillfresh.web.sources import page_cache_of
 
 MODELS = {
     "store": StoreSettings,
@@ -48,6 +50,8 @@ timeout = "5s"
 trusted_proxies = ["10.0.0.0/8"]
 forward = "request"
 credentials = ["X-Mine"]
+stale_for = "4s"
+error_for = "5s"
 absent_for = "3s"
 
 [kinds.post]
@@ -109,6 +113,8 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "heuristic"): ["yes", 1],
     ("pages", "cdn_override"): ["yes", 1],
     ("pages", "absent_for"): ["soon", -1],
+    ("pages", "stale_for"): ["soon", -1],
+    ("pages", "error_for"): ["soon", -1],
     ("pages", "credentials"): ["X-Api-Key", [""], ["a b"], [1]],
     ("pages", "query"): ["page", [1], [""]],
     ("pages", "site_hosts"): ["example.com", [""], [1]],
@@ -240,8 +246,12 @@ class TestG1GoodFile:
             ("10.0.0.0/8",),
             "request",
             ("X-Mine",),
+            4,
+            5,
             3,
         )
+        pages = page_cache_of(settings.pages, StoreSettings("memory://"))
+        assert pages.terms(600) == PageTerms(600, 4, 5, 3)
         assert settings.kinds == (
             KindSettings(
                 "post",

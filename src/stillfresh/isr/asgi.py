@@ -307,9 +307,7 @@ class Changes:
     async def invalidate(self, url: str) -> None:
         self._pages.forget(url)
         if url not in self.pending and len(self.pending) >= MOST_CHANGES:
-            logger.warning(
-                "%s: not invalidated, as %d others wait", without_secrets(url), MOST_CHANGES
-            )
+            logger.warning("%s: not invalidated: %d wait", without_secrets(url), MOST_CHANGES)
             return
         self._again.add(url)
         if url not in self.pending:

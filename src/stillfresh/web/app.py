@@ -343,10 +343,8 @@ class Behind:
             await self._app(scope, self._told.get, self._said.put)
         except Exception as exc:
             if self._has_started:
-                logger.exception("the app behind the gateway failed in its lifespan")
+                logger.exception("the gateway's app failed in its lifespan")
             else:  # as servers do: it is taken for one that knows no lifespan
-                logger.warning(
-                    "the app behind the gateway has no lifespan, or did not start: %r", exc
-                )
+                logger.warning("the gateway's app has no lifespan, or failed: %r", exc)
         finally:
             self._said.put_nowait({})

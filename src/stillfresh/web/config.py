@@ -60,6 +60,8 @@ class PagesSettings:
     trusted_proxies: tuple[str, ...] = key(fields.networks, ())
     forward: Forward | None = key(fields.forward, None)  # noqa: RUF009 (a field)
     credentials: tuple[str, ...] = key(fields.credentials, CREDENTIALS)
+    stale_for: float = key(fields.duration, 604_800.0)
+    error_for: float = key(fields.duration, 604_800.0)
     absent_for: float = key(fields.duration, 10.0)
     max_streams: int = key(fields.whole(1, 1_000_000), MAX_STREAMS)
     heuristic: bool = key(fields.flag, default=False)

@@ -43,6 +43,8 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
         store.url,
         memory_for=store.memory_for,
         tenant=settings.tenant,
+        stale_for=settings.stale_for,
+        error_for=settings.error_for,
         absent_for=settings.absent_for,
         render_timeout=2 * settings.timeout + SPARE,
         expose_tags=settings.expose_tags,

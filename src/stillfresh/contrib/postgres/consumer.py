@@ -142,7 +142,10 @@ class OutboxConsumer:
         try:
             while self._caught_up < now:
                 if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
-                    raise NotOpen("this consumer is closed; use it within async with")
+                    raise NotOpen(
+                        "this consumer is closed, or runs in another event loop; "
+                        "use it within its own async with"
+                    )
                 await self._cycled.wait()
         finally:
             self._waiting -= 1

@@ -55,7 +55,7 @@ async function decide(place, button) {
   button.setAttribute("aria-disabled", "true");
   const answer = await send(`/demo/approvals/${encodeURIComponent(id)}`);
   if (place.id === id) clear(place);
-  write(byId("approvals-word"), answer.done ? "Approved, once." : "Too late: it had expired.");
+  write(byId("approvals-word"), answer.done ? "Approved." : "Too late: it had expired.");
 }
 
 function tick() {

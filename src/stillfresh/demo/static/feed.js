@@ -36,20 +36,20 @@ function draw(view, article) {
     announce(shown, count(view.value.counts[shown.dataset.count]));
   }
   stamp(badge, { age: view.age, freshFor: Number(postFreshFor) });
-  write(article.querySelector(".why"), "refresh failed, shown as it was");
+  write(article.querySelector(".why"), "refresh failed, this is the old copy");
 }
 
 /** Asked for, in vain, and nothing is kept of it. */
 function unanswered(article) {
   if (!article || article.dataset.fetchedAt) return;
   write(article.querySelector("[data-badge]"), "no answer yet");
-  write(article.querySelector(".why"), "load failed, it is tried again");
+  write(article.querySelector(".why"), "load failed, will try again");
 }
 
 function asking(id) {
   const article = id.startsWith("post:") ? articles.get(id.slice(5)) : null;
   if (!article || article.dataset.fetchedAt || article.dataset.error) return;
-  write(article.querySelector("[data-badge]"), "asking …");
+  write(article.querySelector("[data-badge]"), "loading …");
 }
 
 function face(article) {

@@ -44,7 +44,7 @@ function show(badge) {
   const age = Math.max(0, (performance.now() - since) / 1000);
   const is = verdict === "expired" || age < freshFor ? verdict ?? "fresh" : "stale";
   const now = is === "fresh" && error ? "stale" : is;
-  write(badge, `${now} · ${span(age)}`);
+  write(badge, `${now}, ${span(age)} old`);
   if (badge.dataset.verdict !== now) badge.dataset.verdict = now;
 }
 

@@ -5,9 +5,9 @@ import { ask, byId, isHeld, isShown, make, send, showPart, stamp, trouble, unkno
 const FRESH_FOR = 10;
 const SOON = 2; // seconds, until what could not be shown is asked for again
 const PROOFS = {
-  irrelevant: "Two games or fewer: no order to prove.",
+  irrelevant: "Two games or fewer: there is no order to prove.",
   server: "This order is the service’s own answer.",
-  snapshot: "This order was proved without asking again.",
+  snapshot: "The cache could prove this order without asking again.",
 };
 let state = null;
 let asking = null;
@@ -61,7 +61,7 @@ function keepFresh() {
 /** Every click is answered: at once by what is being done, then by what became of it. */
 async function act(doing, path, body) {
   if (busy) {
-    note("One moment: the last click is still on its way.");
+    note("One moment: the last click is still being sent.");
     return;
   }
   busy = true;
@@ -82,7 +82,7 @@ function note(text, level = "") {
 function next() {
   const first = state?.next?.[0];
   if (first) open(first);
-  else note(state ? "No other game waits for you now." : "The games are not there yet.");
+  else note(state ? "No other game waits for you now." : "The games are not loaded yet.");
 }
 
 /** The board comes on screen, and the keyboard to it. */
@@ -142,7 +142,7 @@ function show(answer) {
   const first = state.next[0];
   byId("next").disabled = !first;
   byId("next").dataset.game = first?.id ?? "";
-  write(byId("next-bot"), first?.bot ?? "none waits");
+  write(byId("next-bot"), first?.bot ?? "none waiting");
   showQueue();
   write(byId("proof"), proof());
   if (state.board) paint(state.board);

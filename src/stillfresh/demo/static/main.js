@@ -8,10 +8,10 @@ import * as page from "./page.js";
 import * as topics from "./topics.js";
 
 const WORDS = {
-  fine: ["ok", "Upstream well: a lookup takes 1 to 3 s."],
-  slow: ["warn", "Upstream slow: 5 to 8 s. The site is not."],
-  failing: ["bad", "Upstream answers with errors. The site stays."],
-  down: ["bad", "Upstream down. The site stays."],
+  fine: ["ok", "The upstream is fine: a lookup takes 1 to 3 s."],
+  slow: ["warn", "The upstream is slow (5 to 8 s). The site is not."],
+  failing: ["bad", "The upstream answers with errors. The site stays up."],
+  down: ["bad", "The upstream is down. The site stays up."],
 };
 const number = new Intl.NumberFormat("en").format;
 let events = null;
@@ -42,7 +42,7 @@ function listen() {
   events.onmessage = (event) => told(JSON.parse(event.data));
   events.onerror = () => {
     byId("word").dataset.level = "bad";
-    write(byId("word"), "The demo itself does not answer; trying again …");
+    write(byId("word"), "The demo does not answer; trying again …");
   };
 }
 

@@ -34,7 +34,7 @@ async function read() {
       write(byId("page-word"), `There is no copy yet, and the upstream ${trouble()}.`);
     }
   } catch {
-    write(byId("page-word"), "The demo itself does not answer.");
+    write(byId("page-word"), "The demo does not answer.");
   }
   again(age);
 }
@@ -63,6 +63,6 @@ function from(status, age, error) {
   if (!status.includes("; hit")) return ": rendered for you just now";
   const late = age - freshFor;
   if (late < 0) return " from the page cache";
-  const behind = error ? "rendering it again failed, and is retried" : "it is rendered again in the background";
-  return ` from the page cache, ${span(late)} past its time: ${behind}`;
+  const behind = error ? "rendering it again failed, and is tried again" : "it is rendered again in the background";
+  return ` from the page cache, ${span(late)} after it became stale: ${behind}`;
 }

@@ -47,7 +47,7 @@ function showList(answer) {
     return;
   }
   stamp(byId("topics-badge"), { ...answer, freshFor });
-  write(byId("topics-word"), answer.error ? "The last refresh failed; this is the copy before." : "");
+  write(byId("topics-word"), answer.error ? "The last refresh failed; this is the old copy." : "");
   const known = new Map([...byId("topics").children].map((item) => [item.dataset.id, item]));
   if (known.size && isHeld(byId("topics"))) return; // what somebody points at stays, until the next read
   if (answer.topics.map(({ id }) => id).join() === [...known.keys()].join()) return;
@@ -76,7 +76,7 @@ async function open(topic) {
   write(byId("talk-title"), topic.title);
   byId("talk-title").title = topic.title;
   write(byId("say-word"), "");
-  unknown(byId("talk-badge"), "asking …");
+  unknown(byId("talk-badge"), "loading …");
   byId("said").value = drafts.get(topic.id) ?? "";
   byId("comments").replaceChildren(make("li", "Asking the upstream …", { class: "muted" }));
   byId("talk").scrollIntoView({ block: "nearest" }); // with the click: later it would move under the pointer

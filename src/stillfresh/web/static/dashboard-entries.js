@@ -131,8 +131,8 @@ export class Entries {
     const empty = byId("entries-empty");
     empty.hidden = shown > 0;
     document.querySelector("table.entries").hidden = shown === 0;
-    put(empty, isSearch ? "No entry matches. Ids are searched for the text as it stands." : "The store is empty: entries appear here with the first read.");
-    const many = this.#next || this.#before.length ? `page ${this.#before.length + 1}, ${shown} on it` : plural(shown, "entry", "entries");
+    put(empty, isSearch ? "No entry matches. The search looks for exactly this text in the ids." : "The store is empty: entries appear here with the first read.");
+    const many = this.#next || this.#before.length ? `page ${this.#before.length + 1}, ${plural(shown, "entry", "entries")}` : plural(shown, "entry", "entries");
     put(byId("entries-note"), shown ? many : "");
   }
 
@@ -288,7 +288,7 @@ export class Entries {
     for (const button of buttons) button.disabled = true;
     this.#isActing = true;
     this.#looked += 1;
-    this.#said(action === "refresh" ? "Asking upstream …" : "");
+    this.#said(action === "refresh" ? "Asking the upstream …" : "");
     let told = null;
     try {
       told = await this.#ask(this.#path(entry, action), { method: "POST" });
@@ -350,7 +350,7 @@ function facts(told) {
   if (told.is_invalidated) found.push(["invalidated", "yes"]);
   found.push(["in memory here", told.in_memory ? "yes" : "no"]);
   if (told.loading_here) found.push(["loading", "by this process"]);
-  else if (told.held_for !== null) found.push(["loading", `by another process, its lease ends in ${duration(told.held_for)}`]);
+  else if (told.held_for !== null) found.push(["loading", `by another process, whose lease ends in ${duration(told.held_for)}`]);
   if (told.failures) found.push(["failed", plural(told.failures, "time")], ["last error", visible(told.error ?? "")]);
   if (told.retry_in > 0) found.push(["next try", `in ${duration(told.retry_in)}`]);
   if (!told.is_declared) found.push(["declared", "no: it only lies in the store"]);
@@ -364,16 +364,16 @@ function span(seconds) {
 function valueOf(value, isPage) {
   switch (value?.kind) {
     case "json":
-      return [`Value, ${bytes(value.size)}${value.is_cut ? ", its beginning" : ""}`, value.text];
+      return [`Value, ${bytes(value.size)}${value.is_cut ? ", the first part" : ""}`, value.text];
     case "page": {
       const head = [`status ${value.status}`, ...value.headers.map(([name, text]) => `${name}: ${text}`)].join("\n");
-      const title = `Page, ${bytes(value.size)}${value.is_cut ? ", its beginning" : ""}`;
+      const title = `Page, ${bytes(value.size)}${value.is_cut ? ", the first part" : ""}`;
       return [title, value.text === null ? head : `${head}\n\n${value.text}`];
     }
     case "bytes":
       return [`Value: ${bytes(value.size)}, not shown`, ""];
     case "absent":
-      return [isPage ? "Not shared: each visitor is sent their own" : "Value: upstream says that it does not exist", ""];
+      return [isPage ? "Not shared: each visitor gets a page of their own" : "Value: the upstream does not have it", ""];
     default:
       return ["No value", ""];
   }

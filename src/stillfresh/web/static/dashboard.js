@@ -145,30 +145,44 @@ function health({ told, kinds, sum }) {
   const old = before(60).sum;
   const recent = Object.fromEntries(VERDICTS.map((it) => [it, sum.reads[it] - old.reads[it]]));
   const reads = sum.all_reads - old.all_reads;
+  const missed = missedText(told, kinds);
+  const well = missed ? "warn" : "ok";
   if (away.length) {
     const names = Object.keys(told.stores).length > 1 ? ` for ${away.map(([name]) => name).join(" and ")}` : "";
-    return ["bad", `The store${names} does not answer. Reads are answered from memory or by upstream.`, away[0][1].error];
+    return ["bad", `The store${names} does not answer. Reads are answered from memory or by the upstream.`, away[0][1].error];
   }
   if (failing.length) {
     const names = failing.slice(0, 3).join(", ") + (failing.length > 3 ? ", …" : "");
-    const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; kept copies are served";
+    const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; stored copies are served";
     const detail = told.resources.filter((row) => row.error).slice(0, 2).map((row) => `${row.kind}: ${row.error}`).join("; ");
-    return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
+    return [recent.gone ? "bad" : "warn", `The upstream fails for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
   }
-  if (!kinds.size) return ["none", "Nothing is set up to be cached: no kind and no page."];
+  if (!kinds.size) return ["none", "Nothing is cached: no kind and no page is set up."];
   const watched = sum.watched ? ` Kept fresh for viewers: ${plural(sum.watched, "key")}.` : "";
   const passed = ranked(passedOfLate());
   const uncached = passed.length ? ` ${passedText(passed)}` : "";
-  if (!reads && uncached) return ["warn", `Nothing was read from the cache in the last minute.${uncached}${watched}`];
-  if (!reads) return ["ok", `Quiet: no reads in the last minute.${watched}`];
-  if (recent.gone) return ["warn", `${plural(recent.gone, "read")} went unanswered in the last minute: there was no copy to serve.${uncached}`];
-  if (recent.fresh === reads && !uncached) return ["ok", `All fresh: every read in the last minute got a fresh copy.${watched}`];
+  if (!reads && uncached) return ["warn", `${missed}Nothing was read from the cache in the last minute.${uncached}${watched}`];
+  if (!reads) return [well, `${missed}Quiet: no reads in the last minute.${watched}`];
+  if (recent.gone) return ["warn", `${missed}${plural(recent.gone, "read")} went unanswered in the last minute: there was no copy to serve.${uncached}`];
+  if (recent.fresh === reads && !uncached) return [well, `${missed ? `${missed}E` : "All fresh: e"}very read in the last minute got a fresh copy.${watched}`];
   const parts = [
     [recent.fresh, "fresh"], [recent.stale, "stale and refreshed in the background"], [recent.expired, "expired"],
   ].filter(([number]) => number).map(([number, text]) => `${count(number)} ${text}`).join(", ");
-  if (!uncached) return ["ok", `All is well: every read in the last minute was answered: ${parts}.${watched}`];
-  const level = passed.reduce((all, [, number]) => all + number, 0) > reads ? "warn" : "ok";
-  return [level, `Every read in the last minute was answered: ${parts}.${uncached}${watched}`];
+  if (!uncached) return [well, `${missed ? `${missed}E` : "All is well: e"}very read in the last minute was answered: ${parts}.${watched}`];
+  const level = missed || passed.reduce((all, [, number]) => all + number, 0) > reads ? "warn" : "ok";
+  return [level, `${missed}Every read in the last minute was answered: ${parts}.${uncached}${watched}`];
+}
+
+/** "Copies are too old: user misses its objective, with 5× the misses that it allows. " */
+function missedText(told, kinds) {
+  const burning = told.resources.flatMap(({ cache, kind, objective }) => {
+    const name = `${cache} ${kind}`;
+    const { burn } = judged(objective, kinds.get(name), before(KEPT).kinds.get(name));
+    return burn > 1 ? [[kind, burn]] : [];
+  }).sort(([, a], [, b]) => b - a);
+  if (!burning.length) return "";
+  const names = burning.slice(0, 3).map(([kind, burn]) => `${kind} (${+burn.toFixed(1)}× the allowed misses)`);
+  return `Copies are older than the objective allows: ${names.join(", ")}${burning.length > 3 ? ", …" : ""}. `;
 }
 
 /** "62 requests passed through uncached: 40 no freshness stated, 22 set a cookie." */
@@ -299,7 +313,7 @@ function drawRest(told, sum) {
   say("errors.absent", count(sum.absent));
 
   const isWhole = known.length === stores.length;
-  const away = stores.length > 1 ? [`${stores.length - known.length} of ${stores.length}`, " away"] : ["away", ""];
+  const away = stores.length > 1 ? [`${stores.length - known.length} of ${stores.length}`, " down"] : ["down", ""];
   figure(slot("store.copies"), ...(isWhole ? [count(all("copies")), all("copies") === 1 ? " copy" : " copies"] : away));
   say("store.bytes", isWhole ? bytes(all("bytes")) : "–");
   say("store.memory", count(sum.entries));
@@ -362,17 +376,20 @@ function drawKinds({ told, kinds, sum }) {
   for (const cell of document.querySelectorAll(".kinds .objective")) cell.hidden = hasNone;
 }
 
-/** What is wanted, and of the last five minutes (or of all, if nothing was read) what was met. */
+/** The share of reads since `old` that met the objective, and its burn rate; nothing without such reads. */
+function judged(objective, now, old) {
+  const [met, missed] = ["objective_met", "objective_missed"].map((name) => now[name] - (old?.[name] ?? 0));
+  return objective && met + missed ? { met: met / (met + missed), burn: missed / (met + missed) / (1 - objective.share) } : {};
+}
+
+/** The objective, and how the last five minutes (or all reads, if there were none then) met it. */
 function drawObjective(row, objective, now, old) {
-  const [wanted, met, burn] = row.querySelectorAll(".objective");
+  const [wanted, share, rateOf] = row.querySelectorAll(".objective");
   put(wanted, objective ? `${+(100 * objective.share).toFixed(6)} % < ${duration(objective.age)}` : "–");
-  const recent = (name) => now[name] - (old?.[name] ?? 0);
-  const of = recent("objective_met") + recent("objective_missed") > 0 ? recent : (name) => now[name];
-  const reads = of("objective_met") + of("objective_missed");
-  const rateOf = objective && reads ? of("objective_missed") / reads / (1 - objective.share) : null;
-  put(met, rateOf === null ? "–" : percent(of("objective_met") / reads));
-  put(burn, rateOf === null ? "–" : `${+rateOf.toFixed(1)}×`);
-  burn.classList.toggle("bad", rateOf > 1);
+  const { met, burn } = { ...judged(objective, now), ...judged(objective, now, old) };
+  put(share, met === undefined ? "–" : percent(met));
+  put(rateOf, burn === undefined ? "–" : `${+burn.toFixed(1)}×`);
+  rateOf.classList.toggle("bad", burn > 1);
 }
 
 function kindRow(name, kind) {
@@ -475,7 +492,7 @@ async function poll() {
     heard(told);
   } catch (error) {
     if (polling === null) return;
-    linked("away", error instanceof Refused ? "refused" : "server away");
+    linked("away", error instanceof Refused ? "refused" : "no connection");
     tellHealth("bad", error instanceof Refused ? error.message : "The server does not answer. These are the last numbers it sent.");
   }
   polling = setTimeout(poll, POLL);
@@ -490,8 +507,8 @@ async function begin() {
     const { needs_token, is_operator } = await access();
     if (needs_token && !is_operator) {
       linked("away", "token needed");
-      put(byId("health-text"), "The numbers are behind a token.");
-      signIn(token() ? "That is not the token." : "");
+      put(byId("health-text"), "Enter the token to see the numbers.");
+      signIn(token() ? "This token is wrong." : "");
       return;
     }
     const [told, notes] = await Promise.all([ask("api/stats"), ask("api/history")]);
@@ -499,7 +516,7 @@ async function begin() {
     heard(told);
   } catch (error) {
     const said = error instanceof Refused ? error.message : "The server does not answer.";
-    linked("away", error instanceof Refused ? "refused" : "server away");
+    linked("away", error instanceof Refused ? "refused" : "no connection");
     put(byId("health-text"), said);
     if (byId("sign-in").open) put(byId("sign-in-said"), said);
     else setTimeout(begin, 3_000);
