@@ -1,7 +1,7 @@
-"""Blocks of code for which a cache is not there, or has another store (E22).
+"""Blocks of code that read past the cache, or on another store (E22).
 
-Reads inside `bypassed()` come here instead of to memory and the store. A block is open for the
-task that opened it and for the tasks that this one starts; the others notice nothing.
+Reads inside `bypassed()` come here instead of to memory and the store. A block counts for the task
+that opened it, and for the tasks that this one starts. Other tasks are not affected.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class Face(Generic[K, V]):
-    """Answers hits from memory by itself, without its core."""
+    """The public object of a resource. It answers hits from memory without its core."""
 
     def __init__(self, core: "Core[K, V]") -> None:
         self.core = core
@@ -38,7 +38,7 @@ class Face(Generic[K, V]):
         self.stand_back(back=core.owner.blocks > 0)
 
     def stand_back(self, *, back: bool) -> None:
-        """Leave every read to the core, which knows the caller's blocks; or no longer."""
+        """While True, leave every read to the core, which knows the caller's blocks."""
         entries = {} if back else self.core.memory.entries
         self._entry = entries.get
 
@@ -53,7 +53,7 @@ OPEN: ContextVar[tuple["Bypass", ...]] = ContextVar("stillfresh_bypass", default
 
 
 class Bypass:
-    """One block; a task that outlives it is past the cache no longer."""
+    """One block. A task that outlives the block reads from the cache again."""
 
     def __init__(self, cache: "Lifecycle") -> None:
         self.cache: Lifecycle | None = cache
@@ -61,7 +61,7 @@ class Bypass:
 
 @contextmanager
 def past(cache: "Lifecycle") -> Iterator[None]:
-    """No hit is answered by a face while a block is open: only the core asks whose block it is."""
+    """While a block is open, only the core answers hits: it knows whose block it is."""
     block = Bypass(cache)
     OPEN.set((*OPEN.get(), block))
     try:
@@ -74,7 +74,7 @@ def past(cache: "Lifecycle") -> Iterator[None]:
 
 @contextmanager
 def standing_back(cache: "Lifecycle") -> Iterator[None]:
-    """Every read comes to its core, in any task, while a block is open."""
+    """While a block is open, every read in any task goes to its core."""
     cache.blocks += 1
     if cache.blocks == 1:
         _stand_back(cache, back=True)
@@ -100,7 +100,7 @@ def is_past(cache: "Lifecycle") -> bool:
 async def loaded(
     core: "Reads[K, V]", keys: Sequence[K], waiter: Waiter[K, V]
 ) -> dict[K, Outcome[V]]:
-    """By the loader alone: no lease, no other caller, no cooldown, and nothing is kept."""
+    """Load by the loader alone: no lease, no shared load, no cooldown; nothing is stored."""
     runtime, memory = core.owner.apart(), core.memory
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
     by = None if waiter.load is None else waiter
@@ -125,7 +125,7 @@ async def loaded(
 
 
 class Override:
-    """What `cache.override(...)` returns: its block, for `async with` or `with`."""
+    """Returned by `cache.override(...)`; used with `async with` or `with`."""
 
     def __init__(self, cache: "Lifecycle", store: Store, *, is_private: bool) -> None:
         self._cache = cache
@@ -158,7 +158,7 @@ class Override:
 
 
 def _run(step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """On a loop of its own, which nobody else sees."""
+    """Run on an event loop of its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

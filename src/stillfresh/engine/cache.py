@@ -262,7 +262,7 @@ class Cache(Lifecycle):
         return count
 
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
-        """Of all cores what is under way or in memory, as it is when each is come to."""
+        """The keys of all cores that are in memory or being loaded, core by core."""
         for core in tuple(self.cores.values()):
             yield from ((core, key) for key in [*core.under_way(), *core.memory.keys()])
 

@@ -1,7 +1,6 @@
-"""One call of a cached function, one key: which arguments count, and as which text (E15, E19).
+"""From the arguments of a cached function to the key of its entry (E15, E19).
 
-Pure: a signature and arguments in, the key of the call out, or a `ConfigError` that says what to
-write instead.
+Pure: a signature and arguments in, the key out, or a `ConfigError` that says what to write instead.
 """
 
 import inspect
@@ -43,7 +42,7 @@ class Call(Generic[P]):
         return self.id
 
     def bare(self) -> "Call[P]":
-        """Without the arguments: an entry in memory keeps no session or object alive."""
+        """The call without its arguments, so that an entry in memory keeps no session alive."""
         return Call(self.id, (), {})
 
 
@@ -70,7 +69,7 @@ class Signature(Generic[P]):
         if inspect.iscoroutinefunction(key):
             raise ConfigError(f"{name}: key= is async; write a plain function of the arguments")
         self.is_whole = key is None and not self._ignored
-        """Every argument counts."""
+        """True if every argument is part of the key."""
         first = parameters[0].name if parameters else ""
         self.is_method = first == "self" and (key is not None or first in self._ignored)
         _refuse_method(name, function, "" if self.is_method else first)
@@ -86,12 +85,12 @@ class Signature(Generic[P]):
         self.is_plain = self.is_whole and len(self._types) == len(parameters)
         """Every argument is a str or an int, so equal arguments are the same arguments."""
         self.shown = self._signature
-        """As callers see it: they never get a `Loaded`."""
+        """The signature as callers see it: without `Loaded`."""
         if self.value_type is not said:
             self.shown = self._signature.replace(return_annotation=self.value_type)
 
     def check_in(self, owner: type, name: str) -> None:
-        """In a class without `self`: it would not be bound as the reader expects."""
+        """Refuse a method without `self`: it would not be bound as its author expects."""
         if not self.is_method:
             raise ConfigError(
                 f"{self._name}: {owner.__name__}.{name} is a method without self; write "
@@ -130,7 +129,7 @@ class Signature(Generic[P]):
             counted = {it: arguments[it] for it in arguments if it not in self._ignored}
         id_ = self._id(counted)
         if not self.is_plain:
-            # A load may begin later: it is of what was asked for, whatever is changed since.
+            # A load may begin later: it uses the arguments as they were at the call.
             arguments.update({name: self._made(deepcopy, name, counted[name]) for name in counted})
         return Call(id_, bound.args, bound.kwargs)
 
@@ -141,12 +140,12 @@ class Signature(Generic[P]):
                     self._name, msgspec.json.encode(list(arguments.values())).decode()
                 )
             except (TypeError, ValueError, OverflowError):
-                pass  # what is wrong is said below, by name
+                pass  # the error below names the argument
         texts = (self._made(key_text, name, value) for name, value in arguments.items())
         return checked_id(self._name, f"[{','.join(texts)}]")
 
     def _made(self, make: Callable[[Any], T], name: str, value: object) -> T:
-        """Of an argument, what a key needs."""
+        """The part of an argument that belongs to the key."""
         try:
             return make(value)
         except RecursionError:
@@ -210,7 +209,7 @@ def _sorted(value: Iterable[object]) -> str:
 
 WRITTEN: Final[Mapping[type, Callable[[Any], str]]] = {
     int: int.__repr__,
-    float: float.__repr__,  # NaN as well, which JSON has not
+    float: float.__repr__,  # also NaN, which JSON does not have
     str: lambda text: msgspec.json.encode(str.__str__(text)).decode(),
     list: _listed,
     tuple: _listed,
@@ -218,11 +217,11 @@ WRITTEN: Final[Mapping[type, Callable[[Any], str]]] = {
     set: _sorted,
     frozenset: _sorted,
 }
-"""What has no name of a type in its text: what is equal to it is as good."""
+"""Types whose text carries no type name: equal values are interchangeable."""
 
 
 def _fields(value: object) -> dict[str, object] | None:
-    """Of a dataclass or attrs class (those that its equality looks at), a struct, or a model."""
+    """The fields of a dataclass or attrs class (those that `==` compares), a struct or a model."""
     of = type(value)
     if is_dataclass(value):
         return {it.name: getattr(value, it.name) for it in fields(value) if it.compare}
@@ -256,7 +255,7 @@ def _ignored(
 
 
 def _refuse_method(name: str, function: Callable[..., Any], first: str) -> None:
-    """`first`: the parameter that a class or an object would be given as."""
+    """Raise for a method. `first`: the parameter that would receive the object or class."""
     if first == "self":
         raise ConfigError(
             f"{name}: {shown_name(function)} is a method; write ignore=('self',) if all instances "

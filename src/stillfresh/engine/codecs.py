@@ -55,20 +55,20 @@ class PydanticCodec(Generic[V]):
         self._last: tuple[bytes, V] | None = None
 
     def encode(self, value: V, /) -> bytes:
-        """A value of another type, or that would come back as another, is refused."""
+        """Refuse a value of another type, and one that would be read back as another value."""
         dump = self._adapter.dump_json
         data: bytes = dump(value, by_alias=False, round_trip=True, warnings="error")
-        data = data.ljust(2)  # one digit alone could be msgpack, to an operator
+        data = data.ljust(2)  # one digit alone would also be valid msgpack
         back = self.decode(data)
         is_other = hasattr(type(back), "__pydantic_fields__") and not isinstance(value, type(back))
         is_same = dump(back, by_alias=True) == dump(value, by_alias=True) or back == value
-        if is_other or not is_same:  # the text first: models are compared by Python
+        if is_other or not is_same:  # compare texts first: comparing models runs Python code
             raise ValueError(f"it would come back as {shown(back)}")
         self._last = data, back
         return data
 
     def decode(self, data: bytes, /) -> V:
-        """Validated; what was just encoded is known already."""
+        """Validate and return the value; a value that was just encoded is returned unchanged."""
         last, self._last = self._last, None
         if last is not None and last[0] is data:
             return last[1]
@@ -86,7 +86,7 @@ def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type for
 
 
 def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: ANN401 (a type form)
-    """Every class that the annotation names, in the fields of its classes too."""
+    """Every class that the annotation names, including those in the fields of its classes."""
     seen = set() if seen is None else seen
     for part in typing.get_args(of):
         yield from types_in(part, seen)
@@ -108,7 +108,7 @@ def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: 
 
 
 def _custom(info: object, seen: set[int]) -> Iterator[type]:
-    """The classes in a type that msgspec would leave to a hook; `object` is anything."""
+    """The classes in a type that msgspec would pass to a hook; `object` counts as anything."""
     if isinstance(info, CustomType):
         if info.cls is not object:
             yield info.cls

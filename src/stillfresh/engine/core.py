@@ -1,6 +1,6 @@
-"""All of a resource but its public face: opened, watched, invalidated, looked into (E6, E8, E24).
+"""A resource behind its public object: opening, watching, invalidating, statistics (E6, E8, E24).
 
-The read path is in `read.py`, the loads are in `load.py`, what callers store is in `put.py`.
+The read path is in `read.py`, loads are in `load.py`, and put and update in `put.py`.
 """
 
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
@@ -57,14 +57,14 @@ class Core(Puts[K, V]):
             runtime.store.before_evicting(self.spec.kind, lambda id_: memory.keeps(self.key(id_)))
 
     def close(self) -> None:
-        """Nothing is served from memory any more, and nobody waits for ever."""
+        """Stop answering from memory, and end all waiting callers."""
         self._runtime = None
         self.memory.clear()
         self.loads.close()
         self.watcher.close()
 
     def leave(self) -> None:
-        """E21: its loop was closed, or a fork left it to the parent: nobody can be told."""
+        """E21: the event loop was closed, or a fork left it to the parent. Tell no waiter."""
         self.memory.clear()
         for _ in self.memory.freed():
             pass
@@ -76,7 +76,7 @@ class Core(Puts[K, V]):
             face.stand_back(back=self.owner.blocks > 0)
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
-        """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
+        """For watchers: load the keys that are not fresh, here or elsewhere. Cooldowns are kept."""
         records, times, now = await self._watched(keys)
         waiter: Waiter[K, V] = Waiter(each=True)
         stale = [key for key, at in times.items() if at <= now]
@@ -95,13 +95,13 @@ class Core(Puts[K, V]):
             self.queue.leave(waiter, stale)
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
-        """For watchers: when each is to be refreshed."""
+        """For watchers: when to refresh each key."""
         return (await self._watched(keys))[1]
 
     async def _watched(self, keys: Sequence[K]) -> tuple[dict[K, Record], dict[K, float], float]:
-        """What can be read, and when each is to be refreshed, as of now.
+        """The copies that can be read now, and when to refresh each.
 
-        Watches hear of fresh copies that another process published (C14).
+        Watches receive fresh copies that another process published (C14).
         """
         runtime, texts, unread = await self.ready(), self.texts(keys), set[K]()
         since, terms = runtime.clock(), self.spec.terms
@@ -119,9 +119,9 @@ class Core(Puts[K, V]):
         return records, rules.refresh_times(records, now, terms, self.watcher.absent), now
 
     def read_in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
-        """E20: what can be said to a thread without a load; None: the loop has to be asked.
+        """E20: answer a thread without a load, or None if the event loop must be asked.
 
-        Only the loop keeps memory up to date, where memory is of use to `hit` or `glance`.
+        Only the loop updates memory, where `hit` or `glance` use it.
         """
         runtime = None if self.owner.blocks or self.spec.memory_for else self._runtime
         if runtime is None or runtime.read_in_thread is None:
@@ -146,7 +146,7 @@ class Core(Puts[K, V]):
         return found
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
-        """E6: nothing enters memory from a step that began before this ended."""
+        """E6: no step that began before this ended puts its result into memory."""
         runtime, texts = await self.ready(), self.texts(keys)
         async for some in sliced(texts):
             with self.overtaking(some):
@@ -170,9 +170,9 @@ class Core(Puts[K, V]):
             await self.delete([self.key(entry.id) for entry in page])
 
     def tagged(self, tag: str) -> list[K]:
-        """E8: what is under way or in memory and has this tag, or cannot say.
+        """E8: keys in memory or being loaded that have this tag, or may have it.
 
-        I26: what is under way and tells its tags later is noted.
+        I26: a running load whose tags are known only later is noted.
         """
         for flight in self.queue.flights.values():
             if flight.batch is not IN_QUEUE:
@@ -195,7 +195,7 @@ class Core(Puts[K, V]):
             return False
 
     async def settled(self, within: float) -> bool:
-        """I22: until no load is under way; False: one still is, so many seconds later."""
+        """I22: wait until no load runs. False if one still runs after that many seconds."""
         return self._runtime is None or await self.loads.settled(within)
 
     def under_way(self) -> set[K]:
@@ -219,7 +219,7 @@ class Core(Puts[K, V]):
         return self.counted()
 
     def counted(self) -> ResourceStats:
-        """What was folded so far."""
+        """The counts so far, without hits that are not folded yet."""
         return self.memory.counts.stats(
             self.memory.now(),
             entries=len(self.memory.entries),
@@ -232,7 +232,10 @@ class Core(Puts[K, V]):
 
 
 async def overtake_all(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
-    """In slices; if this is cut off the rest at once, for all of them must be reached (E6)."""
+    """Mark all keys in slices.
+
+    If this is cancelled, mark the rest at once: none may be missed (E6).
+    """
     left = iter(keys)
     try:
         async for some in sliced(left):

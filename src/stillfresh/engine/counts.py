@@ -1,7 +1,7 @@
-"""The counts of a resource, and a picture of them (E12, G14).
+"""The counts of a resource, and a snapshot of them (E12, G14).
 
-Hits are counted on the entry itself and folded in here when its verdict or its age's bucket
-changes, so that a hit costs one addition.
+A hit is counted on its entry. The count moves here when the verdict or the age bucket changes, so a
+hit costs one addition.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from stillfresh.stores.contract import Failure, StoreStats
 
 MOST_FAILING: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
-LONGEST_ERROR: Final = 500  # characters that the counts tell
+LONGEST_ERROR: Final = 500  # of an error, in the counts
 COUNTERS: Final = (
     ("loads", "Calls of the loader."),
     ("loaded", "Keys asked of the loader."),
@@ -41,7 +41,7 @@ GAUGES: Final = (
     ("watched", "Keys that somebody watches."),
     ("failing", "Keys whose last load failed."),
 )
-"""The names and meanings of the figures of this moment."""
+"""Names and meanings of the current figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class ResourceStats:
     """Reads by origin and verdict. A read that failed counts as LOADED and GONE."""
     ages: tuple[int, ...]
     age_sum: float
-    """Seconds, of all those ages; what hits in memory add to it is estimated."""
+    """The sum of all ages in seconds. The part of hits in memory is an estimate."""
     objective: Objective | None
     objective_met: int
     objective_missed: int
-    """Reads that were answered too late for the objective, or failed; 0 where there is none."""
+    """Reads that missed the objective or failed; 0 without an objective."""
     load_seconds: Timing
     """How long the loader took."""
     loads: int
@@ -154,13 +154,13 @@ class Counts:
         self.store_errors = self.evicted_bytes = 0
         self.slow_reported, self.load_seconds = False, Stopwatch()
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
-        """Ids whose last load failed. For a look at the whole: the store alone
-        decides about cooldowns (E7)."""
+        """Ids whose last load failed, for statistics only: the store decides about cooldowns (E7).
+        """
 
     def hit(self, answer: Answer[Any], bucket: int, hits: int, now: float) -> None:
-        """Hits of one entry, since its age came into this bucket and all were folded last.
+        """Count hits of one entry since the last call.
 
-        When each came is not known. They count as spread evenly over that time.
+        Their exact times are not known. They count as spread evenly over that time.
         """
         self.reads[answer.origin][answer.verdict] += hits
         self.ages[bucket] += hits
@@ -175,13 +175,13 @@ class Counts:
         self.failing.note(id_, failure)
 
     def mended(self, ids: Iterable[str]) -> None:
-        """They were loaded, or deleted."""
+        """These keys were loaded or deleted."""
         for id_ in ids:
             self.failing.pop(id_, None)
 
     def stats(self, now: float, **held: int) -> ResourceStats:
-        """A frozen picture, with what the resource holds at this moment by the names there."""
-        old = now - LONGEST_COOLDOWN  # nobody asked again, long after it might have been
+        """A frozen snapshot, with the current figures of the resource."""
+        old = now - LONGEST_COOLDOWN  # long past its cooldown, and no caller has asked again
         self.mended([id_ for id_, it in self.failing.items() if it.retry_at < old])
         failures = list(self.failing.values())
         pauses = [failure.retry_at for failure in failures if failure.retry_at > now]

@@ -1,7 +1,7 @@
-"""What goes when memory in front of a store is full, or closed (E9, E23, E28).
+"""Which entries leave memory when it is full, and how it is emptied (E9, E23, E28).
 
-CLOCK: entries are looked at in turn. One that was read since the last time goes to the end of the
-line, the first that was not is dropped. Long work is done in slices.
+CLOCK: entries stand in a line. An entry that was read since its last turn goes to the end; the
+first other one is dropped. Long work is done in slices.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class Evicting(ABC, Generic[K, V]):
     now: Clock
 
     def __init__(self, most: int | None, objective: Objective | None) -> None:
-        """`most`: bytes."""
+        """`most`: the most bytes."""
         self.entries: OrderedDict[K, MemoryEntry[K, V]] = OrderedDict()
         self.room = Room(most, self._free)
         self.counts = Counts(objective)
@@ -38,7 +38,7 @@ class Evicting(ABC, Generic[K, V]):
 
     @abstractmethod
     def drop(self, key: K) -> None:
-        """Nothing is served from this entry any more."""
+        """Remove the entry: nothing is served from it any more."""
 
     @abstractmethod
     def fold(self, entry: "MemoryEntry[K, V]") -> None:
@@ -46,14 +46,14 @@ class Evicting(ABC, Generic[K, V]):
 
     @abstractmethod
     def _end(self, entry: "MemoryEntry[K, V]") -> None:
-        """Let go of its value."""
+        """Drop the reference to the value."""
 
     def tagged(self, tag: str) -> list[K]:
         """E8: the entries that have this tag, or may have it."""
         return self._tagged.keys(tag) + self._tagged.keys(None)
 
     def clear(self) -> None:
-        """Serve nothing of this any more; `freed` lets go of it, bit by bit."""
+        """Serve nothing from these entries any more; `freed` releases them in small steps."""
         self._left.append((self.entries, self._tagged))
         self.entries, self._tagged, self.room.held = OrderedDict(), TagIndex(), 0
         self.cleared()
@@ -63,7 +63,7 @@ class Evicting(ABC, Generic[K, V]):
         return list(dict.keys(self.entries))
 
     def freed(self) -> Iterator[None]:
-        """One entry at each step; its hits are counted."""
+        """Release one entry at each step, and count its hits."""
         for left, tagged in self._left:
             while left:
                 self._end(left.popitem()[1])
@@ -72,7 +72,7 @@ class Evicting(ABC, Generic[K, V]):
         self._left.clear()
 
     def fold_now(self) -> None:
-        """All in one go, where nothing can be awaited."""
+        """Count the hits of all entries in one go, where nothing can be awaited."""
         began = self.now()
         for entry in self._hit(dict.values(self.entries)):
             self.fold(entry)
@@ -91,7 +91,7 @@ class Evicting(ABC, Generic[K, V]):
         return [entry for entry in entries if entry.hits]
 
     def keeps(self, key: K) -> bool:
-        """E23: a private store asks before it drops a copy that was not read; memory follows it."""
+        """E23: a private store asks before it drops an unread copy; memory then drops it too."""
         if (entry := self.entries.get(key)) is None:
             return False
         was_read = self._was_read(entry)
@@ -100,7 +100,7 @@ class Evicting(ABC, Generic[K, V]):
         return was_read
 
     def _was_read(self, entry: "MemoryEntry[K, V]") -> bool:
-        """True if it was since this was last asked; then it is now the last in line."""
+        """True if the entry was read since the last call; it then moves to the end of the line."""
         self.fold(entry)
         was_read, entry.marked = entry.marked, False
         if was_read:
@@ -108,7 +108,7 @@ class Evicting(ABC, Generic[K, V]):
         return was_read
 
     def _drop_next(self, *, is_any: bool) -> bool:
-        """The first in line, unless it was read; True if it was dropped."""
+        """Drop the first entry in line, unless it was read. True if it was dropped."""
         entry = next(iter(self.entries.values()))
         if self._was_read(entry) and not is_any:
             return False
@@ -117,7 +117,7 @@ class Evicting(ABC, Generic[K, V]):
         return True
 
     def _drop_one(self) -> None:
-        """The first that was not read, of a slice, or else any."""
+        """Drop the first unread entry of a slice, or else any."""
         left = SLICE
         while not self._drop_next(is_any=not left):
             left -= 1

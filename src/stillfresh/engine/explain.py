@@ -11,7 +11,7 @@ from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Entry, Mark, Record
 
 PAGE = "page"
-"""The kind of the page cache's entries: they have words of their own, as RFC 9111 has rules."""
+"""The kind of pages. Their explanations differ, because RFC 9111 has rules of its own."""
 
 READS = {
     Verdict.FRESH: "a read is served and nothing else happens",
@@ -30,15 +30,15 @@ COOLING = {
 
 @dataclass(frozen=True, kw_only=True)
 class EntryState:
-    """What a record tells of its entry."""
+    """The state of an entry, from its record."""
 
     verdict: Verdict
-    """GONE as well where there is no copy: there never was one, or it is being loaded."""
+    """Also GONE if there is no copy: there never was one, or it is being loaded."""
     age: float | None
     fresh_until: float | None
     invalidated: bool
     held_until: float | None
-    """Somebody is loading it, here or elsewhere, until then at the latest."""
+    """A process is loading it, until then at the latest."""
     failures: int
     retry_at: float | None
     error: str | None
@@ -67,9 +67,9 @@ class Listed(EntryState):
     id: str
     fetched_at: float | None
     size: int | None
-    """Bytes of the value as it is stored; None if there is none, or the store cannot tell."""
+    """Bytes of the stored value; None if there is none, or the store does not say."""
     absent: bool
-    """True: the upstream has no such key."""
+    """True if the upstream does not have the key."""
 
 
 def explain(
@@ -118,7 +118,7 @@ def _text(
 
 
 def _of_page(record: Record, now: float, verdict: Verdict) -> str | None:
-    """RFC 9111 §4.4: what a read of a page does that a read of nothing else does."""
+    """RFC 9111 §4.4: the sentence for invalidated pages, which differ from other entries."""
     copy = record.copy
     if copy is None or verdict is Verdict.GONE:
         return None

@@ -1,18 +1,18 @@
-"""The tables of a load in flight: its states, and which callers hear of its end (E3-E6).
+"""The tables of a load in flight: its states, and which callers get its result (E3-E6).
 
-All that a load goes through is in `NEXT`, all that its end means is in `ENDINGS`; docs/engine.md
-draws both from here. `queue.py` goes by them. Nothing but tables may live here.
+`NEXT` has the states of a load, `ENDINGS` has the meaning of each end. docs/engine.md draws both
+from here, and `queue.py` uses them. Nothing but tables may live here.
 """
 
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
 MAX_ROUNDS: Final = 2
-"""Loads in a row that lost their lease and are followed by another with nobody waiting."""
+"""How often in a row a load that lost its lease is repeated if no caller waits."""
 
 
 class LoadState(StrEnum):
-    """Where a load stands."""
+    """The state of a load."""
 
     QUEUED = "queued"
     ASKING = "asking"
@@ -57,13 +57,13 @@ every load, whatever its state."""
 
 
 class Joined(IntEnum):
-    """When a caller came, as the load sees it. An invalidation may lie between two of them (E6)."""
+    """When a caller came, relative to the load. An invalidation may lie between two (E6)."""
 
     BEFORE = 0
-    """Before it began: nothing that this load learns was known to be wrong."""
+    """Before the load began, so its result is new enough for this caller."""
     DURING = 1
     AFTER = 2
-    """Its copy was on the way to the store: such a caller may know more than it."""
+    """After the copy was sent to the store: this caller may know of a later change."""
 
 
 BEFORE, DURING, AFTER = Joined
@@ -83,24 +83,24 @@ class End(StrEnum):
 
 
 class Again(IntEnum):
-    """Whether another load of the key follows; it does whenever callers are left."""
+    """Whether another load of the key follows. It always does if callers still wait."""
 
     IF_WAITED = 0
     AS_WANTED = 1
-    """If this one was begun with nobody waiting, so is the next."""
+    """Also if this load was a background refresh."""
     LIMITED = 2
-    """`MAX_ROUNDS` times: a loader that is slower than its lease would be called for ever."""
+    """At most `MAX_ROUNDS` times: a loader slower than its lease would be called for ever."""
     ALWAYS = 3
 
 
 class EndRule(NamedTuple):
-    """What an end means."""
+    """The meaning of an end."""
 
     told: int
-    """The callers that hear of it are those that joined earlier than this (a `Joined`, or 3)."""
+    """The result goes to callers that joined before this (a `Joined`, or 3 for all)."""
     again: Again = Again.IF_WAITED
     is_overtaken: bool = False
-    """The value was known to be wrong before it came: STALE to those callers, and not kept."""
+    """The key changed before the value came: callers get it as STALE, and it is not stored."""
 
 
 LOADED, SUPERSEDED, FAILED, FOUND, FOUND_STALE, COOLING, GIVEN_UP = End
@@ -125,4 +125,4 @@ ENDINGS: Final[dict[tuple[End, bool], EndRule]] = {
     (GIVEN_UP, False): _NOBODY,
     (GIVEN_UP, True): _NOBODY,
 }
-"""By how a load ended, and whether the key was invalidated since it began."""
+"""By how a load ended, and by whether the key was invalidated since it began."""

@@ -35,12 +35,12 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
         like_function(self, function, signature.shown)
 
     def stand_back(self, *, back: bool) -> None:
-        """Leave every read to the core, or no longer."""
+        """While True, leave every read to the core."""
         super().stand_back(back=back)
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 
     def _note(self, args: tuple[object, ...], entry: MemoryEntry[Call[P], V]) -> None:
-        """The next time these arguments lead straight to the entry."""
+        """Remember the entry of these arguments for the next call."""
         if len(self._by_arguments) >= self.core.spec.max_entries:
             self._by_arguments.clear()
         self._by_arguments[args] = entry
@@ -106,12 +106,12 @@ class Function(CachedFunction[P, V]):
     ) -> "Function[Q, V]": ...
 
     def __get__(self, obj: Any, owner: type | None = None) -> "Function[Any, V]":
-        """As a method is bound; as a function where it is none."""
+        """Bind like a method; a plain function stays as it is."""
         return self if obj is None or not self.signature.is_method else Bound(self, obj)
 
 
 class Bound(Function[Q, V]):
-    """A cached method of one object: the same function, given that object first."""
+    """A cached method of one object: the same function with that object as first argument."""
 
     def __init__(self, function: "Function[Any, V]", obj: object) -> None:
         bind(self, function, obj)
@@ -145,7 +145,7 @@ class CachedDecorator(Protocol):
 
 
 def bind(bound: Any, function: Any, obj: object) -> None:  # noqa: ANN401 (faces of any kind)
-    """Give a bound method all that the function's own face has, and the signature without self."""
+    """Give a bound method the attributes of its function, and the signature without self."""
     bound.__dict__.update(function.__dict__)
     del bound.__signature__
     bound.__wrapped__ = MethodType(function.__wrapped__, obj)

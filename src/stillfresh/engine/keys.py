@@ -1,7 +1,7 @@
-"""What a resource was declared to be: its name, options, keys and tags (E8, E15).
+"""The declaration of a resource: name, options, keys and tags (E8, E15).
 
-Pure: options and signatures in, what they mean out, or a `ConfigError` that says what to
-write instead.
+Pure: options and signatures in, the declaration out, or a `ConfigError` that says what to write
+instead.
 """
 
 import inspect
@@ -39,7 +39,7 @@ def checked_kind(name: str) -> str:
 
 
 def versioned(name: str, version: str | None) -> str:
-    """E19: a kind for each version, so that no release is served what another one stored."""
+    """E19: a kind for each version, so that no release reads values of another one."""
     if version is None:
         return name
     if not isinstance(version, str) or not re.fullmatch("[a-z0-9_]+", version):
@@ -68,7 +68,7 @@ def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
 
 
 def checked_id(resource: str, text: str) -> str:
-    """Neither empty nor huge, and something that can be written as UTF-8."""
+    """Raise for an id that is empty, too long or not valid UTF-8."""
     if not isinstance(text, str):
         raise ConfigError(f"{resource}: must be text, not {shown(text)}")
     if 0 < len(text) <= MAX_KEY and text.isascii():
@@ -113,7 +113,7 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
 
 
 def is_def(loader: Callable[..., Any]) -> bool:
-    """E20: its calls would hold the event loop."""
+    """True for a plain function: its call would block the event loop (E20)."""
     return not inspect.iscoroutinefunction(loader)
 
 
@@ -122,7 +122,7 @@ def _is_async_object(loader: object) -> bool:
 
 
 def value_type(annotation: Any) -> Any:  # noqa: ANN401 (a type form)
-    """Without what only the loader says: `Price | Loaded[Price] | Exception` is `Price`."""
+    """The type without wrappers: `Price | Loaded[Price] | Exception` becomes `Price`."""
     if get_origin(annotation) is Loaded:
         return get_args(annotation)[0]
     if get_origin(annotation) not in (Union, types.UnionType):
@@ -163,12 +163,12 @@ def hints_of(
 
 
 def shown_name(loader: Callable[..., Any]) -> str:
-    """A partial has none."""
+    """The name of a loader; a partial has none, so its repr."""
     return getattr(loader, "__qualname__", repr(loader)).rpartition("<locals>.")[2]
 
 
 def no_loader(_: object) -> NoReturn:
-    """The loader of a resource whose reads each bring their own."""
+    """The loader of a resource whose callers bring their own loader."""
     raise LoadFailed("only a request for this entry can load it; send one")
 
 
@@ -214,20 +214,20 @@ class Spec(Generic[K, V]):
         self.lease_for = seconds(lease_for, name=f"{kind}: lease_for", positive=True)
         self.load_timeout = seconds(load_timeout, name=f"{kind}: load_timeout", positive=True)
         self.by_id = by_id
-        """A key that is made of its id alone can be loaded."""
+        """True if an id alone is enough to load its entry."""
         self.in_thread = in_thread
-        """E20: its loaders are `def` functions, which would hold the event loop."""
+        """E20: its loaders are plain functions, which would block the event loop."""
         self.held = held
-        """E19: a key as memory holds it, without what only its load needs."""
+        """E19: the key as memory holds it, without the arguments that only its load needs."""
         own = None if objective is None else Objective.of(objective, name=f"{kind}: objective")
         self.objective = own
 
     def tags_of(self, key: K) -> tuple[str, ...]:
-        """E8: the key's tags, or what their function raised, or what is wrong with them."""
+        """E8: the key's tags, or the error of the `tags` function."""
         return () if self.tags is None else checked_tags(self.kind, self.tags(key))
 
     def with_terms(self, value: V | Loaded[V], terms: OwnTerms) -> V | Loaded[V]:
-        """E17: what a caller of `put` leaves out is the resource's; a value's own terms win."""
+        """E17: times that `put` leaves out are the resource's; a value's own times come first."""
         if not terms:
             return value
         for unknown in terms.keys() - OwnTerms.__annotations__.keys():
@@ -241,7 +241,7 @@ class Spec(Generic[K, V]):
         return Loaded(value, **own)
 
     def possible_tags(self, key: K) -> tuple[str | None, ...]:
-        """E8: the key's tags; None among them: any tag, since their function failed."""
+        """E8: the key's tags. None among them stands for any tag, because `tags` failed."""
         try:
             return self.tags_of(key)
         except Exception:  # noqa: BLE001 (a user's function may raise anything)

@@ -1,8 +1,8 @@
-"""Which of the ids that somebody looks at are refreshed next (C3-C6, C8, C9; seed 000's queues).
+"""Which of the watched ids are refreshed next (C3-C6, C8, C9; seed 000's queues).
 
-Pure: what happened and the time go in, ids to look up or to fetch come out. Times are in any one
-unit. Everything an id can go through is in `NEXT`; docs/coordinator.md draws it from there. Nothing
-else may live here: no clock, no store, no asyncio.
+Pure: events and the time go in, ids to look up or to fetch come out. Times are in any one unit. All
+states of an id are in `NEXT`; docs/coordinator.md draws it from there. Nothing else may live here:
+no clock, no store, no asyncio.
 """
 
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from stillfresh.freshness import is_over
 K = TypeVar("K", bound=Hashable)
 
 MAX_REMEMBERED: Final = 10_000
-"""Cooldowns kept of ids that nobody looks at any more; beyond that the oldest are forgotten."""
+"""Cooldowns kept for ids that are no longer watched; beyond that the oldest are dropped."""
 
 
 class LaneState(StrEnum):
-    """Where an id stands."""
+    """The state of an id."""
 
     OUT = "out"
     DUE = "due"
@@ -69,17 +69,17 @@ NEXT: Final[dict[LaneState, dict[Event, LaneState]]] = {
 
 
 class Cooldown(NamedTuple):
-    """How often in a row an id has failed, and until when it is left alone."""
+    """How often in a row an id has failed, and until when it is not tried."""
 
     failures: int
     until: float
     at_most: int | None = None
-    """It failed with its whole batch, and may be why: so many are taken together, and apart."""
+    """Its whole batch failed, perhaps because of it: the most ids to try together next time."""
     trial: int = 0
 
 
 class Lane(Generic[K]):
-    """The subscriptions of one kind, and what is to be done about each."""
+    """The subscriptions of one kind, and the next step for each."""
 
     def __init__(self, *, cooldown: float, longest_cooldown: float) -> None:
         self.cooldown = cooldown
@@ -92,13 +92,13 @@ class Lane(Generic[K]):
         self._flying: dict[K, None] = {}
         self._planned: dict[K, float] = {}
         self._plan: dict[float, dict[K, None]] = {}
-        """The same by time: ids that were refreshed together share one entry of the heap."""
+        """The same, by time: ids that were refreshed together share one entry of the heap."""
         self._times: list[float] = []
         self._again: list[K] = []
         self._now = float("-inf")
         self._cooldowns: dict[K, Cooldown] = {}
         self._trial = 0
-        """Counts the batches of suspects that succeeded: nothing is proven of the others then."""
+        """Counts batches of suspects that succeeded; they prove nothing about the others."""
         self._members: dict[LaneState, dict[K, None]] = {
             DUE: self._due,
             QUEUED: self._queue,
@@ -108,13 +108,13 @@ class Lane(Generic[K]):
         }
 
     def subscribe(self, key: K, *, counted: bool) -> bool:
-        """C3: counted, one for each call; else a set, in which twice is once. True: look it up."""
+        """C3: one subscription for each call, or a set. True if the id must be looked up."""
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1 if counted else max(count, 1)
         return self._move(key, Event.SUBSCRIBE) is DUE and count == 0
 
     def unsubscribe(self, key: K) -> bool:
-        """C4: known or not, once or often; True if nobody looks at it any more."""
+        """C4: works for any id, any number of times. True if nobody watches it any more."""
         count = self._counts.get(key, 0)
         if count > 1:
             self._counts[key] = count - 1
@@ -124,7 +124,7 @@ class Lane(Generic[K]):
         return True
 
     def reset(self) -> None:
-        """C8: nothing is subscribed or queued; what is in flight lands, and cooldowns stay."""
+        """C8: drop subscriptions and queues. Loads in flight end normally, and cooldowns stay."""
         for known in (self._counts, self._due, self._queue, self._planned, self._plan):
             known.clear()
         self._times.clear()
@@ -132,7 +132,7 @@ class Lane(Generic[K]):
         self._states = dict.fromkeys(self._flying, LEAVING)
 
     def recheck(self, keys: Iterable[K] | None = None) -> None:
-        """C5, C7: these, or all that wait, are to be looked up as if their time had come."""
+        """C5, C7: look these ids up (or all that wait) as if their time had come."""
         if keys is None:
             self._again = list(reversed(self._planned))
             return
@@ -140,9 +140,9 @@ class Lane(Generic[K]):
             self._move(key, Event.TIME)
 
     def due(self, now: float, limit: int) -> list[K]:
-        """The next ids to look up: those whose time has come, and nothing of those that wait.
+        """The next ids to look up: those whose time has come.
 
-        A clock that was set back has planned nothing: then all are looked up.
+        If the clock was set back, all are looked up.
         """
         if now < self._now:
             self._clear_suspects(now)
@@ -162,7 +162,7 @@ class Lane(Generic[K]):
         return self._times[0] if self._times else None
 
     def looked_up(self, key: K, stale_at: float, now: float) -> None:
-        """C3, C5: fresh until `stale_at`, or stale by now: then queued, unless it is cooling."""
+        """C3, C5: fresh until `stale_at`, or stale already: then queued, unless it cools down."""
         if stale_at > now:
             self._move(key, Event.FRESH, stale_at)
         elif (until := self.cooling_until(key, now)) is not None:
@@ -171,7 +171,7 @@ class Lane(Generic[K]):
             self._move(key, Event.STALE)
 
     def refer(self, key: K, now: float) -> None:
-        """C10: fetch it once, whoever looks at it; not while it is cooling."""
+        """C10: fetch it once, subscribed or not, unless it cools down."""
         if self.cooling_until(key, now) is None:
             self._move(key, Event.REFER)
 
@@ -250,14 +250,14 @@ class Lane(Generic[K]):
         return {key: until for key, until in found.items() if until is not None}
 
     def cooling_until(self, key: K, now: float) -> float | None:
-        """Further away than the longest there is, it was a clock that has been set back since."""
+        """A cooldown that ends too late is from before the clock was set back: it is ignored."""
         cooldown = self._cooldowns.get(key)
         if cooldown is None or is_over(cooldown.until, now):
             return None
         return cooldown.until if cooldown.until - now <= self._most else None
 
     def _clear_suspects(self, now: float) -> None:
-        """Of a time that has not been yet."""
+        """Drop suspects whose time lies ahead, after a clock was set back."""
         for key, it in self._cooldowns.items():
             if it.until - now > self._most:
                 self._cooldowns[key] = it._replace(at_most=None)
@@ -267,7 +267,7 @@ class Lane(Generic[K]):
         return cooldown is not None and cooldown.at_most is not None
 
     def _suspects(self, limit: int) -> list[K]:
-        """The longest queued, each in no larger company than it may be in."""
+        """The longest queued suspects, in batches no larger than each may be in."""
         taken: list[K] = []
         for key in filter(self._is_suspect, self._queue):
             cooldown = self._cooldowns[key]
@@ -292,7 +292,7 @@ class Lane(Generic[K]):
         return new
 
     def _enter(self, key: K, old: LaneState, new: LaneState) -> None:
-        """Out of one collection and into another; in the same one it keeps its place."""
+        """Move an id to another collection; within the same one it keeps its place."""
         leaves, enters = self._members.get(old), self._members.get(new)
         if leaves is not enters:
             if leaves is not None:
@@ -325,13 +325,13 @@ class Lane(Generic[K]):
             self._compact()
 
     def _compact(self) -> None:
-        """Times that nothing is planned for any more stay in the heap; never most of them."""
+        """Remove unused times from the heap before they are the majority."""
         if len(self._times) > 2 * len(self._plan) + 64:
             self._times = list(self._plan)
             heapify(self._times)
 
     def _next(self, now: float) -> K | None:
-        """From those to be looked up again, then from those whose time has come, in that order."""
+        """First ids to look up again, then ids whose time has come, in that order."""
         while True:
             while self._again:
                 if (key := self._again.pop()) in self._planned:

@@ -1,4 +1,4 @@
-"""Opened once, closed cleanly, on one event loop at a time (E13, E21); not in a forked child."""
+"""A cache's life: opened once, closed cleanly, one event loop at a time; forks (E13, E21)."""
 
 import asyncio
 import logging
@@ -30,13 +30,13 @@ T = TypeVar("T")
 EVICT_EVERY: Final = 3600.0
 COUNTED_WITHIN: Final = 10.0  # seconds that a thread waits for the loop to count
 _LEFT: Final[list[object]] = []
-"""What a fork left to the parent: kept as it is, since to let go of it would close it."""
+"""Objects that a fork left to the parent. Kept, because to free them would close them."""
 
 logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """What is open of a cache, and on which event loop."""
+    """The open parts of a cache, and their event loop."""
 
     def __init__(
         self,
@@ -48,30 +48,30 @@ class Lifecycle:
     ) -> None:
         self.opened: Runtime | None = None
         self.cores: dict[str, Core[Any, Any]] = {}
-        """What was declared, by its name."""
+        """The declared resources, by name."""
         self.is_private = is_private
-        """Nobody else has this store."""
+        """True if no other cache uses this store."""
         self.blocks = 0
-        """E22: blocks of `bypassed()` and `recording()` that are open, in any task."""
+        """E22: open blocks of `bypassed()` and `recording()`, in any task."""
         self.recording_to: RecordingBlock | None = None
         self._store = store
         self._new_runtime = new_runtime
         self.hooks, self._times = hooks, dict[str, Stopwatch]()
         self.lags: dict[str, Callable[[], Lag]] = {}
-        """By the name of each outbox's consumer that works for this cache."""
+        """By the name of each outbox consumer that works for this cache."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """That which it is open on, or being opened or closed."""
+        """The loop on which the cache is open, opening or closing."""
         self._opening: asyncio.Task[Runtime] | None = None
         self._closing: asyncio.Task[None] | None = None
-        """Either is done, and still here, if it was cancelled before it began."""
+        """A task that was cancelled before it began is done, and still here."""
         self._keeper: AsyncGenerator[None, None] | None = None
         self._ending: asyncio.Future[None] | None = None
-        """Done when what the end of the loop has begun, to close the cache, is over."""
+        """Done when the closing that the end of the loop began is over."""
         self._ended_loop: asyncio.AbstractEventLoop | None = None
-        """It closes its generators, so that no new keeper can be begun there."""
+        """This loop closes its generators, so no new keeper can start on it."""
         self.is_closed = self._is_forked = self._is_left = False
         self.new_store: Callable[[], Store] | None = None
-        """E20: makes the store anew in a forked child; None: the child is refused."""
+        """E20: creates the store again in a forked child; None: the child is refused."""
 
     async def open(self) -> None:
         """Open the store, on the running event loop; also after `close`. Raises StoreError."""
@@ -82,7 +82,7 @@ class Lifecycle:
         await self.runtime()
 
     async def runtime(self) -> Runtime:
-        """What the resources work with; opens the store at the first call."""
+        """The shared parts of an open cache; opens the store at the first call."""
         self._check_here()
         if self.opened is not None:
             return self.opened
@@ -126,9 +126,9 @@ class Lifecycle:
         return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), runtime.loop).result()
 
     async def swap(self, store: Store, *, is_private: bool, is_closed: bool, keeps: bool) -> Store:
-        """E22: stop, and work on another store from the next read on; returns the one before.
+        """E22: switch to another store from the next read on; return the previous one.
 
-        `keeps`: that one stays open, unless it is bound to an event loop.
+        `keeps`: the previous store stays open, unless it is bound to an event loop.
         """
         self._check_here()
         self.is_closed, self._loop = True, asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class Lifecycle:
         return before
 
     def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: "What") -> None:
-        """What was done to these keys, if that is recorded."""
+        """Record a change of these keys, if a recording is open."""
         if self.recording_to is not None:
             self.recording_to.note(core, keys, what)
 
@@ -149,7 +149,7 @@ class Lifecycle:
             self.note(core, map(core.key, ids), "soft" if soft else "invalidate")
 
     def apart(self) -> Runtime:
-        """E22: for loads that nothing is stored of; its store is not asked."""
+        """E22: a runtime for loads whose results are not stored; it never asks the store."""
         return self._new_runtime(self._store, self.hooks, self._times)
 
     def counts(self) -> CacheStats:
@@ -175,7 +175,7 @@ class Lifecycle:
         return self.counted()
 
     def counted(self) -> CacheStats:
-        """What was folded so far."""
+        """The counts so far, without hits that are not folded yet."""
         resources = {kind: core.counted() for kind, core in tuple(self.cores.items())}
         lags = {name: lag() for name, lag in self.lags.items()}
         return CacheStats(resources, None, lags, self.store_seconds())
@@ -186,7 +186,10 @@ class Lifecycle:
         return {step: timing for step, timing in timings.items() if any(timing.counts)}
 
     def check_not_closed(self) -> None:
-        """Closed by hand: a read opens what was never opened, not this."""
+        """Raise if the cache was closed by hand.
+
+        A read opens only a cache that was never opened.
+        """
         self.check_not_forked()
         self._leave_closed_loop()
         if self.is_closed:
@@ -199,7 +202,7 @@ class Lifecycle:
             )
 
     def forked(self) -> None:
-        """In the child: its loop, its threads and its connections are the parent's."""
+        """In the child: the loop, the threads and the connections belong to the parent."""
         is_live = self._loop is not None and not self._loop.is_closed()
         is_left = self._is_left or self._loop is not None
         if not is_live and not (is_left and not self._store.outlives_loops):
@@ -225,7 +228,10 @@ class Lifecycle:
             )
 
     def _leave_closed_loop(self) -> None:
-        """Nothing of it can be told, or waited for; its store is closed by the next loop."""
+        """Leave a loop that was closed: nothing on it can be awaited.
+
+        The next loop closes its store.
+        """
         if self._loop is None or not self._loop.is_closed():
             return
         self._is_left = self._is_left or self.opened is not None or self._opening is not None
@@ -255,7 +261,7 @@ class Lifecycle:
         return runtime
 
     async def _stay(self) -> None:
-        """Until the loop ends, if it says so: `asyncio.run` closes the generators under way."""
+        """Wait for the end of the loop: `asyncio.run` then closes this generator."""
         tell_of_forks(self)
         if sys.get_asyncgen_hooks().finalizer is not None and not self._is_ended_loop():
             self._keeper = self._until_the_loop_ends()
@@ -282,12 +288,12 @@ class Lifecycle:
         return loop is self._ended_loop or getattr(loop, "_asyncgens_shutdown_called", False)
 
     async def _ended(self) -> None:
-        """Another generator of the loop that ends may still use the cache: it is opened again."""
+        """Another generator of the ending loop may still use the cache: then it is opened again."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
     async def _close(self, *, keeps: bool = False) -> None:
-        """Run to the end, also if the caller is cancelled."""
+        """Close to the end, even if the caller is cancelled."""
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])
@@ -303,10 +309,10 @@ class Lifecycle:
         """`keeps`: the store is not bound to the loop that ends, and stays open."""
         keeper, self._keeper = self._keeper, None
         runtime, self.opened = self.opened, None
-        self._is_left = not keeps  # until the store is closed: this may be cut off
+        self._is_left = not keeps  # until the store is closed: this task may be cancelled
         for core in self.cores.values():
             core.close()
-        for core in tuple(self.cores.values()):  # one may be declared between two slices
+        for core in tuple(self.cores.values()):  # a resource may be declared between two slices
             async for _ in sliced(core.memory.freed()):
                 pass
         if runtime is not None:
@@ -318,7 +324,7 @@ class Lifecycle:
             await keeper.aclose()
 
     async def _close_left(self) -> None:
-        """The store that a closed loop left open; what is bound to that loop may say so."""
+        """Close the store that a closed loop left open; it may complain about that loop."""
         self._is_left = False
         if not self._store.outlives_loops:
             with suppress(RuntimeError):
@@ -326,7 +332,7 @@ class Lifecycle:
 
 
 async def _evict_now_and_then(runtime: Runtime) -> NoReturn:
-    """Until it is cancelled; a store that is unavailable is tried again the next time."""
+    """Evict at intervals until cancelled. If the store fails, try again the next time."""
     while True:
         await asyncio.sleep(EVICT_EVERY)
         try:

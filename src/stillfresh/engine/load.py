@@ -1,7 +1,7 @@
-"""From "somebody needs these keys" to copies in the store and answers to all callers (E3-E8).
+"""From "callers need these keys" to copies in the store and answers to all callers (E3-E8).
 
-The driver of the queue: `loader.py` does the work, the queue says which callers hear of it, and
-`rules.py` decides what a foreign lease or a failure means.
+Drives the queue: `loader.py` does the work, the queue says which callers get the result, and
+`rules.py` decides what another process's lease or a failure means.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # E5: seconds between two looks at another's load
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # E5: seconds between two looks at another process's load
 OWN, ANOTHER, STALE = Origin.LOADED, Origin.ANOTHER, Verdict.STALE
 
 logger = logging.getLogger(__name__)
 
 
 class Loads(Generic[K, V]):
-    """The loads of one resource while its cache is open, until the last caller is told."""
+    """The loads of one resource while its cache is open."""
 
     def __init__(self, core: "Core[K, V]", runtime: Runtime) -> None:
-        self.puts: dict[K, asyncio.Future[None]] = {}  # E17: the last of each key, until it ends
+        self.puts: dict[K, asyncio.Future[None]] = {}  # E17: the last put of each key
         self._spec, self._memory, self._queue = core.spec, core.memory, core.queue
         self._watcher, self._owner, self._runtime = core.watcher, core.owner, runtime
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
@@ -48,13 +48,13 @@ class Loads(Generic[K, V]):
         self.leases: dict[str, Lease] = {}  # of the loads under way, by id
 
     def close(self) -> None:
-        """Nobody waits for ever."""
+        """End all waiting callers."""
         closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
         for flight in self._queue.close():
             _settle(flight.key, flight.waiters, closed)
 
     async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
-        """Until what was joined has ended. A caller that leaves takes nobody along (E3)."""
+        """Wait until the joined loads have ended. A cancelled caller cancels no other (E3)."""
         if not waiter.missing or (waiter.each and waiter.outcomes):
             return
         self.flush_soon()
@@ -75,19 +75,19 @@ class Loads(Generic[K, V]):
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
     ) -> None:
-        """E2: EXPIRED is served if the load fails."""
+        """E2: an EXPIRED copy is served if the load fails."""
         if (old := self._memory.fallback(key, copy, unverified=unverified)) is not None:
             for waiter in waiters:
                 waiter.fallbacks[key] = old
 
     def flush_soon(self) -> None:
-        """E4: what is asked for in one turn of the loop goes together."""
+        """E4: keys that are requested in one turn of the loop go into one batch."""
         if not self._is_flushing:
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Begin as many batches as there are places for."""
+        """Start as many batches as `concurrency` allows."""
         self._is_flushing = False
         while (batch := self._queue.take()) is not None:
             self._spawn(self._lead(batch))
@@ -98,7 +98,7 @@ class Loads(Generic[K, V]):
         task.add_done_callback(self._running.discard)
 
     async def settled(self, within: float) -> bool:
-        """I22: until nothing is under way, or about to begin; False: something still is."""
+        """I22: wait until nothing is loading or about to; False if something still is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while self._running or self._is_flushing:
@@ -119,7 +119,7 @@ class Loads(Generic[K, V]):
 
     @contextmanager
     def _told(self, batch: Batch) -> Iterator[None]:
-        """E3: whatever ends this, nobody waits for ever."""
+        """E3: however the batch ends, its callers get an answer."""
         try:
             with load_span(self._runtime.hooks, self._spec.kind, batch):
                 yield
@@ -129,7 +129,7 @@ class Loads(Generic[K, V]):
         except Exception:
             logger.exception("%s: internal error of stillfresh", self._spec.kind)
             self._fail(batch, "internal error of stillfresh; see the log")
-        except BaseException:  # a signal's handler raises where it finds us; a task keeps it
+        except BaseException:  # a signal handler may raise here; the task keeps the exception
             self._fail(batch, "the load was interrupted")
             raise
 
@@ -166,7 +166,7 @@ class Loads(Generic[K, V]):
         return leases
 
     async def _follow(self, batch: Batch) -> None:
-        """E5: another process loads these; look now and then, with growing, jittered pauses."""
+        """E5: another process loads these keys: look at intervals that grow and vary."""
         pause = SHORTEST_PAUSE
         self._queue.drop_unwaited(batch)
         with self._told(batch):
@@ -177,7 +177,7 @@ class Loads(Generic[K, V]):
                 self._queue.drop_unwaited(batch)
 
     async def _pause(self, batch: Batch, seconds: float) -> None:
-        """Or until a put of this process, which may hold the lease, has ended."""
+        """Wait, but end early if a put of this process, which may hold the lease, has ended."""
         puts = [self.puts[flight.key] for flight in batch.flights if flight.key in self.puts]
         if not puts:
             await self._runtime.sleep(seconds)
@@ -189,10 +189,10 @@ class Loads(Generic[K, V]):
             pause.cancel()
 
     async def _look_around(self, batch: Batch) -> None:
-        """Those of the batch that have to wait on are left in it."""
+        """Look at all keys of the batch; those that must wait longer stay in it."""
         batch.step(LoadEvent.LOOK)
         since, ids = self._runtime.clock(), [flight.id for flight in batch.flights]
-        # If it fails: ask for the lease again, and load without one if that fails too.
+        # If this fails: ask for the lease again, and load without one if that fails too.
         records = await self._loader.read(ids) or {}
         for flight in batch.flights:
             if flight.batch is batch:
@@ -203,9 +203,9 @@ class Loads(Generic[K, V]):
     def _look(
         self, flight: Flight[K, Waiter[K, V]], record: Record, since: float, *, waited: bool = False
     ) -> None:
-        """E5: another has published, failed or gone: answer from that, or ask again.
+        """E5: another process has published, failed or died: answer from that, or ask again.
 
-        `waited`: for that process, and it may still be loading.
+        `waited`: for that process, which may still be loading.
         """
         memory, key, seen, span = self._memory, flight.key, flight.seen, flight.batch.span
         now, lease_for = memory.now(), self._spec.lease_for
@@ -224,7 +224,7 @@ class Loads(Generic[K, V]):
                 ended = self._queue.end(flight, End.FOUND_STALE if plan.refresh else End.FOUND)
                 _settle(key, ended.told, answer)
                 noted(span, plan.verdict)
-                if plan.verdict is Verdict.FRESH:  # C14: else its successor is told
+                if plan.verdict is Verdict.FRESH:  # C14: otherwise the next load tells the watches
                     until = rules.watched_until(copy, self._spec.terms)
                     self._watcher.landed(key, answer, until, now)
             case Fail(failure):
@@ -256,7 +256,7 @@ class Loads(Generic[K, V]):
     async def _finish(
         self, batch: Batch, leases: dict[str, Lease], results: dict[str, LoadResult[V]]
     ) -> None:
-        """Publish what came, release what failed, and tell the callers."""
+        """Publish the values, release the leases of failed keys, and answer the callers."""
         batch.step(LoadEvent.SEND)
         copies = {
             id_: (lease, copy)
@@ -279,9 +279,9 @@ class Loads(Generic[K, V]):
         results: Mapping[str, LoadResult[V]],
         published: Container[str] = (),
         superseded: Container[str] = (),
-        since: float = NEVER,  # the store was asked to keep them: nothing later is known
+        since: float = NEVER,  # the store was asked to keep them, so nothing later is known
     ) -> None:
-        """Each has ended as its result says; all at one time, before the next loads begin."""
+        """End each key as its result says; all at once, before the next loads begin."""
         now, entries = self._memory.now(), self._memory.entries
         outlook: Outlook | None = None
         for flight in flights:
@@ -312,14 +312,14 @@ class Loads(Generic[K, V]):
         outlook: Outlook,
         since: float | None,
     ) -> None:
-        """`since` None: the store does not have it."""
+        """`since` is None if the store does not have the value."""
         if result.tags and not flight.batch.tags.isdisjoint(result.tags):
             flight.overtake()
         key, value, span, memory = flight.key, result.value, flight.batch.span, self._memory
         ended = self._queue.end(flight, how)
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
         found, at, clock, origin = copy.value is not None, copy.fetched_at, memory.now, OWN
-        for waiter in ended.told:  # the first had it loaded, the others share it
+        for waiter in ended.told:  # the first caller started the load, the others share it
             waiter.settle(key, Answer(value, found, verdict, at, origin, clock))  # type: ignore[arg-type]
             origin = ANOTHER
         if ended.is_overtaken:

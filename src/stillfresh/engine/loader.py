@@ -1,7 +1,7 @@
-"""The work of a load, and the tasks in which an open cache works (E3-E5, E7, E8, E13, E25).
+"""The work of a load, and the tasks of an open cache (E3-E5, E7, E8, E13, E25).
 
-It knows no callers, and holds no policy: `rules.py` says what a failure, an absence or a value's
-own terms mean, and the store keeps the law.
+It knows no callers and decides nothing: `rules.py` says what a failure, an absence or a value's own
+times mean, and the store enforces the law.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
-PARTING: Final = 1.0  # seconds, within `grace`, that closing waits for a lease to be granted
+PARTING: Final = 1.0  # seconds, within `grace`, that closing waits for a lease request to end
 NO_VALUE: Final = (Absent, Private, BaseException)
-RENEWALS: Final = 3  # in the time of a lease, so that one lost renewal is survived
+RENEWALS: Final = 3  # renewals in the time of a lease, so that one may be lost
 
 logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Those that closing cancels, and those that it waits for: none is forgotten (E13)."""
+    """Tasks that closing cancels, and tasks that it waits for; none is forgotten (E13)."""
 
     def __init__(self) -> None:
         self._cancelled: set[asyncio.Task[Any]] = set()
@@ -49,19 +49,22 @@ class Tasks:
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """Closing cancels it. It runs in no caller's context, which it may outlive by far."""
+        """Start a task that closing cancels.
+
+        It runs in no caller's context, as it may outlive it.
+        """
         return _kept(self._cancelled, work, context or Context())
 
     def child(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """Its parent cancels it; closing waits for it."""
+        """Start a task that its parent cancels, and that closing waits for."""
         return _kept(self._awaited, work, context)
 
     def step(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """As `child`; and `asyncio.run`, which cancels all tasks it knows, does not cut it off.
+        """Like `child`, but `asyncio.run` does not cancel it when it ends.
 
-        A request to the store that is cut off may have been done, with nobody to know it.
+        A cancelled request to the store may have been done, and nobody would know.
         """
         task = self.child(work)
         asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
@@ -87,29 +90,29 @@ def _kept(
 
 
 def is_cancelled() -> bool:
-    """True if somebody ended this task; False if the cancellation came out of what it awaits."""
+    """True if this task was cancelled; False if something that it awaits cancelled itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def looked_at(done: "asyncio.Future[Any]") -> None:
-    """A done-callback: a failure for which no caller waits any more is not reported."""
+    """A done-callback that marks an error as seen if no caller waits for it any more."""
     if not done.cancelled():
         done.exception()
 
 
 class LoadResult(Struct, Generic[V], frozen=True):
-    """How a key's load ended: with a copy and its value, or with an error."""
+    """How the load of a key ended: with a copy and its value, or with an error."""
 
     copy: Copy | None = None
     value: V | None = None
     failure: Failure | None = None
     error: LoadFailed | None = None
     is_kept: bool = True
-    """False: told to the callers that wait, and not published."""
+    """False: waiting callers get the value, and it is not stored."""
     private: Private[Any] | None = None
-    """For the caller whose loader gave it."""
-    tags: tuple[str, ...] | None = None  # I26: those that came with the value, if it said
+    """For the caller that brought the loader only."""
+    tags: tuple[str, ...] | None = None  # I26: tags that came with the value
 
 
 class Loader(Generic[K, V]):
@@ -123,7 +126,7 @@ class Loader(Generic[K, V]):
             runtime.threads.allow(spec.concurrency)
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
-        """What the store says; None if it is unavailable (S5)."""
+        """The store's answer; None if it is unavailable (S5)."""
         try:
             return await step
         except StoreError as exc:
@@ -132,7 +135,7 @@ class Loader(Generic[K, V]):
             return None
 
     def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
-        """E8: one whose tags cannot be said could not be invalidated by them: it fails, alone."""
+        """E8: a key whose tags are unknown could not be invalidated by them: its load fails."""
         asks: list[Ask] = []
         failed: dict[str, LoadResult[V]] = {}
         for it in batch.flights:
@@ -145,7 +148,7 @@ class Loader(Generic[K, V]):
         return asks, failed
 
     async def acquire(self, asks: list[Ask]) -> dict[str, Grant]:
-        """E13, E21: what is granted while the cache or its loop ends is given back."""
+        """E13, E21: release a lease that is granted while the cache or its loop ends."""
         work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
         step: asyncio.Task[dict[str, Grant]] = self._runtime.step(work)
         try:
@@ -158,13 +161,13 @@ class Loader(Generic[K, V]):
             raise
 
     async def read(self, ids: list[str]) -> dict[str, Record] | None:
-        """What others have done; None if the store is unavailable."""
+        """What other processes have stored; None if the store is unavailable."""
         return await self.asked("read", self._runtime.store.read(self._spec.kind, ids))
 
     async def publish(
         self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str] | None:
-        """Which were superseded; None if the store could not be asked."""
+        """Publish, and return the keys whose lease was lost; None if the store did not answer."""
         if not copies:
             return set()
         publishing = self._runtime.store.publish(self._spec.kind, copies, tags)
@@ -178,7 +181,7 @@ class Loader(Generic[K, V]):
             await self.asked("release", store.release(kind, leases, failures))
 
     async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
-        """By id. What was sent now is published under these leases, which are kept alive."""
+        """Load, renew the leases meanwhile, and return the results by id."""
         sent, counts = rules.stamped(self._runtime.clock()), self._counts
         flights: list[Flight[K, Any]] = batch.flights
         counts.loads += 1
@@ -205,7 +208,10 @@ class Loader(Generic[K, V]):
         sent: float,
         took: float,
     ) -> dict[str, LoadResult[V]]:
-        """What was said of each key, as a copy. E25: one that cannot be stored fails alone."""
+        """The loader's result for each key, as a copy.
+
+        E25: a value that cannot be stored fails alone.
+        """
         terms, codec, dice = self._spec.terms, self._spec.codec, self._runtime.dice
         gone: Policy | None = None
         results: dict[str, LoadResult[V]] = {}
@@ -256,7 +262,7 @@ class Loader(Generic[K, V]):
         return LoadResult(failure=failure, error=raised)
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
-        """E7: once for a batch."""
+        """E7: log once for a batch."""
         told = [it for it in results.values() if it.failure or isinstance(it.error, BadValue)]
         errors = [it.error for it in told]
         if errors:
@@ -264,7 +270,7 @@ class Loader(Generic[K, V]):
             logger.warning("%s%s", of, without_secrets(str(errors[0])))
 
     async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
-        """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""
+        """E3: run to the end, to `load_timeout`, or until the cache closes, whatever callers do."""
         keys = [flight.key for flight in batch.flights]
         context = copy_context()
         context.run(CURRENT.set, batch)
@@ -282,7 +288,7 @@ class Loader(Generic[K, V]):
         return self._said(keys, load)
 
     async def _work(self, batch: Batch, keys: list[K]) -> object:
-        """The loader's, or that of the caller that began the load; a `def` runs in a thread."""
+        """Call the resource's loader, or that of the caller; a plain function runs in a thread."""
         spec, by = self._spec, batch.flights[0].by
         own = None if by is None else by.load
         load: Callable[[], Any] = partial(spec.load, list(keys)) if own is None else own
@@ -317,7 +323,7 @@ class Loader(Generic[K, V]):
         return dict.fromkeys(keys, error)
 
     def _report_slow(self, took: float) -> None:
-        """E16: once for a resource."""
+        """E16: log once for a resource."""
         fresh_for = self._spec.terms.policy.fresh_for
         if 0 < fresh_for <= took and not self._counts.slow_reported:
             self._counts.slow_reported = True

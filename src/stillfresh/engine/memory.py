@@ -1,7 +1,7 @@
-"""Memory in front of a store: decoded entries and their answers, a bounded number (E9, E23).
+"""The memory cache of a resource: decoded entries and their answers, a bounded number (E9, E23).
 
-A hit counts on the entry (E12), and that count is the mark by which others go first: nothing moves
-on a hit. Which go, and when, is in `evicting.py`.
+A hit adds one to a count on the entry (E12), and moves nothing. `evicting.py` uses that count to
+decide which entries to drop.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ UNSTORED_FOR: Final = 1.0  # S5: seconds that memory serves a value that is not 
 class MemoryEntry(Generic[K, V]):
     """A decoded copy, and the answer that may be given unchanged while `now < until`.
 
-    It is no struct: a hit writes to it, and writing to a struct costs more.
+    It is not a struct: a hit writes to it, and writing to a struct costs more.
     """
 
     __slots__ = (
@@ -62,13 +62,13 @@ class MemoryEntry(Generic[K, V]):
         self.key = key
         self.copy = copy
         self.answer = answer
-        self.until = until  # memory answers by itself until then
+        self.until = until  # memory answers without the store until then
         self.stands = stands  # the answer is right until then, if the store still has this copy
         self.bucket = bucket
-        self.since = since  # S10: when the store was asked, if it told of no change since then
+        self.since = since  # S10: when the store was asked, if it has announced no change since
         self.hits, self.marked = 0, False
-        self.edition = 0  # another one whenever the answer was changed, or taken away
-        self.size = 0  # E23: the bytes that it counts for
+        self.edition = 0  # changes whenever the answer changes or is removed
+        self.size = 0  # E23: the bytes that it counts
         self.tags: Sequence[str | None] = ()
 
 
@@ -81,10 +81,10 @@ class Memory(Evicting[K, V]):
         self._spec = spec
         self.stand_before(private=private)
         self._outlook: Outlook | None = None
-        self.notices: Notices[K] | None = None  # S10: what the store told of these keys
+        self.notices: Notices[K] | None = None  # S10: announced changes of these keys
 
     def stand_before(self, *, private: bool) -> None:
-        """E9: nobody else can change a private store, so memory need not ask it."""
+        """E9: no other process can change a private store, so memory need not ask it."""
         self.is_private = private
         self._memory_for = float("inf") if private else self._spec.memory_for
         self._from_store = Origin.MEMORY if private else Origin.STORE
@@ -99,7 +99,7 @@ class Memory(Evicting[K, V]):
         return entry.answer
 
     def peek(self, key: K) -> Answer[V] | None:
-        """What memory holds, judged now, counted nowhere."""
+        """The entry in memory, with its verdict of now; not counted as a read."""
         if (entry := self.entries.get(key)) is None:
             return None
         now = self.now()
@@ -142,7 +142,7 @@ class Memory(Evicting[K, V]):
         return self.made(copy, value, verdict, origin, error)
 
     def outlook(self, copy: Copy, now: float) -> Outlook:
-        """What was loaded, or is read, together is judged once; it shares its terms."""
+        """Judge copies that were loaded or read together once: they share their times."""
         last = self._outlook
         if (
             last is None
@@ -191,7 +191,7 @@ class Memory(Evicting[K, V]):
         return kept
 
     def is_trusted(self, entry: MemoryEntry[K, V], now: float) -> bool:
-        """S10: the store would have told of a change; then memory answers by itself again."""
+        """S10: the store would have announced a change, so memory may answer alone again."""
         if self.notices is None or entry.answer.verdict is not FRESH or entry.answer.error:
             return False
         until = self.notices.trusted_until(entry.since, self._memory_for)
@@ -205,7 +205,7 @@ class Memory(Evicting[K, V]):
     def fallback(
         self, key: K, copy: Copy, *, unverified: bool = False
     ) -> Callable[[LoadFailed], Answer[V]] | None:
-        """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
+        """E2: the answer that an EXPIRED copy gives if the load fails; decoded once."""
         readable, value = self.value_of(key, copy)
         if not readable:
             return None
@@ -214,7 +214,7 @@ class Memory(Evicting[K, V]):
         return partial(self.made, copy, value, Verdict.EXPIRED, origin, unverified=unverified)
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
-        """E12: one more read for each, by what it was given; what came together is of one age."""
+        """E12: count one read for each answer; answers of one call have one age."""
         counts, age, fetched_at = self.counts, 0.0, now
         reads, ages, bucket = counts.reads, counts.ages, age_bucket(age, counts.bounds)
         for outcome in outcomes:
@@ -253,7 +253,7 @@ class Memory(Evicting[K, V]):
         return Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
 
     def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[K, Record]:
-        """By key; a copy that cannot be read is none."""
+        """By key. A copy that cannot be decoded is left out."""
         found = {key: records.get(id_, NOTHING) for key, id_ in texts.items()}
         return {
             key: it if it.copy is None or self.value_of(key, it.copy)[0] else replace(it, copy=None)
@@ -261,7 +261,7 @@ class Memory(Evicting[K, V]):
         }
 
     def value_of(self, key: K, copy: Copy) -> tuple[bool, V | None]:
-        """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""
+        """The value, decoded or from memory. A value of another shape is a miss (E11)."""
         if copy.value is None:
             return True, None
         entry = self.entries.get(key)
@@ -312,7 +312,7 @@ class Memory(Evicting[K, V]):
         else:
             self.fold(entry)
             entry.marked = True
-            entry.until = NEVER  # E20: a thread that reads it meanwhile takes nothing half changed
+            entry.until = NEVER  # E20: so that a thread never reads a half-changed entry
             entry.copy, entry.answer, entry.bucket = copy, answer, bucket
             entry.until, entry.stands, entry.since = until, stands, since
             entry.edition += 1
@@ -322,7 +322,7 @@ class Memory(Evicting[K, V]):
             room.shrink()
 
     def retag(self, key: K, generation: str, late: tuple[str, ...]) -> None:
-        """I26: the copy of that generation came with these tags, beside the key's own."""
+        """I26: the copy of that generation has these tags besides the key's own."""
         entry = self.entries.get(key)
         if entry is not None and entry.copy.generation == generation:
             self._tagged.remove(key, entry.tags)
@@ -330,7 +330,7 @@ class Memory(Evicting[K, V]):
             self._tagged.add(entry.key, entry.tags)
 
     def drop(self, key: K) -> None:
-        """Nothing is served from this entry any more, by whoever still holds it."""
+        """Remove the entry: code that still holds it gets no answer from it."""
         if (entry := self.entries.pop(key, None)) is not None:
             self._tagged.remove(key, entry.tags)
             self.room.held -= entry.size
@@ -345,6 +345,6 @@ class Memory(Evicting[K, V]):
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
         if entry.hits:
-            hits, entry.hits = entry.hits, 0  # E20: threads go on counting
+            hits, entry.hits = entry.hits, 0  # E20: threads keep counting meanwhile
             self.counts.hit(entry.answer, entry.bucket, hits, self.now())
             entry.marked = True

@@ -1,6 +1,6 @@
-"""What goes in and out of the engine: answers, and what a loader may say (E8).
+"""The data that goes in and out of the engine: answers, and results of loaders (E8).
 
-Pure data: no clock is read here but through an answer's own `age`.
+Pure data. Only `Answer.age` reads a clock.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Answer(Struct, Generic[V], eq=False):
     value: V
     """The value; None if `found` is False."""
     found: bool
-    """False: the upstream has no such key, or (with `error`) its load failed."""
+    """False if the upstream does not have the key, or (with `error`) if its load failed."""
     verdict: Verdict
     """How fresh the copy was when it was served."""
     fetched_at: float
@@ -56,9 +56,9 @@ class Answer(Struct, Generic[V], eq=False):
     """Where the answer came from."""
     clock: Callable[[], float]
     error: LoadFailed | None = None
-    """The last refresh failed, and this is its error; None if it did not."""
+    """The error of the last refresh, if it failed; else None."""
     unverified: bool = False
-    """True: from memory, because the store could not be reached to check it (E26)."""
+    """True if it is from memory because the store did not answer (E26)."""
 
     @property
     def age(self) -> float:
@@ -78,34 +78,36 @@ class Span:
 
     what: Literal["load", "store", "render"]
     kind: str
-    """Of the resource; empty for a step that concerns all kinds."""
+    """The kind of the resource; empty for a step that concerns all kinds."""
     keys: Sequence[object]
     """The keys of a load, the ids of a step, the path of a page."""
     step: str
     """Which step of the store: `read`, `acquire`, `publish`, …; empty for a load and a render."""
     callers: tuple[Context, ...]
-    """Copies of the contexts in which callers asked for it, where it runs in none of them."""
+    """Copies of the callers' contexts, for work that runs in none of them."""
     is_waited: bool
-    """False: no caller waits for it, as for a refresh behind a stale answer."""
+    """False if no caller waits, as in a background refresh."""
     seconds: float = field(default=0.0, init=False)
     """How long the loader, the step or the app took. A load's span covers its lease as well."""
     verdict: Verdict | None = field(default=None, init=False)
-    """How a load ended, at worst, for a key: GONE where it failed. Of a render: GONE if the page
-    is not kept. None: it was cut off, or the app raised."""
+    """The worst verdict of a load's keys: GONE if one failed.
+
+    Of a render: GONE if the page is not stored. None if it was cancelled, or the app raised.
+    """
     origin: Origin | None = field(default=None, init=False)
-    """LOADED, or ANOTHER: another process held the lease, and this one waited for it."""
+    """LOADED; or ANOTHER if another process held the lease and this one waited."""
     status: int | None = field(default=None, init=False)
-    """Of a render: the app's status."""
+    """The app's status, for a render."""
     error: BaseException | None = field(default=None, init=False)
-    """What the loader, the store or the app raised."""
+    """The error of the loader, the store or the app."""
 
 
 Hook: TypeAlias = Callable[[Span], AbstractContextManager[object]]
-"""What `hooks=` takes: called around each load, step of the store and render, never for a hit."""
+"""The type of `hooks=`: called around each load, store step and render, never for a hit."""
 
 
 class OwnTerms(TypedDict, total=False):
-    """The terms that one value may have of its own (E8, E17). Others are the resource's."""
+    """The times that one value may have of its own (E8, E17). For others the resource's apply."""
 
     fresh_for: Duration
     stale_for: Duration
@@ -113,7 +115,7 @@ class OwnTerms(TypedDict, total=False):
 
 
 def utf8_size(resource: str, what: str, text: str) -> int:
-    """Bytes."""
+    """The size in bytes."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -165,9 +167,9 @@ class Loaded(Generic[T]):
 
 
 class Private(Struct, Generic[T], frozen=True):
-    """A loader's value for the caller that brought the loader; other callers find the key absent.
+    """A value only for the caller that brought the loader. Other callers find the key absent.
 
-    `is_noted`: the store keeps the absence, so later callers learn of it without a load.
+    `is_noted`: the store keeps the absence, so later callers see it without a load.
     """
 
     value: T
@@ -175,24 +177,24 @@ class Private(Struct, Generic[T], frozen=True):
 
 
 class Instead(Enum):
-    """What the change of an update may return in place of a value."""
+    """What an update's function may return in place of a value."""
 
     LEAVE = 0
-    """Leave it as it is."""
+    """Store nothing."""
     DELETE = 1
-    """Forget it."""
+    """Delete the entry."""
 
 
 LEAVE: Final = Instead.LEAVE
-"""Returned by the change given to `update`: store nothing."""
+"""Return it from the function given to `update`: store nothing."""
 DELETE: Final = Instead.DELETE
-"""Returned by the change given to `update`: delete the entry."""
+"""Return it from the function given to `update`: delete the entry."""
 
 
 class Amended(Struct, Generic[T], frozen=True):
-    """Returned by the change given to `update`: a value with the age and terms of the copy.
+    """Return it from the function given to `update`: a value with the age and times of the copy.
 
-    If there is no copy, or it was invalidated, it is stored like any other value.
+    If there is no copy, or it was invalidated, the value is stored like any other.
     """
 
     value: T
@@ -225,11 +227,11 @@ class Codec(Protocol[V]):
         """Return the value as bytes. An error means that the value cannot be stored."""
 
     def decode(self, data: bytes, /) -> V:
-        """Return the value that `encode` was given. After an error the value is loaded anew."""
+        """Return the value that `encode` was given. If this raises, the value is loaded again."""
 
 
 Outcome = Answer[V] | LoadFailed
-"""What a load of one key ends with."""
+"""The result of a load for one key."""
 Read = Answer[V] | Private[Any] | LoadFailed
 """What a caller with its own loader receives: a stored answer, a private value, or an error."""
 OwnLoad = Callable[[], Awaitable[object]] | Callable[[], object]
@@ -240,7 +242,7 @@ An async function, or a plain one if the resource's loaders run in threads (E20)
 
 
 def answered(outcome: Outcome[V], clock: Callable[[], float]) -> Answer[V]:
-    """A failure as an answer that says why there is none."""
+    """A failure as an answer with `error`."""
     if not isinstance(outcome, LoadFailed):
         return outcome
     now, nothing = clock(), cast("V", None)
@@ -257,7 +259,7 @@ def all_answered(
 
 
 def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], float]) -> Answer[V]:
-    """What is left to show after a failure, and the failure with it."""
+    """The copy that can still be shown after a failure, with the error."""
     if known is None or isinstance(known, LoadFailed):
         return answered(known or failure, clock)
     return known if known.error is not None else replace(known, error=failure)

@@ -1,9 +1,9 @@
-"""What other processes did to a store that says so at once, and how long its silence counts (S10).
+"""Changes by other processes, announced by the store, and how long silence proves none (S10).
 
-A beat goes through the store and comes back behind everything that was done before it. So until
-`memory_for` after a beat was sent, memory need not ask about an entry that it has checked since it
-began to listen: of any change it would have been told. After a pause in the channel every entry is
-checked again before it is trusted.
+A beat goes through the store and comes back after every announcement made before it. So for
+`memory_for` after a beat was sent, memory need not ask about an entry that it checked since it
+began to listen: it would have heard of a change. After a gap in the channel, each entry is checked
+again before it is trusted.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ K = TypeVar("K", bound=Hashable)
 
 SILENT: Final = float("-inf")
 BEATS: Final = 3
-"""In one `memory_for`, so that one that is late does no harm."""
+"""Beats in one `memory_for`, so that one may be late."""
 SHORTEST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 1.0
 SET_BACK: Final = 10.0
-"""Seconds, more than lie between a beat and the time when the next is missed."""
+"""Seconds; longer than the time from a beat to the moment when the next is missed."""
 FIRST_RETRY: Final = 0.1
 LONGEST_RETRY: Final = 5.0
 MOST_NOTED: Final = 10_000
-"""Keys of a resource that were told of, which are remembered one by one."""
+"""Announced keys of a resource that are remembered one by one."""
 
 
 class News:
@@ -45,18 +45,18 @@ class News:
         self.since = float("inf")
         """When it began to listen."""
         self.proved_at = SILENT
-        """When the last beat was sent that came back."""
+        """When the last beat was sent that has come back."""
         self._left = 0
         """Tags whose keys are not all doubted yet."""
         self._latest = SILENT
-        """The same, kept after a pause: a clock that was set back is known by it."""
+        """The same, kept after a gap: it shows whether the clock was set back."""
 
     def want(self) -> None:
-        """Somebody has a use for it: memory, or a watch."""
+        """Listen from now on: memory or a watch needs it."""
         self._is_wanted.set()
 
     async def follow(self) -> NoReturn:
-        """Until the cache closes; a store that is unavailable is tried again."""
+        """Listen until the cache closes; try again while the store is unavailable."""
         await self._is_wanted.wait()
         failures = 0
         while True:
@@ -80,7 +80,7 @@ class News:
             await self._runtime.sleep(spread(pause, self._runtime.dice))
 
     def _checked_from(self, now: float) -> float:
-        """Entries checked from then on count. After a clock was set back, earlier ones must not."""
+        """From when checked entries count. After a clock was set back, earlier ones do not."""
         return now if now >= self._latest else self._latest + SET_BACK
 
     def _pause(self) -> float:
@@ -93,7 +93,7 @@ class News:
                 if keys := one.tagged(id_):
                     self._doubt_all(one, keys)
         elif (core := self._cores.get(kind)) is not None:
-            with suppress(ValueError):  # an id that is no key of this release
+            with suppress(ValueError):  # an id that is not a key of this release
                 self._doubt(core, core.key(id_), generation)
 
     def _doubt_all(self, core: "Core[K, Any]", keys: list[K]) -> None:
@@ -122,21 +122,21 @@ class News:
             core.watcher.look_again([key])
 
     async def _look_again(self) -> None:
-        """Nobody was told while the channel was unavailable."""
+        """Check again: changes were not announced while the channel was down."""
         for core in tuple(self._cores.values()):
             async for keys in sliced(tuple(core.watcher.watches)):
                 core.watcher.look_again(keys)
 
 
 class Notices(Generic[K]):
-    """What was told of the keys of one resource: a copy may have been on its way meanwhile."""
+    """The announced changes of one resource; a copy may have been read meanwhile."""
 
     def __init__(self, news: News) -> None:
         self._news = news
         self._told: dict[K, tuple[float, str | None]] = {}
-        """When, and the generation that was published, if one was."""
+        """When it was announced, and the published generation, if any."""
         self._told_before = SILENT
-        """Others may have been told of before then."""
+        """Before then, other keys may have been announced."""
 
     def note(self, key: K, generation: str | None, now: float) -> None:
         if len(self._told) >= MOST_NOTED:
@@ -149,15 +149,15 @@ class Notices(Generic[K]):
         self._told_before = now
 
     def is_known(self, key: K, generation: str, since: float) -> bool:
-        """Of a copy for which the store was asked at `since`: has no change been told of it?"""
+        """True if no change was announced since the store was asked for this copy at `since`."""
         told_at, published = self._told.get(key, (self._told_before, None))
         return since > told_at or generation == published
 
     def is_published(self, key: K, generation: str) -> bool:
-        """Was this the last that was told of the key?"""
+        """True if this generation was the last that was announced for the key."""
         return key in self._told and self._told[key][1] == generation
 
     def trusted_until(self, since: float, memory_for: float) -> float:
-        """What was checked at `since`, and not told of since then, may be served until then."""
+        """Until when an entry checked at `since` may be served, if no change was announced."""
         news = self._news
         return news.proved_at + memory_for if since >= news.since else SILENT

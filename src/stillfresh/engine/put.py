@@ -1,9 +1,9 @@
-"""What callers store themselves: put and update (E6, E17).
+"""Values that callers store themselves: put and update (E6, E17).
 
 A put is a load without a loader, in two steps of the store: take the lease over, then publish with
-its token. So the law covers it, and a late or repeated message of it undoes nothing (S8, decision
-0110). An update is a put of a value made from the copy at hand: it reads that copy while it holds
-the lease, so whatever comes between makes it try again.
+its token. So the law covers it, and a late or repeated message changes nothing (S8, decision 0110).
+An update is a put of a value made from the stored copy. It reads that copy while it holds the
+lease, so it begins again if anything else changed the copy.
 """
 
 import asyncio
@@ -41,16 +41,16 @@ from stillfresh.stores.contract import AWAY, Ask, Copy, Lease, Mark, Newer, Reco
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SLICE: Final = 100  # keys that are put together in one step of the store
-ATTEMPTS: Final = 10  # other publications that may come between a put's sight and its lease
-UPDATES: Final = 100  # times that an update begins again since another came between
-PATIENCE: Final = 12  # times that it waits for another's lease before it takes the lease over
+SLICE: Final = 100  # keys of a put in one step of the store
+ATTEMPTS: Final = 10  # publications of others between a put's read and its lease that are tolerated
+UPDATES: Final = 100  # how often an update begins again because another change came first
+PATIENCE: Final = 12  # how often it waits for another's lease before it takes the lease over
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two attempts of an update
 FORGOTTEN: Final = Policy(0)
-"""Of what an update deletes: an absence that is GONE at once, since a lease covers it."""
+"""For an update that deletes: an absence that is GONE at once, as a lease covers it."""
 
 Change = Callable[[Answer[V] | None], object | Awaitable[object]]
-"""The argument of `update`: from the present answer, or None, to what is stored."""
+"""The argument of `update`: takes the present answer or None, returns the value to store."""
 
 
 class Known(Struct, Generic[K, V], frozen=True):
@@ -58,14 +58,14 @@ class Known(Struct, Generic[K, V], frozen=True):
 
     key: K
     id: str
-    copy: Copy  # its generation is that of the lease, once there is one
+    copy: Copy  # its generation is the lease's, once there is one
     value: V
     tags: tuple[str, ...]
-    late: tuple[str, ...] | None = None  # I26: those that came with the value
+    late: tuple[str, ...] | None = None  # I26: tags that came with the value
 
 
 class Puts(Reads[K, V]):
-    """The changes of one resource that no loader makes."""
+    """Changes of one resource that callers make, not loaders."""
 
     watcher: Watcher[K, V]
 
@@ -93,7 +93,7 @@ class Puts(Reads[K, V]):
     def _known(
         self, runtime: Runtime, key: K, given: object, sent: float, old: Copy | None = None
     ) -> Known[K, V]:
-        """Ready to be published; of an amended value, with the time and the terms of `old`."""
+        """Encode the value; an amended value gets the age and times of `old`."""
         spec, id_ = self.spec, self.text(key)
         tags, nothing = spec.tags_of(key), cast("V", None)
         if given is DELETE:
@@ -101,7 +101,7 @@ class Puts(Reads[K, V]):
         value = given.value if isinstance(given, Amended) else given
         try:
             copy, kept = rules.kept(value, spec.terms, spec.codec, ("", sent), runtime.dice)
-        except Exception as exc:  # the caller's mistake, and no failed load
+        except Exception as exc:  # the caller's mistake, not a failed load
             said = f"{spec.kind} {key!r}: the value cannot be stored: {error_text(exc)}"
             raise ConfigError(said) from exc
         if isinstance(given, Amended) and old is not None and old.mark is Mark.NONE:
@@ -109,9 +109,9 @@ class Puts(Reads[K, V]):
         return Known(key, id_, copy, kept, tags, value.tags if isinstance(value, Loaded) else None)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
-        """Put what `change` makes of the copy at hand, if that is still the one in the store.
+        """Put the value that `change` makes of the stored copy, if that copy is still current.
 
-        Returns what is there afterwards; None: nothing.
+        Returns the answer that is stored afterwards, or None.
         """
         runtime = await self.ready()
         step = runtime.step(self._update(runtime, key, change))
@@ -120,7 +120,7 @@ class Puts(Reads[K, V]):
         return there
 
     async def _update(self, runtime: Runtime, key: K, change: Change[V]) -> Answer[V] | None:
-        """One at a time in this process; against other processes, until none comes between."""
+        """One at a time in this process; repeated while other processes change the key."""
         try:
             async with _in_turn(self.loads.puts, [key]):
                 for attempt in range(1, UPDATES + 1):
@@ -151,10 +151,10 @@ class Puts(Reads[K, V]):
         made: tuple[Copy | None, object],
         change: Change[V],
     ) -> Known[K, V] | None:
-        """What stands now; None if another came between. `made`: from which copy, and what.
+        """The answer that is stored now; None if another change came first.
 
-        To invalidate the copy, to delete it and to put another all void the lease. So the copy that
-        is read while the lease is held is the one that is replaced.
+        To invalidate the copy, to delete it and to put another one all void the lease. So the copy
+        that is read while the lease is held is the one that is replaced.
         """
         store, kind, (seen, said) = runtime.store, self.spec.kind, made
         lease = (await store.acquire(kind, [ask], self.spec.lease_for))[ask.id]
@@ -178,13 +178,13 @@ class Puts(Reads[K, V]):
         return None if superseded else known
 
     async def _at_hand(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
-        """What the store has now, and how it is shown to a change."""
+        """The stored copy, and the answer that `change` is given."""
         id_ = self.text(key)
         copy = (await runtime.store.read(self.spec.kind, [id_])).get(id_, NOTHING).copy
         return copy, None if copy is None else self._shown(key, copy, runtime.clock())
 
     def _shown(self, key: K, copy: Copy, now: float) -> Answer[V] | None:
-        """However old; None if nobody can be served with it."""
+        """The answer, however old; None if the copy is GONE."""
         verdict, (is_readable, value) = rules.verdict_of(copy, now), self.memory.value_of(key, copy)
         if verdict is Verdict.GONE or not is_readable:
             return None
@@ -193,7 +193,7 @@ class Puts(Reads[K, V]):
     async def _put(
         self, runtime: Runtime, values: Sequence[Known[K, V]], check: Callable[[], None]
     ) -> None:
-        """E6: memory takes a value only if nothing overtook the put meanwhile."""
+        """E6: memory takes the value only if nothing invalidated the key meanwhile."""
         keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
         try:
             async with _in_turn(self.loads.puts, keys):
@@ -212,7 +212,7 @@ class Puts(Reads[K, V]):
     def _has_put(
         self, runtime: Runtime, it: Known[K, V], copy: Copy, step: StoreStep[K], since: float
     ) -> None:
-        """The store has it; so has memory, and the watchers are told, unless it was overtaken."""
+        """The store has the value: update memory and watchers, unless it was overtaken."""
         memory = self.memory
         memory.counts.puts += 1
         memory.counts.mended([it.id])
@@ -231,7 +231,7 @@ class Puts(Reads[K, V]):
         seen: dict[str, str],
         check: Callable[[], None],
     ) -> dict[str, Copy]:
-        """The copies that stand now, by id; those that are left out were overtaken.
+        """The copies that are stored now, by id; overtaken ones are left out.
 
         `seen`: the generations that memory has. StoreError if the store did not confirm a step.
         """
@@ -245,7 +245,7 @@ class Puts(Reads[K, V]):
             check()
             late = {it.id: it.late for it in values if it.late is not None}
             superseded = await runtime.store.publish(self.spec.kind, copies, late)
-        except BaseException:  # others need not wait for the end of leases that it leaves
+        except BaseException:  # so that others need not wait for the end of its leases
             with suppress(StoreError):
                 await runtime.store.release(self.spec.kind, list(leases.values()))
             raise
@@ -260,7 +260,7 @@ class Puts(Reads[K, V]):
         seen: dict[str, str],
         leases: dict[str, Lease],
     ) -> None:
-        """Asks again with the copy there is, where that is not the one seen; notes it in `seen`."""
+        """Take the leases over; if a copy has changed, ask again with the new one (`seen`)."""
         kind, lease_for = self.spec.kind, self.spec.lease_for
         asks = {it.id: Ask(it.id, seen.get(it.id), it.tags, take_over=True) for it in values}
         for _ in range(ATTEMPTS):
@@ -280,10 +280,10 @@ class Puts(Reads[K, V]):
         raise StoreError(f"{kind}: other processes keep changing {len(asks)} keys; try again")
 
     async def _outdate(self, runtime: Runtime, ids: set[str], seen: Mapping[str, str]) -> None:
-        """Invalidate what was there before, unless something newer overtook the put.
+        """Invalidate the old copy, unless something newer overtook the put.
 
-        Then the lease had run out. To take it again would not be safe: it cannot be told from a
-        lease that was voided.
+        The lease had run out then. To take it again would not be safe, because it cannot be told
+        from a lease that was voided.
         """
         records = await runtime.store.read(self.spec.kind, sorted(ids))
         copies = {id_: it.copy for id_, it in records.items() if it.copy is not None}
@@ -294,7 +294,7 @@ class Puts(Reads[K, V]):
 
     @contextmanager
     def overtaking(self, keys: Sequence[K]) -> Iterator[StoreStep[K]]:
-        """Before the store's step and after it; the step notes which keys others overtake."""
+        """Mark keys before and after a step; the step notes which keys others change meanwhile."""
         self.overtake(keys)
         try:
             with self.step(keys) as step:
@@ -303,7 +303,7 @@ class Puts(Reads[K, V]):
             self.overtake(keys)
 
     def overtake(self, keys: Iterable[K]) -> None:
-        """E6: what is under way for these keys came too early to be kept."""
+        """E6: running loads of these keys began too early to be stored."""
         keys = set(keys)
         self.watcher.look_again(keys)
         for key in keys:
@@ -314,7 +314,7 @@ class Puts(Reads[K, V]):
             step.dirty |= step.keys & keys
 
     async def _said(self, change: Change[V], answer: Answer[V] | None) -> object:
-        """A change may be a coroutine function; E3: it ends within `load_timeout`."""
+        """Call `change`, which may be async; it ends within `load_timeout` (E3)."""
         if not isawaitable(said := change(answer)):
             return said
         limit = asyncio.timeout(longest := self.spec.load_timeout)
@@ -329,13 +329,13 @@ class Puts(Reads[K, V]):
 
 
 def _edition(copy: Copy | None) -> tuple[str, Mark] | None:
-    """Another one whenever the copy was replaced or invalidated."""
+    """Changes whenever the copy is replaced or invalidated."""
     return None if copy is None else (copy.generation, copy.mark)
 
 
 @asynccontextmanager
 async def _in_turn(last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> AsyncIterator[None]:
-    """One put of a key at a time, in the order of the calls: the last value stays."""
+    """One put of a key at a time, in the order of the calls, so the last value stays."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     before = {last[key] for key in keys if key in last}
     last.update(dict.fromkeys(keys, done))

@@ -1,7 +1,7 @@
-"""The flights of one resource and the callers that wait for them, key by key (E3, E4, E6).
+"""The loads of one resource and the callers that wait for them, by key (E3, E4, E6).
 
-Pure bookkeeping by the tables of `flight.py`: single-flight, batches, who hears of an end, and no
-waiting in a circle. `load.py` does the work. No clock, no store and no asyncio may live here.
+Pure bookkeeping by the tables of `flight.py`: one load for a key, batches, and which callers get a
+result. `load.py` does the work. No clock, no store and no asyncio may live here.
 """
 
 from collections import deque
@@ -39,11 +39,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 W = TypeVar("W", bound=Hashable)
 
-MAX_BEHIND: Final = 10_000  # refreshes that may queue with nobody waiting
+MAX_BEHIND: Final = 10_000  # background refreshes that may queue
 
 
 class Batch:
-    """The flights that go through the states together: one lease request, one loader call."""
+    """Flights that go through the states together: one lease request, one loader call."""
 
     __slots__ = ("flights", "overtaken", "span", "state", "tags", "takes_place", "waiting_for")
 
@@ -51,17 +51,17 @@ class Batch:
         self.flights = flights
         self.state = state
         self.span: Span | None = None  # G15: for hooks
-        self.takes_place = False  # one of the `concurrency` at once
+        self.takes_place = False  # True if it takes one of the `concurrency` places
         self.overtaken: set[Hashable] = set()
-        """E6: the keys that were invalidated since it began."""
-        self.tags: set[str] = set()  # I26: that were; of which keys, is known at its end
+        """E6: keys that were invalidated since it began."""
+        self.tags: set[str] = set()  # I26: invalidated tags; their keys are known at the end
         self.waiting_for: list[Flight[Any, Any]] = []
-        """What its loader waits for in turn."""
+        """The loads that its loader waits for."""
         for flight in flights:
             flight.batch = self
 
     def step(self, event: LoadEvent) -> None:
-        """To the next state. A look at the store is new to all callers that wait for it."""
+        """Go to the next state. A look at the store counts as new for all waiting callers."""
         self.state = NEXT[self.state][event]
         if self.state is LOOKING:
             self.overtaken.clear()
@@ -70,7 +70,7 @@ class Batch:
                 flight.last = BEFORE
 
     def split(self, flights: "list[Flight[Any, Any]]", event: LoadEvent) -> "Batch":
-        """These go another way; what was said of their keys goes with them."""
+        """Move these keys, with their marks, to a batch of their own."""
         other = Batch(flights, NEXT[self.state][event])
         other.overtaken = set(self.overtaken)
         self.flights = [flight for flight in self.flights if flight.batch is self]
@@ -85,7 +85,7 @@ CALLER: ContextVar[Any] = ContextVar("stillfresh_caller", default=None)  # E20: 
 
 
 class Ended(Struct, Generic[W]):
-    """The end of a flight: the callers that are told, and those that wait for the next load."""
+    """The end of a flight: callers that get the result, and callers that wait for the next load."""
 
     told: Collection[W]
     left: Collection[W]
@@ -94,49 +94,49 @@ class Ended(Struct, Generic[W]):
 
 
 class Flight(Struct, Generic[K, W], eq=False):
-    """One key on its way from "somebody needs it" to an answer, and its waiting callers."""
+    """The load of one key, and its waiting callers."""
 
     key: K
     id: str
     waiters: dict[W, Joined] = {}
-    """And when each, and the last, of them came."""
+    """The callers, and when each and the last of them came."""
     last: Joined = BEFORE
     seen: str | None = None
-    """The generation of the copy that is to be replaced."""
+    """The generation of the copy to replace."""
     failure: Failure | None = None
     wanted: bool = False
-    """It is loaded even if nobody waits: a refresh behind a stale answer."""
+    """True for a background refresh: it runs even if no caller waits."""
     forced: bool = False
-    """A caller wants a new copy, however good the old one is, and whatever failed (E7)."""
+    """A caller of `refresh` wants a new copy, even during a cooldown (E7)."""
     outgrown: bool = False
-    """E18: the copy that was seen is too old for a caller."""
+    """E18: the copy is too old for a caller's `max_age`."""
     urgent: bool = False
     """A loader waits for it, and may hold the only place."""
     rounds: int = 0
     successor: "Flight[K, W] | None" = None
     batch: Batch = IN_QUEUE
     by: W | None = None
-    """The caller that began it, by its own loader if it has one. It need not wait for it."""
+    """The caller that began it, with its own loader if it has one. It may have left."""
 
     def saw(self, record: Record) -> None:
-        """What the next lease is asked for with."""
+        """The copy that the next lease request names."""
         self.seen = record.copy.generation if record.copy is not None else None
         self.failure = record.failure
 
     @property
     def failures(self) -> int | None:
-        """E7: no lease for a caller that missed a failure; `refresh()` asks for it anyway."""
+        """E7: a caller that missed a failure gets no lease; `refresh()` does."""
         if self.forced:
             return None
         return 0 if self.failure is None else self.failure.count
 
     @property
     def is_bound(self) -> bool:
-        """E7: by a cooldown; not if it was invalidated since it began, nor for a new copy."""
+        """E7: True if a cooldown applies; not after an invalidation, and not for `refresh()`."""
         return self.key not in self.batch.overtaken and not self.forced
 
     def takes(self, copy: Copy, seen: str | None) -> bool:
-        """Another's copy answers, unless it was invalidated since, or a newer one is wanted."""
+        """True if another process's copy is good enough: not invalidated since, and new enough."""
         is_new_enough = copy.generation != seen or not (self.forced or self.outgrown)
         return self.key not in self.batch.overtaken and is_new_enough
 
@@ -144,12 +144,12 @@ class Flight(Struct, Generic[K, W], eq=False):
         self.last = self.waiters[waiter] = JOINED[self.batch.state]
 
     def overtake(self) -> None:
-        """E6: the key is invalidated. A load that has not begun will not be told of the past."""
+        """E6: the key was invalidated. A load that has not begun need not know."""
         if self.batch.state is not QUEUED:
             self.batch.overtaken.add(self.key)
 
     def end(self, how: End) -> Ended[W]:
-        """Over: which callers are told, which wait on, and whether another load follows."""
+        """End: which callers get the result, which wait on, and whether another load follows."""
         told_to, again, is_overtaken = ENDINGS[how, self.key in self.batch.overtaken]
         waiters, self.batch = self.waiters, OVER
         if again is Again.IF_WAITED:
@@ -163,7 +163,7 @@ class Flight(Struct, Generic[K, W], eq=False):
         return Ended(told, left, self.wanted or bool(left), is_overtaken)
 
     def waits_for(self, batch: Batch) -> bool:
-        """E3: would it come to its end only after `batch` does?"""
+        """E3: True if this flight can end only after `batch` does."""
         seen: set[int] = set()
         stack: list[Flight[Any, Any]] = [self]
         while stack:
@@ -179,24 +179,24 @@ class Flight(Struct, Generic[K, W], eq=False):
 
 
 class Waiter(Generic[K, V]):
-    """One caller, waiting for one or many keys."""
+    """One caller that waits for one or many keys."""
 
     def __init__(
         self, load: OwnLoad | None = None, max_age: float = FOR_EVER, *, each: bool = False
     ) -> None:
-        self.load = load  # a loader of its own, for the flights that it begins
+        self.load = load  # its own loader, for flights that it begins
         self.context = copy_context()  # G15: for hooks
         self.caller, self.max_age = CALLER.get(), max_age
-        """E18: an older copy does not do for this caller."""
+        """E18: this caller accepts no older copy."""
         self.each = each
         self.wake: Callable[[], object] = bool
-        """Called when the last key has ended, or at `each`."""
+        """Called when the last key has ended, or after each one if `each`."""
         self.private: Private[Any] | None = None
-        """That loader's value for this caller alone."""
+        """The value of its own loader, for this caller only."""
         self.missing = 0
         self.outcomes: dict[K, Outcome[V]] = {}
         self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}
-        """What is left to serve this caller if the load fails (E2)."""
+        """The copies that this caller gets if the load fails (E2)."""
 
     def settle(self, key: K, outcome: Outcome[V]) -> None:
         if self.fallbacks and isinstance(outcome, LoadFailed) and key in self.fallbacks:
@@ -208,7 +208,7 @@ class Waiter(Generic[K, V]):
 
 
 class Queue(Generic[K, V]):
-    """The flights of one resource, and those of them that have not begun."""
+    """The flights of one resource, including those that have not begun."""
 
     def __init__(self, spec: Spec[K, V], counts: Counts) -> None:
         self.flights: dict[K, Flight[K, Waiter[K, V]]] = {}
@@ -221,7 +221,7 @@ class Queue(Generic[K, V]):
     def join(
         self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
     ) -> None:
-        """Wait for the load of this key: the one under way, or a new one."""
+        """Wait for the load of this key: the running one, or a new one."""
         if (running := self.flights.get(key)) is not None:
             self._counts.coalesced += 1
             batch = CURRENT.get()
@@ -237,7 +237,7 @@ class Queue(Generic[K, V]):
         waiter.missing += 1
 
     def join_missing(self, texts: Mapping[K, str], waiter: Waiter[K, V]) -> None:
-        """The same for keys that the store knows nothing of; most are new, and they are many."""
+        """The same for many keys that the store does not have."""
         if waiter.load or CURRENT.get() or not self.flights.keys().isdisjoint(texts):
             for key, id_ in texts.items():
                 self.join(key, id_, NOTHING, waiter)
@@ -248,12 +248,12 @@ class Queue(Generic[K, V]):
         waiter.missing += len(new)
 
     def want(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> None:
-        """Load it with nobody waiting, behind an answer that is served, if there is room."""
+        """Refresh in the background, if there is room."""
         if len(self._pending) < MAX_BEHIND:
             self._add(key, id_, record, by).wanted = True
 
     def _add(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Flight[K, Waiter[K, V]]:
-        """The flight of this key: the one there is, or a new one at the end of the queue."""
+        """The flight of this key: an existing one, or a new one at the end of the queue."""
         if (flight := self.flights.get(key)) is None:
             flight = self.flights[key] = Flight(key, id_, by=by)
             self._pending.append(flight)
@@ -264,14 +264,14 @@ class Queue(Generic[K, V]):
         return flight
 
     def _hurry(self, flight: Flight[K, Waiter[K, V]]) -> None:
-        """A loader waits for it, and may hold the only place (E4)."""
+        """Move a load forward that a loader waits for: that loader may hold the only place (E4)."""
         if not flight.urgent:
             flight.urgent = True
             if flight.batch.state is QUEUED:
                 self._urgent.append(flight)
 
     def leave(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
-        """E3: a load that has not begun is dropped if nobody else waits for it."""
+        """E3: drop a load that has not begun if no other caller waits for it."""
         for key in keys:
             if (flight := self.flights.get(key)) is not None:
                 flight.waiters.pop(waiter, None)
@@ -280,12 +280,12 @@ class Queue(Generic[K, V]):
         return sum(flight.batch.state is QUEUED for flight in self.flights.values())
 
     def is_loading(self, key: K) -> bool:
-        """By this process; not if another one holds the lease."""
+        """True if this process loads it; False if another one holds the lease."""
         flight = self.flights.get(key)
         return flight is not None and flight.batch.state in {LOADING, PUBLISHING}
 
     def take(self) -> Batch | None:
-        """The next batch; a load inside a load takes no place (E4)."""
+        """The next batch. A load inside a load takes no place (E4)."""
         if (batch := self._begin(self._urgent)) is not None:
             return batch
         if self.running < self._spec.concurrency and (batch := self._begin(self._pending)):
@@ -298,15 +298,15 @@ class Queue(Generic[K, V]):
         while queue and len(taken) < self._spec.max_batch and not self._is_closed:
             flight = queue.popleft()
             if flight.batch.state is not QUEUED:
-                continue  # it was urgent, and stood in both queues
+                continue  # it was urgent, and in both queues
             if flight.wanted or flight.waiters:
                 taken.append(flight)
-            else:  # E3: its last waiter left
+            else:  # E3: its last caller left
                 self._drop(flight)
         return Batch(taken, NEXT[QUEUED][LoadEvent.BEGIN]) if taken else None
 
     def end(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
-        """The next load, if one follows, is queued: those who are told may join it (E5, E6)."""
+        """End a flight. A following load is queued first, so that callers may join it (E5, E6)."""
         ended = flight.end(how)
         self.flights.pop(flight.key, None)
         if ended.again:
@@ -329,7 +329,7 @@ class Queue(Generic[K, V]):
         return ended
 
     def drop_unwaited(self, batch: Batch) -> None:
-        """Another process loads these, and nobody here waits for them any more."""
+        """Drop keys that another process loads and for which no caller waits here."""
         for flight in batch.flights:
             if not flight.waiters:
                 self._drop(flight)
@@ -341,7 +341,7 @@ class Queue(Generic[K, V]):
             del self.flights[flight.key]
 
     def close(self) -> list[Flight[K, Waiter[K, V]]]:
-        """Nothing begins any more; the flights there were."""
+        """Start nothing more; return the flights that there were."""
         self._is_closed = True
         ended = list(self.flights.values())
         for flight in ended:

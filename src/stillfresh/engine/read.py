@@ -1,7 +1,7 @@
 """The read path of one resource: from a key to an answer (E2-E6, E26).
 
-Reads the clock once for an operation and does what `rules.py` decided. A key is whatever the
-resource's callers use; `text` is its name in the store.
+Reads the clock once for an operation and does what `rules.py` decides. Callers use keys of any
+type; `text` is the name of a key in the store.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ ReadNow: TypeAlias = Callable[..., dict[str, Record]]
 
 
 class StoreStep(Struct, Generic[K], eq=False):
-    """A step of the store under way, and which of its keys were invalidated meanwhile (E6)."""
+    """A running step of the store, and which of its keys were invalidated meanwhile (E6)."""
 
     keys: frozenset[K]
     dirty: set[K] = set()
 
 
 class Question:
-    """The ids that one turn of the loop asks a store for, in one go (E4).
+    """The ids that one turn of the loop asks a store for, together (E4).
 
-    With the generations that all callers know. A store that reads on the spot has no use for it.
+    It carries the generations that all callers know. Stores that read inline do not need it.
     """
 
     def __init__(self) -> None:
@@ -62,20 +62,20 @@ class Question:
 
 
 class Reads(Generic[K, V]):
-    """What a resource answers, from memory, the store or a load."""
+    """Answers reads from memory, the store or a load."""
 
     def __init__(
         self, spec: Spec[K, V], owner: Lifecycle, memory: Memory[K, V], text: Callable[[K], str]
     ) -> None:
         self.spec, self.owner, self.memory, self.text = spec, owner, memory, text
         self.queue: Queue[K, V]
-        self.loads: Loads[K, V]  # while it is open
+        self.loads: Loads[K, V]  # while the cache is open
         self.faces: list[Face[K, V]] = []
         self._steps: set[StoreStep[K]] = set()
         self.begin_anew()
 
     def begin_anew(self, runtime: Runtime | None = None) -> None:
-        """What is under way belongs to the life that has ended."""
+        """Forget running steps: they belong to a life of the cache that has ended."""
         self._runtime = runtime
         self.queue = Queue(self.spec, self.memory.counts)
         self._question: Question | None = None
@@ -89,16 +89,16 @@ class Reads(Generic[K, V]):
         return runtime
 
     def _check_open(self, runtime: Runtime) -> None:
-        """Closed while we waited: what we have in hand belongs to a life that has ended."""
+        """Raise if the cache was closed meanwhile: what this call has read is outdated."""
         if self._runtime is not runtime:
             raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again")
 
     def texts(self, keys: Iterable[K]) -> dict[K, str]:
-        """By their names in the store; ConfigError if one is no key."""
+        """The names of the keys in the store. ConfigError if one is not a valid key."""
         return {key: self.text(key) for key in keys}
 
     async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
-        """E2 by a loader for this read (`max_batch` is 1); a load under way is waited for."""
+        """E2 with a loader for this read (`max_batch` is 1); joins a running load."""
         waiter: Waiter[K, V] = Waiter(load)
         outcomes = await (self.reload([key], waiter) if anew else self.answers([key], waiter))
         return outcomes[key] if waiter.private is None else waiter.private
@@ -106,7 +106,7 @@ class Reads(Generic[K, V]):
     async def answers(
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
-        """E2, for each key; those that need a load are loaded together."""
+        """E2 for each key; keys that need a load are loaded together."""
         if self.owner.blocks and is_past(self.owner):
             return await loaded(self, keys, waiter or Waiter())
         runtime = await self.ready()
@@ -143,7 +143,7 @@ class Reads(Generic[K, V]):
     def _planned(
         self, key: K, record: Record, now: float, max_age: float, *, unverified: bool
     ) -> tuple[Plan, Outcome[V] | None]:
-        """What is to be done, and what can be said without a load."""
+        """The plan for each key, and the answers that need no load."""
         plan = rules.plan_read(record, now, self.spec.lease_for, max_age)
         if isinstance(plan, Serve) and (
             answer := self.memory.serve(key, plan, now, unverified=unverified)
@@ -160,7 +160,7 @@ class Reads(Generic[K, V]):
         self.queue.join(key, id_, record, waiter, forced=forced)
 
     def _drop_deleted(self, keys: Iterable[K]) -> None:
-        """The store has no copy of these: deleted, by whatever process."""
+        """Drop keys from memory whose copy was deleted from the store."""
         for key in keys if (entries := self.memory.entries) else ():
             if key in entries and key not in self.queue.flights:
                 self.memory.drop(key)
@@ -168,7 +168,7 @@ class Reads(Generic[K, V]):
     def _unheld(
         self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]], max_age: float
     ) -> dict[K, str]:
-        """Notes in `held` what memory can answer; the names of the others."""
+        """Put the answers of memory into `held`; return the names of the other keys."""
         if self.owner.recording_to is not None:
             self.owner.recording_to.note(self, keys, "read")
         texts, oldest = dict[K, str](), now - max_age
@@ -187,10 +187,10 @@ class Reads(Generic[K, V]):
         return texts
 
     def glance(self, key: K, *, on_loop: bool = True) -> Answer[V] | None:
-        """E9, E14: the row is read on the spot; if it has not changed, nor has the answer.
+        """E9, E14: read the row inline; if it has not changed, the answer has not either.
 
-        S10: nor if the store, which would tell of it, has told nothing. In a thread (not `on_loop`)
-        the entry may change meanwhile: then it is not used (E20).
+        S10: the row need not be read if the store, which would announce a change, has announced
+        none. In a thread (not `on_loop`) the entry may change meanwhile: then it is not used (E20).
         """
         entry, runtime = self.memory.entries.get(key), self._runtime
         if entry is None or runtime is None or self.owner.blocks:
@@ -203,7 +203,7 @@ class Reads(Generic[K, V]):
         else:
             is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
             is_right = is_right and self._is_unchanged(runtime.read_now, self.text(key), copy)
-            if is_right and on_loop and self.spec.memory_for:  # E9: counted from now on
+            if is_right and on_loop and self.spec.memory_for:  # E9: the time counts from now
                 entry.until = min(entry.stands, now + self.spec.memory_for)
         if not is_right or entry.answer is not answer:
             return None
@@ -222,7 +222,7 @@ class Reads(Generic[K, V]):
     async def known(
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
-        """What can be said of each without a load; a key that needs one is left out."""
+        """The answers that need no load; other keys are left out."""
         if self.owner.blocks and is_past(self.owner):
             return {}
         runtime = await self.ready()
@@ -239,7 +239,7 @@ class Reads(Generic[K, V]):
         return found
 
     async def look(self, key: K) -> Answer[V] | None:
-        """What there is, however old, unless it is GONE; nothing is loaded."""
+        """The stored copies, however old, unless GONE. Loads nothing."""
         if self.owner.blocks and is_past(self.owner):
             return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
@@ -250,19 +250,19 @@ class Reads(Generic[K, V]):
         return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
 
     def fresh_for(self, key: K) -> float:
-        """Seconds: as its copy in memory says, or else the resource."""
+        """In seconds, by the copy in memory, or else by the resource."""
         entry = self.memory.entries.get(key)
         return (self.spec.terms if entry is None else entry.copy).policy.fresh_for
 
     def is_full(self, key: K) -> bool:
-        """As many loads are under way as may be, none of them this one's."""
+        """True if the limit of simultaneous loads is reached, and this key is not among them."""
         flights = self.queue.flights
         return len(flights) >= self.spec.concurrency and key not in flights
 
     async def reload(
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
     ) -> dict[K, Outcome[V]]:
-        """Now, whatever the age and the cooldown; a load under way counts."""
+        """Load now, at any age and during a cooldown; a running load counts."""
         waiter = waiter or Waiter()
         if self.owner.blocks and is_past(self.owner):
             return await loaded(self, keys, waiter)
@@ -276,7 +276,7 @@ class Reads(Generic[K, V]):
     async def _records(
         self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
     ) -> dict[str, Record]:
-        """What the store has, without the values that memory has.
+        """The stored copies, without values that memory has.
 
         While the store is unavailable, memory answers; keys that could not be read go to `unread`.
         """
@@ -301,9 +301,9 @@ class Reads(Generic[K, V]):
     async def _asked(
         self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
     ) -> dict[str, Record]:
-        """With all that this turn of the loop asks; a caller that leaves takes nobody along.
+        """Ask with all other reads of this turn of the loop. A cancelled caller cancels no other.
 
-        E6: what was invalidated while it was read is taken for missing, in memory as well.
+        E6: a key that was invalidated while it was read counts as missing, in memory as well.
         """
         if (question := self._question) is None:
             question = self._question = Question()
@@ -325,13 +325,13 @@ class Reads(Generic[K, V]):
                     held.pop(texts[key], None)
         self._check_open(runtime)
         for key in pinned.keys() - entries.keys() - step.dirty:
-            copy, answer, size = pinned[key]  # pushed out while the store was asked
+            copy, answer, size = pinned[key]  # dropped from memory while the store was asked
             self.memory.put(key, copy, answer, size=size)
         clean = (id_ for key, id_ in texts.items() if key not in step.dirty)
         return {id_: records[id_] for id_ in clean if id_ in records}
 
     async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
-        """Begins when the turn is over. E9, I7: who allows a lag is read for at a lower price."""
+        """Start when the turn is over. E9, I7: with `memory_for`, a cheaper read is allowed."""
         if self._question is question:
             self._question = None
         kind, ids, lag = self.spec.kind, list(question.ids), self.spec.memory_for
@@ -339,7 +339,7 @@ class Reads(Generic[K, V]):
 
     @contextmanager
     def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
-        """The step notes which of its keys are overtaken while it is under way."""
+        """A step that notes which of its keys are invalidated meanwhile."""
         step = StoreStep(frozenset(keys))
         self._steps.add(step)
         try:

@@ -1,7 +1,7 @@
-"""What a cache tells a recording: reads, changes, loads and watches.
+"""What a cache writes to a recording: reads, changes, loads and watches.
 
-While a block is open no hit is answered by a face alone: every read comes to its core, which tells
-the block. Without a block nothing here is called.
+While a recording is open, every read goes to its core, which records it. Otherwise nothing here is
+called.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RecordingBlock:
-    """What `cache.recording(...)` returns: its block, for `async with` or `with`."""
+    """Returned by `cache.recording(...)`; used with `async with` or `with`."""
 
     def __init__(self, cache: "Cache", recording: str | Path | Recording) -> None:
         self._cache = cache
@@ -63,7 +63,7 @@ class RecordingBlock:
         self._stack.close()
 
     def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: What) -> None:
-        """What was done to these keys now; what one read asks for is one line."""
+        """Record an action on these keys; one read is one line."""
         now = self._clock()
         if ids := self._chosen(core.spec, map(core.text, keys)):
             line = RecordedUse(self._recording.since(now), core.spec.kind, ids, what)
@@ -72,7 +72,7 @@ class RecordingBlock:
     def loaded(
         self, spec: Spec[Any, Any], results: Mapping[str, LoadResult[Any]], began: float
     ) -> None:
-        """A call of the loader has ended now; within its timeout, even if the clock was set."""
+        """Record a call of the loader; no longer than its timeout, even if the clock was set."""
         now, took = self._clock(), min(max(0.0, self._cache.clock() - began), spec.load_timeout)
         since = self._recording.since(now - took)
         names = {name: id_ for id_ in results for name in self._chosen(spec, [id_])}
@@ -90,7 +90,7 @@ class RecordingBlock:
         self._recording.note(line, now)
 
     def _chosen(self, spec: Spec[Any, Any], texts: Iterable[str]) -> tuple[str, ...]:
-        """Their names in the recording, where the terms of their kind come first."""
+        """The keys' names in the recording; writes the terms of a new kind first."""
         recording, kind = self._recording, spec.kind
         if recording.is_over:
             return ()

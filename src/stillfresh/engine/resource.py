@@ -1,4 +1,4 @@
-"""The public face of what is cached: `Resource` for batched loaders, and handles of entries.
+"""The public objects of a cache: `Resource` for batched loaders, and handles of entries.
 
 The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one addition
 (E14). Everything else is in `core.py`.
@@ -35,13 +35,13 @@ def like_function(
     function: Callable[..., object],
     signature: inspect.Signature,
 ) -> None:
-    """Give a face the name, signature and kind of the function that it stands for (E19).
+    """Give an object the name, signature and kind of the function that it stands for (E19).
 
-    `inspect` believes an object that has all attributes of a function, from Python 3.11 on.
+    From Python 3.11 on, `inspect` accepts any object that has all attributes of a function.
     """
     update_wrapper(face, function, updated=())
     for name, value in getattr(function, "__dict__", {}).items():
-        if not hasattr(face, name):  # its `__dict__` is not touched: that would slow down a hit
+        if not hasattr(face, name):  # its `__dict__` stays unused: using it would slow down a hit
             setattr(face, name, value)
     face.__signature__ = signature
     face.__code__ = type(face).__call__.__code__
@@ -66,7 +66,7 @@ class Handle(Generic[V]):
         return self._resource.peek(self._key)
 
     async def refresh(self) -> None:
-        """Load it now, whatever its age. Raises LoadFailed."""
+        """Load it now, at any age. Raises LoadFailed."""
         await self._resource.refresh(self._key)
 
     async def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
@@ -74,7 +74,7 @@ class Handle(Generic[V]):
         await self._resource.put(self._key, value, **terms)
 
     async def update(self, change: Change[V]) -> Answer[V] | None:
-        """Change the value there is, as `Resource.update` does."""
+        """Change the present value, as `Resource.update` does."""
         return await self._resource.update(self._key, change)
 
     async def invalidate(self, *, soft: bool = False) -> None:
@@ -189,7 +189,7 @@ class Resource(Face[K, V]):
         return None if is_past(self.core.owner) else self.core.memory.peek(key)
 
     async def refresh(self, *keys: K) -> None:
-        """Load the keys now, whatever their age. Raises LoadFailed if one failed."""
+        """Load the keys now, at any age. Raises LoadFailed if one failed."""
         for outcome in (await self._in_slices(self.core.reload, self._unique(keys))).values():
             _raised(outcome)
 
@@ -294,7 +294,7 @@ class Resource(Face[K, V]):
             raise self._no_key(*listed) from None
 
     def _no_key(self, *keys: K) -> ConfigError:
-        """E15: what cannot be hashed is refused with the words for every other bad key."""
+        """E15: refuse an unhashable key with the same words as any other invalid key."""
         try:
             self.core.texts(keys)
         except ConfigError as exc:
@@ -315,7 +315,7 @@ def _limit(max_age: Duration | None) -> float:
 
 
 def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]:
-    """The name in the store of a key of this type; one call for most keys."""
+    """The function that names keys of this type in the store; one call for most keys."""
 
     def text(key: object) -> str:
         if type(key) is str is of and 0 < len(key) <= MAX_KEY and key.isascii():
@@ -326,7 +326,7 @@ def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]
 
 
 def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
-    """A text is one key, not many of one letter."""
+    """Flatten one list of keys; a str is one key, not many letters."""
     for key in keys:
         if isinstance(key, str | int) or not isinstance(key, Iterable):
             yield key
@@ -335,7 +335,7 @@ def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
 
 
 def _raised(outcome: Outcome[V]) -> Answer[V]:
-    """A failure is raised anew for each who waited, so that tracebacks do not pile up on one."""
+    """A new error for each caller, so that tracebacks do not pile up on one."""
     if isinstance(outcome, LoadFailed):
         error = type(outcome)(*outcome.args)
         error.retry_at = outcome.retry_at

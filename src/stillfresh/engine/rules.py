@@ -1,7 +1,7 @@
-"""What a read does, what a load leaves behind, and when: the engine's decisions (E2, E5-E8, E10).
+"""The engine's decisions: what a read does, what a load stores, and when (E2, E5-E8, E10).
 
-Pure: records and times in, decisions out. `now` and every random number are arguments. Nothing
-else may live here: no clock, no store, no asyncio.
+Pure: records and times in, decisions out. `now` and every random number are arguments. Nothing else
+may live here: no clock, no store, no asyncio.
 """
 
 from bisect import bisect_right
@@ -24,7 +24,7 @@ V = TypeVar("V")
 
 NOTHING: Final = Record()
 FOR_EVER: Final = float("inf")
-"""For one who does not know how long a key is leased: whatever a lease says is believed."""
+"""For callers that do not know `lease_for`: every lease counts until its end."""
 AGE_BUCKETS: Final = (
     *(0.1, 0.3, 1, 2, 5, 10, 15, 30),
     *(60, 120, 300, 600, 900, 1800),
@@ -35,28 +35,28 @@ that a bound is at `fresh_for` itself and several are below it (G13)."""
 FIRST_COOLDOWN: Final = 1.0
 LONGEST_COOLDOWN: Final = 60.0
 LONGEST_PAUSE: Final = 30.0
-"""Seconds; what is watched and absent is asked about then, even if others are fresh for longer."""
+"""Seconds; a watched absent key is asked for then, even if others are fresh for longer."""
 SHORTEST_ABSENCE: Final = 1.0
-"""E16: seconds for which an absence is believed, however short `fresh_for` is."""
+"""E16: the least seconds that an absence is remembered, however short `fresh_for` is."""
 WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
 
 
 class Terms(Struct, frozen=True):
-    """What a resource promises about its copies."""
+    """The times that a resource was declared with."""
 
     policy: Policy
     absent_for: float
     jitter: float
     absent_stale_for: float = 0.0
-    """Past `absent_for`: absent still, and asked for behind."""
+    """After `absent_for`: still absent, while it is asked for in the background."""
     first_cooldown: float = FIRST_COOLDOWN
     longest_cooldown: float = LONGEST_COOLDOWN
-    """E7: of a key that failed; it doubles from the first to the longest."""
+    """E7: a cooldown doubles from the first to the longest."""
 
 
 class Serve(Struct, frozen=True):
-    """Answer with the copy, now; and begin a refresh behind it if `refresh`."""
+    """Answer with the copy now; with `refresh`, start a background refresh."""
 
     copy: Copy
     verdict: Verdict
@@ -65,13 +65,13 @@ class Serve(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Wait for a load; if it fails, `fallback` is what is left to serve."""
+    """Wait for a load; if it fails, serve `fallback`."""
 
     fallback: Copy | None = None
 
 
 class Fail(Struct, frozen=True):
-    """Nothing to serve, and no load may begin yet."""
+    """There is nothing to serve, and the key cools down."""
 
     failure: Failure
 
@@ -80,7 +80,7 @@ Plan: TypeAlias = Serve | Load | Fail
 
 
 def verdict_of(copy: Copy, now: float) -> Verdict:
-    """E1 and E6: as its terms say, and no better than its mark allows."""
+    """E1 and E6: by its times, and no better than its invalidation allows."""
     natural = copy.policy.verdict(copy.fetched_at, now)
     if copy.mark is Mark.NONE:
         return natural
@@ -88,12 +88,12 @@ def verdict_of(copy: Copy, now: float) -> Verdict:
 
 
 def cooling(failure: Failure | None, now: float) -> Failure | None:
-    """E7: the failure, during its cooldown: no load begins."""
+    """E7: the failure, if its cooldown is not over."""
     return failure if failure is not None and not is_over(failure.retry_at, now) else None
 
 
 def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
-    """E5: somebody is loading it already, as far as one can tell who leases for `lease_for`."""
+    """E5: True if a process is loading it, judged with our own `lease_for`."""
     return record.held_until is not None and not is_lease_over(record.held_until, now, lease_for)
 
 
@@ -124,7 +124,7 @@ def plan_wait(
 ) -> Plan | None:
     """E5: what a caller does that waits for another process's load; None: wait on.
 
-    E16: a copy that came meanwhile is STALE at worst to callers that waited, unless invalidated.
+    E16: for callers that waited, a copy that arrived is STALE at worst, unless it was invalidated.
     """
     copy = record.copy
     is_new = copy is not None and copy.generation != seen
@@ -137,17 +137,17 @@ def plan_wait(
 
 
 def fresh_until(copy: Copy) -> float:
-    """The end of its freshness; an invalidated copy has none left."""
+    """The end of its freshness; an invalidated copy is not fresh."""
     return copy.fetched_at + copy.policy.fresh_for if copy.mark is Mark.NONE else copy.fetched_at
 
 
 def absent_believed_for(fresh_for: float, absent_for: float | None) -> float:
-    """E4, E16: a tenth of `fresh_for` if nothing else is said, and a second at least."""
+    """E4, E16: a tenth of `fresh_for` unless declared, and at least a second."""
     return max(SHORTEST_ABSENCE, fresh_for / 10 if absent_for is None else absent_for)
 
 
 def absent_policy(terms: Terms, took: float) -> Policy:
-    """E16: an absence counts from the arrival of the answer, whose load took so many seconds.
+    """E16: an absence counts from the arrival of the answer, so the load time is added.
 
     It is stored with the absent copy, so that all processes agree.
     """
@@ -155,14 +155,14 @@ def absent_policy(terms: Terms, took: float) -> Policy:
 
 
 def absent_pause(terms: Terms) -> float:
-    """For a watcher, an absent key is asked about no more often than one that exists."""
+    """A watcher asks for an absent key no more often than for one that exists."""
     return max(terms.absent_for, min(terms.policy.fresh_for, LONGEST_PAUSE))
 
 
 def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
     """When a watcher wants a new copy: at the end of freshness, or of the cooldown.
 
-    `pause` for one who knows already that it is absent.
+    `pause`: for a watcher that knows already that the key is absent.
     """
     copy, failure = record.copy, record.failure
     is_absent = copy is not None and copy.value is None and copy.mark is Mark.NONE
@@ -176,7 +176,7 @@ def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
 def refresh_times(
     records: Mapping[K, Record], now: float, terms: Terms, absent: Container[K]
 ) -> dict[K, float]:
-    """When to refresh each key for a watcher that knows these to be absent."""
+    """When to refresh each key, for a watcher that knows these keys to be absent."""
     pause = absent_pause(terms)
     return {
         key: refresh_at(record, now, pause if key in absent else 0.0)
@@ -185,9 +185,9 @@ def refresh_times(
 
 
 def watched_until(copy: Copy, terms: Terms) -> float:
-    """When to refresh a copy that just came, for a watcher.
+    """When to refresh a copy that just arrived, for a watcher.
 
-    One that is never fresh, by terms of its own, is asked for as often as the others are.
+    A copy that is never fresh, by its own times, is refreshed as often as the others.
     """
     pause = absent_pause(terms) if copy.value is None else 0.0
     if not copy.policy.fresh_for and copy.mark is Mark.NONE:
@@ -196,7 +196,7 @@ def watched_until(copy: Copy, terms: Terms) -> float:
 
 
 def unchanged_until(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> float:
-    """E12: until then neither the verdict nor the age's bucket changes."""
+    """E12: until when neither the verdict nor the age bucket changes."""
     terms, age = copy.policy, now - copy.fetched_at
     bucket = age_bucket(age, bounds)
     end = bounds[bucket] if bucket < len(bounds) else float("inf")
@@ -207,7 +207,7 @@ def unchanged_until(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKET
 
 
 class Outlook(Struct, frozen=True):
-    """What `now` says of every copy that was sent at that time on those terms."""
+    """The verdict and age bucket at `now` of copies with the same time and terms."""
 
     policy: Policy
     fetched_at: float
@@ -215,11 +215,11 @@ class Outlook(Struct, frozen=True):
     now: float
     verdict: Verdict
     at_arrival: Verdict
-    """E16: to the callers that waited for it: STALE at worst."""
+    """E16: the verdict for callers that waited for it: STALE at worst."""
     bucket: int
-    """Of its age."""
+    """The bucket of its age."""
     until: float
-    """Nothing of this changes until then."""
+    """Until when this stays the same."""
 
 
 def outlook_of(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> Outlook:
@@ -231,23 +231,23 @@ def outlook_of(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) ->
 
 
 def age_bucket(age: float, bounds: Sequence[float] = AGE_BUCKETS) -> int:
-    """E12: which bucket of the histogram an age belongs to."""
+    """E12: the histogram bucket of an age."""
     return bisect_right(bounds, age)
 
 
 def stamped(now: float) -> float:
-    """When a load was sent, to the millisecond, as every store keeps it: a copy has one time."""
+    """When a load was sent, in whole milliseconds, as every store keeps it."""
     return floor(round(now * 1000, 3)) / 1000
 
 
 def jittered(policy: Policy, jitter: float, dice: float) -> Policy:
-    """E10: drawn once, never longer than promised, stored with the copy so that all agree."""
+    """E10: drawn once, never longer than declared, stored with the copy so that all agree."""
     fresh_for = policy.fresh_for * (1 - jitter * dice)
     return Policy(fresh_for, policy.stale_for, policy.error_for)
 
 
 def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
-    """E8: what the loader did not say of its value is the resource's."""
+    """E8: times that the loader does not give are the resource's."""
     policy = terms.policy
     stale_for = policy.stale_for if loaded.stale_for is None else loaded.stale_for
     error_for = policy.error_for if loaded.error_for is None else loaded.error_for
@@ -289,7 +289,7 @@ def failed(
 
 
 class Absent(Enum):
-    """The upstream answered, and it has no such thing."""
+    """The upstream answered that it does not have the key."""
 
     ABSENT = 0
 
@@ -321,7 +321,7 @@ def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:
 
 
 def pause_of(error: object) -> float | None:
-    """E7: the seconds that a loader asked for, if it did, and if they are any."""
+    """E7: the pause in seconds that a loader asked for, if it did."""
     try:
         return seconds(error.seconds) if isinstance(error, RetryAfter) else None
     except Exception:  # noqa: BLE001 (a user's exception may be anything)

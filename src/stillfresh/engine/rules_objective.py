@@ -1,4 +1,4 @@
-"""The freshness objective of a resource: how large a share of its reads is to be how young (G14).
+"""The freshness objective of a resource: which share of reads must be how young (G14).
 
 Pure: text in, the objective out, or a `ConfigError` that says what to write.
 """
@@ -26,7 +26,7 @@ class Objective:
 
     @classmethod
     def of(cls, text: str, *, name: str = "objective") -> Self:
-        """What a declaration says."""
+        """Read the text of a declaration."""
         found = WRITTEN.fullmatch(text) if isinstance(text, str) else None
         if found is None or not 0 < float(found[1]) < 100:
             raise ConfigError(f"{name}: cannot read {shown(text)} as an objective; {ALLOWED}")
@@ -34,6 +34,6 @@ class Objective:
         return cls(round(float(found[1]) / 100, 8), age)
 
     def burn_rate(self, met: int, missed: int) -> float | None:
-        """How fast the reads that may miss are used up: 1 is just as fast as allowed."""
+        """How often reads miss the objective, as a multiple of what it allows."""
         reads = met + missed
         return missed / reads / (1 - self.share) if reads else None

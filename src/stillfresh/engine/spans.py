@@ -1,8 +1,8 @@
-"""Spans: each load, step of the store and render, timed (G14) and told to the hooks (G15).
+"""Spans: each load, store step and render, timed (G14) and passed to the hooks (G15).
 
 A hook is given a `Span` and returns a context manager. Its block is entered when the work begins
-and left when the work has ended, in the same task. Times are counted with hooks or without;
-a store that never waits is timed only with hooks. Hits are neither timed nor told.
+and left when the work has ended, in the same task. Times are counted with or without hooks; a store
+that never waits is timed only with hooks. Hits are neither timed nor passed on.
 """
 
 import logging
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Step: TypeAlias = Callable[..., Awaitable[object]]
 
 CALLERS: ContextVar[tuple[Context, ...]] = ContextVar("stillfresh_callers", default=())
-"""The contexts of the callers that a step of the store runs for, where it is in none of them."""
+"""The contexts of the callers of a store step that runs in none of them."""
 TIME_BUCKETS: Final = (
     *(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
     *(0.1, 0.3, 1, 3, 10, 30),
 )
-"""Upper bounds, in seconds: from a row of SQLite on the spot to a load that takes too long."""
+"""Upper bounds in seconds: from an inline SQLite read to a load that takes too long."""
 WORST: Final = {verdict: rank for rank, verdict in enumerate(Verdict)}
 STEPS: Final = (
     *("read", "acquire", "publish", "renew", "release"),
@@ -48,9 +48,9 @@ class Timing:
     """A histogram of seconds, by `TIME_BUCKETS`."""
 
     counts: tuple[int, ...]
-    """Bucket by bucket; the last is what took longer than every bound."""
+    """Bucket by bucket; the last counts everything above all bounds."""
     seconds: float
-    """Of all of them together."""
+    """The sum of all of them."""
 
     def __add__(self, other: "Timing") -> "Timing":
         counts = zip(self.counts, other.counts, strict=True)
@@ -87,7 +87,7 @@ def checked_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
 
 @contextmanager
 def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
-    """Enter the hooks' blocks, and leave them in turn; one that raises is logged, and left out."""
+    """Enter the blocks of the hooks, and leave them in turn. An error of a hook is logged."""
     entered: list[tuple[Hook, AbstractContextManager[object]]] = []
     for hook in hooks:
         try:
@@ -113,7 +113,7 @@ def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
 
 
 def apart(hooks: Sequence[Hook]) -> Context:
-    """For work that runs in no caller's context; hooks are told that of this caller."""
+    """For work that runs in no caller's context; hooks get the context of this caller."""
     context = Context()
     if hooks:
         context.run(CALLERS.set, (copy_context(),))
@@ -121,7 +121,7 @@ def apart(hooks: Sequence[Hook]) -> Context:
 
 
 def noted(span: Span | None, verdict: Verdict, error: BaseException | None = None) -> None:
-    """How a load ended for one of its keys."""
+    """Note how a load ended for one of its keys."""
     if span is None:
         return
     if span.verdict is None or WORST[verdict] > WORST[span.verdict]:
@@ -130,7 +130,7 @@ def noted(span: Span | None, verdict: Verdict, error: BaseException | None = Non
 
 
 def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractContextManager[None]:
-    """From the lease to the publication, by this process or by another that is waited for."""
+    """From the lease to the publication, here or in a process that this one waits for."""
     if not hooks or not batch.flights:
         return UNTOLD
     flights = batch.flights
@@ -145,9 +145,9 @@ def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractConte
 
 
 class TimedStore(WrappedStore):
-    """Another store, whose steps are timed, and told to the hooks.
+    """A store whose steps are timed and passed to the hooks.
 
-    What a hit reads on the spot is neither: it asks the store inside.
+    Inline reads of hits are neither: they ask the inner store.
     """
 
     def __init__(self, inner: Store, hooks: Sequence[Hook], times: dict[str, Stopwatch]) -> None:
@@ -175,7 +175,7 @@ class TimedStore(WrappedStore):
 
     @contextmanager
     def _told(self, name: str, *args: Any) -> Iterator[None]:  # noqa: ANN401
-        """Of a tag, or a time, or of a kind and its ids, or what has them."""
+        """The keys of a step: from a tag, a time, a kind and its ids, or objects that have them."""
         kind, them = args[:2] if len(args) > 1 else ("", ())
         ids = [getattr(it, "id", it) for it in them]
         span = Span("store", kind, ids, name, CALLERS.get(), is_waited=True)

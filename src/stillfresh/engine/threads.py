@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Raised(NamedTuple):
-    """What was raised: no future takes a StopIteration as its exception."""
+    """What was raised: a future does not accept a StopIteration as its exception."""
 
     error: Exception
 
@@ -32,7 +32,7 @@ class Job(Generic[T]):
     """One call of a loader. The first thread that claims it runs it."""
 
     def __init__(self, work: Callable[[], T], batch: Batch | None = None) -> None:
-        """`batch`: what it loads, if it does."""
+        """`batch`: the batch that it loads, if any."""
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[T | Raised]
         self.outcome = self._loop.create_future()
@@ -49,11 +49,11 @@ class Job(Generic[T]):
         return outcome
 
     def claim(self) -> bool:
-        """True for one thread, while somebody still wants the result."""
+        """True for one thread, while the result is still wanted."""
         return self._unclaimed.acquire(blocking=False) and not self.outcome.done()
 
     def run(self) -> None:
-        """The loader below on this thread's stack can end only after this one (E3)."""
+        """Run it. A loader below on this thread's stack can end only after this one (E3)."""
         outer, batch = CURRENT.get(), self._batch
         waiting_for = [] if outer is None else outer.waiting_for
         flights = [] if batch is None else list(batch.flights)
@@ -71,12 +71,12 @@ class Job(Generic[T]):
         self._tell(outcome)
 
     def drop(self, why: BaseException) -> None:
-        """The thread that ran it was interrupted: no failure of the upstream."""
+        """The thread was interrupted: this does not count as a failure of the upstream."""
         said = f"the thread that ran it was interrupted: {error_text(why)}"
         self._tell(Raised(Dropped(said)))
 
     def _tell(self, outcome: T | Raised) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
             self._loop.call_soon_threadsafe(self._settle, outcome)
 
     def _settle(self, outcome: T | Raised) -> None:
@@ -85,7 +85,7 @@ class Job(Generic[T]):
 
 
 class Desk(local):
-    """Where a thread that waits is sent loads to run; one for all its calls, also nested ones."""
+    """Where a waiting thread receives loads to run; one for all its calls, also nested ones."""
 
     def __init__(self) -> None:
         self.posts: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -95,7 +95,7 @@ _DESK = Desk()
 
 
 class ThreadCall(Generic[T]):
-    """A thread's call of a coroutine on the event loop. Meanwhile the thread runs loads."""
+    """A thread's call of a coroutine on the event loop. While it waits, the thread runs loads."""
 
     def __init__(self) -> None:
         self._posts = _DESK.posts
@@ -104,13 +104,13 @@ class ThreadCall(Generic[T]):
         self._outcome: Callable[[], T] | None = None
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        """On the loop."""
+        """On the loop: start."""
         CALLER.set(self)
         self._task = asyncio.get_running_loop().create_task(work())
         self._task.add_done_callback(self._over)
 
     def leave(self) -> None:
-        """On the loop: the thread waits no longer."""
+        """On the loop: the thread no longer waits."""
         if self._task is not None:
             self._task.cancel()
 
@@ -131,12 +131,12 @@ class ThreadCall(Generic[T]):
         return any(not job.outcome.done() for job, _ in self._jobs)
 
     def ask(self, job: Job[Any], otherwise: Callable[[Job[Any]], None]) -> None:
-        """On the loop: have the thread run it; `otherwise` takes it if the thread leaves first."""
+        """On the loop: let the thread run it; `otherwise` runs it if the thread leaves first."""
         self._jobs = [it for it in self._jobs if not it[0].outcome.done()] + [(job, otherwise)]
         self._posts.put(job)
 
     def wait(self) -> T:
-        """In the thread. Runs what any of its calls is asked to run: an outer call may be next."""
+        """In the thread: run the loads that any of its calls receives, until this call ends."""
         job: Job[Any] | None = None
         try:
             while self._outcome is None:
@@ -163,9 +163,9 @@ async def in_caller(work: Callable[[], T]) -> T:
 
 
 class LoaderThreads:
-    """A cache's pool: daemon threads, started when they are needed, ended when the cache closes.
+    """A cache's pool of daemon threads, started when needed, ended when the cache closes.
 
-    A thread cannot be ended from outside. One whose loader hangs keeps its place.
+    A thread cannot be ended from outside. If its loader hangs, it keeps its place.
     """
 
     def __init__(self) -> None:
@@ -176,11 +176,11 @@ class LoaderThreads:
         self._threads: dict[Thread, asyncio.Future[None]] = {}
 
     def allow(self, threads: int) -> None:
-        """A resource whose loader is a `def` may run so many at once."""
+        """Allow so many more threads, for a resource whose loader is a plain function."""
         self._most += threads
 
     async def call(self, work: Callable[[], object], batch: Batch) -> object:
-        """What the loader returned, run by a thread that waits for it, or by the pool."""
+        """Run the loader in a thread that waits for it, or in the pool; return its result."""
         job, caller = Job(work, batch), _caller(batch)
         if caller is not None:
             caller.ask(job, self._submit)
@@ -189,7 +189,7 @@ class LoaderThreads:
         return await job.result()
 
     def _submit(self, job: Job[Any], *, is_nested: bool = False) -> None:
-        """A load inside a load needs no place: the thread of the outer one has it."""
+        """A load inside a load needs no place: it uses the place of the outer one."""
         self._jobs.put(job)
         if not self._idle.acquire(blocking=False) and (
             is_nested or len(self._threads) < self._most
@@ -215,7 +215,7 @@ class LoaderThreads:
         thread.join()
 
     async def end(self, grace: float) -> None:
-        """Their loads have ended; a loader that still runs is left to itself after `grace`."""
+        """End the pool. A loader that still runs after `grace` is left alone."""
         for _ in self._threads:
             self._jobs.put(None)
         if self._threads:
@@ -225,7 +225,7 @@ class LoaderThreads:
 
 
 def _caller(batch: Batch) -> ThreadCall[Any] | None:
-    """The thread that runs it: that whose own loader it is, an idle one, any that waits for it."""
+    """The thread to run it: the one with its own loader, an idle one, or any that waits for it."""
     waiters = [waiter for flight in batch.flights for waiter in flight.waiters]
     waiters.sort(key=lambda waiter: waiter is not batch.flights[0].by)
     calls: list[ThreadCall[Any]] = [it.caller for it in waiters if it.caller is not None]

@@ -1,6 +1,6 @@
-"""Watch: some keys of a resource, kept fresh while somebody looks (`with prices.watch("sku-1")`).
+"""Watch: some keys of a resource, kept fresh while they are used (`with prices.watch("sku-1")`).
 
-What somebody holds in the hand; what keeps the keys fresh is in `watcher.py` (C3, C4, C14).
+The object that callers hold. `watcher.py` keeps the keys fresh (C3, C4, C14).
 """
 
 import asyncio
@@ -130,7 +130,7 @@ class Watch(Generic[K, V]):
 
 
 def _call(listener: Callable[..., object], *told: object) -> None:
-    """A listener that raises is logged, and the others are still told."""
+    """Call a listener. An error is logged, and the other listeners are still called."""
     try:
         listener(*told)
     except Exception:
@@ -138,7 +138,7 @@ def _call(listener: Callable[..., object], *told: object) -> None:
 
 
 def _check_plain(name: str, listener: object) -> None:
-    """What an async function returns would be awaited by nobody."""
+    """Refuse an async listener: nobody would await it."""
     if listener is None:
         return
     if not callable(listener) or any(map(iscoroutinefunction, (listener, listener.__call__))):

@@ -1,8 +1,7 @@
-"""What keeps the keys of a lane fresh (C3-C6, C14, E24): one driver, with one of two pulses.
+"""What keeps the keys of a lane fresh (C3-C6, C14, E24): one driver, run in one of two ways.
 
-The lane says what is next; the driver looks it up, has it loaded, and plans it again. A `Watcher`
-goes on by itself, for `watch`; a coordinator's kind calls `tick` (seed 000). One pause for all keys
-of a resource: no timer per key, and no work for a key before its time comes.
+The lane says which key is next. The driver looks it up, loads it, and plans it again. A `Watcher`
+runs by itself, for `watch`; a coordinator's kind calls `tick` (seed 000). No key has a timer.
 """
 
 import asyncio
@@ -30,12 +29,12 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 SLICE: Final = 50
-"""Keys read, loaded or let go in one turn of the loop."""
+"""Keys that are read, loaded or dropped in one turn of the loop."""
 SHORTEST_PAUSE: Final = 0.1
 """Between two loads of a key, however short its freshness."""
 LONGEST_PAUSE: Final = 30.0
-"""A wall clock that was set is noticed after so long."""
-MOST_LOADS: Final = 10  # of a watched key in a second, however often it is invalidated
+"""Seconds; a wall clock that was set is noticed after this time."""
+MOST_LOADS: Final = 10  # loads of a watched key in a second, however often it is invalidated
 MOST_COUNTED: Final = 10_000
 """Keys whose loads are counted."""
 
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Driver(ABC, Generic[K]):
-    """Looks up what is due and loads what is stale, for the keys of one lane.
+    """Looks up keys that are due and loads stale ones, for one lane.
 
     The lane remembers cooldowns as the store does (E7), also while the store is unavailable.
     """
@@ -52,18 +51,18 @@ class Driver(ABC, Generic[K]):
         self.lane: Lane[K] = new_lane(terms)
         self.clock = clock
         self._stale_at: dict[K, float] = {}
-        """Of what landed while it is being renewed: it need not be read again."""
+        """For keys whose copy arrived while they are renewed: they need not be read again."""
 
     @abstractmethod
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
-        """When each is to be refreshed; in the past: now."""
+        """When to refresh each key; a time in the past means now."""
 
     @abstractmethod
     def renew(self, keys: Sequence[K]) -> AsyncGenerator[Mapping[K, object]]:
-        """Load what is not fresh, and tell of each as soon as it ends: a LoadFailed, or not."""
+        """Load keys that are not fresh, and yield each as it ends: a LoadFailed, or not."""
 
     async def tick(self, size: int, batches: int, is_open: Callable[[], bool]) -> None:
-        """C5: one look at what is due, then up to so many batches; nothing once it is shut."""
+        """C5: one look at due keys, then up to so many batches; nothing once it is shut."""
         while is_open() and await self.look_up():
             pass
         for _ in range(batches):
@@ -72,7 +71,7 @@ class Driver(ABC, Generic[K]):
             await self.refresh(batch)
 
     async def _stale(self, size: int) -> list[K]:
-        """C5: up to a batch of what is still stale: another writer may have refreshed some."""
+        """C5: up to a batch of keys that no other process has refreshed."""
         batch: list[K] = []
         while taken := self.lane.take(size - len(batch), batch):
             times, now = await self.refresh_times(taken), self.clock()
@@ -85,7 +84,7 @@ class Driver(ABC, Generic[K]):
         return batch
 
     async def look_up(self) -> bool:
-        """A slice of what is due, and a turn for the loop; False if nothing is."""
+        """Look up a slice of due keys, and yield to the loop. False if none is due."""
         if not (due := self.lane.due(self.clock(), SLICE)):
             return False
         self.note(await self.refresh_times(due))
@@ -93,13 +92,13 @@ class Driver(ABC, Generic[K]):
         return True
 
     def note(self, times: Mapping[K, float]) -> None:
-        """C3: the stale are queued, unless they are cooling; the fresh wait for their time."""
+        """C3: queue stale keys, unless they cool down; fresh keys wait for their time."""
         now = self.clock()
         for key, at in times.items():
             self.lane.looked_up(key, at, now)
 
     async def refresh(self, keys: Sequence[K]) -> None:
-        """E24: each key is free again when its own load ends; a slow one holds up no other."""
+        """E24: each key is free again when its own load ends; a slow one delays no other."""
         flying = dict.fromkeys(keys)
         try:
             async with aclosing(self.renew(keys)) as renewed:
@@ -111,7 +110,8 @@ class Driver(ABC, Generic[K]):
     async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
         """When to look at each again.
 
-        A key that was invalidated since it landed has no time: it is looked up at once (E24).
+        A key that was invalidated since its copy arrived has no time: it is looked up at once
+        (E24).
         """
         times = dict.fromkeys(outcomes, NEVER)
         if untold := [key for key in outcomes if key not in self._stale_at]:
@@ -128,20 +128,20 @@ class Driver(ABC, Generic[K]):
                 self.lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
 
     def cool(self, failed: Mapping[K, LoadFailed], of: int, now: float) -> None:  # noqa: ARG002
-        """C9: each on its own cooldown; `of` are so many that were loaded together."""
+        """C9: each on its own cooldown; `of`: how many were loaded together."""
         for key in failed:
             self.lane.failed(key, now)
 
     def _land(self, keys: Iterable[K]) -> dict[K, float]:
-        """Until when each is fresh that landed meanwhile."""
+        """Until when each copy that arrived meanwhile is fresh."""
         self.lane.land(keys)
         return {key: self._stale_at.pop(key) for key in keys if key in self._stale_at}
 
 
 class Watcher(Driver[K], Generic[K, V]):
-    """All that is watched of one resource, for as long as it is.
+    """All watched keys of one resource, while there are any.
 
-    The core reads, leases and loads, so that one load serves every process on the store (E5).
+    The core reads, leases and loads, so one load serves every process on the store (E5).
     """
 
     def __init__(self, core: "Core[K, V]", clock: Clock) -> None:
@@ -149,16 +149,16 @@ class Watcher(Driver[K], Generic[K, V]):
         self.core = core
         size = core.spec.max_batch
         self._batches = size * max(1, SLICE // size)
-        """Whole batches: a slice that cuts one would cost a request."""
+        """Whole batches: a slice that cuts one would cost another request."""
         self._open: set[Watch[K, V]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}
-        """What was heard last of what is watched, and does not exist."""
+        """Watched keys that did not exist when last asked for."""
         self._heard: dict[K, float] = {}
-        """When the copy was fetched that is known of each key."""
+        """When the known copy of each key was fetched."""
         self._loads: BoundedDict[K, tuple[float, int]] = BoundedDict(MOST_COUNTED)
-        """How often each key was taken since a time, for a second."""
+        """How often each key was loaded within the current second."""
         self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -201,7 +201,7 @@ class Watcher(Driver[K], Generic[K, V]):
             self._changed.set()
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
-        """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
+        """Stop watching many keys: the driver drops them in slices, so the loop is not blocked."""
         if watch not in self._open:  # the cache closes: nothing is watched any more
             return
         self._open.discard(watch)
@@ -211,7 +211,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self._changed.set()
 
     def is_news(self, key: K, copy: Copy) -> bool:
-        """True if it is later than what is known, or the store says so; the first is no news."""
+        """True if the copy is newer than the known one, or the store says so."""
         if key not in self.watches:
             return False
         at, told = copy.fetched_at, self.core.memory.notices
@@ -219,7 +219,7 @@ class Watcher(Driver[K], Generic[K, V]):
         return late > 0 or bool(late and told and told.is_published(key, copy.generation))
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
-        """A new copy is here: tell its watches, and plan its next refresh (E24)."""
+        """A new copy arrived: tell its watches, and plan its next refresh (E24)."""
         if (watches := self.watches.get(key)) is None:
             return
         self._changed.set()
@@ -243,7 +243,7 @@ class Watcher(Driver[K], Generic[K, V]):
             self._changed.set()
 
     def begin_anew(self) -> None:
-        """Nothing is watched. E21: nothing of a loop that was closed can be told."""
+        """Watch nothing. E21: watches of a closed loop cannot be told."""
         for known in (self._open, self.watches, self.absent, self._heard, self._stale_at):
             known.clear()
         self._leaving.clear()
@@ -251,16 +251,16 @@ class Watcher(Driver[K], Generic[K, V]):
         self._driver, self._changed = None, asyncio.Event()
 
     def close(self) -> None:
-        """The cache closes: whoever iterates comes to the end."""
+        """The cache closes: every loop over a watch ends."""
         driver, watches = self._driver, tuple(self._open)
-        self.begin_anew()  # first: else each of them would leave key by key (E28)
+        self.begin_anew()  # first, or each of them would leave key by key (E28)
         for watch in watches:
             watch.close()
         if driver is not None:
             driver.cancel()
 
     def _check_loop(self) -> None:
-        """Before anything is noted: what no driver will look after must not stay behind."""
+        """Check the loop before anything is noted that no driver would look after."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -272,7 +272,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self._loop = loop
 
     async def _start(self) -> None:
-        """The cache may have to be opened first; then the driver is one of its tasks."""
+        """Start the driver as a task of the cache, which may have to be opened first."""
         try:
             runtime = await self.core.ready()
         except StillfreshError as exc:
@@ -310,12 +310,12 @@ class Watcher(Driver[K], Generic[K, V]):
         super().note({key: max(at, self._free_at(key)) for key, at in times.items()})
 
     def _free_at(self, key: K) -> float:
-        """A key that was loaded too often waits for the end of the second."""
+        """When a key that was loaded too often may be loaded again: at the end of the second."""
         since, loads = self._loads.get(key, (NEVER, 0))
         return since + 1 if loads >= MOST_LOADS and since <= self.clock() else NEVER
 
     async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
-        """Failures are told to the watches that hear of them, with what is left to show."""
+        """Report failures to the watches that want them, with the copy that is left."""
         await super()._ended(outcomes, flying, of)
         failed = {
             key: it
@@ -334,7 +334,7 @@ class Watcher(Driver[K], Generic[K, V]):
         return super()._land(keys)
 
     async def _pause(self, runtime: Runtime) -> None:
-        """Until the next key's time comes, or something changes."""
+        """Wait until the next key's time, or until something changes."""
         at, now = self.lane.next_time(), self.clock()
         pause = LONGEST_PAUSE if at is None else min(max(at - now, 0.0), LONGEST_PAUSE)
         waits = [asyncio.ensure_future(it) for it in (runtime.sleep(pause), self._changed.wait())]
