@@ -4,13 +4,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter
+from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter, StoreError, Verdict
 from stillfresh.engine import Resource
-from stillfresh.testing import Observed, Process, Promise, Version, World
+from stillfresh.testing import Blow, Observed, Process, Promise, Version, World
+from stillfresh.testing.simulator.faults import Strike
 
 KEYS = ("a", "b", "c")
 SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
 HOUR = 3600.0
+WATCHED = "watched"
+QUIET = 60.0
+"""Seconds after which every fault is over."""
+TOLD = 10.0
+"""Seconds in which a change is noticed, also if its channel has broken."""
 
 
 def prices(
@@ -159,6 +165,8 @@ async def from_memory(world: World) -> None:
 async def on_a_store_that_tells(world: World) -> None:
     """S10: it says what others do: memory asks nothing, and is behind by `memory_for` at most."""
 
+    is_watched, ended, often = world.dice.random() < 0.3, list[Process](), "ab" * 10 + "c"
+
     def declared(process: Process) -> Observed:
         cache = process.cache(pushes=True)
 
@@ -172,10 +180,10 @@ async def on_a_store_that_tells(world: World) -> None:
         resource = declared(process)
 
         async def read() -> None:
-            for _ in world.steps(60):
-                await asyncio.sleep(world.dice.choice([0, 0.01, 0.03, 0.5]))
+            for _ in world.steps(80):
+                await asyncio.sleep(world.dice.choice([0, 0.01, 0.5, 1.0]))
                 with suppress(LoadFailed):
-                    await resource.get(world.dice.choice("aaabbbc"))
+                    await resource.get(world.dice.choice(often))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
@@ -183,20 +191,63 @@ async def on_a_store_that_tells(world: World) -> None:
 
     async def changes(process: Process) -> None:
         resource = declared(process)
-        for _ in world.steps(20):
-            await asyncio.sleep(world.dice.choice([0, 0.01, 0.03, 1.0, 3.0]))
+        for _ in world.steps(15):
+            await asyncio.sleep(world.dice.choice([0, 1.0, 3.0, 5.0]))
             key = world.dice.choice(KEYS[:2])
-            match world.dice.randrange(4):
+            match world.dice.randrange(8):
                 case 0:
                     await resource.delete(key)
                 case 1:
                     await resource.change(key)
                 case _:  # one after another, so that reads are on their way meanwhile
-                    for _ in world.steps(4):
+                    for _ in world.steps(2):
                         await resource.put(key)
+        if is_watched:
+            await asyncio.sleep(max(0.0, QUIET - world.time()))
+            await noticed(world, resource)
+            await noticed(world, resource)
+        ended.append(process)
 
+    async def watches(process: Process) -> None:
+        process.failure_rate = 0.0
+        with declared(process).resource.watch(WATCHED):
+            while not ended:
+                await asyncio.sleep(TOLD)
+
+    if world.dice.random() < 0.5:
+        world.weather.strikes(Strike(0, Blow.SLOW, 0, QUIET))
     world.launch(reads, 2)
     world.launch(changes, 1)
+    if is_watched:
+        world.launch(watches, 1)
+
+
+async def noticed(world: World, resource: Observed) -> None:
+    """Another process watches it: told of the change, or that the channel broke, it loads."""
+    await asyncio.sleep(TOLD)
+    began, faults = world.time(), world.weather.faults
+    await resource.change(WATCHED)
+    await asyncio.sleep(TOLD)
+    is_late = world.ledger.loaded_at[resource.kind, WATCHED] < began
+    if is_late and world.weather.faults == faults:
+        world.broken(Promise.ASKED, f"another process changed it {TOLD} s ago, and nobody asked")
+
+
+async def over_a_cluster(world: World) -> None:
+    """S9: keys on three nodes, one of which is replaced by its replica now and then."""
+
+    async def app(process: Process) -> None:
+        pushes = world.dice.random() < 0.3
+        cache = process.cache(cluster=True, pushes=pushes)
+        resource = prices(process, cache, memory_for=1.0 if pushes else 0.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(visited(process, [resource] * 2))
+            group.create_task(write(process, resource))
+
+    world.launch(app, 3)
+    for _ in world.steps(6):
+        await asyncio.sleep(world.dice.uniform(0, 4))
+        world.fail_over(world.dice.randrange(3))
 
 
 async def set_back(world: World) -> None:
@@ -262,31 +313,37 @@ async def of_puts(world: World) -> None:
     """E17: values that a process knows, put while others load, invalidate and put the same keys."""
 
     async def app(process: Process) -> None:
-        inline, memory_for = world.dice.choice([(False, 0.0), (False, 1.0), (True, 0.0)])
-        resource = prices(process, process.cache(inline=inline), memory_for=memory_for)
-
-        async def use() -> None:
-            for _ in world.steps(20):
-                await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
-                key = world.dice.choice(KEYS)
-                match world.dice.randrange(8):
-                    case 0:
-                        await resource.put(key)
-                    case 1:
-                        await resource.put(*KEYS)
-                    case 2:
-                        await resource.change(key, soft=world.dice.random() < 0.3)
-                    case 3:
-                        await resource.refresh(key)
-                    case _:
-                        await resource.get(key)
-
+        memory_for, inline, pushes = world.dice.choice(
+            [(0.0, False, False), (1.0, False, False), (0.0, True, False), (1.0, False, True)]
+        )
+        cache = process.cache(inline=inline, pushes=pushes)
+        resource = prices(process, cache, memory_for=memory_for)
         with resource.resource.watch(KEYS[0]):
             async with asyncio.TaskGroup() as group:
                 for _ in range(3):
-                    group.create_task(use())
+                    group.create_task(write(process, resource))
 
     world.launch(app, 3)
+
+
+async def write(process: Process, resource: Observed) -> None:
+    """One visitor that puts, too."""
+    world = process.world
+    for _ in world.steps(20):
+        await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+        key = world.dice.choice(KEYS)
+        match world.dice.randrange(8):
+            case 0:
+                await resource.put(key)
+            case 1:
+                await resource.put(*KEYS)
+            case 2:
+                some = (key,) if world.dice.random() < 0.5 else KEYS
+                await resource.change(*some, soft=world.dice.random() < 0.3)
+            case 3:
+                await resource.refresh(key)
+            case _:
+                await resource.get(key)
 
 
 async def by_tags(world: World, *, late: bool = False) -> None:
@@ -294,8 +351,10 @@ async def by_tags(world: World, *, late: bool = False) -> None:
 
     async def app(process: Process) -> None:
         keys = [key for keys in SHOPS.values() for key in keys]
-        cache = process.cache()
-        resource = prices(process, cache, keys=keys, late=late)
+        pushes = world.dice.random() < 0.5
+        cache = process.cache(pushes=pushes)
+        memory_for = 1.0 if pushes else 0.0
+        resource = prices(process, cache, memory_for=memory_for, keys=keys, late=late)
         for _ in world.steps(25):
             await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
             if world.dice.random() < 0.2:
@@ -317,29 +376,71 @@ async def by_late_tags(world: World) -> None:
 
 
 async def inside_another(world: World) -> None:
-    """E3, E4: loaders that ask other resources, and now and then one another, in a circle."""
+    """E3, E4: loaders that ask other resources, and now and then one another, in a circle.
+
+    I26: a menu is made of a part, and has a tag for it: who changes the part invalidates both.
+    """
 
     async def app(process: Process) -> None:
         cache = process.cache()
 
-        @cache.batched("page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, lease_for=3)
+        @cache.batched(
+            "page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, load_timeout=HOUR
+        )
         async def page(ids: list[str]) -> dict[str, Version | Exception]:
             for id_ in ids:
                 with suppress(LoadFailed):
                     await (part.get(id_) if id_ != "c" else page.get("a"))
             return await process.load("page", ids)
 
-        @cache.batched("part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, lease_for=3)
+        @cache.batched(
+            "part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, load_timeout=HOUR
+        )
         async def part(ids: list[str]) -> dict[str, Version | Exception]:
             if "b" in ids:
                 with suppress(LoadFailed):
                     await page.get("b")
             return await process.load("part", ids)
 
+        @cache.batched("menu", fresh_for=60, max_batch=1, lease_for=3)
+        async def menu(ids: list[str]) -> dict[str, Version | Loaded[Version] | Exception]:
+            answer = await part.get(ids[0], max_age=2)
+            (it,) = (await process.load("menu", ids)).values()
+            is_sure = answer.verdict is Verdict.FRESH and not answer.unverified
+            if isinstance(it, Exception) or not is_sure or is_unstored(world, answer.value):
+                raise ConnectionError("the part may be an old one")
+            made = Version(answer.value.number, it.load)
+            return {ids[0]: Loaded(made, tags=[f"part:{ids[0]}"])}
+
+        async def cook() -> None:
+            for _ in world.steps(15):
+                await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+                key = world.dice.choice(KEYS)
+                match world.dice.randrange(6):
+                    case 0 | 1:
+                        versions = world.change("part", key)
+                        with suppress(StoreError):  # a load between the two has the new part
+                            await part.invalidate(key)
+                            await cache.invalidate_tag(f"part:{key}")
+                            process.announced("part", versions)
+                            process.announced("menu", versions)
+                    case 2:
+                        await menus.delete(key)
+                    case _:
+                        await menus.get(key)
+
+        menus = process.observe("menu", menu)
         pages, parts = process.observe("page", page), process.observe("part", part)
-        await visited(process, [pages, pages, parts])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(visited(process, [pages, pages, parts]))
+            group.create_task(cook())
 
     world.launch(app, 2)
+
+
+def is_unstored(world: World, value: Version) -> bool:
+    """S5: loaded while the store was away, which may have missed an invalidation."""
+    return world.ledger.loads[value.load].is_unstored
 
 
 async def closed_and_opened(world: World) -> None:

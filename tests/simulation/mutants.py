@@ -15,9 +15,11 @@ from stillfresh.engine.lane import Lane
 from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Loader, Tasks
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.news import Notices
-from stillfresh.engine.queue import OVER, Batch, Flight
+from stillfresh.engine.news import News, Notices
+from stillfresh.engine.put import Puts
+from stillfresh.engine.queue import OVER, Batch, Flight, Queue
 from stillfresh.engine.watcher import Watcher
+from stillfresh.errors import StoreError
 from stillfresh.feed.rows import Writes
 from stillfresh.live import Connection
 from stillfresh.stores import memory
@@ -25,6 +27,7 @@ from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
 from stillfresh.testing import Promise
+from stillfresh.testing.simulator import nodes
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
 from stillfresh.waiting import rules
@@ -94,6 +97,34 @@ def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
 def a_tag_that_a_load_tells_is_not_asked_about(patch: pytest.MonkeyPatch) -> None:
     """I26: it was invalidated while the load ran."""
     patch.setattr(MemoryRows, "is_past", lambda *_: False)
+
+
+@mutant(Promise.FRESH, "inside_another")
+def what_is_made_of_an_old_part_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """I26: the part was changed while the load that used it ran."""
+    patch.setattr(MemoryRows, "is_past", lambda *_: False)
+
+
+@mutant(Promise.FRESH, "over_a_cluster")
+def a_change_is_confirmed_before_the_replica_has_it(patch: pytest.MonkeyPatch) -> None:
+    """S9: as Redis does without `wait_replicas`."""
+    patch.setattr(nodes, "UNCONFIRMED", {"publish", "invalidate", "delete", "take over"})
+
+
+@mutant(Promise.FRESH, "over_a_cluster")
+def a_put_leaves_out_a_node_that_is_away(patch: pytest.MonkeyPatch) -> None:
+    """S9: and says that it has put them all."""
+    before = Puts._take_over
+
+    async def take_over(self: Any, runtime: Any, values: Any, seen: Any, leases: Any) -> None:
+        try:
+            await before(self, runtime, values, seen, leases)
+        except StoreError:
+            if not leases:
+                raise
+            values[:] = [it for it in values if it.id in leases]
+
+    patch.setattr(Puts, "_take_over", take_over)
 
 
 @mutant(Promise.FRESH, "on_late_requests")
@@ -291,6 +322,25 @@ def memory_is_trusted_again_after_a_pause(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Notices, "trusted_until", trusted_until)
 
 
+@mutant(Promise.FRESH, "on_a_store_that_tells")
+def an_answer_that_news_overtook_is_trusted(patch: pytest.MonkeyPatch) -> None:
+    """S10: the store was read before the change, and its answer came after the news of it."""
+    patch.setattr(Notices, "is_known", lambda *_: True)
+
+
+@mutant(Promise.ASKED, "on_a_store_that_tells")
+def a_watch_does_not_hear_of_anothers_change(patch: pytest.MonkeyPatch) -> None:
+    """S10: memory does."""
+    before = News._doubt
+
+    def doubt(self: News, core: Any, key: Any, generation: Any) -> None:
+        watches, core.watcher.watches = core.watcher.watches, {}
+        before(self, core, key, generation)
+        core.watcher.watches = watches
+
+    patch.setattr(News, "_doubt", doubt)
+
+
 @mutant(Promise.BOUND, "from_memory")
 def memory_forgets_its_limit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Memory, "_drop_one", lambda _: None)
@@ -311,6 +361,18 @@ def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
             self.waiters[waiter] = Joined.BEFORE
 
     patch.setattr(Flight, "join", join)
+
+
+@mutant(Promise.ALIVE, "inside_another")
+def a_load_inside_a_load_takes_a_place(patch: pytest.MonkeyPatch) -> None:
+    """E4: the only one, which the outer load has."""
+    patch.setattr(Queue, "_hurry", lambda *_: None)
+
+
+@mutant(Promise.ALIVE, "inside_another")
+def nobody_notices_a_circle(patch: pytest.MonkeyPatch) -> None:
+    """E3: two loads wait for each other."""
+    patch.setattr(Flight, "waits_for", lambda *_: False)
 
 
 @mutant(Promise.ALIVE, "on_a_file")

@@ -11,6 +11,7 @@ from tests.simulation.engine_scenarios import (
     on_a_file,
     on_a_store_that_tells,
     on_late_requests,
+    over_a_cluster,
     over_a_network,
     set_back,
 )
@@ -26,6 +27,7 @@ SCENARIOS: dict[str, Scenario] = {
         on_a_file,
         from_memory,
         on_a_store_that_tells,
+        over_a_cluster,
         set_back,
         on_late_requests,
         by_tags,

@@ -141,7 +141,8 @@ async def of_a_watch(world: World) -> None:
     """E24: keys are watched while others refresh, invalidate and fail to load them."""
 
     async def app(process: Process) -> None:
-        cache = process.cache(inline=world.dice.random() < 0.5)
+        inline, pushes = world.dice.choice([(False, False), (True, False), (False, True)])
+        cache = process.cache(inline=inline, pushes=pushes)
 
         @cache.batched("thing", fresh_for=SHORT, stale_for=HOUR, max_batch=2, lease_for=3)
         async def thing(ids: list[str]) -> dict[str, Version | Exception]:

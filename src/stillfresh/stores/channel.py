@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 Tell: TypeAlias = Callable[[str, str, str | None], None]
 """Called with a kind, an id and the new generation; None if the entry was invalidated."""
 A_TAG: Final = ""
-"""In place of a kind: the id is a tag, and every entry with the tag is invalidated."""
+"""In place of a kind: the id is a tag, whose entries are invalidated, and reported as well."""
 
 
 class Channel(ABC):

@@ -20,7 +20,7 @@ LATENCY: Final = (0.0001, 0.005)
 """Quicker than an answer: what is told may overtake what was read before."""
 SLOW: Final = (0.1, 3.0)
 PATIENCE: Final = 1.0
-BREAKS: Final = 0.15
+BREAKS: Final = 0.1
 TWICE: Final = 0.1
 LATE: Final = 0.1
 
@@ -50,6 +50,10 @@ class SimulatedChannel(Channel):
         self._quiet_at = 0.0
         """When all that was sent so far has come."""
         self._is_broken = False
+
+    def cut(self) -> None:
+        """Nothing comes any more."""
+        self._is_broken = True
 
     def send(self, kind: str, id_: str, generation: str | None) -> None:
         """The store has done it; the process hears of it some time later, or never more."""

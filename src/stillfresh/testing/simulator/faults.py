@@ -42,6 +42,8 @@ REQUESTS: Final = 400
 """Those that may meet trouble; a run that asks for more is a quiet one from then on."""
 RATES: Final = (0.0, 0.02, 0.1, 0.25)
 CLOCKS: Final = 8
+NODES: Final = 3
+"""Of a cluster (S9)."""
 SLOWNESS: Final = 2.0
 """Seconds that a slow store adds, at most, each way."""
 
@@ -175,6 +177,7 @@ class Weather:
         self._time = time
         self._troubles = dict(plan.troubles)
         self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
+        self._struck: dict[Blow, int] = {}
 
     def next_request(self) -> tuple[int, Trouble | None]:
         number, self.requests = self.requests, self.requests + 1
@@ -187,10 +190,12 @@ class Weather:
         self.faults += 1
         if strike.blow in self._until:
             self._until[strike.blow] = self._time() + strike.amount
+            self._struck[strike.blow] = strike.process
         return strike.blow in self._until
 
-    def is_now(self, blow: Blow) -> bool:
-        return self._time() < self._until[blow]
+    def is_now(self, blow: Blow, node: int | None = None) -> bool:
+        """`node`: of a cluster, of which it strikes one."""
+        return self._time() < self._until[blow] and node in {None, self._struck[blow] % NODES}
 
     def slowness(self) -> float:
         return self.dice.uniform(0, SLOWNESS) if self.is_now(Blow.SLOW) else 0.0

@@ -6,6 +6,7 @@ here too: a version for each key, raised by every change, so that "old" is a com
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -194,6 +195,15 @@ class Ledger:
     def _held(self, kind: str, lease: Lease) -> Holder | None:
         held = self._holders.get((kind, lease.id))
         return held if held is not None and held.token == lease.token else None
+
+    def holder(self, key: Key) -> Holder | None:
+        return copy(self._holders.get(key))
+
+    def restore(self, key: Key, holder: Holder | None) -> None:
+        """S9: a failover has undone what was done to its lease since."""
+        self._holders.pop(key, None)
+        if holder is not None:
+            self._holders[key] = holder
 
     def granted(self, process: int, kind: str, grants: Mapping[str, Grant]) -> None:
         for id_, grant in grants.items():

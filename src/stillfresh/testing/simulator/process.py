@@ -10,6 +10,7 @@ from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.testing.simulator.ledger import Reading, Version
+from stillfresh.testing.simulator.nodes import ClusterWire
 from stillfresh.testing.simulator.wire import StoreWire
 from stillfresh.virtual_loop import WORLD
 
@@ -61,14 +62,15 @@ class Process:
         self.world.started(self, job)
         return job
 
-    def cache(self, *, inline: bool = False, pushes: bool = False) -> Cache:
+    def cache(self, *, inline: bool = False, pushes: bool = False, cluster: bool = False) -> Cache:
         """Return a cache on the shared store, with this process's clock. The simulation closes it.
 
-        `inline`: the store is a file. `pushes`: the store reports what others do.
+        `inline`: the store is a file. `pushes`: the store reports what others do. `cluster`: it is
+        three nodes, any of which may be replaced by its replica.
         """
         store = self.file_store if inline else self.store
-        if pushes:
-            store = StoreWire(self, pushes=True)
+        if pushes or cluster:
+            store = (ClusterWire if cluster else StoreWire)(self, pushes=pushes)
         cache = Cache(store, clock=self.clock, dice=self.dice.random, grace=GRACE)
         self.at_close(cache.close)
         return cache

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
-from stillfresh.stores import Channel, Tell
+from stillfresh.stores import A_TAG, Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -64,7 +64,8 @@ class StoreRequest(Generic[T]):
     ids: Sequence[str]
     effect: Callable[[Sequence[str]], T]
     tokens: Sequence[str] = ()
-    is_sent_again: bool = False
+    node: int | None = None
+    """S9: the one that it goes to, in a cluster."""
 
     def __str__(self) -> str:
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
@@ -183,15 +184,12 @@ class StoreWire(WrappedStore):
             self._ledger.released(kind, [those[id_][0] for id_ in superseded & (late or {}).keys()])
             for id_ in sorted(those.keys() - superseded):
                 self._world.tell(kind, id_, those[id_][1].generation)
-            if request.is_sent_again:  # S2: settled by what is there
-                found = self._store.read_now(kind, list(those))
-                there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
-                superseded -= {i for i, (_, it) in those.items() if there.get(i) == it.generation}
-            return superseded
+            found = self._store.read_now(kind, list(those))  # S2: one sent again is settled so
+            there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
+            return superseded - {i for i, (_, it) in those.items() if there.get(i) == it.generation}
 
         tokens = [lease.token for lease, _ in copies.values()]
-        request = StoreRequest("publish", kind, list(copies), effect, tokens)
-        return await self._asked(request)
+        return await self._asked(StoreRequest("publish", kind, list(copies), effect, tokens))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         def effect(some: Sequence[str]) -> set[str]:
@@ -223,6 +221,7 @@ class StoreWire(WrappedStore):
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         def effect(_: Sequence[str]) -> list[tuple[str, str]]:
             found = finished(self._store.invalidate_tag(tag, soft=soft))
+            self._world.tell(A_TAG, tag, None)
             for kind, id_ in found:
                 self._voided(kind, [id_])
             return found
@@ -252,7 +251,6 @@ class StoreWire(WrappedStore):
             except NoAnswer:
                 if not self._world.plan.resends:
                     raise
-            request.is_sent_again = True
             return await self._tried(request)
         except (StoreError, asyncio.CancelledError):
             self._unanswered(request)
@@ -287,8 +285,9 @@ class StoreWire(WrappedStore):
         there = dice.uniform(*LATENCY) + weather.slowness()
         gives_up = dice.uniform(*PATIENCE)
         some, is_answered = request.ids, trouble in {None, Trouble.SLOW, Trouble.TWICE}
+        back = dice.choice((0.0, dice.uniform(*SLOW))) if trouble is Trouble.SLOW else 0.0
         match trouble:
-            case Trouble.SLOW:
+            case Trouble.SLOW if not back:
                 there += dice.uniform(*SLOW)
             case Trouble.TWICE:
                 self._arrive(there + dice.uniform(*SLOW), request, some, None)
@@ -300,14 +299,18 @@ class StoreWire(WrappedStore):
             waits = gives_up if trouble in {Trouble.LOST, Trouble.LATE} else max(gives_up, there)
             self._settle(waits, answer, NoAnswer("no answer from the store"))
         if trouble is not Trouble.LOST:
-            self._arrive(there, request, some, answer if is_answered else None)
+            self._arrive(there, request, some, answer if is_answered else None, back)
 
     def _arrive(self, after: float, *arrived: Any) -> None:  # noqa: ANN401 (for _take_effect)
         with self._world.loop.acting(WORLD):
             self._world.loop.call_later(after, self._take_effect, *arrived)
 
     def _take_effect(
-        self, request: StoreRequest[Any], some: Sequence[str], answer: "asyncio.Future[Any] | None"
+        self,
+        request: StoreRequest[Any],
+        some: Sequence[str],
+        answer: "asyncio.Future[Any] | None",
+        back: float = 0.0,
     ) -> None:
         weather = self._world.weather
         try:
@@ -315,15 +318,15 @@ class StoreWire(WrappedStore):
         except StoreError as exc:
             result = exc
         if answer is not None:
-            back = weather.dice.uniform(*LATENCY)
+            back += weather.dice.uniform(*LATENCY)
             back += 0.0 if isinstance(result, StoreError) else weather.slowness()
             self._settle(back, answer, result)
 
     def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
         world = self._world
-        if world.weather.is_now(Blow.AWAY):
+        if world.weather.is_now(Blow.AWAY, request.node):
             raise StoreError("the store is away")
-        if world.weather.is_now(Blow.FULL) and request.step not in READS:
+        if world.weather.is_now(Blow.FULL, request.node) and request.step not in READS:
             raise StoreError("the store is full")
         world.asked_by = self._process
         try:

@@ -12,8 +12,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 from stillfresh.checks import checked_function, checked_whole
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing.simulator.channel import SimulatedChannel
-from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Weather
+from stillfresh.testing.simulator.faults import NODES, Blow, Plan, Strike, Weather
 from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
+from stillfresh.testing.simulator.nodes import Node
 from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.wire import finished
 from stillfresh.virtual_loop import WORLD, VirtualLoop
@@ -50,6 +51,8 @@ class World:
         finished(self.store.open())
         self.channels: set[SimulatedChannel] = set()
         """S10: those that are told what the store does."""
+        self.nodes = [Node() for _ in range(NODES)]
+        """S9: of the store, if it is a cluster."""
         self.asked_by: Process | None = None
         """The process whose request the store is doing."""
         self._asks_callers = plan.dice("clock").random() < 0.5
@@ -110,6 +113,12 @@ class World:
         """The store has done this to an id."""
         for channel in sorted(self.channels, key=lambda it: it.number):
             channel.send(kind, id_, generation)
+
+    def fail_over(self, node: int) -> None:
+        """S9: one node's replica takes over, without what it does not have yet."""
+        self.nodes[node].fail(self.time())
+        for channel in self.channels:
+            channel.cut()
 
     def note(self, process: Process | None, text: str) -> None:
         """Add a line to the trace."""
@@ -239,6 +248,8 @@ class World:
     def _strike(self, strike: Strike) -> None:
         if self.weather.strikes(strike):
             self.note(None, f"{strike.blow} for {strike.amount:g} s")
+            if strike.blow is Blow.AWAY:
+                self.fail_over(strike.process % NODES)
         elif living := self._living():
             process = living[strike.process % len(living)]
             match strike.blow:

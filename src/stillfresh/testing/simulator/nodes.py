@@ -1,0 +1,123 @@
+"""A simulated cluster: three nodes with a part of the keys each, and their replicas (T7, S9).
+
+A step on keys of several nodes is one request to each; reads and leases may be answered in part. A
+change is confirmed when the node's replica has it. When a node fails, its replica takes over: what
+it does not have yet was never done.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from stillfresh.stores.contract import AWAY, Lease
+from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
+from stillfresh.testing.simulator.faults import NODES
+from stillfresh.testing.simulator.wire import READS, NoAnswer, StoreRequest, StoreWire
+
+T = TypeVar("T")
+
+LAG: Final = (0.0, 0.5)
+"""Seconds that a replica is behind."""
+PARTLY: Final = frozenset({"read", "acquire", "take over"})
+UNCONFIRMED: Final = frozenset({"renew", "release"})
+"""Answered at once: if a failover undoes them, a load is lost at worst."""
+
+
+def node_of(id_: str) -> int:
+    return sum(id_.encode()) % NODES
+
+
+@dataclass(slots=True)
+class Node:
+    """What was done on a node and is not known to its replica yet."""
+
+    caught_up_at: float = 0.0
+    """When the replica has all that was done so far."""
+    steps: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+
+    def done(self, now: float, lag: float, undo: Callable[[], None]) -> float:
+        """One more step; returns when the replica has it."""
+        self.caught_up_at = max(self.caught_up_at, now + lag)
+        self.steps = [it for it in self.steps if it[0] > now]
+        self.steps.append((self.caught_up_at, undo))
+        return self.caught_up_at
+
+    def fail(self, now: float) -> None:
+        """The replica takes over."""
+        steps, self.steps = self.steps, []
+        for confirmed_at, undo in reversed(steps):
+            if confirmed_at > now:
+                undo()
+
+
+class ClusterWire(StoreWire):
+    """A cluster, as one process sees it."""
+
+    async def _asked(self, request: StoreRequest[T]) -> T:
+        ids = defaultdict[int, list[str]](list)
+        for id_ in request.ids:
+            ids[node_of(id_)].append(id_)
+        parts = [replace(request, ids=some, node=node) for node, some in ids.items()]
+        asked = map(super()._asked, parts or [request])
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        lost = [it for it in ended if isinstance(it, BaseException)]
+        if lost and not (len(lost) < len(ended) and request.step in PARTLY):
+            raise lost[0]
+        whole, *others = [it for it in ended if not isinstance(it, BaseException)]
+        for other in others:
+            whole = other if whole is None else whole | other  # type: ignore[operator]
+        if request.step == "read":
+            away = [part for part, it in zip(parts, ended, strict=True) if it in lost]
+            whole |= {id_: AWAY for part in away for id_ in part.ids}  # type: ignore[operator]
+        return whole
+
+    def _take_effect(
+        self,
+        request: StoreRequest[Any],
+        some: Sequence[str],
+        answer: "asyncio.Future[Any] | None",
+        back: float = 0.0,
+    ) -> None:
+        world, (node, step) = self._world, (request.node, request.step)
+        if node is not None and step not in READS:
+            restores = [self._kept((request.kind, id_)) for id_ in some]
+
+            def undo() -> None:
+                for restore in restores:
+                    restore()
+                if answer is not None:
+                    self._settle(0.0, answer, NoAnswer("the node failed before it answered"))
+
+            lag = world.weather.dice.uniform(*LAG)
+            confirmed_at = world.nodes[node].done(world.time(), lag, undo)
+            back += 0.0 if step in UNCONFIRMED else confirmed_at - world.time()
+        super()._take_effect(request, some, answer, back)
+
+    def _kept(self, key: Key) -> Callable[[], None]:
+        """What puts an entry back as it is now."""
+        rows, holder = self._store._rows, self._ledger.holder(key)  # noqa: SLF001 (all of it)
+        row = copy(rows.get(key))
+
+        def restore() -> None:
+            _restore(rows, key, row)
+            self._ledger.restore(key, holder)
+
+        return restore
+
+
+def _restore(rows: MemoryRows, key: Key, row: MemoryRow | None) -> None:
+    rows.drop(key)
+    if row is None:
+        return
+    lease = Lease(key[1], row.token or "", row.held_until)
+    rows.lease(key, lease.token, lease.expires_at, row.tags)
+    if row.copy is not None:
+        rows.publish(key, lease, row.copy, float("-inf"), row.late)
+    if row.token is not None:
+        rows.lease(key, row.token, row.held_until, row.tags)
+    elif (restored := rows.get(key)) is not None:
+        rows.end_lease(key, restored)
+    rows.part(key)[key].failure = row.failure
