@@ -12,6 +12,8 @@ from stillfresh.testing.simulator.faults import Strike
 KEYS = ("a", "b", "c")
 SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
 HOUR = 3600.0
+LONG = 120.0
+"""Seconds until loads of two processes that wait for each other, in a circle, give up."""
 WATCHED = "watched"
 QUIET = 60.0
 """Seconds after which every fault is over."""
@@ -385,7 +387,7 @@ async def inside_another(world: World) -> None:
         cache = process.cache()
 
         @cache.batched(
-            "page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, load_timeout=HOUR
+            "page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, load_timeout=LONG
         )
         async def page(ids: list[str]) -> dict[str, Version | Exception]:
             for id_ in ids:
@@ -394,7 +396,7 @@ async def inside_another(world: World) -> None:
             return await process.load("page", ids)
 
         @cache.batched(
-            "part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, load_timeout=HOUR
+            "part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, load_timeout=LONG
         )
         async def part(ids: list[str]) -> dict[str, Version | Exception]:
             if "b" in ids:
