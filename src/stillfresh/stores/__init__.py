@@ -1,7 +1,7 @@
 """Where copies and leases are kept: one contract, one conformance suite, several stores.
 
-The door: a store by its address, for a tenant. What a store is, and what it speaks of, is in
-`contract`; SQLite and DynamoDB have doors of their own.
+This module opens a store by its address, for a tenant. `contract` defines what a store is. SQLite
+and DynamoDB have modules of their own for other packages.
 """
 
 from stillfresh.stores.channel import A_TAG, Channel, Tell

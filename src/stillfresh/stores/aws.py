@@ -1,9 +1,9 @@
-"""The edge to AWS: clients, retries with jitter, errors translated (I4).
+"""The edge to AWS: clients, retries with jitter, translated errors (I4).
 
-Everything that DynamoDB or S3 is asked goes through `AwsService.ask`. A request is repeated when
-the service is busy or its answer got lost. So a request must do no harm if it is done twice, nor if
-its first attempt arrives last (S8): conditions and tokens see to that. A caller that is refused
-looks at the token in the row before it believes the refusal (S2).
+Every request to DynamoDB or S3 goes through `AwsService.ask`. A request is repeated if the service
+is busy or its answer was lost. So a request must do no harm if it is done twice, nor if its first
+attempt arrives last (S8): conditions and tokens ensure that. A caller that is refused checks the
+token in the row before it believes the refusal (S2).
 """
 
 import asyncio
@@ -38,16 +38,16 @@ Then: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 ATTEMPTS: Final = 5
 FIRST_PAUSE: Final = 0.05
-"""Doubling, each drawn between half and all of it: 0.4 to 0.75 s in all."""
+"""Seconds; it doubles, and each pause is drawn between half and all of it: 0.4 to 0.75 s in all."""
 PATIENCE: Final = 3.0
-"""Seconds for all attempts together: who waits has other means."""
+"""Seconds for all attempts together: callers can also load without the store."""
 PROBE: Final = 1.0
-"""Seconds for the one attempt that asks a service that was unavailable whether it is back."""
+"""Seconds for the one attempt that finds out whether the service answers again."""
 SLOWEST: Final = 1_000_000.0
-"""Bytes a second that a value may take beyond that, to be sent or received."""
+"""Bytes a second: a large value gets this much more time."""
 CONNECT_TIMEOUT: Final = 2.0
 READ_TIMEOUT: Final = 2.0
-"""Of silence, so that a connection that died unnoticed leaves time for another."""
+"""Seconds without data, so that a connection that died leaves time for another."""
 CONNECTIONS: Final = 32
 NAMES: Final = ("dynamodb", "s3")
 
@@ -64,8 +64,10 @@ BUSY: Final = frozenset(
         "TransactionInProgress",
     }
 )
-"""Worth asking again, as is whatever comes with a status of 500 or more. Here, and among a
-transaction's reasons, without the `Exception` that most codes end with."""
+"""Codes that are worth another attempt, as is any status of 500 or more.
+
+Written without the `Exception` that most codes end with, here and in a transaction's reasons.
+"""
 DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled"})
 NOT_MADE: Final = {
     "ResourceNotFoundException": "there is no such table; make it with `stillfresh table create`",
@@ -83,7 +85,7 @@ logger = logging.getLogger(__name__)
 
 
 class AwsRefused(StoreError):
-    """The service answered, and said no; `reasons` are a transaction's, action by action."""
+    """The service refused; `reasons` are those of a transaction, by action."""
 
     def __init__(self, message: str, code: str, response: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -94,20 +96,20 @@ class AwsRefused(StoreError):
 
 
 class ConditionFailed(AwsRefused):
-    """Nothing was written; `item` is the row that the condition met, where the service says it."""
+    """Nothing was written; `item` is the row that failed the condition, if the service sends it."""
 
 
 class Unanswered(StoreError):
-    """Worth another try: the service was busy, or its answer got lost."""
+    """Worth another attempt: the service was busy, or its answer was lost."""
 
 
 class Away(Unanswered):
-    """Nothing was heard of the service."""
+    """The service did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwsPlace:
-    """Where the services are: AWS, by its own settings, or a server of the same kind."""
+    """Where the services are: AWS, by its own settings, or compatible servers."""
 
     region: str | None = None
     endpoint: str | None = None
@@ -120,9 +122,9 @@ class AwsPlace:
 @dataclass(eq=False)
 class AwsService:
     client: Any
-    """Made from the service's description when it is opened."""
+    """Made when the service is opened."""
     target: str
-    """What errors speak of."""
+    """The name in errors."""
     meter: CostMeter
     sleep: Callable[[float], Awaitable[object]]
     dice: Callable[[], float]
@@ -140,9 +142,9 @@ class AwsService:
         urgent: bool = False,
         **arguments: Any,  # noqa: ANN401 (as the service describes them)
     ) -> Any:  # noqa: ANN401
-        """The answer, or what `then` makes of it; `AwsRefused`, or `StoreError` if none came.
+        """The answer, or what `then` makes of it. AwsRefused, or StoreError if none came.
 
-        Urgent is what nobody can do without: it is tried whatever happened before. An argument
+        An urgent request is sent even while the service is unavailable. An argument
         that is a function is called for each attempt: what differs from one to the next.
         """
         self._under_way += 1
@@ -154,7 +156,7 @@ class AwsService:
                 self._idle.set()
 
     async def close(self) -> None:
-        """Requests under way end; without this the client would cancel who waits for them."""
+        """Wait for running requests: the client would cancel their callers."""
         self._is_closed = True
         if self._under_way:
             self._idle.clear()
@@ -163,7 +165,7 @@ class AwsService:
     async def _unless_away(
         self, operation: str, then: Then | None, arguments: Mapping[str, Any], *, urgent: bool
     ) -> Any:  # noqa: ANN401
-        """A service that is unavailable is asked now and then only, and once."""
+        """While the service is unavailable, let one request at a time through, with one attempt."""
         breaker, now = self._breaker, asyncio.get_running_loop().time
         began = now()
         if not breaker.allows(began) and not urgent:
@@ -226,7 +228,7 @@ class AwsService:
     def _refused(
         self, operation: str, exc: ClientError, arguments: Mapping[str, Any]
     ) -> StoreError:
-        """A transaction is worth another try unless one of its conditions failed."""
+        """A transaction is worth another attempt unless one of its conditions failed."""
         error = exc.response.get("Error", {})
         code, said = str(error.get("Code", "")), str(error.get("Message", exc))
         self.meter.refused(code, arguments)
@@ -252,9 +254,9 @@ async def opened(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     dice: Callable[[], float] = random.random,
 ) -> list[AwsService]:
-    """DynamoDB and S3, for a table and a bucket (what errors speak of), closed by the stack."""
+    """Clients of DynamoDB and S3, named in errors by table and bucket, closed by the stack."""
     session = get_session()
-    with ThreadPoolExecutor(1) as thread:  # the descriptions are megabytes of JSON
+    with ThreadPoolExecutor(1) as thread:  # the service descriptions are megabytes of JSON
         loop = asyncio.get_running_loop()
         session.register_component("data_loader", await loop.run_in_executor(thread, _described))
     services = []
@@ -276,7 +278,7 @@ async def opened(
 
 @cache
 def _described() -> Loader:
-    """What a client is made from, read once, so that making one reads no file on the loop."""
+    """The description of a client, read once, so that making one reads no file on the loop."""
     loader: Loader = create_loader()
     for name in NAMES:
         for what in ("service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"):
@@ -287,7 +289,7 @@ def _described() -> Loader:
 
 
 def _client(session: AioSession, name: str, place: AwsPlace) -> Any:  # noqa: ANN401
-    """Without retries of its own: they would hide whether an answer was lost."""
+    """A client without its own retries: they would hide whether an answer was lost."""
     own_server = {
         "s3": {"addressing_style": "path"},
         "request_checksum_calculation": "when_required",

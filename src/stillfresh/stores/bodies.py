@@ -1,7 +1,7 @@
-"""Where values live that are too big for a row: objects in S3 (I2, I5).
+"""Values that are too large for a row: objects in S3 (I2, I5).
 
-An object is written once under a key of its own and never changed. What nobody points to any more
-is deleted after a delay, so that a reader who has just seen the pointer still finds it.
+An object is written once under a key of its own and never changed. An object without a row is
+deleted after a delay, so that a reader that has just read the row still finds it.
 """
 
 import asyncio
@@ -21,42 +21,42 @@ from stillfresh.stores.aws import AwsRefused, AwsService
 AT_ONCE: Final = 1_000
 """Keys in one DeleteObjects: S3 takes no more."""
 MOST_WAITING: Final = 10_000
-"""Keys that wait to be deleted; more are left to the next eviction, which finds them in S3."""
+"""Keys that wait to be deleted; further ones are left to the next eviction."""
 MISSING: Final = frozenset({"NoSuchKey", "404"})
 
 logger = logging.getLogger(__name__)
 
 
 class Body(Struct, frozen=True):
-    """A value as it lies in the open: what other services read, and what only we do."""
+    """A value as S3 and the row hold it: the part that other services read, and our own part."""
 
     data: bytes
     content_type: str | None = None
     etag: str | None = None
     """Kept in the row, and served unchanged."""
     extra: bytes = b""
-    """Kept in the row, for us alone."""
+    """Kept in the row; only stillfresh reads it."""
     terms: Policy | None = None
-    """Those of the row, when it is read."""
+    """The times of the row, when it is read."""
     encoding: str | None = None
     metadata: dict[str, str] = {}
 
 
 class Shape(Protocol):
-    """How values of one kind lie in the open: a page is a body with its own content type.
+    """How values of one kind are stored for other services: a page is a body with a content type.
 
-    Of a kind without a shape, the value is the body.
+    For a kind without a shape, the value is the body.
     """
 
     @property
     def others(self) -> Policy | None:
-        """I19: how long past its time a copy of another's is served; None: until it is swept."""
+        """I19: how long a stale copy of another service is served; None: until it is deleted."""
 
     def outside(self, value: bytes) -> Body:
-        """As it is stored."""
+        """The value as it is stored."""
 
     def inside(self, body: Body) -> bytes:
-        """As it was given; or, of another's object, what it would have been."""
+        """The value as it was given; for an object of another service, the equivalent value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class S3Bodies:
         await self.service.ask("put_object", Bucket=self.bucket, Key=key, Body=body.data, **about)
 
     async def get(self, key: str) -> Body | None:
-        """None: it is not there."""
+        """None if there is no such object."""
         try:
             body: Body = await self.service.ask("get_object", _body, Bucket=self.bucket, Key=key)
         except AwsRefused as exc:
@@ -80,7 +80,7 @@ class S3Bodies:
         return body
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Those that are gone already are no error."""
+        """Delete keys; a missing one is not an error."""
         for start in range(0, len(keys), AT_ONCE):
             objects = [{"Key": key} for key in keys[start : start + AT_ONCE]]
             answer = await self.service.ask(
@@ -117,7 +117,7 @@ async def _body(response: dict[str, Any]) -> Body:
 
 @dataclass(eq=False)
 class Trash:
-    """Keys to delete, each after `delay`; one task, which ends when there are none."""
+    """Keys to delete, each after `delay`, by one task that ends when none is left."""
 
     bodies: S3Bodies
     delay: float
@@ -141,7 +141,7 @@ class Trash:
             await self.delete_due()
 
     async def delete_due(self) -> None:
-        """What could not be deleted is left to the next eviction."""
+        """Delete keys whose time has come; after an error, the next eviction finds them."""
         now = self.clock()
         due = []
         while self._waiting and self._waiting[0][0] <= now:
@@ -152,7 +152,7 @@ class Trash:
             logger.warning("%d replaced bodies were not deleted: %s", len(due), exc)
 
     async def close(self) -> None:
-        """What is due goes; what may still be read is left to the next eviction."""
+        """Delete keys that are due; those that may still be read are left to the next eviction."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

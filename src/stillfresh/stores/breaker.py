@@ -1,4 +1,4 @@
-"""When to ask a store that failed: at most one step for a growing pause (S5, S6, S12).
+"""When to try a store that failed: one step after a growing pause (S5, S6, S12).
 
 Pure: `now` is an argument. While a server is unavailable, one step at a time waits for it, and all
 others fail at once. The first step that succeeds ends that.
@@ -14,7 +14,7 @@ TRIED_AGAIN: Final = f"stillfresh tries it again within {LONGEST_PAUSE:g} s"
 
 
 class Breaker:
-    """Closed while all is well; after a failure it lets one step pass when each pause is over."""
+    """Closed while the server works; after a failure it lets one step through after each pause."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -29,7 +29,7 @@ class Breaker:
         return True
 
     def is_overtaken(self, began: float) -> bool:
-        """Whether a step that began then would only repeat a failure that is known by now."""
+        """True if a step that began then would only repeat a failure that is known by now."""
         return self.is_open and began < self._opened_at
 
     def failed(self, began: float, now: float) -> None:

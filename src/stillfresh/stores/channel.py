@@ -1,4 +1,4 @@
-"""How a store tells what is done to it, as a contract (S10)."""
+"""How a store announces changes, as a contract (S10)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -39,7 +39,7 @@ class Mark(IntEnum):
 
 
 class Unread(Enum):
-    """The value was not fetched, since the reader has that generation already."""
+    """The value was not fetched, because the reader has that generation already."""
 
     UNREAD = 0
 
@@ -49,15 +49,15 @@ UNREAD: Final = Unread.UNREAD
 
 @lru_cache(maxsize=4096)
 def policy_of(fresh_for: float, stale_for: float, error_for: float) -> Policy:
-    """As a store keeps it. Terms repeat: most copies of a kind have the same."""
+    """The stored times as a policy. Most copies of a kind share the same one."""
     return Policy(0.0 + fresh_for, 0.0 + stale_for, 0.0 + error_for)
 
 
 class Copy(Struct, frozen=True, gc=False):
-    """One value as it was at `fetched_at`, with its own terms; `value` None: absent upstream."""
+    """One value as it was at `fetched_at`, with its own times; `value` None: absent upstream."""
 
     generation: str
-    """The token of the lease that published it: random, so the same one never comes back."""
+    """The token of the lease that published it. It is random, so it never comes back."""
     fetched_at: float
     policy: Policy
     value: bytes | Unread | None
@@ -65,7 +65,7 @@ class Copy(Struct, frozen=True, gc=False):
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """The last loads failed: how often, what was said, and when the next may begin."""
+    """The last loads failed: how often, with which error, and when the next may begin."""
 
     count: int
     retry_at: float
@@ -73,18 +73,18 @@ class Failure(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """All that a store knows of one id."""
+    """Everything that a store has for one id."""
 
     copy: Copy | None = None
     held_until: float | None = None  # when the lease ends, or has ended, if there is one
     failure: Failure | None = None
 
 
-AWAY: Final = Record()  # S9: of an id whose server is unavailable, while others answer
+AWAY: Final = Record()  # S9: an id whose server is unavailable, while others answer
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """For the lease of `id`, by one who saw the copy of generation `seen` (None: no copy)."""
+    """A request for the lease of `id` by a caller that saw the copy `seen` (None: no copy)."""
 
     id: str
     seen: str | None = None
@@ -92,33 +92,33 @@ class Ask(Struct, frozen=True, gc=False):
     """Recorded with the lease, so that an invalidation by tag reaches the load under way. An entry
     has the tags of its last lease, and those that came with its copy (`publish`)."""
     failures: int | None = None
-    """How many loads in a row had failed as the asker saw it (0: none); None: whatever failed."""
+    """How many failures in a row the caller saw (0: none); None: a failure does not matter."""
     take_over: bool = False
-    """E17: grant the lease even while another holds it; the holder's token is void from then on."""
+    """E17: grant the lease even if another process holds it; that holder's token becomes void."""
 
     def missed(self, failure: Failure | None) -> bool:
-        """E7: another load has failed since the asker looked."""
+        """E7: True if another load has failed since the caller looked."""
         return self.failures is not None and failure is not None and failure.count != self.failures
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """Granted: the right to refresh `id`, until `expires_at`, provable by `token`."""
+    """Granted: the right to refresh `id` until `expires_at`, proved by `token`."""
 
     id: str
     token: str
     expires_at: float
     epoch: int = 0
-    """I26: that of the store's last invalidation by tag before the grant; each has a higher one."""
+    """I26: the epoch of the store at the grant; each invalidation by tag raises it."""
 
 
 class Held(Struct, frozen=True, gc=False):
-    """Denied: another holds it until then."""
+    """Denied: another process holds it until then."""
 
     until: float
 
 
 class Newer(Struct, frozen=True, gc=False):
-    """Denied: the copy, or the failure, is not the one that was seen any more; here it is."""
+    """Denied: the copy or the failure has changed since the caller looked; this is the new one."""
 
     record: Record
 
@@ -127,7 +127,7 @@ Grant: TypeAlias = Lease | Held | Newer
 
 
 class Costs(Struct, frozen=True, gc=False):
-    """What services that are paid by the request were asked since the store was opened."""
+    """Requests to services that charge for each, since the store was opened."""
 
     read_units: float = 0.0
     write_units: float = 0.0
@@ -143,58 +143,58 @@ class Entry(Struct, frozen=True, gc=False):
     kind: str
     id: str
     record: Record  # as `read` would give it, the value UNREAD
-    size: int | None = None  # bytes of the value; None where there is none, or nobody knows
+    size: int | None = None  # bytes of the value; None if there is none, or it is not known
 
 
 class StoreStats(Struct, frozen=True, gc=False):
-    """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
+    """`bytes` is the space that the store takes on disk or in memory, approximately."""
 
     copies: int
     leases: int
     bytes: int
-    costs: Costs | None = None  # None where nobody is paid
+    costs: Costs | None = None  # None if the store charges nothing
     held: int | None = None
     evicted: int | None = None
-    """E23: bytes that the copies count for, and bytes that went to make room; None: not bounded."""
+    """E23: bytes of the copies, and bytes evicted to make room; None if the store has no limit."""
 
 
-Generations: TypeAlias = Mapping[str, str] | None  # those that a reader has, by id
-LateTags: TypeAlias = Mapping[str, tuple[str, ...]] | None  # those that a load told, by id
+Generations: TypeAlias = Mapping[str, str] | None  # the generations that a reader has, by id
+LateTags: TypeAlias = Mapping[str, tuple[str, ...]] | None  # the tags that came with a load, by id
 
 
 class Store(ABC):
-    """Every method takes many ids of one kind; failures of the store are `StoreError`.
+    """The contract. Every method takes many ids of one kind, and raises StoreError if it fails.
 
-    A store inherits from this class and declares what it can do besides the steps: nobody probes.
+    A store inherits from this class, and declares its capabilities as attributes.
     """
 
-    reads_inline: bool = False  # `read_now` takes microseconds, and no turn of the loop
-    never_waits: bool = False  # G14: each step ends at once, so it is timed for hooks only
-    reads_in_threads: bool = False  # E20: `read_now` may be called by a thread, which waits
+    reads_inline: bool = False  # `read_now` takes microseconds and does not wait
+    never_waits: bool = False  # G14: no step waits, so steps are timed for hooks only
+    reads_in_threads: bool = False  # E20: a thread may call `read_now` and wait for it
     outlives_loops: bool = False  # it stays open when its cache's loop ends without a close
     needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request
-    max_bytes: int | None = None  # E23: past it the copies that were used least recently go
-    pushes: bool = False  # S10: `listen` tells what others do, as soon as it is done
-    address: str | None = None  # that it was made from, without a tenant; None: not shared by name
-    tenant: str | None = None  # I17: whose entries alone it reads and writes
+    max_bytes: int | None = None  # E23: above it the least recently used copies are dropped
+    pushes: bool = False  # S10: `listen` announces changes of other processes at once
+    address: str | None = None  # its address without the tenant; None: not shared by name
+    tenant: str | None = None  # I17: it reads and writes entries of this tenant only
     shapes: "dict[str, Shape] | None" = None  # I2: how values of a kind lie where others read them
 
     @abstractmethod
     async def open(self) -> None:
-        """Ready for work; opening an open store changes nothing."""
+        """Open it; opening an open store changes nothing."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Nothing is left behind; it can be opened again."""
+        """Close it, with no task or connection left; it can be opened again."""
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        """What is known of each id; nothing for an id without anything; AWAY if its server is.
+        """The record of each id; none for an unknown id; AWAY if its server is unavailable.
 
-        Where `known` names the generation that the store has, a value may be UNREAD; that there is
-        none (an absent copy) is always told. For `lag` seconds the answer may miss what other
-        processes did, where the store reads for less then.
+        If `known` names the stored generation, the value may be UNREAD; an absent copy is always
+        reported. For `lag` seconds the answer may miss changes by other processes, if that makes
+        the read cheaper.
         """
         del lag
         return self.read_now(kind, ids, known)
@@ -208,11 +208,11 @@ class Store(ABC):
 
     @abstractmethod
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """For each: Newer if the copy is not the one seen, Held if the lease is live (unless it is
-        to be taken over), Newer if a failure is not the one seen, else a Lease.
+        """Ask for leases. For each id, in this order:
 
-        What was seen and is gone since is no reason to deny. A lease that is taken over is voided
-        in the step that grants the new one. Nothing for an id whose server is AWAY.
+        Newer if the copy is not the one seen; Held if the lease is live (unless it is to be taken
+        over); Newer if the failure is not the one seen; else a Lease. A missing copy or failure is
+        no reason to deny. A takeover voids the old lease in the same step. Nothing for an AWAY id.
         """
 
     @abstractmethod
@@ -221,44 +221,44 @@ class Store(ABC):
     ) -> set[str]:
         """Store each copy whose lease is live, end that lease and forget the failure.
 
-        One atomic step for each id. Returns the ids that were superseded: nothing of theirs shows.
-        I26: an id of which `tags` names one that was invalidated since the lease was granted, or of
-        which that is no longer known, is superseded, and its lease ends. The tags take the place of
-        those that came with the copy before, which stay where an id is not named.
+        One atomic step for each id. Returns the ids that were superseded, of which nothing is
+        stored. I26: an id is superseded, and its lease ends, if one of its `tags` was invalidated
+        since the grant, or the store no longer knows. The tags replace those of the copy before; an
+        id that is not in `tags` keeps them.
         """
 
     @abstractmethod
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        """Extend the live leases to `now + lease_for`; returns the ids that were lost."""
+        """Extend live leases to `now + lease_for`; return the ids whose lease was lost."""
 
     @abstractmethod
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        """End those leases that are still theirs, and note the failure of each that failed."""
+        """End those of these leases that are still valid, and note the failures."""
 
     @abstractmethod
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        """Void the leases first, then mark the copies; both are done when it returns."""
+        """Void the leases, then mark the copies; both are done when it returns."""
 
     @abstractmethod
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """The same for every id that has the tag; returns them as (kind, id).
+        """The same for every id that has the tag; return them as (kind, id).
 
-        The last `REMEMBERED` tags, at least, are kept with the epoch of their invalidation.
+        At least the last `REMEMBERED` tags are kept with the epoch of their invalidation.
         """
 
     @abstractmethod
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        """Forget everything about each id: copy, lease, failure, tags."""
+        """Delete everything about each id: copy, lease, failure, tags."""
 
     @abstractmethod
     async def evict(self, before: float) -> int:
-        """Drop the copies that were gone before then, and what is left of dead leases; how many."""
+        """Drop copies that were GONE before then, and ended leases; return how many copies."""
 
     @abstractmethod
     async def stats(self) -> StoreStats:
-        """What is in it now."""
+        """Count the present contents."""
 
     @abstractmethod
     async def entries(
@@ -282,16 +282,16 @@ class Store(ABC):
             after = page[-1].kind, page[-1].id
 
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        """E23, a store of one process: ask `keeps` before an id goes; True: memory used it."""
+        """E23, in a store of one process: ask `keeps` before an id is dropped; True: keep it."""
         del kind, keeps
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        """S10: while open, tell of every publication, invalidation and deletion, once or more."""
+        """S10: inside the block, report each publication, invalidation and deletion."""
         del tell
         raise TypeError(f"{type(self).__name__} does not push")
 
     def for_tenant(self, tenant: str) -> "Store | None":
-        """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
+        """I17: a store with partitions for this tenant; None: it has none, and is wrapped."""
         del tenant
         return None
 
@@ -306,7 +306,7 @@ def _forwarded(method: Method) -> Method:
 
 
 class WrappedStore(Store):
-    """Another store, `inner`; every method that is awaited passes through `step`.
+    """A store around another one, `inner`; every awaited method passes through `step`.
 
     A subclass overrides `step`, or the methods that it changes.
     """
@@ -317,7 +317,7 @@ class WrappedStore(Store):
             setattr(self, capability, getattr(inner, capability))
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """`work` calls the method of that name of the store inside."""
+        """`work` calls the method of that name of the inner store."""
         del name
         return await work()
 

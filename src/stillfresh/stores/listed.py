@@ -1,4 +1,4 @@
-"""What listings of all stores have in common. Pure."""
+"""What the listings of all stores share. Pure."""
 
 from stillfresh.checks import checked_whole
 from stillfresh.stores.contract import MOST_LISTED
@@ -11,7 +11,7 @@ def checked_limit(limit: int) -> int:
 def is_listed(
     name: tuple[str, str], kind: str | None, search: str, after: tuple[str, str] | None
 ) -> bool:
-    """Of that kind, with that in its id, behind that one."""
+    """True for an entry of that kind, with that text in its id, after that one."""
     return (
         (kind is None or name[0] == kind) and (after is None or name > after) and search in name[1]
     )

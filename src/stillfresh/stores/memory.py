@@ -40,7 +40,7 @@ __all__ = ["MemoryStore"]
 
 MAX_COPIES: Final = 100_000
 MOST_COPIES: Final = 10_000_000
-"""However many bytes they may be."""
+"""Whatever their size in bytes."""
 
 
 class MemoryStore(Store):
@@ -70,7 +70,7 @@ class MemoryStore(Store):
         self._max_copies = checked_whole("max_copies", max_copies)
         self._keeps: dict[str, Callable[[str], bool]] = {}
         self._passed = 0
-        """Rows that were looked at since one made room last."""
+        """Rows checked since one was last dropped."""
         numbers = map(f"{token_hex(10)}{{:012x}}".format, count())
         self._new_token = new_token or numbers.__next__
         self._rows = MemoryRows(max_copies, self._room)
@@ -80,7 +80,7 @@ class MemoryStore(Store):
         self._open = True
 
     async def close(self) -> None:
-        """What was kept goes: it lived in this process only."""
+        """Drop everything: it existed only in this process."""
         self._open = False
         self._room = Room(self.max_bytes, self._free)
         rows, self._rows = self._rows, MemoryRows(self._max_copies, self._room)
@@ -224,7 +224,7 @@ class MemoryStore(Store):
         self._keeps[kind] = keeps
 
     def _free(self) -> bool:
-        """Look at a slice of the first in line; what was used since then is now the last."""
+        """Check a slice from the front of the line; rows that were used go to the end."""
         rows, now, used = self._rows, self._clock(), list[Key]()
         for key, row in rows.first(SLICE):
             if self._room.is_enough:
@@ -237,7 +237,7 @@ class MemoryStore(Store):
             else:
                 rows.evict(key)
                 self._passed = 0
-        if self._passed >= SLICE and used:  # nothing but what is in use
+        if self._passed >= SLICE and used:  # everything is in use
             rows.evict(used[0])
             self._passed = 0
         return self._passed <= len(rows)
@@ -248,14 +248,14 @@ class MemoryStore(Store):
         return was_used or (keeps is not None and keeps(key[1]))
 
     def _shrink(self) -> None:
-        """Some more than asked for: finding the oldest walks over what was dropped."""
+        """Drop some more than needed, because finding the oldest walks over dropped rows."""
         if (over := len(self._rows) - self._max_copies) > 0:
             for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):
                 self._rows.drop(key)
 
 
 def _is_gone(row: MemoryRow, before: float) -> bool:
-    """Nothing that anybody could be served, and nothing under way."""
+    """True if nothing can be served from it and no load runs."""
     if row.copy is not None:
         served = row.copy.fetched_at + row.copy.policy.lasts
     else:

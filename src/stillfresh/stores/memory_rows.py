@@ -1,4 +1,4 @@
-"""The rows of `memory://`: what it keeps of each id, their order, and what they add up to."""
+"""The rows of `memory://`: one for each id, their order, and their sums."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,24 +12,24 @@ from stillfresh.freshness import is_over
 from stillfresh.stores.contract import REMEMBERED, UNREAD, Copy, Entry, Failure, Lease, Record
 
 PART: Final = 65_536
-"""Rows in one dict, about: it grows in one step of 4 ms, a dict of a million in one of 50 ms."""
+"""Rows in one dict, about: it grows in steps of 4 ms, a dict of a million in one of 50 ms."""
 
 Key: TypeAlias = tuple[str, str]
 
 
 class MemoryRow(Struct, eq=False, gc=False):
-    """What the contract's Record says, and the token that only the holder may know."""
+    """The contract's Record, and the token of the lease."""
 
     copy: Copy | None = None
     token: str | None = None
     held_until: float = 0.0
     failure: Failure | None = None
     tags: tuple[str, ...] = ()
-    """Of the last lease."""
+    """The tags of the last lease."""
     late: tuple[str, ...] = ()
-    """I26: that came with the copy."""
+    """I26: tags that came with the copy."""
     is_used: bool = False
-    """Since its turn to make room came last (E23)."""
+    """True if it was used since it was last checked (E23)."""
 
     def record(self, known: str | None) -> Record:
         copy = self.copy
@@ -48,11 +48,11 @@ class MemoryRow(Struct, eq=False, gc=False):
 
 
 class MemoryRows:
-    """All rows, by kind and id, and what they add up to."""
+    """All rows, by kind and id, and their sums."""
 
     def __init__(self, most: int, room: Room) -> None:
         self.parts: list[dict[Key, MemoryRow]] = [{} for _ in range(-(-most // PART))]
-        """Each in the order of publication; where bytes are bounded, of use."""
+        """Each in the order of publication; with a limit of bytes, in the order of use."""
         self.copies = self.evicted = 0
         self.room = room
         self.leased: dict[Key, MemoryRow] = {}
@@ -60,7 +60,7 @@ class MemoryRows:
         self.late: TagIndex[Key] = TagIndex()
         self.epoch = 0
         self._epochs: BoundedDict[str, int] = BoundedDict(REMEMBERED)
-        """I26: of the last invalidation of each tag."""
+        """I26: the epoch of the last invalidation of each tag."""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -83,14 +83,14 @@ class MemoryRows:
         self.leased.pop(key, None)
 
     def begin_epoch(self, tag: str) -> list[Key]:
-        """I26: the tag is invalidated; returns what has it."""
+        """I26: invalidate the tag; return the entries that have it."""
         self.epoch += 1
         self._epochs.note(tag, self.epoch)
         keys, late = self.tagged.keys(tag), self.late.keys(tag)
         return list(dict.fromkeys(keys + late)) if late else keys
 
     def is_past(self, lease: Lease, tags: tuple[str, ...]) -> bool:
-        """I26: one of them was invalidated since the grant, or that is no longer known."""
+        """I26: True if one was invalidated since the grant, or that is no longer known."""
         if tags and lease.epoch < self.epoch - REMEMBERED:
             return True
         return any(self._epochs.get(tag, 0) > lease.epoch for tag in tags)
@@ -113,7 +113,7 @@ class MemoryRows:
         self.move_to_end(key)
         size = _size(copy)
         self.room.held += size - before
-        if size > self.room.largest:  # nothing else has to go for it
+        if size > self.room.largest:  # nothing else is dropped for it
             self.evict(key)
         elif self.room.held > self.room.most:
             self.room.shrink()
@@ -134,14 +134,14 @@ class MemoryRows:
             self.late.remove(key, row.late)
 
     def items(self) -> Iterator[tuple[Key, MemoryRow]]:
-        """Those of a part as they are when it is reached; each may be gone since."""
+        """The rows of each part when it is reached; each may have been deleted since."""
         for part in self.parts:
             left = list(part.items())
-            while left:  # what is dropped meanwhile is freed slice by slice as well
+            while left:  # dropped rows are freed in slices as well
                 yield left.pop()
 
     def freed(self) -> Iterator[None]:
-        """Let go of one row or tag at each step, when nobody asks any more."""
+        """Free one row or tag at each step, while nothing else is to be done."""
         for part in self.parts:
             while part:
                 part.popitem()
@@ -159,14 +159,14 @@ class MemoryRows:
         return [item for part in self.parts for item in islice(part.items(), share)]
 
     def oldest(self, number: int) -> list[Key]:
-        """Oldest publication first, as many of each part; a row under lease is somebody's work."""
+        """Oldest publication first, from each part; rows under lease are left out."""
         share = -(-number // len(self.parts))
         idle = ((key for key, row in part.items() if row.token is None) for part in self.parts)
         return [key for keys in idle for key in islice(keys, share)]
 
 
 def _size(copy: Copy | None) -> int:
-    """E23: what it counts for."""
+    """E23: the bytes that it counts."""
     if copy is None:
         return 0
     return BESIDE + (len(copy.value) if isinstance(copy.value, bytes) else 0)

@@ -1,4 +1,4 @@
-"""What services that are paid by the request were asked, in the units that are paid for (I7)."""
+"""Counts requests to services that charge for them, in the units that are charged (I7)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ PAID_REFUSALS: Final = frozenset(
 
 
 class CostMeter:
-    """What was asked, in the units that are paid for; a refused write is paid for as well."""
+    """The units that were used; refused writes are charged too."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Any] = Counter()
@@ -38,7 +38,7 @@ class CostMeter:
         self._counts[name] += sum(table.get("CapacityUnits", 0.0) for table in tables)
 
     def refused(self, code: str, arguments: Mapping[str, Any]) -> None:
-        """No figure comes with a refusal: one unit for a small row, two in a transaction."""
+        """A refusal comes without figures: one unit for a small row, two in a transaction."""
         actions = len(arguments.get("TransactItems", ()))
         if code in PAID_REFUSALS:
             self._counts["write_units"] += 2 * actions or 1

@@ -47,7 +47,7 @@ def checked_tenant(tenant: str | None) -> str | None:
 
 
 def tenant_prefix(tenant: str | None) -> str:
-    """I1: what stands before every key of this tenant."""
+    """I1: the beginning of every key of this tenant."""
     return "" if tenant is None else f"TENANT#{tenant}#"
 
 
@@ -63,7 +63,7 @@ def for_tenant(store: Store, tenant: str | None) -> Store:
 
 
 class TenantStore(WrappedStore):
-    """A store without the entries of other tenants; `stats` and `evict` are the whole store's."""
+    """A store without the entries of other tenants; `stats` and `evict` cover the whole store."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         super().__init__(store)
@@ -129,7 +129,7 @@ class TenantStore(WrappedStore):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """Reads past the entries of others until enough of this tenant's are found."""
+        """Read past the entries of other tenants until enough are found."""
         found: list[Entry] = []
         place = None if after is None else (after[0], self._prefix + after[1])
         while True:

@@ -102,7 +102,7 @@ def _bare(url: str, clock: Clock) -> Store:
 
 
 def _sqlite(url: str, path: str, max_bytes: str | None, clock: Clock) -> Store:
-    """`sqlite:/a.db` could be meant as relative or as absolute."""
+    """Refuse `sqlite:/a.db`, which could mean a relative or an absolute path."""
     from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
 
     if not url.lower().startswith("sqlite:///"):
@@ -113,7 +113,7 @@ def _sqlite(url: str, path: str, max_bytes: str | None, clock: Clock) -> Store:
 
 
 def _extra(named: str, url: str, clock: Clock) -> Store:
-    """A cache on the machine's clock leaves leases to the server's, which is one for all."""
+    """With the machine's clock, leases use the server's clock, which is one for all."""
     with needs(named, f"a {urlsplit(url).scheme}:// store"):
         address = import_module(f"stillfresh.stores.{named}.address")
     store: Store = address.store_at(url, None if clock is time.time else clock)

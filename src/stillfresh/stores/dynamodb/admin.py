@@ -1,4 +1,4 @@
-"""The table and the bucket: looked at, and made (`stillfresh table create|describe`)."""
+"""The table and the bucket: shown and created (`stillfresh table create|describe`)."""
 
 import asyncio
 import logging
@@ -14,13 +14,13 @@ from stillfresh.stores.meter import CostMeter
 KEYS: Final = {"pk": "HASH", "sk": "RANGE"}
 NO_TABLE: Final = "ResourceNotFoundException"
 LOOKS, PAUSE = 120, 0.5
-"""A new table is ready within seconds; it is looked at for a minute."""
+"""A new table is ready within seconds; the command waits for up to a minute."""
 
 logger = logging.getLogger(__name__)
 
 
 async def check_table(table: Table) -> None:
-    """Raises if the table is missing or has other keys; an unreachable one is checked by use."""
+    """Raise if the table is missing or has other keys. If it does not answer, its use will show."""
     try:
         described = await table.describe()
     except AwsRefused as exc:
@@ -50,7 +50,7 @@ class TableState:
     table: str
     status: str
     ttl_attribute: str | None
-    """The attribute that DynamoDB's TTL looks at; None: it is off."""
+    """The attribute that DynamoDB's TTL uses; None: TTL is off."""
     rows: int
     """DynamoDB's own count, some hours old."""
     bytes: int
@@ -59,14 +59,14 @@ class TableState:
 
 
 async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
-    """What is there already is left as it is."""
+    """Create the table and the bucket; existing ones are not changed."""
     async with AsyncExitStack() as stack:
         dynamodb, s3 = await opened(stack, place, (table, bucket), CostMeter())
         if not await _done(dynamodb, "describe_table", NO_TABLE, TableName=table):
             await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
             region, where = s3.client.meta.region_name, dict[str, Any]()
-            if region != "us-east-1":  # S3's oldest region is the one that must not be named
+            if region != "us-east-1":  # S3's oldest region must not be named
                 where["CreateBucketConfiguration"] = {"LocationConstraint": region}
             await s3.ask("create_bucket", Bucket=bucket, **where)
         return await _state(dynamodb, s3, table, bucket)
@@ -83,7 +83,7 @@ async def _has_bucket(s3: AwsService, bucket: str) -> bool:
 
 
 async def _done(service: AwsService, operation: str, *codes: str, **asked: Any) -> bool:  # noqa: ANN401
-    """False where the service refuses with one of these codes."""
+    """False if the service refuses with one of these codes."""
     try:
         await service.ask(operation, **asked)
     except AwsRefused as exc:
@@ -97,7 +97,7 @@ async def _create_table(dynamodb: AwsService, table: str) -> None:
     await _done(
         dynamodb,
         "create_table",
-        "ResourceInUseException",  # the first answer got lost
+        "ResourceInUseException",  # the first answer was lost
         TableName=table,
         KeySchema=[{"AttributeName": key, "KeyType": kind} for key, kind in KEYS.items()],
         AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in KEYS],

@@ -1,8 +1,8 @@
 """The schema's recipes: leases, publication, invalidation (I3-I5); tags are in `tags.py`.
 
-Each is one conditional request, or one transaction. It raises `LeaseHeld` (another's),
-`LeaseLost` (no longer yours) or `StoreError` (the store failed), and never takes one for another:
-who is refused after a lost answer finds its own token in the row, and has won (S2).
+Each is one conditional request, or one transaction. It raises `LeaseHeld` (another process has it),
+`LeaseLost` (no longer ours) or `StoreError` (the store failed), and never confuses them: a request
+that is refused after a lost answer finds its own token in the row, and has won (S2).
 """
 
 from collections.abc import Callable
@@ -37,21 +37,21 @@ from stillfresh.stores.dynamodb.tags import OURS, TagRows
 
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
-    # Further away than any lease ends (`max_lease`): from before the clock was set back.
+    # Later than any lease ends (`max_lease`): from before the clock was set back.
     " OR lease_expires_at > :last"
-    # A row without an end is no lease: nobody would ever be free of it.
+    # A row without an end is not a lease: it would never end.
     " OR NOT attribute_type(lease_expires_at, :number)"
 )
 FREE_OR_OURS: Final = f"{FREE} OR {OURS}"
 TAKE_OVERS: Final = 5
-"""Holders in a row, each leasing before the last could be replaced."""
+"""Attempts to take over from holders that follow each other."""
 LIVE: Final = f"{OURS} AND lease_expires_at > :now"
 FORGETTABLE: Final = "attribute_not_exists(failures)"
 
 
 @dataclass(frozen=True, slots=True)
 class Leases(TagRows):
-    """The leases, copies and tags in one table; `now` is the caller's clock, read for this step."""
+    """The leases, copies and tags of one table; `now` is the caller's clock, read for this step."""
 
     max_lease: float = 0.0
 
@@ -87,7 +87,7 @@ class Leases(TagRows):
                 holder = lock_of(await self._met(exc, pk))
                 for lease in attempts:
                     if holder.token == lease.lease_token:
-                        return lease, Lock()  # it was ours at once, and the answer got lost
+                        return lease, Lock()  # it was ours at once, and the answer was lost
                 if left and holder.token:
                     left, free = left - 1, FREE_OR_OURS
                     given |= values(token=holder.token)
@@ -97,22 +97,22 @@ class Leases(TagRows):
             return attempts[-1], lock_of(old)
 
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
-        """I4: UpdateItem, to the lease's new end, if it is ours and live."""
+        """I4: UpdateItem: extend the lease if it is ours and live."""
         end = attributes(lease_expires_at=lease.lease_expires_at, ttl=lease.ttl)
         given = values(token=lease.lease_token, now=floor(now))
         if await self.update(lease.pk, LOCK, changes_of(end, LIVE, given)) is not None:
             raise _lost(lease.pk)
 
     async def release(self, pk: str, token: str, *, now: float) -> None:
-        """I4: DeleteItem, if it is ours; what is not ours is not ours to release."""
+        """I4: DeleteItem, if the lease is ours."""
         await self._end(pk, f"{OURS} AND {FORGETTABLE}", token, now=now)
 
     async def void(self, pk: str, *, now: float) -> bool:
-        """I3: whoever holds it; whether there was a row."""
+        """I3: end the lease of any holder; return whether there was a row."""
         return await self._end(pk, FORGETTABLE, None, now=now)
 
     async def _end(self, pk: str, condition: str, token: str | None, *, now: float) -> bool:
-        """A row that remembers a failure stays, as a lease that has ended."""
+        """A row with a failure stays, as a lease that has ended."""
         given = None if token is None else values(token=token)
         try:
             return bool(await self.delete(pk, LOCK, condition, given))
@@ -123,7 +123,7 @@ class Leases(TagRows):
             return await self._keep_ended(pk, token or text(row, "lease_token"), {}, now=now)
 
     async def _keep_ended(self, pk: str, token: str | None, noted: Item, *, now: float) -> bool:
-        """Nobody's any more, free for the next one, and remembering why."""
+        """Keep the row for its failure, with no holder."""
         ended = attributes(lease_token=RELEASED, lease_expires_at=floor(now))
         change = changes_of(ended | noted, OURS, values(token=token or RELEASED))
         return await self.update(pk, LOCK, change) is None
@@ -140,7 +140,7 @@ class Leases(TagRows):
                 await self._keep_ended(pk, token, noted, now=now)
 
     async def note(self, pk: str, token: str, failure: Failure) -> None:
-        """A lease in the place of a row that remembered a failure goes on remembering it."""
+        """A new lease in the place of a row with a failure keeps that failure."""
         noted = failure_attributes(failure)
         await self.update(pk, LOCK, changes_of(noted, OURS, values(token=token)))
 
@@ -154,7 +154,7 @@ class Leases(TagRows):
         except ConditionFailed as exc:
             if (await self.get(pk, META)).get("s3_key") != item[
                 "s3_key"
-            ]:  # else the first answer got lost
+            ]:  # otherwise the first answer was lost
                 raise _lost(pk) from exc
 
     async def mark(self, pk: str, mark: Mark) -> bool:
@@ -178,7 +178,7 @@ class Leases(TagRows):
 
 
 def deletion(pk: str, sk: str, condition: str, given: Item) -> tuple[str, dict[str, Any]]:
-    """As an action of a transaction."""
+    """A deletion as an action of a transaction."""
     what = {"Key": key_of(pk, sk), "ConditionExpression": condition}
     return "Delete", what | ({"ExpressionAttributeValues": given} if given else {})
 

@@ -1,8 +1,8 @@
-"""What rides beside the schema in optional attributes, and how rows become records (I2, I3, I6).
+"""Optional attributes beside the schema's, and how rows become records (I2, I3, I6).
 
-Pure. The schema's own attributes are the truth: what stands beside them is more exact (fractions
-of a second, the kind of an invalidation) and counts only where it does not contradict them, since
-a service in another language may have changed the row and left our attributes as they were.
+Pure. The schema's own attributes are authoritative. Ours are more exact (fractions of a second, the
+kind of an invalidation), and count only where they do not contradict them: a service in another
+language may have changed the row and left our attributes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,20 +26,20 @@ from stillfresh.stores.dynamodb.schema import (
 
 CURRENT: Final = "current_sk"
 RELEASED: Final = "released"
-"""In the place of a token: nobody's lease, kept for the failure that it remembers."""
+"""In place of a token: no holder; the row is kept for its failure."""
 LONGEST_NAME: Final = 1_024
-"""Bytes of an id that is written beside its hash: a read is paid for by every 4 KB of a row."""
+"""The most bytes of an id that is written beside its hash: a read is charged per 4 KB."""
 FOR_EVER: Final = 100 * 366 * 86400.0
 NO_BODY: Final = Body(b"")
 ENDLESS: Final = Policy(0, FOR_EVER, FOR_EVER)
-"""Another's row says no end: without terms of the cache's own it is stale until it is swept."""
+"""A row of another service has no end: without times of the cache it is stale until deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A META row: a copy whose value is in S3 (UNREAD) or absent, and what else it says.
+    """A META row: a copy whose value is in S3 (UNREAD) or absent, and its other attributes.
 
-    Where there is no row, all of it is empty.
+    Without a row, all of it is empty.
     """
 
     copy: Copy | None = None
@@ -47,14 +47,15 @@ class Row:
     failure: Failure | None = None
     tags: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
-    """I26: that came with the copy."""
+    """I26: tags that came with the copy."""
     extra: bytes = b""
     size: int = 0
-    """Bytes of the body; 0: nobody said."""
+    """Bytes of the body; 0 if not known."""
     token: str | None = None
-    """Of the lease that wrote our attributes, whoever changed the row since."""
+    """The token of the lease that wrote our attributes."""
     is_pointer: bool = False
-    """TableTheory's pointer-swap recipe: it belongs to others, and is never replaced."""
+    """TableTheory's pointer-swap recipe: the page belongs to other services, never replaced here.
+    """
 
     @property
     def generation(self) -> str | None:
@@ -75,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A LOCK row; empty where there is none."""
+    """A LOCK row; empty if there is none."""
 
     held_until: float | None = None
     failure: Failure | None = None
@@ -93,7 +94,7 @@ def meta_item(
     tags: Sequence[str] = (),
     late: Iterable[str] = (),
 ) -> Item:
-    """The schema's attributes, and beside them only what they cannot say."""
+    """The schema's attributes, and our own only for what these cannot express."""
     terms = copy.policy
     kept = max(retention, terms.stale_for, terms.error_for)
     generated_at, fresh_for = floor(copy.fetched_at), floor(terms.fresh_for)
@@ -118,7 +119,7 @@ def meta_item(
 
 
 def name_beside(kind: str, id_: str) -> Item:
-    """Whose row it is, for listings: the key is a hash. Not what is no Unicode, or long."""
+    """Kind and id for listings, because the key is a hash; not if long or not valid Unicode."""
     try:
         size = len(id_.encode())
     except UnicodeEncodeError:
@@ -127,7 +128,7 @@ def name_beside(kind: str, id_: str) -> Item:
 
 
 def tag_set(tags: Iterable[str], name: str = "tags") -> Item:
-    """DynamoDB knows no empty set, and no empty text in one."""
+    """DynamoDB has no empty set, and no empty text in a set."""
     named = sorted({tag if tag and tag[0] != "\0" else f"\0{tag}" for tag in tags})
     return {name: {"SS": named}} if named else {}
 
@@ -137,7 +138,7 @@ def _tags(item: Item, name: str = "tags") -> frozenset[str]:
 
 
 def failure_attributes(failure: Failure) -> Item:
-    """The error's text is anybody's: what is no Unicode in it becomes a question mark."""
+    """The failure as attributes; invalid Unicode in the error becomes a question mark."""
     error = failure.error.encode("utf-8", "replace").decode()
     return attributes(failures=failure.count, retry_at=failure.retry_at, error=error)
 
@@ -156,7 +157,7 @@ def lock_of(item: Item) -> Lock:
 
 
 def version_of(item: Item) -> str | None:
-    """I19: the row that a META of the pointer-swap recipe names, in the same partition."""
+    """I19: the row that a pointer-swap META names, in the same partition."""
     current = text(item, CURRENT)
     return None if current in {META, LOCK} else current
 
@@ -173,9 +174,9 @@ def believed(lock: Lock, now: float, max_lease: float) -> Lock:
 
 
 def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
-    """Anybody's row; one that lacks what the schema requires has no copy.
+    """Read any writer's row; without the schema's required attributes it has no copy.
 
-    `others`: how long past its time a copy may be served that does not say so itself.
+    `others`: how long a stale copy may be served if the row does not say so.
     """
     meta = FaceTheoryCacheMetadata.from_item(item)
     own = None if meta is None else _own(meta, item)
@@ -194,7 +195,7 @@ def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
 
 
 def _own(meta: FaceTheoryCacheMetadata, item: Item) -> tuple[str, float] | None:
-    """I19: the generation and the exact time, if body, time and ETag are those that we wrote."""
+    """I19: our generation and exact time, if body, time and ETag are those that we wrote."""
     generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
     if generation is None or fetched_at is None:
         return None
@@ -217,7 +218,7 @@ def _copy(
     fresh_for, stale_for, error_for = (
         max(0.0, number(item, name) or 0.0) for name in ("fresh_for", "stale_for", "error_for")
     )
-    is_changed = meta.revalidate_seconds not in {0, floor(fresh_for)}  # by another
+    is_changed = meta.revalidate_seconds not in {0, floor(fresh_for)}  # by another service
     if is_changed:
         fresh_for = float(meta.revalidate_seconds)
     if own is not None:
@@ -229,7 +230,7 @@ def _copy(
         if meta.etag is not None:  # it tells two bodies apart that were written in one second
             generation = f"{generation}@{meta.etag}"
         policy = Policy(fresh_for, others.stale_for, others.error_for)
-    if MAX_SKEW < fetched_at - now <= MAX_AHEAD:  # I3: further ahead than the engine forgives
+    if MAX_SKEW < fetched_at - now <= MAX_AHEAD:  # I3: further ahead than clocks may differ
         fetched_at = now
     is_absent = own is not None and item.get("absent", {}).get("BOOL")
     mark = _mark(meta, item, policy)
@@ -237,7 +238,7 @@ def _copy(
 
 
 def _mark(meta: FaceTheoryCacheMetadata, item: Item, policy: Policy) -> Mark:
-    """`revalidate_seconds` of zero is an invalidation, whoever wrote it (I3)."""
+    """`revalidate_seconds` of zero is an invalidation by any service (I3)."""
     if meta.revalidate_seconds:
         return Mark.NONE
     if mark := number(item, "mark"):

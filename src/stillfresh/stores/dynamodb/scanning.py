@@ -29,16 +29,16 @@ from stillfresh.stores.listed import is_listed
 from stillfresh.stores.meter import CostMeter
 
 Rows: TypeAlias = dict[str, Item]
-"""Those of one entry, by their `sk`: META, LOCK, or both."""
+"""The rows of one entry, by their `sk`: META, LOCK, or both."""
 
 FEWEST_ROWS: Final = 200
-"""In one request; an entry is one row or two, and rows of tags stand between."""
+"""Rows in one request; an entry has one or two, with rows of tags between them."""
 ORPHAN_AFTER: Final = 3600.0
 """Seconds; a body is written before the row that points to it."""
 ENDED: Final = "NOT lease_expires_at >= :before"
-"""Also where there is no end: such a row is no lease."""
+"""Also without an end: such a row is not a lease."""
 MOST_PAGES: Final = 4
-"""Of a megabyte each, that counting reads: half a thousand read units; then it estimates."""
+"""Pages of a megabyte that a count reads (about 500 read units); beyond, it estimates."""
 
 
 async def entries_of(
@@ -99,7 +99,7 @@ class TableScan:
         return len(went)
 
     def _is_gone(self, rows: Rows, before: float) -> bool:
-        """Nothing that anybody could be served, and nothing under way; a row of ours."""
+        """True if nothing can be served from it, no load runs, and the row is ours."""
         row, lock = self._parsed(rows)
         if META in rows and "generation" not in rows[META]:
             return False
@@ -111,9 +111,9 @@ class TableScan:
         return max(ends) < before
 
     async def _drop(self, rows: Rows, before: float) -> list[str] | None:
-        """The body to delete, if there is one; None if the rows are not as they were read.
+        """Delete both rows in one step; return the body to delete, or None if the rows changed.
 
-        Both rows go in one step: a lease taken or renewed since keeps both.
+        A lease that was taken or renewed since keeps both.
         """
         pk: str = next(iter(rows.values()))["pk"]["S"]
         ended, given = _as_read(rows, LOCK, "lease_token")
@@ -139,7 +139,7 @@ class TableScan:
             await self.bodies.delete([key for key in pks if key not in used])
 
     async def stats(self, meter: CostMeter) -> StoreStats:
-        """Exact up to some megabytes of rows; beyond, by the table's own count (hours old)."""
+        """Exact up to some megabytes of rows; beyond that by the table's own count (hours old)."""
         now = self.clock()
         copies = leases = size = scanned = pages = 0
         share = 1.0
@@ -163,7 +163,7 @@ class TableScan:
 
 
 def _as_read(rows: Rows, sk: str, name: str) -> tuple[str, Item]:
-    """The condition that the row is the one that was read, or that there is still none."""
+    """The condition that the row is as it was read, or still missing."""
     if sk not in rows:
         return "attribute_not_exists(pk)", {}
     if (value := text(rows[sk], name)) is None:

@@ -29,21 +29,21 @@ EPOCH: Final = "EPOCH"
 INVALIDATED: Final = "INVALIDATED"
 """I26, beside a tag's entries: in which epoch it was invalidated last."""
 PAGE: Final = "page"
-"""The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
+"""The kind whose ids are the cache keys themselves, so that other languages find the rows."""
 S3: Final = "s3://"
 LONGEST_PK: Final = 2_048
-"""Bytes: DynamoDB takes no longer one."""
+"""Bytes; DynamoDB's limit."""
 HASHED: Final = re.compile("[0-9a-f]{64}")
 RAW: Final = "~"
-"""Before a body's folder: its row cannot be found from it."""
+"""Begins a body's folder whose row cannot be found from it."""
 
 ABOUT: Final = "facetheory-"
 """The prefix of the metadata that an S3 object has of its page."""
 UNTYPED: Final = "application/octet-stream"
-"""Where a page says no type: the other libraries would take it for HTML, and run what is in it."""
+"""For a page without a type: other libraries would treat it as HTML, and run scripts in it."""
 LONGEST_TYPE: Final = 255
 MOST_METADATA: Final = 2_048
-"""Bytes of names and values: S3 takes no more."""
+"""Bytes of names and values; S3's limit."""
 PRINTABLE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 LOCK_BUFFER: Final = 3600
@@ -87,7 +87,7 @@ def object_metadata(status: int, fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def tag_pk(tag: str, tenant: str | None = None) -> str:
-    """I6: where the rows stand that say which entries have this tag."""
+    """I6: the partition with the rows of the entries that have this tag."""
     return f"{tenant_prefix(tenant)}TAG#{_hash(tag)}"
 
 
@@ -107,7 +107,7 @@ def typed(value: str | float) -> dict[str, str]:
 
 
 def attributes(**given: str | float | None) -> Item:
-    """Absent means absent: neither NULL nor an empty text."""
+    """The attributes without empty ones: absent means absent, not NULL or an empty text."""
     return {
         name: typed(value) for name, value in given.items() if value is not None and value != ""
     }
@@ -160,7 +160,7 @@ class FaceTheoryCacheMetadata:
 
     @classmethod
     def from_item(cls, item: Item) -> "FaceTheoryCacheMetadata | None":
-        """Whoever wrote it; attributes that are not known are left alone. None: not usable."""
+        """Read any writer's item; unknown attributes are ignored. None: not usable."""
         s3_key, generated_at = text(item, "s3_key"), _integer(item, "generated_at")
         revalidate_seconds = _integer(item, "revalidate_seconds")
         if s3_key is None or generated_at is None or revalidate_seconds is None:
@@ -178,7 +178,7 @@ class FaceTheoryCacheMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FaceTheoryCacheLease:
-    """The LOCK item of a page: who renders it, and until when."""
+    """The LOCK item of a page: its holder, and until when."""
 
     pk: str
     sk: str
@@ -204,7 +204,7 @@ class FaceTheoryCacheLease:
 
     @classmethod
     def from_item(cls, item: Item) -> "FaceTheoryCacheLease | None":
-        """None: not a lease that anybody could hold."""
+        """None if it is not a valid lease."""
         token, expires_at = text(item, "lease_token"), _integer(item, "lease_expires_at")
         if token is None or expires_at is None:
             return None
@@ -219,22 +219,22 @@ class Names:
     tenant: str | None = None
     bucket: str = ""
     is_raw: bool = False
-    """I20: a page's `pk` has its cache key as it stands."""
+    """I20: a page's `pk` contains its cache key unchanged."""
     prefix: str = ""
-    """I20: all bodies stand under it."""
+    """I20: the keys of all bodies begin with it."""
     is_short: bool = False
-    """Rows leave the prefix out of `s3_key`, as they do where FaceTheory's S3 store adds it."""
+    """Rows leave the prefix out of `s3_key`, because FaceTheory's S3 store adds it."""
 
     def pk(self, kind: str, id_: str) -> str:
         return cache_pk(cache_key(kind, id_), self.tenant, raw=self.is_raw and kind == PAGE)
 
     def hashed(self, pk: str) -> str:
-        """The same with the hash in it: a tag's row has it as `sk`, of half a `pk`'s length."""
+        """The same with a hash, for the `sk` of a tag's row: it may be half as long as a `pk`."""
         name = pk.removeprefix(self.pk_prefix)
         return pk if HASHED.fullmatch(name) else f"{self.pk_prefix}{_hash(name)}"
 
     def named(self, item: Item) -> tuple[str, str] | None:
-        """The kind and the id of a row; None if it does not say them, or wrongly."""
+        """The kind and the id of a row; None if they are missing or wrong."""
         kind, id_ = text(item, "kind"), text(item, "id") or ""
         if kind is None or self.pk(kind, id_) != text(item, "pk"):
             return None
@@ -245,7 +245,7 @@ class Names:
 
     @property
     def tags(self) -> str:
-        """Where the epoch of all tags stands."""
+        """The partition with the epoch of all tags."""
         return f"{tenant_prefix(self.tenant)}TAG#"
 
     @property
@@ -254,22 +254,22 @@ class Names:
 
     @property
     def bodies(self) -> str:
-        """Every body of this table and tenant stands under it, and nobody else's does."""
+        """The folder of all bodies of this table and tenant, and of no others."""
         owner = "cache" if self.tenant is None else f"tenant={quote(self.tenant, safe='')}"
         return f"{self.prefix}{self.table}/{owner}/"
 
     def body(self, pk: str, generation: str, nonce: str) -> str:
-        """Never used before: whoever publishes twice with one lease writes two bodies."""
+        """A new key: two publications under one lease write two bodies."""
         return f"{self._own(pk)}{generation}.{nonce}"
 
     def pointer(self, key: str) -> str:
-        """As a row names this body."""
+        """The body's name in a row."""
         return key.removeprefix(self.prefix) if self.is_short else key
 
     def object_key(self, pointer: str) -> str | None:
         """I19: a key, or `s3://bucket/key` of our own bucket.
 
-        None for any other bucket: whoever can write a row would choose what our rights read.
+        None for any other bucket: the writer of a row must not choose what our permissions read.
         """
         if not pointer.startswith(S3):
             return self.prefix + pointer if self.is_short else pointer
@@ -277,12 +277,12 @@ class Names:
         return key if key and bucket == self.bucket else None
 
     def ours(self, s3_key: str, pk: str) -> list[str]:
-        """The body to delete with this row: one that we wrote for it, and no other's."""
+        """The body to delete with this row: only one that we wrote for it."""
         key = self.object_key(s3_key)
         return [key] if key is not None and key.startswith(self._own(pk)) else []
 
     def is_anothers(self, s3_key: str, pk: str) -> bool:
-        """A body of this table, of any tenant, that was written for another row than this."""
+        """True for a body of this table, of any tenant, that was written for another row."""
         roots = (f"{self.prefix}{self.table}/{owner}" for owner in ("cache/", "tenant="))
         return s3_key.startswith(tuple(roots)) and not s3_key.startswith(self._own(pk))
 
@@ -292,11 +292,11 @@ class Names:
         return f"{self.bodies}{'' if hashed == pk else RAW}{name}/"
 
     def pk_of_body(self, s3_key: str) -> str | None:
-        """None: its row has a raw key, which a hash does not lead back to."""
+        """None if its row has a raw key, which the hash does not reveal."""
         name = s3_key.removeprefix(self.bodies).partition("/")[0]
         return None if name.startswith(RAW) else f"{self.pk_prefix}{name}"
 
 
 def cache_key(kind: str, id_: str) -> str:
-    """A page's id is its cache key; other kinds stand apart behind a character no URL has."""
+    """A page's id is its cache key; keys of other kinds begin with a character that no URL has."""
     return id_ if kind == PAGE and not id_.startswith("\0") else f"\0{kind}\0{id_}"

@@ -1,7 +1,6 @@
-"""One id at a time: read, leased, published, released, invalidated (I3-I8).
+"""Steps on one id: read, lease, publish, release, invalidate (I3-I8).
 
-A read looks at the row, at the lease's row only where it matters, and at the body only if it is
-unknown (I7).
+A read reads the lease's row only where it matters, and the body only if it is unknown (I7).
 """
 
 from asyncio import gather
@@ -50,17 +49,17 @@ from stillfresh.stores.dynamodb.tags import TAGGED_FOR, Claim
 from stillfresh.ttl_cache import TtlCache
 
 REMEMBERED: Final = 10_000
-"""Rows of which this process knows that they were just leased or changed, and claims."""
+"""Rows that this process has just leased or changed, and claims, that are remembered."""
 LEASED_FOR: Final = 120
 CHANGED_FOR: Final = 20
-"""Seconds; an eventually consistent read is behind by less, as a rule by one."""
+"""Seconds; eventually consistent reads are behind by less, usually by one second."""
 NOTHING: Final = Record()
 CLAIM_LASTS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class DynamoSteps:
-    """The store's steps; each reads the clock for itself."""
+    """The store's steps; each reads the clock itself."""
 
     table: Leases
     bodies: S3Bodies
@@ -72,17 +71,17 @@ class DynamoSteps:
     leased: TtlCache[str, bool] = field(
         default_factory=lambda: TtlCache(LEASED_FOR, max_entries=REMEMBERED)
     )
-    """Somebody holds a lease here: a fresh copy does not hide it from callers that wait for it."""
+    """Ids with a lease: a fresh copy must not hide it from callers that wait for the load."""
     changed: TtlCache[str, bool] = field(
         default_factory=lambda: TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
     )
-    """What this process has changed it reads consistently, whatever lag it allows."""
+    """Ids that this process changed: it reads them consistently, whatever lag is allowed."""
     claims: TtlCache[str, Claim] = field(
         default_factory=lambda: TtlCache(CLAIM_LASTS, max_entries=REMEMBERED)
     )
 
     def urgent(self) -> Self:
-        """The same steps, tried even while the service is unavailable."""
+        """The same steps, sent even while the service is unavailable."""
         return replace_field(self, table=replace_field(self.table, urgent=True))
 
     @property
@@ -92,7 +91,7 @@ class DynamoSteps:
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str], *, lagging: bool
     ) -> dict[str, Record]:
-        """One GetItem for a fresh copy; the lease is looked at where it could matter."""
+        """One GetItem for a fresh copy; the lease's row is read where it could matter."""
         now, pks = self.clock(), {id_: self.names.pk(kind, id_) for id_ in ids}
         consistent = not lagging or any(self.changed.get(pk) for pk in pks.values())
         rows = await self._rows(kind, [*pks.values()], now, consistent=consistent)
@@ -115,7 +114,7 @@ class DynamoSteps:
     async def _rows(
         self, kind: str, pks: Sequence[str], now: float, *, consistent: bool = True
     ) -> dict[str, Row]:
-        """A META that points to a version's row is read together with it (I19)."""
+        """A META that points to a version's row is read together with that row (I19)."""
         metas = await self.table.get_many([(pk, META) for pk in pks], consistent=consistent)
         items = {pk: metas.get((pk, META), {}) for pk in pks}
         pointers = {pk: sk for pk, item in items.items() if (sk := version_of(item)) is not None}
@@ -128,7 +127,7 @@ class DynamoSteps:
         return {pk: row_of(item, now, others) for pk, item in items.items()}
 
     async def row(self, kind: str, pk: str) -> Row:
-        """As it is now, consistently."""
+        """The row, read consistently."""
         return (await self._rows(kind, [pk], self.clock()))[pk]
 
     async def with_body(self, kind: str, pk: str, row: Row, record: Record) -> Record:
@@ -144,7 +143,7 @@ class DynamoSteps:
         return replace(record, copy=replace(row.copy, value=value))
 
     async def _value(self, kind: str, row: Row) -> object:
-        """None: absent upstream. UNREAD: nothing lies where the row points."""
+        """None: absent upstream. UNREAD: there is no body where the row points."""
         if row.copy is None or row.meta is None or row.copy.value is None:
             return None
         key = self.names.object_key(row.meta.s3_key)
@@ -217,7 +216,7 @@ class DynamoSteps:
     async def _newer(
         self, kind: str, pk: str, row: Row, seen: str | None, grant: Held | Lease
     ) -> Newer | None:
-        """E5: a copy that is not the one seen, unless its body has vanished."""
+        """E5: the copy, if it is not the one seen and its body exists."""
         if row.copy is None or row.generation == seen:
             return None
         held_until = grant.until if isinstance(grant, Held) else None
@@ -227,7 +226,7 @@ class DynamoSteps:
     async def _failed_since(
         self, kind: str, pk: str, lease: Lease, row: Row, before: Lock
     ) -> Newer:
-        """E7: the failure that the lease's row remembered is put back as the lease is."""
+        """E7: put back the failure that the lease's row had kept, and end the lease."""
         record = replace(merged(row, before), held_until=None)
         if row.copy is not None:
             record = await self.with_body(kind, pk, row, record)
@@ -243,7 +242,7 @@ class DynamoSteps:
             await self.table.fail(pk, lease.token, failure, now=now)
 
     async def _claim(self, kind: str, ask: Ask, lease: Lease, row: Row, before: Lock) -> None:
-        """I6: the tags are written before the load begins, and those of before go."""
+        """I6: write the tags before the load begins, and remove the earlier ones."""
         pk = self.names.pk(kind, ask.id)
         await self.table.remove_tags(pk, row, before, but=(*ask.tags, *row.late))
         until = lease.expires_at + TAGGED_FOR
@@ -259,9 +258,10 @@ class DynamoSteps:
     async def publish(
         self, kind: str, id_: str, lease: Lease, copy: Copy, tags: tuple[str, ...] | None = None
     ) -> bool:
-        """I5: the body first, then the transaction; False if the lease was lost.
+        """I5: write the body, then run the transaction; False if the lease was lost.
 
-        I26: between them, the rows of tags that came with it, and a look at who invalidated them.
+        I26: between them, write the rows of tags that came with it, and check whether one was
+        invalidated.
         """
         pk, nonce = self.names.pk(kind, id_), uuid4().hex
         claim = self.claims.remove(lease.token, Claim())
@@ -316,7 +316,7 @@ class DynamoSteps:
         self.changed.insert(pk, True)
 
     async def invalidate(self, pk: str, mark: Mark) -> bool:
-        """I3: first the lease, then the copy; whether there was either."""
+        """I3: void the lease, then mark the copy; return whether there was either."""
         self.changed.insert(pk, True)
         was_leased = await self.table.void(pk, now=self.clock())
         is_marked = await self.table.mark(pk, mark)
@@ -324,7 +324,7 @@ class DynamoSteps:
         return was_leased or is_marked
 
     async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
-        """A row of an entry that is gone goes too."""
+        """Also deletes tag rows of entries that no longer exist."""
         await self.table.begin_epoch(tag, self.clock() + TAGGED_FOR)
         rows = await self.table.tagged(tag)
 

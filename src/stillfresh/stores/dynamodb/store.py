@@ -48,11 +48,11 @@ from stillfresh.stores.tenants import checked_tenant
 EVENTUALLY: Final = 1.0
 """Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
 LONGEST_PREFIX: Final = 200
-"""Bytes: a key in S3 has 1,024, for the table, the tenant, a hash and a token too."""
+"""Bytes: an S3 key has 1,024, also for the table, the tenant, a hash and a token."""
 
 
 def random_uuid() -> str:
-    """I4: what tokens are, in every language."""
+    """I4: the form of tokens in every language."""
     return str(uuid.uuid4())
 
 
@@ -78,7 +78,7 @@ class DynamoStore(Store):
     """
 
     needs_eviction = False
-    """The table's TTL sweeps rows; `evict` reads the whole table, so it is run on purpose."""
+    """The table's TTL deletes rows. `evict` reads the whole table, so it runs only on request."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class DynamoStore(Store):
         self._delete_after = seconds(delete_after, name="delete_after")
         self._max_lease = seconds(max_lease, name="max_lease", positive=True)
         self.shapes: dict[str, Shape] = dict(shapes or {})
-        """A kind that is not here is stored as it is."""
+        """A kind that is not in it is stored unchanged."""
         self._clock = clock
         self._sleep = sleep
         self._dice = dice
@@ -135,12 +135,12 @@ class DynamoStore(Store):
         return other
 
     async def open(self) -> None:
-        """A table that is missing or of other keys is told now; an unreachable one later."""
+        """Raise if the table is missing or has other keys; an unavailable one raises later."""
         if self._steps is not None:
             return
         async with AsyncExitStack() as stack:
             steps = await self._connected(stack)
-            if self._steps is None:  # else another was quicker
+            if self._steps is None:  # otherwise another call was quicker
                 self._steps, self._stack = steps, stack.pop_all()
 
     async def _connected(self, stack: AsyncExitStack) -> DynamoSteps:
@@ -166,7 +166,7 @@ class DynamoStore(Store):
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        """I7: eventually consistent, for half the units, where that much lag is allowed."""
+        """I7: with enough allowed lag, an eventually consistent read at half the price."""
         return await self._opened().read(kind, ids, known or {}, lagging=lag >= EVENTUALLY)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -210,7 +210,7 @@ class DynamoStore(Store):
         await each(ids, lambda id_: urgent.delete(self._names.pk(kind, id_)))
 
     async def evict(self, before: float) -> int:
-        """Reads the whole table and lists the bucket: run it in one place, now and then."""
+        """Read the whole table and list the bucket: run it in one place, once a day."""
         return await self._scan().evict(before)
 
     async def stats(self) -> StoreStats:
@@ -223,7 +223,7 @@ class DynamoStore(Store):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """Reads rows until enough are found; those that others wrote say no id, and are not in."""
+        """Read rows until enough are found; rows of other services have no id and are left out."""
         return await self._scan().entries(kind, search, after, checked_limit(limit))
 
     def _opened(self) -> DynamoSteps:
@@ -237,7 +237,7 @@ class DynamoStore(Store):
 
 
 def table_name(table: str | None) -> str:
-    """As given, or from the environment, as the schema's other users have it."""
+    """The given name, or that of the environment variable."""
     name = os.environ.get(TABLE_VARIABLE, "") if table in {None, ""} else table
     if not name:
         raise ConfigError(f"table: name it in the address, or in {TABLE_VARIABLE}")
@@ -251,7 +251,7 @@ def _is_other(name: str, given: object, usual: str, other: str) -> bool:
 
 
 def _checked_prefix(prefix: object) -> str:
-    """With one slash, behind it."""
+    """The prefix with exactly one slash at its end."""
     if not isinstance(prefix, str) or len(checked_unicode("s3_prefix", prefix)) > LONGEST_PREFIX:
         raise ConfigError(
             f"s3_prefix: must be text such as isr/, of at most {LONGEST_PREFIX} bytes, "
@@ -261,7 +261,7 @@ def _checked_prefix(prefix: object) -> str:
 
 
 def _check_tagged(kind: str, ask: Ask) -> None:
-    """Of kind and id only hashes are stored, unless there are tags: then they are read back."""
+    """Kind and id are stored as hashes, unless there are tags: then they are read back."""
     if ask.tags:
         for what, given in [("kind", kind), ("id", ask.id), *(("tag", tag) for tag in ask.tags)]:
             checked_unicode(what, given)

@@ -1,7 +1,7 @@
-"""A table's rows: read, put, changed and deleted under a condition. Nothing but the mapping.
+"""Rows of a table: read, put, changed and deleted under a condition. Only the mapping.
 
-What the rows mean is in `schema.py` and `rows.py`; the recipes that use them in `leases.py`.
-A write whose condition does not hold is `ConditionFailed`.
+`schema.py` and `rows.py` say what the rows mean; `leases.py` has the recipes that use them. A write
+whose condition does not hold is `ConditionFailed`.
 """
 
 import asyncio
@@ -51,20 +51,20 @@ async def each(keys: Iterable[K], step: Callable[[K], Awaitable[T]]) -> dict[K, 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table of `pk` and `sk`; urgent: asked even while the service is unavailable."""
+    """One table of `pk` and `sk`. Urgent: sent even while the service is unavailable."""
 
     service: AwsService
     names: Names
     urgent: bool = False
 
     async def get(self, pk: str, sk: str, *, consistent: bool = True) -> Item:
-        """Empty if there is none."""
+        """The row; empty if there is none."""
         answer = await self._ask("get_item", Key=key_of(pk, sk), ConsistentRead=consistent)
         item: Item = answer.get("Item", {})
         return item
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = True) -> dict[Key, Item]:
-        """By the hundred; one alone is a GetItem."""
+        """The rows, 100 in one request; a single one by GetItem."""
         if len(keys) == 1:
             item = await self.get(*keys[0], consistent=consistent)
             return {keys[0]: item} if item else {}
@@ -81,7 +81,7 @@ class Table:
     async def _get_batch(
         self, wanted: list[Item], found: dict[Key, Item], *, consistent: bool
     ) -> list[Item]:
-        """What DynamoDB left out of its answer; all of it: it was busy."""
+        """Return the keys that DynamoDB left out of its answer; all of them if it was busy."""
         table = self.names.table
 
         async def answered(answer: dict[str, Any]) -> list[Item]:
@@ -101,19 +101,19 @@ class Table:
         return left
 
     async def put(self, item: Item | Callable[[], Item], condition: str, given: Item) -> Item:
-        """Returns the row that it replaced. A function makes the row anew for each attempt."""
+        """Return the replaced row. If `row` is a function, it makes a new row for each attempt."""
         return await self._replace("put_item", condition, given, Item=item)
 
     async def delete(
         self, pk: str, sk: str, condition: str = "", given: Item | None = None
     ) -> Item:
-        """Returns the row that went."""
+        """Return the deleted row."""
         return await self._replace("delete_item", condition, given, Key=key_of(pk, sk))
 
     async def _replace(
         self, operation: str, condition: str, given: Item | None, **what: object
     ) -> Item:
-        """Empty if there was none."""
+        """The replaced row; empty if there was none."""
         if condition:
             what |= TELL | {"ConditionExpression": condition}
         if given:
@@ -123,7 +123,7 @@ class Table:
         return old
 
     async def update(self, pk: str, sk: str, change: dict[str, Any]) -> Item | None:
-        """None: it was done. Else the row that its condition refused, empty if there is none."""
+        """None if it was done; else the row that failed the condition, empty if there is none."""
         try:
             await self._ask("update_item", Key=key_of(pk, sk), **change, **TELL)
         except ConditionFailed as exc:
@@ -131,7 +131,7 @@ class Table:
         return None
 
     async def transact(self, *actions: tuple[str, dict[str, Any]], name: str | None = None) -> None:
-        """All of them or none; with a `name`, once, however often it is asked."""
+        """All actions or none; with a `name`, once, however often it is sent."""
         items = [{verb: {"TableName": self.names.table, **what}} for verb, what in actions]
         named: dict[str, Any] = {} if name is None else {"ClientRequestToken": name}
         await self.service.ask(
@@ -189,12 +189,12 @@ class Table:
 
 
 def values(**given: str | int) -> Item:
-    """As an expression's values: `:name` and its type."""
+    """The values of an expression: `:name` and its type."""
     return {f":{name}": typed(value) for name, value in given.items()}
 
 
 def changes_of(attributes: Item, condition: str, given: Item | None = None) -> dict[str, Any]:
-    """An update that sets these attributes; by other names, since some are reserved words."""
+    """An update that sets these attributes under other names, as some are reserved words."""
     return {
         "UpdateExpression": "SET " + ", ".join(f"#{name} = :new_{name}" for name in attributes),
         "ConditionExpression": condition,

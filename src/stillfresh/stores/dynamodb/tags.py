@@ -29,21 +29,21 @@ from stillfresh.stores.dynamodb.table import Table, each, values
 
 OURS: Final = "lease_token = :token"
 TAGGED_FOR: Final = 30 * 86400
-"""Seconds that a tag's row stays after the last lease; a copy that lives longer takes it along."""
+"""Seconds that a tag's row stays after the last lease; longer if its copy does."""
 UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, :token)"
 TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a holder has to know until it publishes; who forgets it leaves a body to eviction."""
+    """What the holder of a lease must know until it publishes; if lost, eviction finds the body."""
 
     replaces: str | None = None
     tags: tuple[str, ...] = ()
     tagged_until: float = 0.0
     late: frozenset[str] = frozenset()
     wrote: str = ""
-    """I26: the tags that came with the copy there is, and the lease that wrote their rows."""
+    """I26: the tags of the present copy, and the lease that wrote their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class TagRows(Table):
         )
 
     async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
-        """The row that a condition did not hold for."""
+        """The row that failed the condition."""
         return refused.item or await self.get(pk, sk)
 
     @asynccontextmanager
@@ -109,13 +109,13 @@ class TagRows(Table):
         await self.drop_tags(claim.late - late - own, pk, claim.wrote)
 
     async def tagged(self, tag: str) -> dict[tuple[str, str], Item]:
-        """The rows of what has the tag, by kind and id."""
+        """The rows of entries that have the tag, by kind and id."""
         found = await self.partition(self.names.tag(tag))
         rows = [row for row in found if row["sk"]["S"] != INVALIDATED]
         return {(text(row, "kind") or "", text(row, "id") or ""): row for row in rows}
 
     async def remove_tags(self, pk: str, row: Row, lock: Lock, *, but: Iterable[str] = ()) -> None:
-        """Those that these leases wrote: a later one's speak of its load, and stay."""
+        """Remove rows that these leases wrote; rows of a later lease stay."""
         tokens = {row.token, lock.token} - {None}
         tags = (row.tags | row.late | lock.tags) - set(but)
         for token in tokens:
@@ -126,17 +126,17 @@ class TagRows(Table):
         await each(tags, lambda tag: self.drop_tag(self.names.tag(tag), sk, token))
 
     async def drop_tag(self, pk: str, sk: str, token: str | None) -> None:
-        """Not if the entry was leased again since the row was read."""
+        """Remove it unless the entry was leased again since the row was read."""
         with suppress(ConditionFailed):
             await self.delete(pk, sk, OURS, values(token=token or ""))
 
     async def epoch(self) -> int:
-        """I26: of the last invalidation by tag, or an earlier one: that costs a load at worst."""
+        """I26: the epoch of the last invalidation by tag, or an earlier one, which costs a load."""
         row = await self.get(self.names.tags, EPOCH, consistent=False)
         return int(number(row, "epoch") or 0)
 
     async def begin_epoch(self, tag: str, ttl: float) -> None:
-        """The tag is invalidated, which is remembered until `ttl`: longer than any load takes."""
+        """Note that the tag is invalidated, until `ttl`: longer than any load takes."""
         raised = await self._ask(
             "update_item",
             Key=key_of(self.names.tags, EPOCH),
@@ -146,10 +146,10 @@ class TagRows(Table):
         )
         epoch = int(raised["Attributes"]["epoch"]["N"])
         row = key_of(self.names.tag(tag), INVALIDATED) | attributes(epoch=epoch, ttl=ceil(ttl))
-        with suppress(ConditionFailed):  # by a later one
+        with suppress(ConditionFailed):  # by a later invalidation
             await self.put(row, "attribute_not_exists(pk) OR epoch < :epoch", values(epoch=epoch))
 
     async def is_past(self, tags: Iterable[str], epoch: int) -> bool:
-        """One of them was invalidated later than that."""
+        """True if one of them was invalidated after that epoch."""
         rows = await self.get_many([(self.names.tag(tag), INVALIDATED) for tag in tags])
         return any((number(row, "epoch") or 0) > epoch for row in rows.values())

@@ -33,7 +33,7 @@ OWN: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def options_of(url: str) -> tuple[list[str], dict[str, Any]]:
-    """How libpq reaches each host that the address names, and what is ours behind `?`."""
+    """libpq's options for each host of the address, and our own options behind `?`."""
     parts = urlsplit(url)
     given = parse_qsl(parts.query, keep_blank_values=True)
     try:
@@ -59,7 +59,7 @@ def _read(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], 
 
 
 def hosts_of(found: dict[str, Any]) -> list[str]:
-    """One connection string for each host: a time-out is for one of them, not for all."""
+    """One connection string for each host, so that a time-out applies to one of them."""
     places = [str(found.pop(name, None) or "").split(",") for name in PLACE]
     number = max(map(len, places))
     places = [each * number if len(each) == 1 else each for each in places]
@@ -81,7 +81,7 @@ def store_at(url: str, clock: Clock | None) -> PostgresStore:
 
 
 def _shown(url: str) -> str:
-    """Without the password, wherever somebody wrote it: errors end up in logs."""
+    """The address without the password, because errors end up in logs."""
     address, mark, _ = without_password(url).partition("?")
     return shown(f"{address}{mark and '?…'}")
 

@@ -1,4 +1,4 @@
-"""Makes, migrates and shows the schema of a PostgreSQL store: `stillfresh table` (S11)."""
+"""Creates, updates and shows the schema of a PostgreSQL store: `stillfresh table` (S11)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,9 +1,8 @@
-"""How a PostgreSQL store tells what is done to it (S10): each step notifies, as it commits.
+"""How a PostgreSQL store announces changes (S10): each step notifies when it commits.
 
-One connection listens. What one transaction tells is queued as it commits, in the order of commits,
-so a beat that comes back proves that everything before it was heard. Through a pooler that
-leads statements to different connections nothing is heard: no beat comes back, and memory asks the
-store as before.
+One connection listens. Notifications arrive in the order of commits, so a beat that comes back
+proves that everything before it was heard. Through a pooler that switches connections nothing is
+heard: no beat comes back, and memory asks the store as without push.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from stillfresh.stores.postgres.schema import quoted
 
 BEAT: Final = "!"
 SLICE: Final = 100
-"""Lines that are heard in one turn of the loop."""
+"""Notifications that are handled in one turn of the loop."""
 NO_PUSH: Final = (
     "this PostgreSQL store does not push (`stillfresh table create --push` turns it on)"
 )
@@ -32,7 +31,7 @@ POOLED: Final = (
 
 @asynccontextmanager
 async def listening(link: PgLink, schema: str, tell: Tell, within: float) -> AsyncIterator[Channel]:
-    """It is listened to when it is entered, and the connection closed when it is left."""
+    """Listen inside the block; the connection is closed at its end."""
     try:
         connection = await link.connected()
     except LOST as exc:
@@ -55,9 +54,9 @@ class PgChannel(Channel):
         self._tell = tell
         self._within = within
         self._pieces: list[str] = []
-        """Of news that are not whole yet."""
+        """Parts of an announcement that is not complete yet."""
         self._beat = ""
-        """That which has not come back."""
+        """The beat that has not come back yet."""
         self._came = asyncio.Event()
         self._heard = 0
         self._reader: asyncio.Task[None] | None = None
@@ -101,13 +100,13 @@ class PgChannel(Channel):
             async with aclosing(self._connection.notifies()) as notices:
                 async for notice in notices:
                     await self._hear(notice.payload)
-        except (*LOST, ValueError):  # or news that are none of ours
+        except (*LOST, ValueError):  # or a notification that is not ours
             return
         finally:
             self._came.set()
 
     async def _hear(self, payload: str) -> None:
-        """A piece is its number, whether there are more, and a part of the text."""
+        """A part has its number, whether more follow, and a piece of the text."""
         if payload.startswith(BEAT):
             self._beat = "" if payload == self._beat else self._beat
             self._came.set()

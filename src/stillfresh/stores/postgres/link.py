@@ -1,9 +1,9 @@
-"""The way to the server: bounded connections, time-outs, and failures that are settled (S2, S11).
+"""The way to the server: bounded connections, time-outs, lost answers settled (S2, S11).
 
-Every statement is a transaction of its own. One whose answer got lost is sent once more: each step
-can tell whether it was done already, and none does harm if the first one is done later (S8). A
-step that the server has rolled back (a deadlock) is repeated. While the server is unavailable, one
-step at a time tries it (`breaker.py`).
+Every statement is its own transaction. If its answer was lost, it is sent once more: each step can
+tell whether it was done already, and none does harm if the first one is done later (S8). A step
+that the server has rolled back (a deadlock) is repeated. While the server is unavailable, one step
+at a time tries it (`breaker.py`).
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from stillfresh.stores.postgres.rows import Row
 from stillfresh.stores.postgres.schema import SETTINGS, VERSION, quoted
 
 ENDED: Final = {"57P01", "57P02", "57P03", "57P05", "53300"}
-"""Of a server that ends its connections, or takes none now."""
+"""Codes of a server that ends its connections, or accepts none now."""
 FULL: Final = ["too many", "connection slots"]
 NOT_YET: Final = ("starting up", "shutting down", "recovery mode", *FULL)
-"""Said at the door by one that will let us in later; libpq has no code for it."""
+"""Texts of a server that will accept us later; libpq has no code for it."""
 UNDONE: Final = {"40001", "40P01"}
-"""A serialization failure or a deadlock: nothing of it was done."""
+"""A serialization failure or a deadlock: nothing was done."""
 UNPREPARED: Final = {"26000", "42P05", "0A000"}
 """A pooler that hides itself led a prepared statement elsewhere, or a migration has changed what it
 returns. Nothing of it was done."""
 PREPARED_AFTER: Final = 5
-"""Times that a statement was run on a connection, unless a pooler stands before the server."""
+"""Runs on a connection before a statement is prepared; never behind a pooler."""
 REPEATS: Final = 5
 UNAVAILABLE: Final = "the PostgreSQL server is unavailable"
 MISSING: Final = {"3F000", "42P01", "42883", "42703"}
@@ -72,7 +72,7 @@ class PgConnection(AsyncConnection[Row]):
         return await wait_async(self._moving(gen), self.pgconn.socket, interval=NEVER)
 
     def _moving(self, gen: Any) -> Generator[Any, Any, Any]:  # noqa: ANN401
-        """A long answer may take its time as long as it goes on."""
+        """A long answer may take its time while parts of it keep arriving."""
         try:
             state = next(gen)
             while True:
@@ -94,7 +94,7 @@ class PgLink:
     """
 
     def __init__(self, hosts: Sequence[str], schema: str, *, most: int, timeout: float) -> None:
-        """`hosts`: how to reach each, in the order in which they are tried."""
+        """`hosts`: connection strings, in the order in which they are tried."""
         self._hosts = list(hosts)
         self._schema = schema
         self._most = most
@@ -106,7 +106,7 @@ class PgLink:
         self._why = ""  # the last failure
         self._prepares = True
         self.pushes = self.is_pooled = False
-        """What its schema says of S10; and whether a pooler stands before the server."""
+        """Whether its schema pushes (S10); and whether a pooler stands before the server."""
 
     async def greet(self) -> None:
         """Raise if the server refuses this cache. Without an answer, it is tried again later."""
@@ -126,9 +126,9 @@ class PgLink:
         *,
         urgent: bool = False,
     ) -> list[Row]:
-        """Its rows. `settle`: what it is given if its answer got lost, and it is sent again.
+        """Run a statement, return its rows. `settle`: its arguments if it is sent again.
 
-        Urgent is what nobody can do without: it is tried whatever happened before.
+        An urgent statement is sent even while the server is unavailable.
         """
         began = time.monotonic()
         if not self._breaker.allows(began) and not urgent:
@@ -141,7 +141,7 @@ class PgLink:
             else:
                 self._answered()
             if _code(exc) == READ_ONLY:
-                await self.drop_idle()  # not the primary any more: find the new one
+                await self.drop_idle()  # no longer the primary: find the new one
             raise refused(exc, self._schema) from exc
         self._answered()
         return rows
@@ -172,7 +172,7 @@ class PgLink:
         lost = self._lost
         await self._take_a_place()
         try:
-            if self._lost > lost:  # else a long queue would find out one by one
+            if self._lost > lost:  # otherwise a long queue would find out one by one
                 raise TimeoutError("the server failed while this request waited for a connection")
             connection = self._idle.pop() if self._idle else None
             try:
@@ -213,7 +213,7 @@ class PgLink:
             self._idle.append(connection)
 
     async def _is_unprepared(self, error: BaseException) -> bool:
-        """From then on, on new connections, nothing is prepared."""
+        """True if a prepared statement was lost. From then on new connections prepare nothing."""
         if _code(error) not in UNPREPARED or not self._prepares:
             return False
         self._prepares = False
@@ -232,7 +232,7 @@ class PgLink:
         return await cursor.fetchall() if cursor.description is not None else []
 
     async def connected(self) -> PgConnection:
-        """For the caller alone, who closes it."""
+        """A connection for the caller, which closes it."""
         connection = await connected_to(self._hosts, self._timeout)
         try:
             await self._check(connection)
@@ -242,7 +242,7 @@ class PgLink:
         return connection
 
     async def _check(self, connection: PgConnection) -> None:
-        """Whether our schema is there, and of this release; and each statement sees the last."""
+        """Raise unless the schema is there, of this release, with isolation `read committed`."""
         statement = SETTINGS.format(schema=quoted(self._schema))
         rows = await self._rows(connection, statement, ())
         if not rows:
@@ -265,7 +265,7 @@ class PgLink:
             connection.prepare_threshold = PREPARED_AFTER
 
     async def drop_idle(self) -> None:
-        """What one has met, the others would meet: begin anew."""
+        """Close idle connections: they would meet the same failure."""
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.close()
@@ -287,11 +287,11 @@ class PgLink:
 
 
 def unheard(_: Notify) -> None:
-    """Of a pooler that leads us to a connection on which another listens: not to be kept."""
+    """Ignore notifications of others on a pooler's shared connection."""
 
 
 async def connected_to(hosts: list[str], patience: float) -> PgConnection:
-    """To the first that has us, which is tried first the next time."""
+    """Connect to the first host that accepts us; it is tried first the next time."""
     for number, host in enumerate(tried := tuple(hosts), 1):  # others reorder them meanwhile
         try:
             async with asyncio.timeout(patience):
@@ -313,7 +313,7 @@ async def connected_to(hosts: list[str], patience: float) -> PgConnection:
 
 
 def refused(error: BaseException, schema: str) -> StoreError:
-    """What it was, and what to do."""
+    """The error as a StoreError that says what to do."""
     said, code = said_by(error), _code(error)
     if is_lost(error):
         return StoreError(f"{UNAVAILABLE}: {said}")
@@ -324,7 +324,7 @@ def refused(error: BaseException, schema: str) -> StoreError:
 
 
 class Undone(Exception):
-    """The server has undone a step, in favour of another."""
+    """The server has rolled a step back."""
 
 
 def _code(error: BaseException) -> str:
@@ -332,7 +332,7 @@ def _code(error: BaseException) -> str:
 
 
 def is_lost(error: BaseException) -> bool:
-    """No server answered, or it was about to end: what it was asked may have been done."""
+    """True if no server answered, or it was ending: the statement may have been done."""
     if not isinstance(error, PostgresError) or isinstance(error, InterfaceError):
         return True
     code, said = _code(error), str(error)

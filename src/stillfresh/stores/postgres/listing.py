@@ -1,4 +1,4 @@
-"""What walks along the whole table of a PostgreSQL store, in slices: listing and counting (E28)."""
+"""Walks along the whole table of a PostgreSQL store, in slices: listing and counting (E28)."""
 
 from typing import Final
 
@@ -10,16 +10,16 @@ from stillfresh.stores.postgres.schema import FIELDS, quoted
 STRETCH: Final = 2_000
 """Rows that one statement looks at."""
 COUNTED: Final = 50
-"""Stretches that are counted; of a larger table they stand for all."""
+"""Slices that are counted; the count of a larger table is an estimate."""
 FIRST: Final = (b"", b"")
 """Before all kinds and ids."""
 
 BEHIND: Final = "FROM {schema}.entry e WHERE (e.kind, e.key) {past} ($1, $2)"
 ORDER: Final = "ORDER BY e.kind, e.key LIMIT"
 BEFORE: Final = "AND (e.kind, e.key) < (${}, '')"
-"""The next kind there could be. With an equal sign the planner would sort all of the kind."""
+"""The next possible kind. With an equal sign the planner would sort all rows of the kind."""
 END: Final = f"SELECT e.kind, e.key {BEHIND} {{of_kind}} {ORDER} 1 OFFSET {STRETCH - 1}"
-"""Where a stretch ends; nothing: it is the last."""
+"""Where a slice ends; nothing if it is the last."""
 LIST: Final = f"""
     SELECT {FIELDS}, NULL::bytea, octet_length(e.value), e.kind, e.id
     {BEHIND} {{of_kind}} AND position($3 IN coalesce(e.id, e.key)) > 0
@@ -47,7 +47,7 @@ async def list_entries(
     after: tuple[str, str] | None,
     limit: int,
 ) -> list[Entry]:
-    """A search looks at a stretch after the other until it has found enough."""
+    """A search reads one slice after the other until it has found enough."""
     at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))
     names, of_kind, end_of_kind = {"schema": quoted(schema), "past": ">"}, "", list[bytes]()
     if kind is not None:
@@ -74,7 +74,7 @@ async def list_entries(
 
 
 async def count(link: PgLink, schema: str, now: float | None) -> StoreStats:
-    """The bytes are those of the tables, their indexes and what they have free."""
+    """`bytes` are those of the tables, their indexes and their free space."""
     names = {"schema": quoted(schema), "past": ">"}
     ((size, rows),) = await link.run(SIZE.format(**names))
     copies = leases = looked_at = 0

@@ -1,7 +1,7 @@
-"""How names and records lie in PostgreSQL, as bytes and rows (S11). Pure.
+"""How names and records are written in PostgreSQL, as bytes and rows (S11). Pure.
 
-An index takes no long names: of one that is long, its beginning and its hash are the key, and the
-whole name stands beside it.
+An index takes no long names: the key of a long name is its beginning and its hash, and another
+column has the whole name.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ def text_of(name: bytes) -> str:
 
 
 def key_of(name: bytes) -> bytes:
-    """The same for every reader; of a long name 532 bytes, which no short name has."""
+    """The key of a name, the same for every reader; 532 bytes for a long name."""
     if len(name) <= LONGEST_KEY:
         return name
     return name[:LONGEST_KEY] + sha256(name).digest()
 
 
 class SortedIds:
-    """Some ids, without doubles, in the order in which every step locks them."""
+    """Some ids, without repeats, in the order in which every step locks them."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         names = {id_: name_of(id_) for id_ in ids}
@@ -42,11 +42,11 @@ class SortedIds:
         self.keys = [key for key, _ in found]
         self.by_key = dict(found)
         self.long = [names[id_] if len(names[id_]) > LONGEST_KEY else None for id_ in self.ids]
-        """The whole names of those whose key is not their name."""
+        """The whole names of ids whose key is not their name."""
 
 
 def record_of(row: Row, known: str | None = None) -> Record:
-    """From what `functions.FIELDS` names, and the value, left out for one who knows it."""
+    """A record from a row of `functions.FIELDS` and the value, if it was sent."""
     generation, fetched_at, fresh_for, stale_for, error_for, mark, held_until = row[1:8]
     failures, retry_at, error, is_absent, value = row[8:13]
     copy = failure = None

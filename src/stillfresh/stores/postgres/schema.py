@@ -17,13 +17,13 @@ OLDEST_SERVER: Final = 14_00_00
 SCHEMA: Final = "stillfresh"
 NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 ASKER: Final = 16
-"""Characters of a token that its asker draws; the server adds as many."""
+"""Characters of a token that the caller draws; the server adds as many."""
 
 SETTINGS: Final = """SELECT version, is_unlogged, pushes, pg_backend_pid(),
     current_setting('transaction_isolation') FROM {schema}.setting"""
 FIELDS: Final = """e.key, e.generation, e.fetched_at, e.fresh_for, e.stale_for, e.error_for, e.mark,
     e.held_until, e.failures, e.retry_at, e.error, e.value IS NULL"""
-"""Of a record, all but its value."""
+"""The fields of a record without its value."""
 RECORD: Final = """key bytea, generation text, fetched_at float8, fresh_for float8,
     stale_for float8, error_for float8, mark int2, held_until float8, failures int8,
     retry_at float8, error bytea, is_absent boolean, value bytea"""
@@ -40,7 +40,7 @@ TEXTS: Final = {
 
 
 def checked_schema(name: str) -> str:
-    """It names the channel of S10 as well."""
+    """Check the name, which is also that of the channel of S10."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(
             f"schema: must be 1 to 63 lower-case letters, digits and _, not begin with a digit or "
@@ -50,12 +50,12 @@ def checked_schema(name: str) -> str:
 
 
 def quoted(schema: str) -> str:
-    """As SQL takes a name that may be one of its own words."""
+    """A name in quotes, since it may be a word of SQL."""
     return f'"{schema}"'
 
 
 def tables(version: int, schema: str, *, unlogged: bool) -> str:
-    """What leads to that version from the one before; the first begins with nothing."""
+    """The SQL from the version before to this one; the first begins with nothing."""
     given = {"schema": quoted(schema), "unlogged": "UNLOGGED" if unlogged else ""}
     return _text(f"version_{version}.sql").format(**given)
 

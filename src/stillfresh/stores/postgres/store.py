@@ -45,7 +45,7 @@ TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 10
 SLICE: Final = 500
 SLICE_BYTES: Final = 1 << 20
-"""One statement is about no more ids, and carries beyond the first no more bytes."""
+"""The most ids in one statement, and the most bytes beyond the first id."""
 MOST_FAILURES: Final = (1 << 63) - 1
 FIRST: Final = (b"", b"")
 """Before all kinds and ids."""
@@ -77,7 +77,7 @@ class PostgresStore(Store):
         self._link: PgLink | None = None
 
     async def open(self) -> None:
-        """A server that is unavailable is no reason not to begin; one that refuses us is."""
+        """Open. Raises if the server refuses us, not if it is unavailable."""
         if self._link is not None:
             return
         link = PgLink(self._hosts, self._schema, most=self._most, timeout=self._timeout)
@@ -88,7 +88,7 @@ class PostgresStore(Store):
             raise
         if self._link is None:
             self._link = link
-        else:  # two opened it at once
+        else:  # two calls opened it at once
             await link.close()
 
     async def close(self) -> None:
@@ -113,7 +113,7 @@ class PostgresStore(Store):
         return await self._opened().run(statement, given, settle, urgent=urgent)
 
     def _now(self) -> float | None:
-        """What the functions take for the time; None: the server's own."""
+        """The time that the functions use; None: the server's own."""
         return None if self._clock is None else float(self._clock())
 
     async def read(
@@ -132,7 +132,7 @@ class PostgresStore(Store):
         return records
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
+        """S8: if sent again, the server recognises this request's lease, or grants a new token."""
         grants: dict[str, Grant] = {}
         by_id = {ask.id: ask for ask in asks}
         for some in _cut(list(by_id)):
@@ -165,7 +165,7 @@ class PostgresStore(Store):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """One whose answer got lost finds out by its generation whether it was done (S2)."""
+        """After a lost answer, the generation shows whether it was done (S2)."""
         superseded, late = set(copies), tags or {}
         sizes = {
             id_: len(copy.value) if isinstance(copy.value, bytes) else 0
@@ -230,7 +230,7 @@ class PostgresStore(Store):
             )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        """One step voids the lease and marks the copy; a mark never goes down."""
+        """One step voids the lease and marks the copy; a hard mark stays hard."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
         for some in _cut(ids):
             names = SortedIds(some)
@@ -259,7 +259,7 @@ class PostgresStore(Store):
             await self._call("delete", _kind(kind), names.keys, names.long, urgent=True)
 
     async def evict(self, before: float) -> int:
-        """Along the table's own order, in slices between which others pass."""
+        """Along the table's order, in slices; other steps run in between."""
         dropped, after = 0, list(FIRST)
         while after[0] is not None:
             ((number, *after),) = await self._call("evict", float(before), *after, SLICE)
@@ -267,7 +267,7 @@ class PostgresStore(Store):
         return dropped
 
     async def stats(self) -> StoreStats:
-        """Counted in slices; of a very large table the first ones stand for all."""
+        """Counted in slices; an estimate for a very large table."""
         return await count(self._opened(), self._schema, self._now())
 
     async def entries(
@@ -277,7 +277,7 @@ class PostgresStore(Store):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """Along the table's own order, in slices."""
+        """Along the table's order, in slices."""
         checked_limit(limit)
         link, schema = self._opened(), self._schema
         return await list_entries(link, schema, kind, search, after=after, limit=limit)
@@ -293,7 +293,7 @@ def _kind(kind: str) -> bytes:
 
 
 def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> list[list[str]]:
-    """For one statement each."""
+    """Slices for one statement each."""
     slices: list[list[str]] = []
     room = 0
     for id_ in ids:

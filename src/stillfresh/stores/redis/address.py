@@ -19,7 +19,7 @@ TLS: Final = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"} | {
     "ssl_cert_reqs",
     "ssl_check_hostname",
 }
-"""The client library's own, passed on."""
+"""Options of the client library, passed on."""
 FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 CERTIFICATES: Final = {
     f"{python}{name}": name for name in ("none", "optional", "required") for python in ("", "cert_")
@@ -47,11 +47,11 @@ READERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
         lambda text: CERTIFICATES.get(text.lower()),
     ),
 }
-"""What a value must be, and how it is read; None: it is not."""
+"""What a value must be, and its reader, which returns None for an invalid one."""
 
 
 def store_at(url: str, clock: Clock | None) -> RedisStore:
-    """Nothing is connected yet."""
+    """The store that an address names; nothing is connected yet."""
     parts = urlsplit(url)
     scheme, _, several = parts.scheme.partition("+")
     given = parse_qsl(parts.query, keep_blank_values=True)
@@ -96,7 +96,7 @@ def _mistake(
     service, database = place
     known = OWN | TLS if SCHEMES[scheme] == "rediss" else OWN
     names = options.keys() - known
-    unknown = sorted(it if it.isidentifier() else "…" for it in names)  # a password may have a ?
+    unknown = sorted(it if it.isidentifier() else "…" for it in names)  # a password may contain a ?
     checks = {
         "names no host": not all(it.hostname for it in listed),
         "has a port that is none": not all(map(_is_port, listed)),
@@ -121,6 +121,6 @@ def _is_port(parts: SplitResult) -> bool:
 
 
 def _masked(url: str) -> str:
-    """Without the password, wherever somebody wrote it: errors end up in logs."""
+    """The address without the password, because errors end up in logs."""
     address, mark, _ = without_password(url).partition("?")
     return shown(f"{address}{mark and '?…'}")

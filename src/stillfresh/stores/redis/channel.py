@@ -26,14 +26,14 @@ MARK: Final = b"!"
 PUBLISHED: Final = b"P"
 TAGGED: Final = b"T"
 SLICE: Final = 100
-"""Messages that are heard in one turn of the loop."""
+"""Messages that are handled in one turn of the loop."""
 
 
 @asynccontextmanager
 async def listening(
     link: Link | Cluster, places: Places, tell: Tell, within: float
 ) -> AsyncIterator[Channel]:
-    """All channels are subscribed to when it is entered, and connections closed when it is left."""
+    """Subscribe to all channels inside the block; connections are closed at its end."""
     channel = RedisChannel(link, places, tell, within)
     try:
         await channel.open()
@@ -55,7 +55,7 @@ class RedisChannel(Channel):
         self._doors: list[bytes] = []
         """A channel of each server, for its beats."""
         self._beats: set[bytes] = set()
-        """Those that have not come back."""
+        """Beats that have not come back yet."""
         self._came = asyncio.Event()
 
     async def open(self) -> None:
@@ -98,7 +98,7 @@ class RedisChannel(Channel):
     async def _read(self, connection: AbstractConnection) -> None:
         try:
             for heard in count(1):
-                if not heard % SLICE:  # what has arrived already is read without a pause
+                if not heard % SLICE:  # read what has arrived already without a pause
                     await asyncio.sleep(0)
                 match await connection.read_response():
                     case [b"smessage", _, bytes() as message]:
@@ -125,7 +125,7 @@ class RedisChannel(Channel):
 
 
 async def _subscribe(connection: AbstractConnection, channels: Sequence[bytes]) -> None:
-    """One command for each: in a cluster they are of different slots."""
+    """One command for each channel: in a cluster they belong to different slots."""
     commands = [("SSUBSCRIBE", channel) for channel in channels]
     await connection.send_packed_command(connection.pack_commands(commands))
     for _ in channels:

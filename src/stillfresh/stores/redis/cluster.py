@@ -39,13 +39,13 @@ LONGEST_PAUSE: Final = 0.2
 LOCATE_EVERY: Final = 0.1
 """Seconds between two looks at the nodes' own table."""
 ELSEWHERE: Final = "non local key"
-"""Says a script that found one of its keys on another node."""
+"""The reply of a script that found one of its keys on another node."""
 KEPT_TAGS: Final = {
     it.sha for it in (scripts.ACQUIRE, scripts.PUBLISH, scripts.RENEW, scripts.RELEASE)
 }
-"""Steps that name the tags that an earlier one stored."""
+"""Steps that name tags which an earlier step stored."""
 TOLD: Final = {scripts.PUBLISH.sha, scripts.INVALIDATE.sha, scripts.DELETE.sha}
-"""Steps of which listeners are told."""
+"""Steps that are announced to listeners."""
 MOST_OF_TAGS: Final = 200_000
 """Bytes: more than the tags of a key may have."""
 
@@ -55,17 +55,17 @@ class RoutedCommand(Struct, eq=False):
 
     command: Command
     again: Command
-    """What settles it if its reply got lost."""
+    """The command to send if its reply was lost."""
     slot: int
     asked: Address | None = None
-    """The node that is to be asked this once, since the key has moved there already."""
+    """The node to ask this once, because the key has moved there already."""
     reply: Any = None
     is_done: bool = False
     lost: StoreError | None = None
 
 
 class Cluster:
-    """What a `Link` is for one server: the same `run`, on the nodes that hold the keys."""
+    """The same `run` as `Link`, on the nodes that hold the keys."""
 
     is_cluster: ClassVar = True
 
@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def drops_keys(self) -> bool:
-        """One of the nodes may drop any key when it is full."""
+        """True if one of the nodes may drop any key when it is full."""
         return any(link.drops_keys for link in self._links.values())
 
     async def greet(self) -> None:
@@ -110,7 +110,7 @@ class Cluster:
         return list(dict.fromkeys(self._primaries.values()))
 
     async def holders(self, keys: Sequence[bytes]) -> dict[Link, list[bytes]]:
-        """As the nodes say now: a slot that moved ended the channel that asks."""
+        """The nodes as they say now: the channel that asks was ended by a moved slot."""
         self._located_at = float("-inf")
         await self._locate()
         found: dict[Link, list[bytes]] = {}
@@ -150,7 +150,7 @@ class Cluster:
         return checked([step.reply for step in steps], "of the cluster")
 
     async def _round(self, steps: Sequence[RoutedCommand], *, urgent: bool, lasting: bool) -> None:
-        """Each to its node, all nodes at once; those that are not done are tried again."""
+        """Send each command to its node, all nodes at once; return those to try again."""
         groups = await self._by_node(steps)
         sends = [self._send(link, some, urgent, lasting) for link, some in groups.items()]
         for ended in await asyncio.gather(*sends, return_exceptions=True):
@@ -204,7 +204,7 @@ class Cluster:
         await self._tell_old_nodes([it for it in steps if it.is_done and it.asked is not None])
 
     async def _tell_old_nodes(self, steps: Sequence[RoutedCommand]) -> None:
-        """S10: until the slot has moved, listeners are still subscribed at its old node."""
+        """S10: until the slot has moved, listeners are subscribed at its old node."""
         done = [it.command for it in steps if it.command[1] in TOLD]
         if done:
             await self.run([scripts.told_again(it) for it in done])
@@ -229,9 +229,9 @@ class Cluster:
         return [ASKING, scripts.with_sets(scripts.while_moving(command), tags)]
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
-        """What the node that was asked says of the one to ask."""
+        """The node to ask, by the reply of the one that was asked."""
         reply, asked, step.asked = step.reply, self._holder(step), None
-        if isinstance(reply, MovedError):  # an AskError, too, in the client library
+        if isinstance(reply, MovedError):  # an AskError is one too, in the client library
             self._primaries[step.slot] = self._link(self._named(reply, asked))
         elif isinstance(reply, ReadOnlyError):
             await self._locate()
@@ -242,14 +242,14 @@ class Cluster:
             step.asked = self._named(reply, asked)
 
     def _named(self, reply: AskError, asked: Link) -> Address:
-        """A node without a name is on the machine of the one that was asked."""
+        """A node without a name is on the machine of the node that was asked."""
         hosts = (host for (host, _), link in self._links.items() if link is asked)
         return reply.host or next(hosts, ""), reply.port
 
     async def _tag_by_members(
         self, command: Command, *, lasting: bool
     ) -> tuple[bytes, list[bytes]]:
-        """The tag's set and its ids are on two nodes: each id is invalidated where it is."""
+        """The tag's set and its ids are on two nodes: invalidate each id where it is."""
         _, _, _, key, base, mark, _ = command
         if not isinstance(key, bytes) or not isinstance(base, bytes):
             raise TypeError("the set of a tag has a key")
@@ -263,7 +263,7 @@ class Cluster:
         return b"0", list(members)
 
     def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:
-        """What this node lost, at the one that holds the key by now."""
+        """Settle lost replies at the node that holds the key by now."""
         for step in steps:
             if step.lost is not None:
                 is_asked, step.asked = step.asked is not None, None
@@ -287,7 +287,7 @@ class Cluster:
         return link
 
     async def _locate(self) -> None:
-        """Read the nodes' own table: once for callers of the same moment, and not too often."""
+        """Read the nodes' own table: once for callers that come together, and not too often."""
         clock = asyncio.get_running_loop().time
         if self._locating is None:
             if self._primaries and clock() - self._located_at < LOCATE_EVERY:
@@ -312,7 +312,7 @@ class Cluster:
             except StoreError as exc:
                 error = exc
                 continue
-            # A node that has not heard of a slot's new holder names none; another one may know it.
+            # A node that does not know a slot's new holder names none; another node may know it.
             primaries = self._table(rows, host) | primaries
             if len(primaries) == REDIS_CLUSTER_HASH_SLOTS:
                 break
@@ -325,7 +325,7 @@ class Cluster:
             await self._links.pop(address).close()
 
     def _table(self, rows: Sequence[Any], asked: str) -> dict[int, Link]:
-        """A node that does not know its own name is where we asked it."""
+        """A node that does not know its own name is at the address that was asked."""
         table: dict[int, Link] = {}
         for first, last, (host, port, *_), *_ in rows:
             link = self._link(((host or b"").decode() or asked, port))
@@ -341,7 +341,7 @@ def _key(command: Command) -> bytes:
 
 
 def _is_elsewhere(reply: object) -> bool:
-    """Nothing was done, here."""
+    """True if nothing was done here."""
     return isinstance(reply, MovedError | AskError | TryAgainError | ReadOnlyError) or (
         isinstance(reply, ResponseError) and ELSEWHERE in str(reply)
     )

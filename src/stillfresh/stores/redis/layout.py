@@ -33,11 +33,11 @@ from stillfresh.stores.contract import (
 )
 
 BUCKETS: Final = 32
-"""Part of the layout: an invalidation by tag asks each of them, a cluster can spread them."""
+"""Part of the layout: an invalidation by tag visits each; a cluster can spread them."""
 NAME: Final = 36
-"""Bytes of a token or a generation, filled up with zeros."""
+"""Bytes of a token or a generation, padded with zeros."""
 ASKER: Final = 20
-"""Bytes of a new token that its asker draws; the server adds 16 digits."""
+"""Bytes of a new token that the caller draws; the server adds 16 digits."""
 NOBODY: Final = bytes(NAME)
 MAGIC: Final = b"SF\0\1"
 VALUE: Final = 1
@@ -50,23 +50,23 @@ NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
 HEAD: Final = FIELDS.size
 LATE: Final = 0xFFFFFFFF
-"""In the place of a tag's length: no tag, but the end of those that its lease named."""
+"""In place of a tag's length: here the lease's tags end, and those of the copy begin."""
 MOST_FAILURES: Final = 0xFFFFFFFF
-"""As many as their field can say."""
+"""The largest number that the field holds."""
 GLANCE: Final = 512
-"""Bytes that tell all but the value, unless an error or the tags are very long."""
+"""Bytes that hold everything but the value, unless an error or the tags are very long."""
 
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
 GLOB: Final = pattern(rb"[*?\[\]\\^-]")
-"""What has a meaning of its own in a pattern of SCAN."""
+"""Characters with a meaning in a SCAN pattern."""
 MARKS: Final = tuple(Mark)
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 
 
 class RedisKey(NamedTuple):
-    """Where one id lies: its key, and what a script needs to find its tags."""
+    """The key of one id, and what a script needs to find its tags."""
 
     key: bytes
     base: bytes
@@ -83,7 +83,7 @@ class Places:
             )
         self.bases = [f"{prefix}:v1:{{{bucket:02}}}:".encode() for bucket in range(BUCKETS)]
         self.every = f"{prefix}:v1:{{*".encode()
-        """Matches every key of ours."""
+        """Matches all our keys."""
 
     def of(self, kind: str, ids: Sequence[str]) -> list[RedisKey]:
         if not KIND.fullmatch(kind):
@@ -93,7 +93,7 @@ class Places:
         return [RedisKey(base + it, base, it) for base, it in zip(bases, members, strict=True)]
 
     def pattern(self, kind: str | None, search: str) -> bytes:
-        """Matches the keys of all entries that are listed, and perhaps of some others."""
+        """Matches the keys of all listed entries, and perhaps some others."""
         kinds = "[a-z]*" if kind is None else f"{kind}:*"
         found = GLOB.sub(rb"\\\g<0>", search.encode(errors="surrogatepass"))
         return b"%b??}:%b%b*" % (self.every[:-1], kinds.encode(), found)
@@ -102,7 +102,7 @@ class Places:
         return key[len(self.bases[0]) :]
 
     def name(self, member: bytes) -> tuple[str, str] | None:
-        """The kind and the id; None if no key of ours can have them."""
+        """The kind and the id; None if it is not a key of ours."""
         try:
             kind, _, id_ = member.decode(errors="surrogatepass").partition(":")
         except UnicodeDecodeError:
@@ -110,13 +110,13 @@ class Places:
         return (kind, id_) if KIND.fullmatch(kind) else None
 
     def tagged(self, tag: str) -> list[tuple[bytes, bytes]]:
-        """For each bucket its base, and the key of its ids that have the tag."""
+        """For each bucket its base, and the key of the set of ids that have the tag."""
         name = tag.encode(errors="surrogatepass")
         return [(base, base + b"#" + name) for base in self.bases]
 
 
 def padded(token: str | None) -> bytes:
-    """A token as it lies in the string; none is all zeros."""
+    """A token as the string holds it; all zeros if there is none."""
     name = (token or "").encode()
     if len(name) > NAME:
         raise ConfigError(f"token: at most {NAME} bytes, not {shown(token)}")
@@ -136,7 +136,7 @@ def unpacked_tags(packed: bytes) -> list[bytes]:
     names, at = list[bytes](), 0
     while at < len(packed):
         (length,) = LENGTH.unpack_from(packed, at)
-        if length == LATE:  # behind it stand those that came with the copy (I26)
+        if length == LATE:  # after it come those of the copy (I26)
             at += LENGTH.size
             continue
         names.append(packed[at + LENGTH.size : at + LENGTH.size + length])
@@ -145,7 +145,7 @@ def unpacked_tags(packed: bytes) -> list[bytes]:
 
 
 def stored_tags(text: bytes) -> list[bytes]:
-    """Those of the id whose string begins like this."""
+    """The tags of the id whose string begins like this."""
     return unpacked_tags(text[HEAD : HEAD + FIELDS.unpack_from(text)[12]]) if text else []
 
 
@@ -156,7 +156,7 @@ def copy_fields(copy: Copy) -> bytes:
 
 
 def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:
-    """Its numbers and its text; both empty if nothing failed."""
+    """The numbers and the text of a failure; both empty if there is none."""
     if failure is None:
         return b"", b""
     numbers = FAILURE.pack(min(failure.count, MOST_FAILURES), failure.retry_at)
@@ -164,13 +164,13 @@ def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:
 
 
 def number(reply: bytes) -> float:
-    """A time, to the last bit."""
+    """A time, exact to the last bit."""
     seconds: float = NUMBER.unpack(reply)[0]
     return seconds
 
 
 def is_enough(glance: bytes | None, known: str) -> bool:
-    """Whether the first `GLANCE` bytes say all that who knows that generation has to be told."""
+    """True if the first `GLANCE` bytes are enough for a reader that knows this generation."""
     if glance is None or len(glance) < GLANCE:
         return True
     fields = FIELDS.unpack_from(glance)
@@ -180,9 +180,9 @@ def is_enough(glance: bytes | None, known: str) -> bool:
 def record_of(
     data: bytes | None, known: str | None = None, *, errors: str = "surrogatepass"
 ) -> Record | None:
-    """What the string says, without the value for who knows the generation; None: not ours.
+    """The record of a string, without the value if its generation is known; None: not ours.
 
-    One that somebody else has changed, and that says nothing that we could have, is not ours.
+    A string that another program changed, so that it says nothing valid, is not ours.
     """
     if not data or len(data) < HEAD or not data.startswith(MAGIC):
         return None
@@ -205,7 +205,7 @@ def _record(data: bytes, known: str | None, errors: str) -> Record:
 
 
 def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
-    """What the first bytes of a string of that length say of an entry; None: not ours."""
+    """An entry from the first bytes of a string of that length; None: not ours."""
     record = record_of(glance, errors="replace")  # an error's text may be cut
     if record is None:
         return None
@@ -235,7 +235,7 @@ def _finite(seconds: float) -> float:
 
 
 def grant_of(id_: str, reply: Sequence[bytes]) -> Grant:
-    """What ACQUIRE replied."""
+    """The reply of ACQUIRE."""
     match reply[0]:
         case b"lease":
             return Lease(id_, unpadded(reply[2]), number(reply[1]), int(reply[3]))

@@ -1,8 +1,8 @@
-"""The way to the server: its failures are bounded in time, settled, and translated (S2, S5).
+"""The way to the server: failures limited in time, settled and translated (S2, S5).
 
-A round trip whose reply got lost is run once more: every step can tell whether it was done
-already, and none does harm if the first one arrives later (S8). While the server is
-unavailable, one step at a time tries it (`breaker.py`).
+If the reply of a round trip was lost, it is sent once more: every step can tell whether it was done
+already, and none does harm if the first one arrives later (S8). While the server is unavailable,
+one step at a time tries it (`breaker.py`).
 """
 
 import asyncio
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 SLICE: Final = 500
 SLICE_BYTES: Final = 1 << 20
-"""One round trip carries no more than so many commands and, beyond the first, bytes."""
+"""The most commands in one round trip, and the most bytes beyond the first."""
 NEVER: Final = Retry(NoBackoff(), 0)
-"""A step that may have been done is not the client library's to repeat."""
+"""The client library must not repeat a step that may have been done."""
 LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
-"""The server did not answer: whether it did what it was asked is not known."""
+"""The server did not answer: it may have done the step or not."""
 OF_A_CLUSTER: Final = (AskError, ClusterError, ClusterCrossSlotError)
 NO_CLUSTER: Final = "its cluster mode is on; write redis+cluster://host:6379 instead of redis://"
 WAIT: Final = "WAIT"
 ASKING: Final = ("ASKING",)
-"""Said before a command to a node of a cluster that the key moves to."""
+"""Sent before a command to the cluster node that a key moves to."""
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Link:
         self._node, self._sentinels = node, sentinels
         self._named = f"the Redis server {node}".rstrip()
         self._timeout = timeout
-        self._wait: Sequence[Command] = ()  # sent behind a change that replicas are to confirm
+        self._wait: Sequence[Command] = ()  # sent after a change that replicas must confirm
         if wait_replicas:
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
         self._places = asyncio.Semaphore(most)
@@ -103,7 +103,7 @@ class Link:
         """
         lost = self._lost
         async with self._places, asyncio.timeout(self._timeout) as limit:
-            if self._lost > lost:  # else a long queue would find out one by one
+            if self._lost > lost:  # otherwise a long queue would find out one by one
                 raise TimeoutError("the server failed while this request waited for a connection")
             connection = self._idle.pop() if self._idle else None
             try:
@@ -132,7 +132,7 @@ class Link:
         return connection
 
     async def _note_policy(self, connection: AbstractConnection) -> None:
-        """A server that does not say is taken for one that drops keys."""
+        """If the server does not say, assume that it drops keys."""
         await connection.send_command("INFO", "memory")
         said = await _reply(connection)
         self.drops_keys = not isinstance(said, bytes) or _drops_keys(said)
@@ -152,18 +152,18 @@ class Link:
 
     @property
     def is_away(self) -> bool:
-        """It did not answer when it was last asked."""
+        """True if it did not answer the last time."""
         return self._breaker.is_open
 
     async def servers(self) -> "list[Link]":
         return [self]
 
     async def holders(self, keys: Sequence[bytes]) -> "dict[Link, list[bytes]]":
-        """Which server each of these keys lies on."""
+        """The server of each of these keys."""
         return {self: list(keys)}
 
     async def dedicated(self) -> AbstractConnection:
-        """For the caller alone, who closes it."""
+        """A connection for the caller, which closes it."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._new_connection()
@@ -171,7 +171,7 @@ class Link:
             raise StoreError(f"{self._named} is unavailable: {_said(exc)}") from exc
 
     async def drop_idle(self, *, nowait: bool = True) -> None:
-        """What one has met, the others would meet: begin anew."""
+        """Close idle connections: they would meet the same failure."""
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.disconnect(nowait=nowait)
@@ -203,10 +203,10 @@ class Link:
         lasting: bool = False,
         partly: bool = False,
     ) -> list[Any]:
-        """The replies, in order. `settle` is what to run if those of `commands` got lost.
+        """Send the commands, return the replies. `settle`: what to send if replies were lost.
 
-        Urgent is what nobody can do without: it is tried whatever happened before. Lasting is what
-        a failover must not undo: replicas confirm it, if `wait_replicas` says so. Partly, in a
+        Urgent: sent even while the server is unavailable. Lasting: replicas must confirm it, if
+        `wait_replicas` says so. Partly, in a
         cluster: a node that is unavailable has StoreErrors for replies, if another one answered.
         """
         del partly
@@ -221,7 +221,7 @@ class Link:
         urgent: bool = False,
         lasting: bool = False,
     ) -> list[Any]:
-        """As `run`; a command that the server refused has the error for its reply."""
+        """Like `run`, but a command that the server refused has its error as reply."""
         replies: list[Any] = []
         wait = self._wait if lasting else ()
         for first, last in _slices(commands):
@@ -248,7 +248,7 @@ class Link:
             self._breaker.succeeded()
             logger.warning("%s answers again", self._named)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
-            await self.drop_idle()  # not the primary any more: find the new one
+            await self.drop_idle()  # no longer the primary: find the new one
         return replies
 
     async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
@@ -263,7 +263,7 @@ class Link:
             return await self._once(settle)
 
     async def _once(self, commands: Sequence[Command]) -> list[Any]:
-        """A server that was started anew has forgotten the scripts: it is taught them again."""
+        """Send the commands. If a restarted server has lost the scripts, load them again."""
         replies = await self.send(commands)
         undone = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if undone:
@@ -283,7 +283,7 @@ class Link:
 
 
 def is_away(error: StoreError) -> bool:
-    """No server answered; what it was asked may have been done."""
+    """True if no server answered; the step may have been done."""
     return error.__cause__ is None or isinstance(error.__cause__, LOST)
 
 
@@ -295,7 +295,7 @@ async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatev
 
 
 def _check_mode(about: object, node: str) -> None:
-    """S9: what `INFO` says, if we may ask: a node of a cluster sends most keys elsewhere."""
+    """S9: refuse a cluster node by `INFO`, if we may ask: it sends most keys elsewhere."""
     if isinstance(about, bytes) and not node and b"cluster_enabled:1" in about:
         raise ConfigError(f"the Redis server at this address is a node of a cluster: {NO_CLUSTER}")
     if isinstance(about, bytes) and node and b"cluster_enabled:0" in about:
@@ -304,13 +304,13 @@ def _check_mode(about: object, node: str) -> None:
 
 
 def _drops_keys(memory: bytes) -> bool:
-    """What `INFO` says of a server that is full."""
+    """Read `maxmemory` and its policy from `INFO`."""
     found = POLICY.search(memory)
     return b"maxmemory:0\r\n" not in memory and found is not None and found[1] != b"noeviction"
 
 
 def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
-    """Without what the server says of its replicas; StoreError if too few have the change."""
+    """The replies without that of WAIT; StoreError if too few replicas have the change."""
     for _, wanted, milliseconds in wait:
         (found,) = checked(replies[-1:])
         if found < wanted:

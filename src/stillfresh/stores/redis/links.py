@@ -1,4 +1,4 @@
-"""From what a store was told of its servers to the link that leads there (S5, S9)."""
+"""From the settings of a store to the link to its servers (S5, S9)."""
 
 from collections.abc import Sequence
 from typing import Any

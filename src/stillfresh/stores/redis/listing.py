@@ -20,9 +20,9 @@ Name: TypeAlias = tuple[str, str]
 SLICE: Final = 1_000
 LOOKED_AT: Final = 500
 SAMPLE: Final = 200
-"""So many keys a slice, so many slices: beyond that a count is an estimate."""
+"""Keys in a slice, and slices of a count; beyond that a count is an estimate."""
 FIRST_BYTES: Final = 4_096
-"""They tell everything but the value; of many tags and a long error, the beginning."""
+"""Enough for everything but the value, unless tags and error are long."""
 
 
 async def list_entries(
@@ -39,7 +39,7 @@ async def list_entries(
         first = await _first(_names(link, places, kind, search), after, left)
         found += await _described(link, places, first)
         if len(first) < left:
-            break  # else some were none of ours, or went while we looked: that is no end
+            break  # otherwise some were not ours, or were deleted meanwhile: this is not the end
         after = first[-1]
     return found
 
@@ -66,7 +66,7 @@ async def _names(
 
 
 async def _first(slices: AsyncIterator[list[Name]], after: Name | None, limit: int) -> list[Name]:
-    """The first ones behind `after`, of all that there are."""
+    """The first entries after `after`."""
     first: set[Name] = set()
     last: Name | None = None
     async for names in slices:
@@ -79,7 +79,7 @@ async def _first(slices: AsyncIterator[list[Name]], after: Name | None, limit: i
 
 
 async def _described(link: Link | Cluster, places: Places, names: list[Name]) -> list[Entry]:
-    """One that went since its name was read is left out, as any that is not ours."""
+    """The entries; those that were deleted since, and others' keys, are left out."""
     keys = [places.of(kind, [id_])[0].key for kind, id_ in names]
     heads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
     replies = await link.run([*heads, *(("STRLEN", key) for key in keys)])
@@ -101,7 +101,7 @@ async def evict(link: Link | Cluster, places: Places, before: float) -> int:
 
 
 async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
-    """Of a very large database the first slices stand for all."""
+    """The count of a very large database is an estimate."""
     totals = [0.0, 0.0, 0.0]
     for server in await link.servers():
         slices = _slices(server, places, scripts.COUNT, now, SAMPLE)
@@ -117,7 +117,7 @@ async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
 async def _slices(
     server: Link, places: Places, script: lua.Script, argument: str, most: int | None = None
 ) -> AsyncIterator[list[int]]:
-    """Over the server's whole database, or `most` slices of it."""
+    """Slices of the server's whole database, at most `most`."""
     at, slices = b"", 0
     while at != b"0" and slices != most:
         step = script.call([], at or b"0", places.every, argument)

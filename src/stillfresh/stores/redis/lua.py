@@ -1,7 +1,7 @@
-"""What the scripts of the Redis store share, in the server's own language, and how one is called.
+"""What the scripts of the Redis store share, in Lua, and how a script is called.
 
-A script is a text that the server keeps by its hash. `COMMON` reads and writes the fields of
-`layout.py`; the steps themselves are in `scripts.py`.
+A server keeps scripts by their hash. `COMMON` reads and writes the fields of `layout.py`; the steps
+themselves are in `scripts.py`.
 """
 
 from hashlib import sha1
@@ -216,14 +216,14 @@ end
 EVALSHA: Final = "EVALSHA"
 EVAL: Final = "EVAL"
 BY_SHA: Final[dict[str, "Script"]] = {}
-"""All there are: a server that was started anew has forgotten them."""
+"""All scripts, by hash: a server that was restarted has lost them."""
 
 
 class Script:
-    """A text that the server keeps, and the name that it keeps it by."""
+    """A script, and the hash by which the server keeps it."""
 
     def __init__(self, text: str, common: str = COMMON) -> None:
-        """The first line of the text is its flags."""
+        """The first line of the text has its flags."""
         flags, _, body = text.partition("\n")
         self.text = f"#!lua {flags}".strip() + common + body
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -233,5 +233,5 @@ class Script:
         return (EVALSHA, self.sha, len(keys), *keys, *arguments)
 
     def on(self, key: RedisKey, *arguments: bytes | str | int) -> Command:
-        """For a step on one id: where it lies comes first."""
+        """The call for a step on one id; the keys come first."""
         return self.call([key.key], key.base, key.member, *arguments)

@@ -24,7 +24,7 @@ from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command, unpacke
 from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
 
 MOVING: Final = "moving"
-"""Told to ACQUIRE on a node that does not hold the slot yet: the epochs may not be there."""
+"""Argument of ACQUIRE on a node that does not hold the slot yet: epochs may be missing there."""
 
 ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
@@ -166,7 +166,7 @@ NOTE_TAG: Final = Script("""flags=allow-oom
 begin_epoch(ARGV[1], ARGV[2])
 return 1
 """)
-"""The first part of INVALIDATE_TAG alone."""
+"""The first part of INVALIDATE_TAG."""
 
 DELETE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
@@ -228,11 +228,11 @@ for at, key in ipairs(KEYS) do
 end
 return found
 """)
-"""As GLANCES, on a server that drops keys: a copy that its tag does not name counts as marked."""
+"""Like GLANCES, on a server that drops keys: a copy missing from its tag's set is invalidated."""
 
 
 def glance(keys: list[bytes], *, doubts: bool = False) -> Command:
-    """The first bytes of each; of one alone without a script, which would take longer."""
+    """The first bytes of each id; a single id is read without a script, which is faster."""
     if doubts:
         return DOUBTS.call(keys, GLANCE)
     if len(keys) == 1:
@@ -245,13 +245,13 @@ def values(keys: list[bytes], *, doubts: bool = False) -> Command:
 
 
 def tags_asked(acquire: Command) -> list[bytes]:
-    """Those that an ACQUIRE names."""
+    """The tags that an ACQUIRE names."""
     packed = acquire[10]
     return unpacked_tags(packed) if isinstance(packed, bytes) else []
 
 
 def while_moving(command: Command) -> Command:
-    """I26: no tag can come with a load that was leased, or is published, while its slot moves."""
+    """I26: while its slot moves, a load cannot have tags of its own."""
     if command[1] == ACQUIRE.sha:
         return (*command, MOVING)
     return (*command[:-2], -1, command[-1]) if command[1] == PUBLISH.sha else command
@@ -273,7 +273,7 @@ def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
 
 
 def told_again(command: Command) -> Command:
-    """S10: tells of a step on one id, whatever it did."""
+    """S10: announce a step on one id, whatever it did."""
     base, member = command[4:6]
     if not isinstance(base, bytes) or not isinstance(member, bytes):
         raise TypeError(f"{command[1]!r} is no step on one id")

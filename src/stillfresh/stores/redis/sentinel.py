@@ -1,4 +1,4 @@
-"""The primary that Sentinels name (S9): each new connection asks them, and goes there."""
+"""The primary that Sentinels name (S9): each new connection asks them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,19 +14,20 @@ Address: TypeAlias = tuple[str, int]
 
 
 class Sentinels:
-    """Where the primary of `service` is.
+    """Finds the primary of `service`.
 
-    A server that went away, or refuses writes, costs all connections: the next one asks again.
+    If a server does not answer or refuses writes, all connections are closed, and the next asks
+    again.
     """
 
     def __init__(self, addresses: Sequence[Address], service: str, timeout: float) -> None:
         self._addresses = list(addresses)
         self._service = service
         self._each = timeout / len(self._addresses)
-        """Seconds for one Sentinel: all have had their turn before the caller gives up."""
+        """Seconds for one Sentinel, so that all can be asked before the caller gives up."""
 
     async def connected(self, factory: ConnectionPool) -> AbstractConnection:
-        """A connection of the factory's kind to the primary; one that knows that it is."""
+        """A connection of the factory to the server that says that it is the primary."""
         host, port = await self._primary()
         options = {**factory.connection_kwargs, "host": host, "port": port}
         connection: AbstractConnection = factory.connection_class(**options)
@@ -40,7 +41,7 @@ class Sentinels:
         return connection
 
     async def _primary(self) -> Address:
-        """What the first Sentinel that knows says; it is asked first the next time."""
+        """The address from the first Sentinel that knows it, which is asked first the next time."""
         said = ""
         for address in tuple(self._addresses):
             name = f"the Sentinel {address[0]}:{address[1]}"

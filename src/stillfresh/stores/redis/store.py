@@ -1,4 +1,4 @@
-"""The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
+"""The Redis store: the contract as commands and scripts; it decides nothing (S1, S2, S5)."""
 
 import asyncio
 import time
@@ -54,13 +54,13 @@ TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 50
 PREFIX: Final = "stillfresh"
 MANY: Final = 20
-"""Ids in one MGET: large values come in several replies, each with its own time."""
+"""Ids in one MGET, so that each reply of large values has its own time-out."""
 GLANCED: Final = 100
 """Ids whose first bytes come in one reply."""
 WHATEVER: Final = -1
-"""For one who does not say how many failures it saw."""
+"""For callers that do not say how many failures they saw."""
 WRONG_TYPE: Final = "WRONGTYPE"
-"""Says the server of a key in whose place somebody else has put a list, a set, …"""
+"""The server's error for a key that another program has made a list, a set, …"""
 
 
 class RedisStore(Store):
@@ -108,7 +108,7 @@ class RedisStore(Store):
         self._threads = ThreadReads(url, timeout=self._timeout, options=options or {})
 
     async def open(self) -> None:
-        """A server that is unavailable is no reason not to begin; one that refuses us is."""
+        """Open. Raises if the server refuses us, not if it is unavailable."""
         if self._link is not None:
             return
         link = self._new_link()
@@ -119,7 +119,7 @@ class RedisStore(Store):
             raise
         if self._link is None:
             self._link = link
-        else:  # two opened it at once
+        else:  # two calls opened it at once
             await link.close()
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class RedisStore(Store):
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        """One MGET; who knows a copy's generation is not sent its value."""
+        """One MGET; a value is sent only if the caller does not know its generation."""
         del lag
         known = known or {}
         places = dict(zip(ids, self._places.of(kind, ids), strict=True))
@@ -150,7 +150,7 @@ class RedisStore(Store):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """In a thread that waits for it."""
+        """For a thread that waits for the reply."""
         if not self.reads_in_threads:
             return super().read_now(kind, ids, known)
         if self._link is not None and self._link.drops_keys:
@@ -163,7 +163,7 @@ class RedisStore(Store):
     async def _texts(
         self, places: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
-        """All in one round trip; of what is known, the first bytes; none of what is unavailable."""
+        """All in one round trip; for known copies the first bytes; none from unavailable nodes."""
         link = self._opened()
         glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
         glances = _cut([id_ for id_ in places if id_ in known], glanced)
@@ -197,7 +197,7 @@ class RedisStore(Store):
         lasting: bool = True,
         partly: bool = False,
     ) -> dict[str, Any]:
-        """One step for each id; the replies, by id; `partly`: not of nodes that are away."""
+        """One step for each id; the replies by id. `partly`: without unavailable nodes."""
         places = self._places.of(kind, list(given))
         steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
         link = self._opened()
@@ -206,7 +206,7 @@ class RedisStore(Store):
         return {id_: reply for id_, reply in found if not isinstance(reply, StoreError)}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
+        """S8: if sent again, the server recognises this request's lease, or grants a new token."""
         now, lasts = self._now(), repr(float(lease_for))
         given = {
             ask.id: (
@@ -222,7 +222,7 @@ class RedisStore(Store):
         }
         replies = await self._each(scripts.ACQUIRE, kind, given, partly=True)
         if broken := {id_: given[id_] for id_, reply in replies.items() if _is_broken(reply)}:
-            # Nobody can read it, and so nobody could say that it was seen.
+            # It cannot be read, so no caller can have seen it.
             await self.delete(kind, list(broken))
             replies |= await self._each(scripts.ACQUIRE, kind, broken)
         return {id_: grant_of(id_, reply) for id_, reply in replies.items()}
@@ -230,7 +230,7 @@ class RedisStore(Store):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """One whose reply got lost finds out by its generation whether it was done (S2)."""
+        """After a lost reply, the generation shows whether it was done (S2)."""
         now, late = self._now(), tags or {}
         steps = [
             scripts.PUBLISH.on(
@@ -268,7 +268,7 @@ class RedisStore(Store):
         await self._each(scripts.RELEASE, kind, given, lasting=False)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        """One script voids the lease and marks the copy; a mark never goes down."""
+        """One script voids the lease and marks the copy; a hard mark stays hard."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
         await self._each(scripts.INVALIDATE, kind, dict.fromkeys(ids, (mark,)), urgent=True)
 
@@ -301,14 +301,14 @@ class RedisStore(Store):
         await self._each(scripts.DELETE, kind, dict.fromkeys(ids, ()), urgent=True)
 
     async def evict(self, before: float) -> int:
-        """What the server forgets by itself on its own clock is dropped at once on a given one."""
+        """Drop expired ids; with a given clock, also those that the server would keep."""
         self._opened()
         if self._clock is None and before <= time.time():
             return 0
         return await evict(self._opened(), self._places, before)
 
     async def stats(self) -> StoreStats:
-        """Counted in slices; of a very large database the first ones stand for all."""
+        """Counted in slices; an estimate for a very large database."""
         return await count(self._opened(), self._places, self._now())
 
     async def entries(
@@ -318,7 +318,7 @@ class RedisStore(Store):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """Walks the whole database for each page, in slices: a server has no order of keys."""
+        """Walk over the whole database for each page: a server does not order its keys."""
         checked_limit(limit)
         link, places = self._opened(), self._places
         return await list_entries(link, places, kind, search, after=after, limit=limit)
@@ -331,7 +331,7 @@ class RedisStore(Store):
         return walk(self._opened(), self._places, kind)
 
     def _now(self) -> str:
-        """What the scripts take for the time; nothing: the server's own."""
+        """The time that the scripts use; empty: the server's own."""
         return "" if self._clock is None else repr(float(self._clock()))
 
     def _opened(self) -> Link | Cluster:
@@ -345,5 +345,5 @@ def _cut(ids: list[str], size: int) -> list[list[str]]:
 
 
 def _is_broken(reply: Sequence[bytes]) -> bool:
-    """A newer copy or failure that somebody else has changed so that it says nothing."""
+    """True for a newer copy or failure that another program has made unreadable."""
     return reply[0] == b"newer" and record_of(reply[1]) is None

@@ -1,7 +1,7 @@
-"""Reads by threads that wait: one round trip on a connection that blocks, without a loop (E20).
+"""Reads by threads: one round trip on a blocking connection, without an event loop (E20).
 
-Reads only: a step that changes something is settled on the event loop (`link.py`). What fails here
-is asked again there.
+Reads only: steps that change something run on the event loop (`link.py`). A read that fails here is
+repeated there.
 """
 
 import time
@@ -19,7 +19,7 @@ from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 
 
 class ThreadReads:
-    """As many connections as threads have read at once."""
+    """As many connections as threads read at once."""
 
     def __init__(self, url: str, *, timeout: float, options: Mapping[str, Any]) -> None:
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
@@ -29,7 +29,7 @@ class ThreadReads:
         self._breaker = Breaker()
 
     def texts(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What lies there. A connection on which anything was left unsaid is closed."""
+        """The strings of these keys. A connection with an unread reply is closed."""
         began = time.monotonic()
         if not self._breaker.allows(began):
             raise StoreError(f"the Redis server is unavailable; {TRIED_AGAIN}")
@@ -52,7 +52,7 @@ class ThreadReads:
         return texts
 
     def close(self) -> None:
-        """Those that are idle; what one has met, the others would meet."""
+        """Close idle connections: they would meet the same failure."""
         while self._idle:
             try:
                 self._idle.pop().disconnect()
@@ -61,6 +61,6 @@ class ThreadReads:
 
 
 def _packed(keys: Sequence[bytes]) -> bytes:
-    """One MGET, as the client library would write it in three times the time."""
+    """One MGET; the client library would take three times as long to write it."""
     named = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
     return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, named)

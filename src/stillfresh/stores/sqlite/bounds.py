@@ -1,8 +1,8 @@
-"""E23: what the copies of a file take, and which of them go when that is too much.
+"""E23: how many bytes the copies of a file take, and which are dropped above the limit.
 
-The first process that opens a file with a limit adds to it, for each kind, triggers that count what
-any process writes, and a column and an index of when a copy was last used. A read writes nothing:
-it is noted in memory, and notes are written together, each copy's at most once a minute.
+The first process that opens a file with a limit adds triggers that count every write, for each
+kind, and a column and an index of the last use. A read writes nothing: it is noted in memory, and
+notes are written together, at most once a minute for each copy.
 """
 
 from collections import defaultdict
@@ -20,17 +20,17 @@ from stillfresh.stores.sqlite.schema import CREATE_HELD, SELECT_HELD, Row
 from stillfresh.stores.sqlite.steps import Layout, at_most
 
 WRITTEN_EVERY: Final = 60.0
-"""Seconds for which notes are gathered; a use is known as exactly as that."""
+"""Seconds between writes of the notes; a use is exact to this."""
 MOST_NOTED: Final = 100_000
-"""Copies whose use is noted in that time: writing so many notes takes half a second in all."""
+"""Copies whose use is noted in that time: writing them takes half a second in all."""
 SLICE: Final = 200
 """Copies that one step drops, or whose use it writes."""
 SLICE_BYTES: Final = 4_000_000
-"""Bytes that one step drops: the pages of long values are visited one by one."""
+"""Bytes that one step drops: SQLite visits the pages of long values one by one."""
 
 _USED: Final = "max(coalesce(last_used_at, 0), coalesce(last_updated_at, 0))"
 _SIZE: Final = "(200 + 3 * octet_length({row}id) + coalesce(octet_length({row}value), 0))"
-"""A value, and about what its rows in tables and indexes take beside it."""
+"""A value, and roughly the space of its rows in tables and indexes."""
 _ROWS: Final = {"size": "", "new": "NEW.", "old": "OLD."}
 _TEXTS: Final = {
     "is_counted": "SELECT 1 FROM stillfresh_held WHERE kind = '{kind}'",
@@ -63,7 +63,7 @@ def _sql(name: str, kind: str) -> str:
 
 
 class FileBounds:
-    """One process's part. `note` may be called by readers' threads, the rest by the writer's."""
+    """The part of one process. Readers' threads may call `note`, the writer's thread the rest."""
 
     def __init__(self, most: int, layout: Layout, clock: Clock) -> None:
         self._most = most
@@ -74,11 +74,11 @@ class FileBounds:
         self._left = MOST_NOTED
         self._connection: apsw.Connection | None = None
         self._ready: set[str] = set()
-        """Kinds that are counted in the file of this connection."""
+        """Kinds that are counted in this file."""
         self._is_shrinking = False
 
     def note(self, kind: str, ids: Iterable[str]) -> None:
-        """These copies were read."""
+        """Note that these copies were read."""
         noted = self._noted[kind]
         for id_ in ids:
             if id_ not in noted and self._left:
@@ -86,7 +86,7 @@ class FileBounds:
                 self._left -= 1
 
     def uses(self) -> list[Callable[[apsw.Connection], None]]:
-        """Jobs that write what was noted since the last time, a slice each."""
+        """Jobs that write the notes since the last time, one slice each."""
         noted, self._noted, self._left = self._noted, defaultdict(set), MOST_NOTED
         jobs = list[Callable[[apsw.Connection], None]]()
         for kind, found in noted.items():
@@ -96,19 +96,19 @@ class FileBounds:
         return jobs
 
     def published(self, connection: apsw.Connection, kind: str, copies: Mapping[str, Copy]) -> bool:
-        """After these were written, in the same transaction; True if more has to go.
+        """Call after these copies were written, in the same transaction. True if more must go.
 
-        The publisher makes room for twice what it wrote: no backlog can grow.
+        Each write evicts up to twice its size, so that no backlog grows.
         """
         sizes = {id_: len(it.value) for id_, it in copies.items() if isinstance(it.value, bytes)}
         if large := {id_: size for id_, size in sizes.items() if size > self._goal}:
-            self._drop(connection, kind, large)  # nothing else has to go for it
+            self._drop(connection, kind, large)  # nothing else is dropped for it
         old = self._clock() - WRITTEN_EVERY
         self._use(connection, kind, [id_ for id_, it in copies.items() if it.fetched_at < old])
         return self.shrink(connection, 2 * len(copies) + 8, 2 * sum(sizes.values()))
 
     def count(self, connection: apsw.Connection, *kinds: str) -> None:
-        """Begin to count these kinds, whose tables are made, unless somebody did so before."""
+        """Begin to count these kinds, unless another process did so before."""
         if connection is not self._connection:
             self._connection, self._ready = connection, set()
             connection.execute(CREATE_HELD)
@@ -123,7 +123,7 @@ class FileBounds:
     def shrink(
         self, connection: apsw.Connection, most: int = SLICE, most_bytes: int = SLICE_BYTES
     ) -> bool:
-        """Drop so many that were used least recently, if that is needed; True if more has to go."""
+        """Drop up to so many least recently used copies if needed. True if more must go."""
         kinds = self._layout.kinds(connection)
         self.count(connection, *kinds)
         held = connection.execute(SELECT_HELD).get[0]
@@ -140,7 +140,7 @@ class FileBounds:
                 continue
             gone[kind][id_] = size
             left, room = left - size, room - size
-        if used and not gone:  # all are in use, and one has to go all the same
+        if used and not gone:  # all are in use, and still one must go
             kind, sizes = next(iter(used.items()))
             gone[kind] = dict([sizes.popitem()])
         for kind, ids in used.items():

@@ -1,7 +1,7 @@
-"""One connection to a file: whose file it is, how it is opened, waits, and fails (S4).
+"""One connection to a file: its owner, how it is opened, waits, and fails (S4).
 
-The store's files (S4) and the coordinator's (C2) say by their header whose they are; a feed
-cache's (F1) by their tables. apsw's errors end here: `translated` turns them into `StoreError`.
+The files of stores (S4) and of the coordinator (C2) name their owner in the header; a feed cache's
+(F1) is known by its tables. apsw's errors end here: `translated` turns them into `StoreError`.
 """
 
 import codecs
@@ -22,9 +22,9 @@ from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount, real
 
 CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
-"""The errors of a damaged file: text that is not UTF-8 was never written so."""
+"""The errors of a damaged file; also text that is not UTF-8, which we never write."""
 FAILED: Final = (apsw.Error, UnicodeDecodeError)
-"""What a step on a file may raise."""
+"""Errors that a step on a file may raise."""
 BUSY: Final = (apsw.BusyError, apsw.LockedError)
 PATIENCE: Final = 30.0
 """Seconds that a step waits for other processes to finish theirs."""
@@ -33,7 +33,7 @@ READ_PATIENCE: Final = 0.25
 
 _PRAGMAS: Final = "PRAGMA synchronous = {}; PRAGMA journal_size_limit = 67108864"
 _SETTINGS: Final = (
-    (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # else joins are prepared again on every bind
+    (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # otherwise joins are prepared again on every bind
     (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),  # a damaged file must not be able to do more damage
     (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
 )
@@ -48,7 +48,7 @@ _REASONS: Final = {
 
 
 HEAD: Final = 4_096
-"""Bytes of a file by which it is judged."""
+"""Bytes at the beginning of a file that identify it."""
 CONTROL: Final = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 OTHERS: Final = (
     b"\x89PNG",
@@ -64,7 +64,7 @@ OURS: Final = {
     0x5F4E3002: "a coordinator's file",
     0x5F4E3003: "a games file",
 }
-"""What the header of a file of stillfresh says that it is."""
+"""The header of a file of stillfresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Format:
     """One format of file."""
 
     application_ids: tuple[int, ...]
-    """Its own, and those of earlier releases, whose files `is_begun` makes files of this kind."""
+    """Its own ids, and those of earlier releases, whose files `is_begun` converts."""
     begin: str
-    """The SQL that makes an empty file one of this kind."""
+    """The SQL that turns an empty file into one of this format."""
     is_begun: Callable[[apsw.Connection, Path], bool]
-    """False for a file that `begin` has still to be run on; ConfigError for somebody else's."""
+    """False if `begin` must still be run; ConfigError for a file of another program."""
     is_cache: bool = True
-    """False: it is the only one. No file takes its place, and what was committed is on disk."""
+    """False if the file is not a cache: it is never replaced, and commits are synced to disk."""
 
 
 def not_ours(path: Path, application: int) -> ConfigError:

@@ -58,7 +58,7 @@ log = logging.getLogger("stillfresh.sqlite")
 class Work:
     """A job, the callers that wait for it, and what it returned or raised.
 
-    Urgent is what nobody can do without: it is tried whatever happened before.
+    Urgent: tried even while the file is locked.
     """
 
     job: Callable[[apsw.Connection], Any]

@@ -1,7 +1,7 @@
 """Connections for reading that threads borrow, each for one read (E20).
 
-They are opened when they are needed, a few of them, by the thread that needs one. What is here
-belongs to one file: when another takes its place, its readers go.
+A thread opens one when it needs it, up to a few. They belong to one file: if the file is replaced,
+they are closed.
 """
 
 import time
@@ -18,7 +18,7 @@ from stillfresh.stores.sqlite.database import Identity, identity_of
 from stillfresh.stores.sqlite.files import locked, real
 
 MOST: Final = 16
-"""Connections of one process: as many threads read at once."""
+"""The most connections of one process: so many threads read at once."""
 REST: Final = 5.0
 """Seconds that a fork waits for reads to end."""
 
@@ -37,7 +37,7 @@ class SpareReaders:
         hold_for_forks(self)
 
     def take(self) -> apsw.Connection:
-        """For this thread alone, until it is given back. StoreError: there is none to have."""
+        """A connection for this thread until it is given back. StoreError if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -54,7 +54,7 @@ class SpareReaders:
             raise
 
     def _another(self) -> apsw.Connection:
-        """Under the lock: nobody sets the file aside meanwhile."""
+        """Under the lock, so that no process renames the file meanwhile."""
         path = real(self._path)
         with translated(path), locked(path, READ_PATIENCE):
             if identity_of(path) != self._identity:
@@ -71,7 +71,7 @@ class SpareReaders:
             self.close()
 
     def close(self) -> None:
-        """What is still lent is closed when it is given back."""
+        """Close the idle ones; a borrowed one is closed when it is given back."""
         self._is_closed = True
         while self._idle:
             try:
@@ -82,7 +82,7 @@ class SpareReaders:
             self._forget()
 
     def hold(self) -> None:
-        """Before a fork: have all of them, so that no thread is in the middle of a read."""
+        """Before a fork: take all of them, so that no thread is in the middle of a read."""
         patience = time.monotonic() + REST
         while len(self._held) < self._made and time.monotonic() < patience:
             try:
@@ -96,7 +96,7 @@ class SpareReaders:
             self.give_back(reader)
 
     def forked(self) -> None:
-        """In the child: the copies go, and with them the parent's locks that SQLite remembers."""
+        """In the child: close the copies, with the parent's locks that SQLite remembers."""
         self._lock, self._is_closed = Lock(), True
         while self._held:
             abandon(self._held.pop())

@@ -53,7 +53,7 @@ KINDS: Final = """
     WHERE type = 'table' AND name GLOB '*_ttl' ORDER BY name
 """
 HELD: Final = "stillfresh_held"
-"""E23: what the copies of each kind take, in a file that somebody opened with a limit."""
+"""E23: the bytes of the copies of each kind, in a file that was opened with a limit."""
 CREATE_HELD: Final = """
     CREATE TABLE IF NOT EXISTS stillfresh_held(
         kind TEXT PRIMARY KEY NOT NULL,
@@ -158,7 +158,7 @@ class Statements:
         FROM (SELECT id, generation, lease_expires_at FROM {times}
               WHERE id >= ? ORDER BY id LIMIT ?)
     """
-    # Where the next ids end, and those of them that are listed; the length without the value.
+    # Where the next ids end, and the listed ones; the length without the value.
     stretch = "SELECT max(id) FROM (SELECT id FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)"
     listed = (
         _RECORD % "t.generation"
@@ -175,13 +175,13 @@ class Statements:
                 setattr(self, name, made)
 
     def many(self, count: int) -> str:
-        """For pairs of (id, known generation); the id and that generation come back last."""
+        """For pairs of (id, known generation); both come back as the last columns."""
         return _many(self.many_of, count)
 
 
 @cache
 def statements(kind: str) -> Statements:
-    """Refuses a kind that cannot name its two tables, or would name somebody else's."""
+    """The SQL of a kind. Refuses a kind whose tables would be those of others."""
     if not _KIND.fullmatch(kind):
         raise ConfigError(
             f"kind: must be [a-z][a-z0-9_]*, not end in _ttl, and not begin with sqlite_ or "
@@ -210,7 +210,7 @@ def record_of(row: Row, known: str | None) -> Record:
 
 @lru_cache(maxsize=8192)
 def _known_record(row: Row) -> Record:
-    """A hot row reads the same again and again, and building its Record costs half a read."""
+    """Cached: a hot row is the same again and again, and its Record costs half a read."""
     return _record(row, None if row[10] else UNREAD)
 
 

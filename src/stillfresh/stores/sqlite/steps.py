@@ -76,16 +76,16 @@ class KindTables:
         return self.sql
 
     def are_made(self, connection: apsw.Connection) -> bool:
-        """As the file says now: what the connection knows of it may be older."""
+        """As the file says now: the connection may know less."""
         return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
     def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
-        """Of copies whose lease was live."""
+        """Write the values of copies whose lease was live."""
         values: list[tuple[str, Any]] = [(id_, copy.value) for id_, copy in copies.items()]
         connection.executemany(self.sql.write_value, values)
 
     def invalidate_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        """After the leases were voided; here the mark in the times says it all."""
+        """Called after the leases were voided; here the mark in the times is enough."""
 
     def delete_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
         connection.executemany(self.sql.delete_copy, [(id_,) for id_ in ids])
@@ -123,7 +123,7 @@ class KindTables:
         now: float,
         tags: LateTags = None,
     ) -> set[str]:
-        """Times first, fenced by the lease; then the values of those that passed the fence."""
+        """Write the times, if the lease is valid; then the values of those ids."""
         sql, held_at, late = self.make(connection), at_most(now), tags or {}
         leases = [copies[id_][0] for id_ in late]
         if past := [it for it in leases if is_past(connection, it, late[it.id])]:
@@ -161,7 +161,7 @@ class KindTables:
         self._forget_if_empty(connection, ids)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str], *, soft: bool) -> None:
-        """One statement voids the lease and marks the copy; a mark never goes down."""
+        """One statement voids the lease and marks the copy; a hard mark stays hard."""
         if self.are_made(connection):
             mark = int(Mark.SOFT if soft else Mark.HARD)
             connection.executemany(self.sql.invalidate, [(mark, id_) for id_ in ids])
@@ -175,7 +175,7 @@ class KindTables:
             connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in ids])
 
     def _forget_if_empty(self, connection: apsw.Connection, ids: Iterable[str]) -> None:
-        """A row without copy, lease and failure says nothing."""
+        """Delete rows without copy, lease and failure."""
         rows = [(id_, (id_,)) for id_ in ids]
         emptied = _passed(connection, self.sql.forget_if_empty, rows)
         connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in emptied])
@@ -183,7 +183,7 @@ class KindTables:
     def evict(
         self, connection: apsw.Connection, start: str, *, before: float, size: int
     ) -> tuple[int, str | None]:
-        """Of the next `size` ids: how many were dropped, and where to go on."""
+        """Evict among the next `size` ids: how many were dropped, and where to go on."""
         found = (before * 1000, start, size + 1)
         rows: list[Row] = connection.execute(self.make(connection).slice, found).fetchall()
         gone = [id_ for id_, is_gone in rows[:size] if is_gone]
@@ -193,8 +193,8 @@ class KindTables:
     def listed(
         self, connection: apsw.Connection, start: str, *, search: str, limit: int, size: int
     ) -> tuple[list[Entry], str | None]:
-        """Of the next `size` ids: those that are listed, and where to go on."""
-        if not self.are_made(connection):  # the file was set aside since the kinds were listed
+        """List among the next `size` ids: those that match, and where to go on."""
+        if not self.are_made(connection):  # the file was renamed since the kinds were listed
             return [], None
         end = connection.execute(self.sql.stretch, (start, size)).get
         if end is None:
@@ -206,7 +206,7 @@ class KindTables:
 
 
 def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | None:
-    """E5: only for the copy that was seen; who saw another one gets the one there is."""
+    """E5: Held only if the copy is the one seen; else Newer with the present one."""
     if record.copy is not None and record.copy.generation != ask.seen:
         return Newer(record)
     until = None if ask.take_over else record.held_until
@@ -224,7 +224,7 @@ def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | 
 def _passed(
     connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[str | float, ...]]]
 ) -> list[str]:
-    """The ids whose row changed. Counted between the rows: RETURNING costs as much as the write."""
+    """The ids whose row changed, counted row by row: RETURNING costs as much as the write."""
     passed: list[str] = []
 
     def each() -> Iterator[tuple[str | float, ...]]:
@@ -241,9 +241,9 @@ def _passed(
 
 
 def at_least(seconds: float) -> int:
-    """Milliseconds of an end: what was asked for is never cut short.
+    """The end in milliseconds, rounded up, so that it is never too early.
 
-    Rounded first: 0.1 + 0.2 is a hair more than 0.3, and no reason for another millisecond.
+    Rounded first: 0.1 + 0.2 is slightly more than 0.3, and must not add a millisecond.
     """
     return ceil(round(seconds * 1000, 3))
 
@@ -280,12 +280,12 @@ OWN: Final = Layout(STORE, own_tables, own_kinds)
 
 
 def epoch_of(connection: apsw.Connection) -> int:
-    """I26: of the last invalidation by tag."""
+    """I26: the epoch of the last invalidation by tag."""
     return connection.execute(EPOCH).get or 0
 
 
 def is_past(connection: apsw.Connection, lease: Lease, tags: Sequence[str]) -> bool:
-    """I26: one of them was invalidated since the grant, or that is no longer known."""
+    """I26: True if one was invalidated since the grant, or that is no longer known."""
     if tags and lease.epoch < epoch_of(connection) - REMEMBERED:
         return True
     since = _epoch_id(lease.epoch)
@@ -293,7 +293,7 @@ def is_past(connection: apsw.Connection, lease: Lease, tags: Sequence[str]) -> b
 
 
 def _epoch_id(epoch: int) -> str:
-    """As wide as any other: text is compared."""
+    """The epoch with leading zeros, because text is compared."""
     return f"{max(0, epoch):016}"
 
 
@@ -327,7 +327,7 @@ def listed_kinds(names: Iterable[str], kind: str | None, after: After) -> list[t
 
 
 def following(id_: str) -> str:
-    """The first id that could stand behind it."""
+    """The first id that could follow it."""
     return f"{id_}\0"
 
 

@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 Execute: TypeAlias = Callable[[str, Sequence[Any]], apsw.Cursor]
 SLICE: Final = 500
-"""Ids that one step of an eviction looks at, so that other writes pass between steps."""
+"""Ids in one step of an eviction; other writes run between steps."""
 STRETCH: Final = 2_000
-"""Ids that one job of a listing, or of a count, looks at."""
+"""Ids in one job of a listing or a count."""
 COUNTED_FOR: Final = 10.0
-"""Seconds for which the count of a file with more ids than that is not repeated (E28)."""
+"""Seconds for which the count of a large file is kept (E28)."""
 CHUNK: Final = 128
 """Ids in one statement: longer texts are not kept prepared."""
 LOOK_EVERY: Final = 0.1
@@ -84,9 +84,9 @@ class SqliteStore(Store):
         self._reader: apsw.Connection | None = None
         self._execute: Execute = _closed
         self._home = 0
-        """The thread of the event loop, whose reader it is."""
+        """The thread of the event loop, which has its own reader."""
         self._spare: SpareReaders | None = None
-        """For other threads."""
+        """Readers of other threads."""
         self._identity: Identity | None = None
         self._look_at = 0.0
         self._layout = layout
@@ -114,7 +114,7 @@ class SqliteStore(Store):
             raise
 
     async def close(self) -> None:
-        """Waits for what is queued; the last to close leaves no log behind."""
+        """Wait for queued steps; the last process that closes the file leaves no log."""
         self._write_uses()
         self._execute = _closed
         reader, self._reader = self._reader, None
@@ -127,7 +127,7 @@ class SqliteStore(Store):
                 self._writer = None
 
     def _adopt(self, reader: apsw.Connection) -> None:
-        """A connection for reading: the first, or that of a file that was opened anew."""
+        """Use this connection for reading: the first, or that of a newly opened file."""
         if self._writer is None or self._writer.is_stopping:
             reader.close()
             return
@@ -148,14 +148,14 @@ class SqliteStore(Store):
         self._execute = reader.cursor().execute
 
     def _cannot_read(self, exc: Exception) -> None:
-        """A table nobody wrote yet, or a file that is broken or gone, holds nothing."""
+        """A missing table, or a broken or missing file, counts as empty."""
         if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
             self._writer.mend(self._reader)
         elif not str(exc).startswith("no such table") and not self._is_replaced():
             raise explained(self._path, exc) from exc
 
     def _is_replaced(self) -> bool:
-        """Another process may have set the file aside and begun a new one: then open that."""
+        """True if another process has replaced the file: then open the new one."""
         self._look_at = time.monotonic() + LOOK_EVERY
         if self._look_at > self._write_uses_at:
             self._write_uses()
@@ -172,7 +172,7 @@ class SqliteStore(Store):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """In any thread; a file that cannot be trusted any more holds nothing."""
+        """In any thread; a file that is no longer valid counts as empty."""
         if time.monotonic() > self._look_at:
             self._is_replaced()
         if get_ident() == self._home:
@@ -220,7 +220,7 @@ class SqliteStore(Store):
     def _select(
         self, execute: Execute, kind: str, asked: Sequence[tuple[str, str | None]]
     ) -> list[Row]:
-        """Filled up to a power of two with pairs that match nothing: few texts to prepare."""
+        """Padded to a power of two with pairs that match nothing: few statements to prepare."""
         size = 1 << (len(asked) - 1).bit_length()
         pairs = [part for pair in asked for part in pair]
         pairs += [None] * (2 * (size - len(asked)))
@@ -247,7 +247,7 @@ class SqliteStore(Store):
         return await self.run(job, urgent=False)
 
     def _shrink_soon(self) -> None:
-        """E23: in slices, each a job of its own, between which others pass."""
+        """E23: in slices, each its own job; other writes run in between."""
         bounds, writer = self._bounds, self._writer
 
         def job(file: apsw.Connection) -> None:
@@ -259,7 +259,7 @@ class SqliteStore(Store):
             self._is_shrinking = writer.put(job)
 
     def _write_uses(self) -> None:
-        """E23: the notes of readers, in groups; what cannot be written now is forgotten."""
+        """E23: write the readers' notes in groups; notes that cannot be written are dropped."""
         self._write_uses_at = time.monotonic() + WRITTEN_EVERY
         if self._bounds is not None and self._writer is not None:
             for job in self._bounds.uses():
@@ -292,7 +292,7 @@ class SqliteStore(Store):
         await self.run(lambda file: self._tables(kind).delete(file, ids))
 
     async def evict(self, before: float) -> int:
-        """In slices, each a job of its own."""
+        """In slices, each its own job."""
         dropped = 0
         for kind in await self.run(self._layout.kinds, writes=False):
             evict, start = self._tables(kind).evict, cast("str | None", "")
@@ -303,7 +303,7 @@ class SqliteStore(Store):
         return dropped
 
     async def stats(self) -> StoreStats:
-        """In slices, between which writers pass; of a large file the last count, for a while."""
+        """In slices, with writers in between; for a large file the last count, for a while."""
         now = self._clock()
         if self._counted is not None and 0 <= now - self._counted[0] < COUNTED_FOR:
             return self._counted[1]

@@ -67,7 +67,7 @@ class SqliteView(SqliteStore):
         return self.look(job)
 
     def look(self, job: Callable[[apsw.Connection], T]) -> T:
-        """At once: nothing else has to be done meanwhile."""
+        """Read at once: no job waits for this."""
         if self._reader is None:
             raise NotOpen("this view is closed; open it again with open()")
         try:
@@ -76,7 +76,7 @@ class SqliteView(SqliteStore):
             raise explained(self._path, exc) from exc
 
     def _is_replaced(self) -> bool:
-        """What was opened is looked at to the end."""
+        """The opened file is read to the end, even if it is replaced."""
         return False
 
 
@@ -100,7 +100,7 @@ def _copied(path: Path, target: Path) -> Path:
         except FileExistsError as exc:
             raise StoreError(f"{target}: exists already; name a file that does not") from exc
         try:
-            source.execute("PRAGMA query_only = 0")  # it forbids to write a new file, too
+            source.execute("PRAGMA query_only = 0")  # the flag also forbids writing a new file
             source.execute("VACUUM INTO ?", (str(target),))
         except BaseException:
             target.unlink(missing_ok=True)

@@ -29,11 +29,11 @@ MAX_QUEUED: Final = 1024
 MAX_GROUP: Final = 256
 """Jobs in one transaction: enough to share its cost, few enough to be short for others."""
 PROBE: Final = 0.25
-"""Seconds that a step waits for a file that others waited for in vain."""
+"""Seconds that a step waits for a file that was locked for others before."""
 CLOSING: Final = 5.0
 """Seconds that a step waits for the file when its owner closes it."""
 KEPT: Final = (*BUSY, BlockingIOError)
-"""Causes of a failure that took all the time there is: another process has the file."""
+"""Causes of a failure that took all the time: another process has locked the file."""
 
 log = logging.getLogger("stillfresh.sqlite")
 
@@ -61,7 +61,7 @@ class Writer:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._turn = threading.Lock()
-        """Held while the file is worked on."""
+        """Held while the file is used."""
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
         self.database = WriteDatabase(
@@ -85,22 +85,22 @@ class Writer:
             self._turn.release()
 
     def forked(self) -> None:
-        """In the child: SQLite would take the parent's locks, which it remembers, for its own."""
+        """In the child: SQLite would take the parent's locks for its own."""
         if self._is_held:
             self.database.leave()
 
     def wait_until_open(self) -> None:
-        """Raises why it could not be opened."""
+        """Raise the error if it could not be opened."""
         self._opened.result()
 
     async def opened(self) -> None:
-        """As `wait_until_open`; any number may wait, and give up waiting."""
+        """As `wait_until_open`; any number of callers may wait, and may be cancelled."""
         await asyncio.shield(asyncio.wrap_future(self._opened))
 
     def submit(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> "Future[T]":
-        """What is queued is done, whether or not its caller waits for it."""
+        """Queue a job. It is done even if its caller no longer waits."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         try:
@@ -112,7 +112,7 @@ class Writer:
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        """As `submit`, on the loop: more than there is room for wait."""
+        """As `submit`, on the loop; waits if the queue is full."""
         await self._room.acquire()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
@@ -123,7 +123,7 @@ class Writer:
         return await future
 
     def put(self, job: Callable[[apsw.Connection], object]) -> bool:
-        """Done some time, if it can be: nobody waits for it. False if it cannot be queued now."""
+        """Queue a job that nobody waits for. False if it cannot be queued now."""
         try:
             self._put(Work(job, urgent=False))
         except (NotOpen, StoreError):
@@ -137,30 +137,30 @@ class Writer:
         )
 
     def mend(self, damaged: apsw.Connection) -> None:
-        """A reader met corruption: the next group sets the file aside first, so have one."""
+        """A reader found corruption: start a group, which renames the file first."""
         if self.database.damaged is not damaged and not self.is_stopping:
             self.database.damaged = damaged
             self.wake()
 
     def wake(self) -> None:
-        """An empty group: it looks whether the file is still the one that was opened."""
+        """Start an empty group, which checks whether the file was replaced."""
         if not self._is_woken:
             self._is_woken = True
             self._queue.put(Work(lambda _: None, writes=False))
 
     def stop(self) -> None:
-        """What is queued is done first; returns when the thread has ended."""
+        """Do the queued jobs first; return when the thread has ended."""
         self._refuse()
         self._thread.join()
 
     async def stopped(self) -> None:
-        """As `stop`, without holding the loop."""
+        """As `stop`, without blocking the loop."""
         self._refuse()
         await asyncio.shield(asyncio.wrap_future(self._closed))
         self._thread.join()
 
     def _put(self, work: Work) -> None:
-        """StoreError: the file was locked just now, and another step tries it in a moment."""
+        """StoreError if the file was locked just now, and another step will try it."""
         with self._gate:
             if self._breaker.is_open and not work.urgent and not self._breaker.allows(work.began):
                 raise self._away()
@@ -244,7 +244,7 @@ class Writer:
         self.database.patience.limit = min(limits)
 
     def _note(self, began: float, group: list[Work]) -> None:
-        """Whether the file could be written; said once when it cannot be, and when it can."""
+        """Note whether the file could be written; log when that changes."""
         was_open = self._breaker.is_open
         errors = [work.error for work in group if work.error is not None]
         if any(isinstance(error.__cause__, KEPT) for error in errors):
@@ -258,7 +258,7 @@ class Writer:
             log.warning("%s: can be written again", self._path)
 
     def _next_group(self) -> tuple[list[Work], bool]:
-        """All that is there, up to a limit; waits for the first."""
+        """All queued jobs, up to a limit; waits for the first."""
         group: list[Work] = []
         try:
             while len(group) < MAX_GROUP:
