@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import pytest
 
 from tests.kit.processes import ROOT
 from tests.kit.serve import Proxy, started
+from tests.kit.servers.valkey import free_port
 
 PAGE = ROOT / "docs" / "conformance.md"
 ROW = re.compile(r"^\| (`[\w=-]+`(?:, `[\w=-]+`)*) \| .{20,} \|$", re.MULTILINE)
@@ -38,8 +38,7 @@ class TestI25Suite:
         self, folder: Path, tmp_path: Path
     ) -> None:
         """Required and optimal ones; those that only gather information are not counted."""
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            port = unused.getsockname()[1]
+        port = free_port()
         names = {"protocol": "http", "port": str(port), "pidfile": str(tmp_path / "pid")}
         settings = [f"npm_config_{name}={value}" for name, value in names.items()]
         with ExitStack() as stack:

@@ -16,6 +16,7 @@ import pytest
 from stillfresh.cli import main
 from stillfresh.isr import PageCache
 from tests.kit.serve import CLI, Proxy
+from tests.kit.servers.valkey import free_port
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +273,7 @@ class TestI12CommandLine:
 
     def test_an_upstream_that_is_away_is_told(self, stack: ExitStack) -> None:
         """502, not kept."""
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            port = unused.getsockname()[1]
-        proxy = Proxy(stack, upstream=f"http://127.0.0.1:{port}")
+        proxy = Proxy(stack, upstream=f"http://127.0.0.1:{free_port()}")
         assert proxy.get("/a").status_code == 502
 
     @pytest.mark.parametrize(("wrong", "said"), MISTAKES)

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from stillfresh.web import Gateway, gateway
 from tests.kit.live import Upstream, served
+from tests.kit.servers.valkey import free_port
 
 __all__ = ["AUTOMATIC", "PATIENCE", "Site", "show", "text_is"]
 
@@ -27,7 +28,7 @@ class Site:
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.html = ""
-        self.port = 0
+        self.port = free_port()
         self.revoked: set[str] = set()
         self.is_identity_away = False
         self.gateway: Gateway
@@ -37,7 +38,7 @@ class Site:
         self.gateway = gateway(
             kinds=self.upstream.kinds(fresh_for), pages=self._page, authenticate=self._viewer_of
         )
-        self.port = await self._stack.enter_async_context(served(self.gateway, self.port))
+        await self._stack.enter_async_context(served(self.gateway, self.port))
 
     async def stop(self) -> None:
         await self._stack.aclose()

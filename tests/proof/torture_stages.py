@@ -20,7 +20,7 @@ from stillfresh.prove.stage import Stage, lasting
 from stillfresh.prove.worker import KIND
 from stillfresh.stores.redis.layout import Places
 from tests.kit.servers.cluster import clustered, until, watched_over
-from tests.kit.servers.valkey import HOST, Server, binary_of
+from tests.kit.servers.valkey import HOST, Server, binary_of, free_port
 
 __all__ = ["STAGES", "NotHere", "small_disk"]
 
@@ -216,7 +216,7 @@ def dynamodb(folder: Path) -> Iterator[Stage]:
         raise NotHere(why)
     with ExitStack() as stack:
         disk, is_small = on_disk(stack, folder)
-        port = aws_servers.free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = [str(aws_servers.dynoxide()), "serve", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--db-path", str(disk / "table.db")]

@@ -21,6 +21,7 @@ from stillfresh.stores.contract import Ask, Copy, Held, Lease, Record
 from stillfresh.stores.dynamodb import DynamoStore
 from tests.kit.servers import aws as aws_servers
 from tests.kit.servers.aws import Aws
+from tests.kit.servers.valkey import free_port
 from tests.kit.workers import dynamodb as dynamodb_worker
 
 KIND = "post"
@@ -169,7 +170,7 @@ class TestS7Death:
 class TestS6ServerGone:
     async def test_stopped_and_started_under_load(self, aws: Aws, tmp_path: Path) -> None:
         """Reads go on from memory, only an invalidation raises, and it recovers by itself."""
-        port, file = aws_servers.free_port(), tmp_path / "table.db"
+        port, file = free_port(), tmp_path / "table.db"
         loads = 0
         with aws_servers.dynamodb(port, file) as url:
             own = Aws(url, aws.s3_endpoint)

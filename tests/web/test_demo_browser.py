@@ -22,6 +22,7 @@ from playwright.async_api import Page, Route, expect
 
 from tests.kit.browser_site import PATIENCE
 from tests.kit.layout import wrong_with
+from tests.kit.servers.valkey import free_port
 
 READY = re.compile(r"(http://[\d.]+:\d+/)")
 
@@ -29,9 +30,9 @@ READY = re.compile(r"(http://[\d.]+:\d+/)")
 class Demo:
     """A process of its own; ended with the test, however it ends."""
 
-    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "stillfresh", "demo", "--port", str(port)]
+        command = [sys.executable, "-m", "stillfresh", "demo", "--port", str(port or free_port())]
         environment = {**os.environ, "TMPDIR": str(folder)}
         self.process = subprocess.Popen(
             [*command, "--speed", "10", *options],
@@ -65,7 +66,7 @@ class Demo:
 
 
 @contextmanager
-def started(folder: Path, *options: str, port: int = 0) -> Iterator[Demo]:
+def started(folder: Path, *options: str, port: int | None = None) -> Iterator[Demo]:
     demo = Demo(folder, *options, port=port)
     try:
         yield demo

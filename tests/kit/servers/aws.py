@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from botocore.loaders import Loader, create_loader
 from stillfresh import Clock
 from stillfresh.stores.dynamodb import DynamoStore
 from stillfresh.stores.dynamodb.schema import EPOCH, INVALIDATED
+from tests.kit.servers.valkey import free_port
 
 SERVERS = Path(sys.prefix) / "servers"
 MINISTACK = SERVERS / "ministack" / "bin" / "ministack"
@@ -52,19 +52,6 @@ def missing() -> str:
     return "" if MINISTACK.exists() else "no S3 server here: run make test"
 
 
-def free_port() -> int:
-    return free_ports(1)[0]
-
-
-def free_ports(count: int) -> list[int]:
-    """No two the same: all are held until the last is found."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 def answers(url: str) -> bool:
     """Any HTTP answer will do: a refusal is one."""
     try:
@@ -75,10 +62,6 @@ def answers(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-class Ended(AssertionError):
-    """A server that did not get as far as answering."""
 
 
 @contextmanager
@@ -92,8 +75,7 @@ def running(command: list[str], url: str, **environment: str) -> Iterator[subpro
     try:
         deadline = time.monotonic() + WAIT
         while not answers(url):
-            if process.poll() is not None:
-                raise Ended(f"{command[0]} ended with {process.returncode}")
+            assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
             assert time.monotonic() < deadline, f"{command[0]} does not answer"
             time.sleep(0.02)
         yield process
@@ -124,25 +106,9 @@ def quick_s3(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def seaweed_s3(folder: Path) -> Iterator[str]:
-    """S3 on real storage; a port that was free may be taken when it comes to listen on it."""
-    with ExitStack() as stack:
-        yield _seaweed_in(stack, folder)
-
-
-def _seaweed_in(stack: ExitStack, folder: Path) -> str:
-    for number in range(5):
-        with suppress(Ended):
-            return stack.enter_context(_seaweed(folder / str(number)))
-    raise Ended("weed ended five times before it answered")
-
-
-@contextmanager
-def _seaweed(folder: Path) -> Iterator[str]:
-    """Master, volume, filer and gateway in one process."""
+    """S3 on real storage: master, volume, filer and gateway in one process."""
     names = ("s3", "master", "volume", "filer")
-    folder.mkdir()
-    free = iter(free_ports(2 * len(names)))
-    ports = {f"{name}.port{more}": next(free) for name in names for more in ("", ".grpc")}
+    ports = {f"{name}.port{more}": free_port() for name in names for more in ("", ".grpc")}
     keys = {"accessKey": ENVIRONMENT["AWS_ACCESS_KEY_ID"], "secretKey": "secret"}
     who = {"name": "tests", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
     config = folder / "s3.json"

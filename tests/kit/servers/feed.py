@@ -13,6 +13,7 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from stillfresh.feed.rules import buckets
+from tests.kit.servers.valkey import free_port
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class FeedServer:
         self._handlers: dict[str, Handler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self.port = 0
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -134,7 +135,6 @@ class FeedServer:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *exc: object) -> None:

