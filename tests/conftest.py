@@ -69,7 +69,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Aws]":
     with pytest.MonkeyPatch.context() as patch, aws_servers.both(folder) as aws:
         for name, value in aws_servers.ENVIRONMENT.items():
             patch.setenv(name, value)
-        for name in ("PATIENCE", "READ_TIMEOUT"):  # a busy machine is not an outage
+        for name in ("PATIENCE", "CONNECT_TIMEOUT", "READ_TIMEOUT"):  # busy is not unavailable
             patch.setattr(f"stillfresh.stores.aws.{name}", 30.0)
         yield aws
 

@@ -11,6 +11,12 @@ from tests.kit.engine import Sleeper
 from tests.kit.isr import Site
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is not a store that is away."""
+    monkeypatch.setitem(PageCache.__init__.__kwdefaults__, "store_timeout", "30s")
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(start=1_700_000_000.0)

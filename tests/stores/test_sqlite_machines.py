@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import apsw
@@ -105,7 +106,6 @@ class TestS12Lock:
         self, path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A lock that somebody keeps is a StoreError, the event loop is free meanwhile."""
-        monkeypatch.setattr("stillfresh.stores.sqlite.files.LOCK_LIMIT", 0.1)
         turns = 0
 
         async def count() -> None:
@@ -114,12 +114,13 @@ class TestS12Lock:
                 turns += 1
                 await asyncio.sleep(0.001)
 
+        minutes = SimpleNamespace(monotonic=lambda: turns // 10 * 60, sleep=time.sleep)
+        monkeypatch.setattr("stillfresh.stores.sqlite.files.time", minutes)
         counting = asyncio.create_task(count())
-        with lock_held(path):
-            with pytest.raises(StoreError, match=rf"cache.db\.lock.*process {os.getpid()}\b"):
-                async with FILES[kind](path):
-                    pass
-            assert turns > 10
+        said = rf"cache.db\.lock.*process {os.getpid()}\b"
+        with lock_held(path), pytest.raises(StoreError, match=said):
+            async with FILES[kind](path):
+                pass
         counting.cancel()
         async with FILES[kind](path):
             pass

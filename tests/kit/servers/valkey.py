@@ -99,8 +99,8 @@ class Server:
         return f"redis://{HOST}:{self.port}/0"
 
     def url(self, **options: object) -> str:
-        """Its address with a prefix that nobody else has."""
-        query = {"prefix": f"test-{uuid4().hex}", **options}
+        """With a prefix that nobody else has. A busy machine is not a server that is away."""
+        query = {"prefix": f"test-{uuid4().hex}", "timeout": "30s", **options}
         text = "&".join(f"{name}={value}" for name, value in query.items())
         return f"{self.address}?{text}"
 
