@@ -10,10 +10,10 @@ WORKERS := $(shell expr $$(nproc) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site demo examples test check format diagrams bench explore simulate torture mutants pins audit clean screenshots
+.PHONY: help site demo examples test suite test-all check format diagrams bench explore simulate torture mutants pins audit clean screenshots
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(VENV)/.demo ## the five systems in one site, with an upstream that breaks: make demo PORT=8000
 	@$(BIN)/stillfresh demo --port $(or $(PORT),8000)
@@ -36,8 +36,13 @@ examples: $(VENV)/.core ## short, watchable examples
 site: $(VENV)/.docs ## the documentation as a site, in build/site
 	$(VENV)/docs/bin/python scripts/site.py
 
-test: check $(VENV)/.servers $(VENV)/.docs ## lint, types and every test
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
+test: check suite ## lint, types and every test
+
+suite: $(VENV)/.servers $(VENV)/.docs ## every test, or some: make suite TESTS=tests/engine
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+
+test-all: $(VENV)/.uv ## every test on every Python found (3.11 to 3.14), each in a fresh environment
+	@$(BIN)/python scripts/pythons.py $(TESTS)
 
 check: $(VENV)/.dev ## lint and types
 	$(BIN)/ruff format --check .
@@ -86,7 +91,7 @@ audit: $(VENV)/.dev ## look up known vulnerabilities of what tests and extras in
 	@scripts/audit $(VENV)
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.uv: scripts/bootstrap
 	@echo "setting up $(VENV), once: half a minute, or a few where the network is slow …"
