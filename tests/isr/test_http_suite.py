@@ -16,8 +16,6 @@ from tests.kit.servers.valkey import free_port
 
 PAGE = ROOT / "docs" / "conformance.md"
 ROW = re.compile(r"^\| (`[\w=-]+`(?:, `[\w=-]+`)*) \| .{20,} \|$", re.MULTILINE)
-LEAST = 240
-"""Tests of the kinds that judge; fewer were not run."""
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def folder() -> Path:
     return Path(found.stdout.strip())
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 class TestI25Suite:
     def test_all_tests_of_caches_pass_but_those_that_are_listed(
         self, folder: Path, tmp_path: Path
@@ -50,12 +48,13 @@ class TestI25Suite:
             run = ["node", "--no-warnings", str(ROOT / "tests/kit/workers/http_suite.mjs")]
             command = [*run, str(folder), proxy.url]
             ended = suite(command)
-            if failures(ended) != listed():  # it sleeps for seconds: a busy machine may be late
-                again = suite(command)
-                ended = {id_: how if how is True else again[id_] for id_, how in ended.items()}
+            for _ in range(3):  # it sleeps for seconds: a busy machine may be late
+                if late := failures(ended) - listed():
+                    ended |= suite([*command, *late])
         failed = failures(ended)
         assert failed == listed(), {id_: ended.get(id_) for id_ in failed ^ listed()}
-        assert len(ended) >= LEAST
+        said = f"| 0.4.5 | {len(ended)} | {len(ended) - len(failed)} | {len(failed)} | 0 |"
+        assert said in PAGE.read_text()
 
 
 def suite(command: list[str]) -> dict[str, object]:
