@@ -56,5 +56,5 @@ class TestT9Django:
             assert failed == listed, f"{url}: {failed ^ listed}\n{complaints[-20_000:]}"
             assert "skipped" not in ended.values()
             passed = len(ended) - len(failed)
-            said = f"| {django.__version__} | {len(ended)} | {passed} | {len(failed)} | 0 |"
-            assert said in PAGE.read_text()
+            row = f"| {django.__version__} | {len(ended)} | {passed} | {len(failed)} | 0 |"
+            assert row in PAGE.read_text()

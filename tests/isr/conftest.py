@@ -14,7 +14,8 @@ from tests.kit.isr import Site
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is not a store that is away."""
-    monkeypatch.setitem(PageCache.__init__.__kwdefaults__, "store_timeout", "30s")
+    defaults = PageCache.__init__.__kwdefaults__ or {}
+    monkeypatch.setattr(PageCache.__init__, "__kwdefaults__", {**defaults, "store_timeout": "30s"})
 
 
 @pytest.fixture
