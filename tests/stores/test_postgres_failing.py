@@ -279,11 +279,13 @@ class TestS11Connections:
     ) -> None:
         """The others wait for a place; not for ever, if those who have one wait as well."""
         schema = schema_of(url)
-        async with opened(f"{impatient(url)}&max_connections=2&application_name={schema}") as store:
+        limits = f"&max_connections=2&application_name={schema}"
+        async with opened(url + limits) as store:
             await asyncio.gather(*(store.read(KIND, [str(it)]) for it in range(50)))
             asked = f"SELECT count(*) FROM pg_stat_activity WHERE application_name='{schema}'"
             assert postgres.execute(asked) == [(2,)]
             lease = await lease_of(store)
+        async with opened(impatient(url) + limits) as store:
             with psycopg.connect(postgres.address) as holder:
                 holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
                 steps = [store.renew(KIND, [lease], 30) for _ in range(3)]
