@@ -22,13 +22,15 @@ class Stage:
         self._folder = folder
         self._stack = stack
 
-    def start(self, *options: str, takes: float = 0.3) -> Process:
-        (process,) = self.start_all(1, *options, takes=takes)
+    def start(self, *options: str, takes: float = 0.3, lease_for: float = 30) -> Process:
+        (process,) = self.start_all(1, *options, takes=takes, lease_for=lease_for)
         return process
 
-    def start_all(self, count: int, *options: str, takes: float = 0.3) -> list[Process]:
+    def start_all(
+        self, count: int, *options: str, takes: float = 0.3, lease_for: float = 30
+    ) -> list[Process]:
         """Until each is ready."""
-        given = (self.url, self._folder / "loads", takes, *options)
+        given = (self.url, self._folder / "loads", takes, lease_for, *options)
         processes = [Process(self._stack, "cache", *given, is_ready=False) for _ in range(count)]
         assert [process.line() for process in processes] == ["ready"] * count
         return processes
@@ -85,7 +87,7 @@ class TestE5Processes:
 
     def test_a_holder_that_was_killed_is_replaced_when_its_lease_ends(self, stage: Stage) -> None:
         """`kill -9` in the middle of a load: the next one takes over, and answers."""
-        dying = stage.start("die")
+        dying = stage.start("die", lease_for=1)
         dying.go()
         assert dying.line() == "loading"
         waiting = stage.start(takes=0)
@@ -96,7 +98,7 @@ class TestE5Processes:
 
     def test_a_holder_paused_past_its_lease_publishes_nothing(self, stage: Stage) -> None:
         """SIGSTOP during its load; another takes over; after SIGCONT the other's copy stands."""
-        paused = stage.start(takes=0.2)
+        paused = stage.start(takes=2, lease_for=1)
         paused.go()
         while not stage.loads():
             continue

@@ -33,6 +33,7 @@ from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import TagRows
 from stillfresh.testing import ManualClock, StoreConformance
+from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.lossy import LossyProxy, lossy
 from tests.kit.servers import aws as aws_servers
@@ -95,11 +96,11 @@ def real_storage(tmp_path_factory: pytest.TempPathFactory, aws: Aws) -> Iterator
         yield Aws(aws.endpoint, s3)
 
 
-async def test_s6_the_whole_suite_on_real_storage(real_storage: Aws) -> None:
-    """Once more, with S3 on files; one test, so that its server is started once."""
+async def test_s6_copies_on_real_storage(real_storage: Aws) -> None:
+    """All of copies, whose bodies are there, on files; one test: its server is started once."""
     suite = TestS6DynamoStore()
     suite.aws = real_storage
-    names = [name for name in dir(suite) if name.startswith("test_")]
+    names = [name for name in dir(CopyConformance) if name.startswith("test_")]
     names = [name for name in names if "late_requests" not in name]  # bodies are not late
     assert len(names) > 25
     for name in names:

@@ -545,6 +545,6 @@ class TestS7Contenders:
                 await stack.enter_async_context(cache)
             for number in range(50):
                 values = await asyncio.gather(*(one(f"key-{number}") for one in resources))
-                stats = [(await cache.stats()).resources["cold"] for cache in caches]
-                assert sum(each.store_errors for each in stats) == 0
                 assert (loads, set(values)) == (number + 1, {number + 1})
+            stats = [(await cache.stats()).resources["cold"] for cache in caches]
+            assert sum(each.store_errors for each in stats) == 0

@@ -28,5 +28,5 @@ def test_s5_answers_as_memory_does(valkey: Server) -> None:
     class OnValkey(RedisModel):
         server = valkey
 
-    some = settings(max_examples=40, stateful_step_count=40)
+    some = settings(max_examples=25, stateful_step_count=40)
     run_state_machine_as_test(OnValkey, settings=some)

@@ -1,7 +1,8 @@
-"""A process that reads one price through the engine on a shared store: `URL LOG SECONDS [die]`.
+"""A process that reads one price through the engine on a shared store.
 
-Every load adds a line to LOG. With `die` the loader never answers: it says so and waits to be
-killed. Otherwise the process prints the value it was served, when it is no longer a stale one.
+`URL LOG SECONDS LEASE [die]`: every load adds a line to LOG and takes so many seconds; LEASE is in
+seconds, too. With `die` the loader never answers: it says so and waits to be killed. Otherwise the
+process prints the value it was served, when it is no longer a stale one.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from pathlib import Path
 from stillfresh import Cache, Verdict
 
 
-async def main(url: str, log: str, takes: float, *, dies: bool) -> None:
+async def main(url: str, log: str, takes: float, lease_for: float, *, dies: bool) -> None:
     cache = Cache(url)
 
-    @cache.batched("price", fresh_for=60, stale_for=60, error_for=60, lease_for="1s")
+    @cache.batched("price", fresh_for=60, stale_for=60, error_for=60, lease_for=lease_for)
     async def prices(skus: list[str]) -> Mapping[str, int]:
         with Path(log).open("a") as lines:
             lines.write(f"{os.getpid()}\n")
@@ -35,4 +36,5 @@ async def main(url: str, log: str, takes: float, *, dies: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), dies="die" in sys.argv))
+    url, log, takes, lease_for = sys.argv[1:5]
+    asyncio.run(main(url, log, float(takes), float(lease_for), dies="die" in sys.argv))

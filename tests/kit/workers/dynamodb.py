@@ -79,7 +79,7 @@ async def serve(line: Connection, store: Store, log: Path, fresh_for: float) -> 
     """The engine: one answer for each key told; every load adds a line to the log."""
     cache = Cache(store)
 
-    @cache.batched(KIND, fresh_for=fresh_for, stale_for=60, error_for=60, lease_for="1s")
+    @cache.batched(KIND, fresh_for=fresh_for, stale_for=60, error_for=60, lease_for="30s")
     async def posts(ids: list[str]) -> dict[str, int]:
         with log.open("a") as lines:
             lines.write(f"{os.getpid()}\n")
