@@ -17,7 +17,7 @@ from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import is_cancelled, looked_at
-from stillfresh.engine.memory import Memory
+from stillfresh.engine.memory import Memory, MemoryEntry
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import FOR_EVER, NOTHING, Load, Plan, Serve
@@ -40,10 +40,7 @@ class StoreStep(Struct, Generic[K], eq=False):
 
 
 class Question:
-    """The ids that one turn of the loop asks a store for, together (E4).
-
-    It carries the generations that all callers know. Stores that read inline do not need it.
-    """
+    """The ids that one turn of the loop asks a store for, and what all its callers know (E4)."""
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
@@ -187,17 +184,24 @@ class Reads(Generic[K, V]):
         return texts
 
     def glance(self, key: K, *, on_loop: bool = True) -> Answer[V] | None:
-        """E9, E14: read the row inline; if it has not changed, the answer has not either.
+        """What memory holds, if it is right now."""
+        entry, now = self.memory.entries.get(key), self.memory.now()
+        return None if entry is None else self.verified(key, entry, now, on_loop=on_loop)
 
-        S10: the row need not be read if the store, which would announce a change, has announced
-        none. In a thread (not `on_loop`) the entry may change meanwhile: then it is not used (E20).
+    def verified(
+        self, key: K, entry: MemoryEntry[K, V], now: float, *, on_loop: bool = True
+    ) -> Answer[V] | None:
+        """E9, E14: the entry's answer, if its row has not changed; the row is read inline.
+
+        S10: or if the store would announce a change, and has announced none. In a thread (not
+        `on_loop`) the entry may change meanwhile: then it is not used (E20).
         """
-        entry, runtime = self.memory.entries.get(key), self._runtime
-        if entry is None or runtime is None or self.owner.blocks:
+        runtime = self._runtime
+        if runtime is None or self.owner.blocks:
             return None
         if on_loop and runtime.loop is not asyncio.get_running_loop():
             return None
-        answer, copy, now = entry.answer, entry.copy, runtime.clock()
+        answer, copy = entry.answer, entry.copy
         if runtime.read_now is None:
             is_right = on_loop and self.memory.is_trusted(entry, now)
         else:
@@ -212,12 +216,11 @@ class Reads(Generic[K, V]):
 
     def _is_unchanged(self, read_now: ReadNow, id_: str, copy: Copy) -> bool:
         try:
-            record = read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
+            record = read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_, NOTHING)
         except (StoreError, NotOpen):
             return False
-        if record is None or record.copy is None or record.failure is not None:
-            return False
-        return record.copy.generation == copy.generation and record.copy.mark == copy.mark
+        found = record.copy if record.failure is None else None
+        return found is not None and found.mark == copy.mark and found.generation == copy.generation
 
     async def known(
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
@@ -311,8 +314,7 @@ class Reads(Generic[K, V]):
             question.task.add_done_callback(looked_at)
         question.add(texts.values(), known)
         entries = self.memory.entries
-        held_in = [entry for key in texts if (entry := entries.get(key))]
-        pinned = {entry.key: (entry.copy, entry.answer, entry.size) for entry in held_in}
+        pinned = {it.key: (it.copy, it.answer, it.size) for it in map(entries.get, texts) if it}
         with self.step(texts) as step:
             try:
                 records = await asyncio.shield(question.task)

@@ -135,14 +135,14 @@ class Resource(Face[K, V]):
             entry = self._entry(key)
         except TypeError:
             raise self._no_key(key) from None
-        if entry is not None:
+        if entry is not None and max_age is None:
             clock = self._clock
-            if clock() < entry.until and max_age is None:
+            if clock() < entry.until:
                 entry.hits += 1
                 return entry.answer
-        if max_age is not None:
-            return await self._get(key, _limit(max_age))
-        return self.core.glance(key) or await self._get(key)
+            if (answer := self.core.verified(key, entry, clock())) is not None:
+                return answer
+        return await self._get(key, _limit(max_age))
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
         return _raised((await self.core.answers([key], max_age=max_age))[key])

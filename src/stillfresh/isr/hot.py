@@ -49,7 +49,7 @@ class HotPages(Face[PageKey, Stored]):
         super().__init__(pages.core)
         self._has_places = has_places
         self._marks = marks
-        self._glance = pages.core.glance
+        self._verified = pages.core.verified
         self._most = pages.core.spec.max_entries
         self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
         """By the line of a request; where its headers count, their names, and then by both."""
@@ -91,7 +91,7 @@ class HotPages(Face[PageKey, Stored]):
                 if now < entry.until:
                     entry.hits += 1
                     continue
-                if self._glance(key) is not None:  # where it is counted
+                if self._verified(key, entry, now) is not None:  # where it is counted
                     continue
             _uncount(hot, entry)
             return None
