@@ -240,7 +240,8 @@ def measure() -> None:
 def section(progress: Progress) -> Section:
     title = "Pages: a hit over HTTP, one process, 10 KB (I16, I29)"
     progress("pages: memory")
-    rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
+    what = f"memory for {PAGES:,} pages of 10 KB, to their size"
+    rows = [Row("I16", what, memory(), 1.3, tried=tried.PAGE_MEMORY)]
     if shutil.which("wrk") is None:
         return Section(title, rows, missing="rates, since wrk is not installed")
     taken, told, missing = races(progress)

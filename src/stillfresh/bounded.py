@@ -85,33 +85,41 @@ class Room:
 class TagIndex(Generic[K]):
     """Which keys have a tag, in the order in which they came.
 
-    The owner of a key keeps the key's tags, and removes it with the same.
+    The owner of a key keeps the key's tags, and removes it with the same. Most tags have one key,
+    which needs no dict of its own: that would take more memory than the rest of an entry.
     """
 
     def __init__(self) -> None:
-        self._keys: dict[str | None, dict[K, None]] = {}
+        self._keys: dict[str | None, K | dict[K, None]] = {}
 
     def keys(self, tag: str | None) -> list[K]:
-        return list(self._keys.get(tag, ()))
+        found = self._keys.get(tag, {})
+        return list(found) if isinstance(found, dict) else [found]
 
     def add(self, key: K, tags: Iterable[str | None]) -> None:
         for tag in tags:
-            self._keys.setdefault(tag, {})[key] = None
+            found = self._keys.setdefault(tag, key)
+            if isinstance(found, dict):
+                found[key] = None
+            elif found != key:
+                self._keys[tag] = {found: None, key: None}
 
     def remove(self, key: K, tags: Iterable[str | None]) -> None:
         for tag in tags:
-            if keys := self._keys.get(tag):
-                keys.pop(key, None)
-                if not keys:
-                    del self._keys[tag]
+            found = self._keys.get(tag, {})
+            if isinstance(found, dict):
+                found.pop(key, None)
+            if not found or found == key:
+                self._keys.pop(tag, None)
 
     def freed(self) -> Iterator[None]:
         """Let go of one key at each step, when nobody asks any more."""
         while self._keys:
-            _, keys = self._keys.popitem()
-            while keys:
-                keys.popitem()
+            _, found = self._keys.popitem()
+            while isinstance(found, dict) and found:
+                found.popitem()
                 yield
+            yield
 
 
 class sliced(Generic[V]):  # noqa: N801 (called like `enumerate`)

@@ -17,7 +17,7 @@ from stillfresh.durations import seconds
 from stillfresh.engine.model import Codec, Loaded, RetryAfter
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
-from stillfresh.stores.contract import Copy, Failure, Mark, Record
+from stillfresh.stores.contract import Copy, Failure, Mark, Record, policy_of
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -252,7 +252,7 @@ def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
     stale_for = policy.stale_for if loaded.stale_for is None else loaded.stale_for
     error_for = policy.error_for if loaded.error_for is None else loaded.error_for
     fresh_for = policy.fresh_for if loaded.fresh_for is None else loaded.fresh_for
-    return Policy(fresh_for, stale_for, error_for)
+    return policy_of(fresh_for, stale_for, error_for)
 
 
 def kept(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from sys import intern
 from typing import Final, Literal, TypeAlias
 
 from stillfresh.bounded import BoundedDict
@@ -120,7 +121,7 @@ def canonical_host(headers: Raw, scheme: str) -> str | None:
     if len(hosts) != 1:
         return None
     host = hosts[0].decode("latin-1").lower().removesuffix(PORTS.get(scheme, ""))
-    return host if len(host) <= HOST_LENGTH and HOST.fullmatch(host) else None
+    return intern(host) if len(host) <= HOST_LENGTH and HOST.fullmatch(host) else None
 
 
 def is_allowed(host: str, allowed: Collection[str]) -> bool:
