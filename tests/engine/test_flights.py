@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Verdict
+from stillfresh.engine.flight import End, LoadEvent
+from stillfresh.engine.queue import Waiter
+from stillfresh.engine.rules import NOTHING
+from stillfresh.stores.contract import Copy, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -92,6 +96,23 @@ class TestE3Flights:
         assert {error.__cause__ for error in errors if isinstance(error, LoadFailed)} == {
             upstream.error
         }
+
+    def test_what_a_load_is_for_goes_on_with_the_next(self, prices: Prices) -> None:
+        """E5, E7: a refresh stays one after an invalidation; the copy to replace is the one that
+        was seen before the load began."""
+        queue, waiter = prices.core.queue, Waiter[str, Price](max_age=5)
+        old, new = (Record(Copy(name, 0, Policy(1, 1, 1), b"")) for name in ("old", "new"))
+        queue.join("a", "a", old, waiter, forced=True)
+        queue.join("a", "a", NOTHING, waiter)
+        flight, batch = queue.flights["a"], queue.take()
+        assert batch is not None
+        batch.step(LoadEvent.GRANT)
+        queue.join("a", "a", new, waiter)
+        flight.overtake()
+        queue.end(flight, End.LOADED)
+        following = queue.flights["a"]
+        assert (following.forced, following.outgrown, following.seen) == (True, True, "old")
+        assert following.rounds == 1
 
 
 class TestE3Cancellation:

@@ -91,6 +91,7 @@ async def bench() -> AsyncIterator[Bench]:
     async with bench.cache, bench.other:
         await bench.pass_time(1)
         assert bench.store.opened == 1
+        assert 1 / 3 in bench.sleep.asked  # between two beats
         yield bench
 
 
@@ -224,6 +225,8 @@ class TestS10Memory:
         await bench.others.put("a", Price("a", 7))
         for key in ("a", "b", "c", "d"):
             bench.told(key)
+        assert (notices := bench.prices.core.memory.notices) is not None
+        assert len(notices._told) <= 2
         bench.store.let_go("read:done")
         await reading
         await bench.pass_time(2)

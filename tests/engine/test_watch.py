@@ -406,6 +406,7 @@ class TestC14Watch:
                 assert upstream.calls == [["real"]]
                 with watch:
                     assert (await anext(watch)).key == "ghost"
+                assert not prices.core.watcher._open
 
         asyncio.run(inside())
 

@@ -156,6 +156,8 @@ def children(node: ast.AST) -> list[ast.AST]:  # noqa: PLR0911 (a table)
             return [node.value] if node.value else []
         case ast.Assign() if ast.unparse(node.targets[0]) in {"__all__", "__slots__"}:
             return []
+        case ast.Call(ast.Name("TypeVar" | "ParamSpec")):
+            return []
         case ast.Assert() | ast.JoinedStr() | ast.Raise() | ast.Expr(value=ast.Constant()):
             return []
         case ast.Expr(value=ast.Call() as call) if SPOKEN.match(ast.unparse(call.func)):
@@ -197,7 +199,9 @@ def rewritten(node: ast.expr | ast.stmt) -> Iterator[str]:  # noqa: PLR0912 (a t
             call = node.value.value if isinstance(node.value, ast.Await) else node.value
             if not (isinstance(call, ast.Call) and SPOKEN.match(ast.unparse(call.func))):
                 yield "pass"
-        case ast.Assign([ast.Attribute() | ast.Subscript(), *_]) | ast.AugAssign() | ast.Delete():
+        case ast.Assign([ast.Attribute() | ast.Subscript(), *_]) | ast.Delete():
+            yield "pass"
+        case ast.AugAssign() if ast.unparse(node.target) != "__all__":
             yield "pass"
         case ast.Raise() | ast.Continue() | ast.Break():
             yield "pass"

@@ -89,6 +89,8 @@ class Mutants:
     seconds: float = 30.0
     """What the tests of one change may cost, in seconds of a core."""
     listed: list[dict[str, str]] = field(default_factory=list)
+    confirm: bool = True
+    """Try survivors again in a copy of the project, where the processes of tests see them, too."""
     line: int = 0
     """Only the changes of this line."""
     left_out: int = 0
@@ -173,13 +175,14 @@ class Mutants:
                         if trial and not trial.is_over():
                             continue
                         found = trial.result() if trial else {}
-                        if trial and is_warm and work.change and "failed" not in found:
+                        again = not found or (self.confirm and "failed" not in found)
+                        if trial and is_warm and work.change and again:
                             running[copy] = work, self._started(copy, work, None), False
                         else:
                             del running[copy]
                             free.append(copy)
                             yield work, found
-                    time.sleep(0.02)
+                    time.sleep(0.1)
             finally:
                 for _, trial, _ in running.values():
                     if trial:
@@ -191,7 +194,7 @@ class Mutants:
         found.unlink(missing_ok=True)
         if work.measured:
             sources = tuple(str(copy / source) for source in self.sources)
-            return cold(copy, work.tests, 900.0, measured=sources)
+            return cold(copy, work.tests, self._patience(180.0), measured=sources)
         if not work.tests:
             return None
         costs = [self.touched.seconds[test] for test in work.tests]
@@ -228,8 +231,11 @@ class Mutants:
 
 
 def tests_of(only: str) -> str:
-    """For a part alone, only its own tests are measured."""
-    return f"tests/{only.partition('/')[0]}/" if "/" in only else "tests/"
+    """For a part alone, only its own tests are measured, and of those that build on it."""
+    part, is_part, _ = only.partition("/")
+    if not is_part:
+        return "^tests/"
+    return rf"^tests/({part}|test_\w+{'|coordinator|sync' if part == 'engine' else ''})(/|\.py)"
 
 
 def is_listed(entry: dict[str, str], path: str, diff: list[str]) -> bool:
@@ -238,8 +244,8 @@ def is_listed(entry: dict[str, str], path: str, diff: list[str]) -> bool:
     comes = "\n".join(line[1:].strip() for line in diff if line.startswith("+"))
     return (
         re.search(entry.get("path", ""), path) is not None
-        and entry.get("gone", "") in gone
-        and entry.get("comes", "") in comes
+        and re.search(entry.get("gone", ""), gone) is not None
+        and re.search(entry.get("comes", ""), comes) is not None
     )
 
 
@@ -277,6 +283,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=30, help="of a core, for the tests of one change"
     )
+    parser.add_argument("--quick", action="store_true", help="try survivors only once")
     parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
     parser.add_argument("--json", type=Path, help="write every verdict into this file")
     options = parser.parse_args()
@@ -286,12 +293,13 @@ def main() -> int:
     mutants = Mutants(
         root,
         [it for it in paths if SOURCES.search(it) and f"src/stillfresh/{only}" in it],
-        [it for it in paths if TESTS.search(it) and tests_of(only) in it],
+        [it for it in paths if TESTS.search(it) and re.search(tests_of(only), it)],
         options.seed,
         root / "build" / "mutants",
         options.jobs,
         options.seconds,
         tomllib.loads(LISTED.read_text())["listed"],
+        not options.quick,
         int(line or 0),
     )
     preload(LIBRARIES if root == ROOT else ())

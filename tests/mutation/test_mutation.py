@@ -29,7 +29,7 @@ def test_adult():
     assert [is_adult(age, 18) for age in (17, 18, 19)] == [False, True, True]
 """
 CHILDREN = """\
-TILL = 18
+TILL = float(18)
 
 def is_child(age: int) -> bool:
     return age < TILL
@@ -77,7 +77,7 @@ class TestT12Mutants:
         assert outcomes(tmp_path) == {
             "return age > since": "caught",
             "return age < since": "caught",
-            "TILL = 36": "survived",
+            "TILL = float(36)": "survived",
             "return age <= TILL": "survived",
             "return age >= TILL": "caught",
             "return None": "caught",

@@ -15,6 +15,9 @@ from typing import Any
 
 from tests.mutation.changes import Change
 
+SET = re.compile(r"^(?:    )?([A-Za-z]\w*)\b[^(]*?=(?!=)")
+"""A name that a module or a class sets."""
+
 
 @cache
 def digest(path: Path) -> str:
@@ -30,6 +33,7 @@ class Touched:
         self._size: dict[str, int] = {}
         self._lines: dict[str, dict[str, int]] = {}
         """Source -> test -> the lines that it ran, as bits."""
+        self._files: dict[str, list[str]] = {}
         self._moved: dict[str, dict[int, int]] = {}
         for folder in (kept / "tests", kept / "sources"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +63,19 @@ class Touched:
                 bits = sum(1 << line for line in lines)
                 if found := [test for test, its in ran.items() if its & bits]:
                     return self._interleaved(found)
-        return self._interleaved([*self._ran(change.path)])
+        naming = self._naming(change)
+        others = [test for test in self._ran(change.path) if test not in naming]
+        return [*self._interleaved([*naming]), *self._interleaved(others)]
+
+    def _naming(self, change: Change) -> dict[str, None]:
+        """Of a name that is set on import: the tests in files that read it."""
+        lines = (self._root / change.path).read_text().splitlines()[: change.line]
+        names = [found[1] for line in lines if (found := SET.match(line))]
+        if change.function or not names:
+            return {}
+        word = re.compile(rf"\b{names[-1]}\b")
+        files = [it for it in self._files if word.search((self._root / it).read_text())]
+        return {test: None for file in files for test in self._files[file]}
 
     def _ran(self, path: str) -> dict[str, None]:
         """The tests that run anything of a source, or of those that import it."""
@@ -106,6 +122,7 @@ class Touched:
         known = json.loads(record.read_text())
         if known["of"] != digest(self._root / file):
             return False
+        self._files[file] = [*known["tests"]]
         for test, (seconds, ran) in known["tests"].items():
             self.seconds[test], self._size[test] = seconds, 0
             for source, bits in ran.items():

@@ -28,10 +28,14 @@ QUIET = (
     *(option for name in UNUSED for option in ("-p", f"no:{name}")),
 )
 FORK = multiprocessing.get_context("fork")
-STILLBORN = re.compile(r"missing .*required|NameError|UnboundLocalError|SyntaxError", re.IGNORECASE)
+STILLBORN = re.compile(
+    r"missing .*required|NameError|UnboundLocalError|SyntaxError|unsupported operand", re.IGNORECASE
+)
 """An error that any test would have met: such a change says nothing about the tests."""
 NEAREST = 4
 """Files of tests that run first: mostly they are enough, and importing the others takes longer."""
+IDLE = 15.0
+"""Seconds without any work, after which a run hangs: the tests' clocks are moved by hand."""
 GRACE = 10.0
 """Seconds in which a run that is ended may stop the servers that it started."""
 
@@ -52,10 +56,14 @@ class Trial:
     def __init__(self, found: Path, limit: float, pid: int) -> None:
         self._found, self._pid = found, pid
         self._deadline = time.monotonic() + limit
+        self._did, self._idle_since = "", time.monotonic()
 
     def is_over(self) -> bool:
-        """Also when the time is up: then it is ended first."""
-        if time.monotonic() > self._deadline:
+        """Also when the time is up, or when it sleeps for good: then it is ended first."""
+        now = time.monotonic()
+        if (did := done_by(self._pid)) != self._did:
+            self._did, self._idle_since = did, now
+        if now > min(self._deadline, self._idle_since + IDLE):
             self.end()
         return not is_alive(self._pid)
 
@@ -76,6 +84,16 @@ class Trial:
             found: dict[str, Any] = json.loads(self._found.read_text())
             return found
         return {"failed": "(the run)", "why": "ended by its time limit", "timed_out": True}
+
+
+def done_by(pid: int) -> str:
+    """What the kernel counts of a process, its threads and its children: the same if all sleep."""
+    counts = ""
+    for each in (pid, *descendants(pid)):
+        with suppress(OSError):  # it has ended meanwhile
+            for thread in Path(f"/proc/{each}/task").glob("*/schedstat"):
+                counts += thread.read_text()
+    return counts
 
 
 def is_alive(pid: int) -> bool:
@@ -214,5 +232,5 @@ class Measuring:
         return {
             test: [seconds, {name: hex(bits) for name, bits in lines.get(test, {}).items()}]
             for test, seconds in self._seconds.items()
-            if test not in self._failed and test in lines
+            if test not in self._failed
         }

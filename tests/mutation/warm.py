@@ -44,7 +44,7 @@ class Warm:
             self._here.recv()
 
     def trial(self, order: Order, limit: float) -> Trial:
-        self._here.send(order)
+        self._here.send(tuple(order))  # there, classes of the tests are others
         return Trial(order.found, limit, self._here.recv())
 
     def end(self) -> None:
@@ -74,7 +74,7 @@ class Serving:
         self._pipe.send(len(session.items))
         with suppress(EOFError):
             while True:
-                order: Order = self._pipe.recv()
+                order = Order(*self._pipe.recv())
                 pid = os.fork()
                 if not pid:
                     self._pipe.close()
@@ -102,7 +102,7 @@ def run(session: pytest.Session, order: Order) -> None:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if stopping.found():
                 break
-        order.found.write_text(json.dumps(stopping.found()))
+        order.found.write_text(json.dumps({"ran": len(items), **stopping.found()}))
         session.config.hook.pytest_sessionfinish(session=session, exitstatus=0)
     finally:
         os._exit(0)

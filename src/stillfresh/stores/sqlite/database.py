@@ -80,8 +80,7 @@ class WriteDatabase:
         adopt: Callable[[apsw.Connection], object],
         patience: float = PATIENCE,
     ) -> None:
-        self._name = path
-        self._path = path
+        self._name = self._path = path
         """The file itself, where the name is a symbolic link."""
         self._kind = kind
         self._adopt = adopt
