@@ -418,9 +418,10 @@ class TestS6Away:
             await store.close()
 
     async def test_is_asked_by_one_in_a_while(
-        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The others are told at once; an invalidation is always tried; an answer ends it."""
+        """The others are told at once; an invalidation is always tried; an answer ends it. The log
+        says once that the service is away, and once that it is back."""
         monkeypatch.setattr("stillfresh.stores.breaker.FIRST_PAUSE", 3600.0)
         monkeypatch.setattr("stillfresh.stores.breaker.LONGEST_PAUSE", 3600.0)
         async with troubled(aws) as (store, proxy, _):
@@ -434,6 +435,9 @@ class TestS6Away:
             await store.invalidate(KIND, ["a"])
             assert proxy.seen["DeleteItem"] == 1
             assert await store.read(KIND, ["a"]) == {}
+        away, back = [record.getMessage() for record in caplog.records]
+        assert away.endswith("until it is back it is asked now and then")
+        assert back.endswith(": back")
 
     async def test_a_busy_one_is_not_away(self, aws: Aws) -> None:
         """Who is refused for being one too many is no reason to hold back the others."""
