@@ -1,9 +1,9 @@
-"""An app's answer for a page: what came of it; is it kept, shown, or passed on? (I15, I24)
+"""An app's response for a page: is it stored, shown while it grows, or passed on? (I15, I24)
 
-The app runs in a task of its own, and its response is collected to be kept, in a body that grows.
-If that takes long, visitors read it while it grows (I15). A response that cannot be shared, or is
-too big, is given up as soon as that is known; if it answers a visitor's own request, or the
-visitor reads it already, it goes on to that visitor instead.
+The app runs in its own task, and its response is collected in a body that grows. If that takes
+long, visitors read it while it grows (I15). A response that cannot be shared, or is too big, is not
+collected further; if it answers a visitor's own request, or the visitor reads it already, it goes
+on to that visitor.
 """
 
 import asyncio
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
     from stillfresh.isr.render import AppRequest
 
 LOAD: Final = "stillfresh.load"
-"""In a scope: it is a load for the cache, and its `LoadPlace`."""
+"""Key in a scope: the request is a load for the cache, with its `LoadPlace`."""
 NOT_MODIFIED: Final = 304
 MOST_DIGITS: Final = 18
-"""Of a length; no body has more."""
+"""The most digits of a length."""
 PATIENCE: Final = 0.05
-"""Seconds from a page's head to its end: one that takes longer is shown while it grows."""
+"""Seconds from a page's head to its end; if it takes longer, it is shown while it grows."""
 
 
 class LoadPlace:
-    """Among an app's loads. `leaves` is called before an answer goes on, as a visitor's exchange.
+    """The place of a load. `leaves` is called before its response goes on to one visitor.
 
-    False: there is no place for it, and the visitor has to wait for one, and ask again.
+    False: there is no place among the visitors' requests; the visitor waits for one and asks again.
     """
 
     leaves: Callable[[], Awaitable[bool]] | None = None
 
 
 class AppAnswer:
-    """What an app sends; `settled` when it is whole, given up, or goes on to one visitor.
+    """The response of an app; `settled` when it is complete, given up, or goes on to one visitor.
 
-    `asked`: the conditions by which it is asked for, if there is an older page to serve should
-    this one be an error, or not modified.
+    `asked`: the conditions of the request, if an older page exists that is served if this one is an
+    error or not modified.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AppAnswer:
         self._has_old = asked is not None
         is_as_asked = asking.visit.is_as_asked
         self._keeps_own = not is_as_asked and asking.own is None
-        """Also one that is not to be shared is collected."""
+        """True if a response that cannot be shared is collected too."""
         self.settled: asyncio.Future[None] = asyncio.Future()
         self._is_asked = self.is_given_up = self.is_going = False
         self._status = 0
@@ -86,7 +86,7 @@ class AppAnswer:
         self.reason = Reason.SIZE
         """Why it was given up, or went on to one visitor."""
         self._visitor: asyncio.Future[Receive] = asyncio.Future()
-        """The visitor that takes it over, or began the load; leaving ends what goes on."""
+        """The visitor that takes it over, or began the load. If it leaves, the response ends."""
         self._place = LoadPlace()
         self._timer: asyncio.TimerHandle | None = None
         scope = {**asking.scope(asked or ()), LOAD: self._place}
@@ -133,11 +133,11 @@ class AppAnswer:
         return self._asking.judge(self.fetched_at, status, headers)
 
     def _is_error(self) -> bool:
-        """A number over 599 is no status, and no page's."""
+        """A number over 599 is not a status."""
         return is_failure(self._status) and self._status <= 599
 
     def _length(self) -> float | None:
-        """As it is announced, which may be beyond all measure; None: it is not."""
+        """The announced length, which may be very large; None if there is none."""
         told = next(iter(values(self._headers, b"content-length")), b"")
         is_number = told.isdigit() and len(told) <= MOST_DIGITS
         return (int(told) if is_number else math.inf) if told else None
@@ -149,19 +149,19 @@ class AppAnswer:
             self.is_given_up = True
         if not more:
             is_passed = self.is_going or self.is_given_up
-            self.body.end(None if is_passed else self._fault())  # else the server finds it out
+            self.body.end(None if is_passed else self._fault())  # otherwise the server finds it out
             if not self.is_given_up:
                 self._settle()
 
     def _fault(self) -> Exception | None:
-        """Of another length than was announced."""
+        """An error if its length is not the announced one."""
         length, came = self._length(), self.body.size
         if self._status in {204, NOT_MODIFIED} or length in {None, came}:
             return None
         return ConnectionError(f"{came:,} bytes came of {length:,}")
 
     async def _go_on(self) -> None:
-        """To the visitor that reads it, or waits for it."""
+        """Pass it on to the visitor that reads it, or waits for it."""
         leaves = self._place.leaves
         if self._has_taker() and (leaves is None or await leaves()) and self._has_taker():
             self.is_going, self.is_given_up, self.body.is_kept = True, False, False
@@ -182,7 +182,7 @@ class AppAnswer:
             self.settled.set_result(None)
 
     def _ended(self, running: "asyncio.Future[None]") -> None:
-        """Readers of what will never be whole are told so."""
+        """Readers of a body that will never be complete get an error."""
         if self._timer is not None:
             self._timer.cancel()
         error = None if running.cancelled() else running.exception()
@@ -190,19 +190,19 @@ class AppAnswer:
 
     @property
     def lost(self) -> Reason | None:
-        """Why it is not shown after all: nobody reads it yet, and it ended, or goes on as it is."""
+        """Why it is not shown: nobody reads it yet, and it ended or goes on to one visitor."""
         if self.is_given_up or self.is_going:
             return self.reason
         return None if self.body.error is None else Reason.FAILED
 
     @property
     def is_for_many(self) -> bool:
-        """Whether several may read it while it grows: it fits, and its lease knows all its tags."""
+        """True if several visitors may read it while it grows: it fits, and its tags are known."""
         is_tagged = any(name in TAG_FIELDS for name, _ in self._headers)
         return self._length() is not None and not is_tagged
 
     def failure(self) -> Page | None:
-        """I8: an error is one however big it is, and to whomever it goes; its status is told."""
+        """I8: an error of any size, for any visitor, counts as a failure with its status."""
         return bare(self._status, self._headers) if self._is_error() else None
 
     def page(self) -> Page:
@@ -211,7 +211,7 @@ class AppAnswer:
         return Page(self.body.whole(), self._status, Headers.of(self._headers))
 
     def head(self) -> Stored:
-        """As far as it is known: an ETag of ours needs the whole body."""
+        """The head so far: our own ETag needs the whole body."""
         made = self.made(Page(b"", self._status, Headers.of(self._headers))).page
         if made is None:
             raise AssertionError("only what is shared is shown")
@@ -225,7 +225,7 @@ class AppAnswer:
         return made_of(page, judgement, self.fetched_at, given, is_own=asking.own is not None)
 
     async def receive(self) -> Message:
-        """An empty request; then that its visitor has left, or that the response is over."""
+        """An empty request; then that the visitor has left, or that the response is over."""
         if not self._is_asked:
             self._is_asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
@@ -237,7 +237,7 @@ class AppAnswer:
         return {"type": "http.disconnect"}
 
     async def pass_to(self, receive: Receive, send: Send, *, is_head: bool) -> None:
-        """A response that is not shared, to the visitor whose request it answers."""
+        """Send a response that is not shared to the visitor whose request it answers."""
         try:
             if is_head:
                 await send(self._head)
@@ -249,7 +249,7 @@ class AppAnswer:
             self.abandon()
 
     async def show(self, page: "GrowingPage", receive: Receive, send: Send) -> None:
-        """A page that is kept when it is whole; its end is sent when it is."""
+        """Send a page that is stored when it is complete; its last bytes are sent after that."""
         length = ((b"content-length", it) for it in values(self._headers, b"content-length"))
         headers = [*page.fields, *length]
         start = {"type": "http.response.start", "status": self._status, "headers": headers}
@@ -264,18 +264,18 @@ class AppAnswer:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Nobody takes the rest; what the app does after a whole answer goes on."""
+        """Nobody takes the rest. Work of the app after a complete response goes on."""
         if not self.body.is_whole:
             self.running.cancel()
 
 
 @dataclass(frozen=True, slots=True)
 class GrowingPage(FoundPage):
-    """A page of which the head has come; `stored` has no body yet."""
+    """A page whose head has arrived; `stored` has no body yet."""
 
     answer: AppAnswer
     is_own: bool
-    """This visitor's own load fetches it."""
+    """True if this visitor's own load fetches it."""
     over: "asyncio.Future[Any] | None"
     """Done when that load has ended."""
 
@@ -288,7 +288,7 @@ class GrowingPage(FoundPage):
 
 
 def _varying(page: Page, visit: Visit) -> Page:
-    """RFC 9111 §4.1: what the route declares, caches behind this one are told too."""
+    """RFC 9111 §4.1: caches behind this one see the fields that the route declares."""
     raw = page.headers.raw
     named = {it.lower() for it in members(values(raw, b"vary"))}
     declared = sorted({name.lower().encode("latin-1") for name in visit.route.vary} - named)

@@ -1,7 +1,7 @@
 """IsrMiddleware: a page cache in front of any ASGI app (I12-I16).
 
-Decides nothing: `routes` says which requests it is for, `visits` finds the page, `stored` sends it.
-A hit that `hot` has at hand is a lookup and two sends, written out here.
+It decides nothing: `routes` says which requests are for the cache, `visits` finds the page,
+`stored` sends it. A hit from `hot` is a lookup and two sends, written out here.
 """
 
 import asyncio
@@ -9,14 +9,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
-from stillfresh.backoff import pause_after
 from stillfresh.errors import (
     ConfigError,
     NotOpen,
     StillfreshError,
     StoreError,
     shown,
-    without_secrets,
 )
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
@@ -36,27 +34,22 @@ from stillfresh.isr.model import (
     Send,
     Unavailable,
 )
+from stillfresh.isr.on_demand import Changes
 from stillfresh.isr.pages import RETRY_AFTER, PageCache
 from stillfresh.isr.parts import PART
 from stillfresh.isr.render import Renderer
-from stillfresh.isr.routes import RoutesLike, Site, Visit, group_tag
+from stillfresh.isr.routes import RoutesLike, Site, Visit
 from stillfresh.isr.sharing import CREDENTIALS, Allowed
 from stillfresh.isr.stored import send_page, send_stored, too_busy
 from stillfresh.isr.visits import Served, Visits
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
-"""Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""
+"""The parts of a scope that say nothing about the visitor."""
 MAX_BODY: Final = 1_048_576
-"""Bytes of the largest page that is stored, unless `max_body` says otherwise."""
+"""Bytes of the largest page that is stored, unless `max_body` is given."""
 MAX_HOSTS: Final = 1_000
-"""Hosts of which one process keeps pages at a time; those beyond pass."""
+"""Hosts whose pages one process keeps at a time; further hosts pass uncached."""
 SAFE: Final = frozenset({"OPTIONS", "TRACE"})
-MOST_CHANGES: Final = 1_000
-"""URLs that may wait for a slow store at a time."""
-ATTEMPT: Final = 30.0
-"""Seconds after which the store is asked again."""
-FIRST_PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +57,22 @@ logger = logging.getLogger(__name__)
 class IsrMiddleware:
     """Caches the pages of an ASGI app: `IsrMiddleware(app, pages, routes={"/blog/*": "60s"})`.
 
-    `routes` says how long the pages of each path are fresh. Without a route, the response's own
-    headers say it. The other options are explained on the page "Pages (ISR cache)".
+    Raises ConfigError for an option that cannot be used. docs/isr.md explains the options.
+
+    Args:
+        app: The ASGI app whose pages are cached.
+        pages: The page cache.
+        routes: How long the pages of each path are fresh: a duration, a `Route`, or None. Without
+            a route, the response's own headers say it.
+        hosts: Allowed hosts; others pass uncached. None: each host has its own pages.
+        max_body: The largest page that is stored, in bytes.
+        max_variants: The most variants of a page (`Vary`); further ones pass uncached.
+        max_queries: The most queries of a path; further ones pass uncached.
+        forward: Send the app the visitor's request (`"request"`), or one made from the page's key
+            (`"key"`). None: `"key"` on routes with a duration, else `"request"`.
+        credentials: Request fields that identify a client, besides `Authorization` and `Cookie`.
+        heuristic: Store pages that have only `Last-Modified`, for a tenth of their age.
+        cdn_override: Let `CDN-Cache-Control` replace `Cache-Control` and `Expires`.
     """
 
     def __init__(
@@ -153,7 +160,7 @@ class IsrMiddleware:
             if visit is not None:
                 judgement = self._visits.hear(visit, status, headers)
                 if reason is Reason.PRIVATE and isinstance(judgement, Reason):
-                    why = judgement  # why the last answer was not shared is what this one says
+                    why = judgement  # the reason why the last answer was not shared
             self._pages.count_bypass(why)
             return f"fwd=bypass; detail={why}"
 
@@ -187,7 +194,7 @@ class IsrMiddleware:
                 self._pages.count_bypass(page.answer.reason)
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
-        if self._changes.concern(visit.url):
+        if self._changes.pending and self._changes.concern(visit.url):
             return Reason.CHANGED
         try:
             return await self._visits.find(visit, scope, self._shared(scope))
@@ -206,7 +213,7 @@ class IsrMiddleware:
         return self._site.is_named(host) or self._hosts.has(host, now)
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """I12, RFC 9111 §4.4: what changes something, and succeeds, invalidates its own URL."""
+        """I12, RFC 9111 §4.4: a successful change invalidates its own URL."""
         place = self._site.place(scope)
 
         async def told(message: Message) -> None:
@@ -239,7 +246,7 @@ class IsrMiddleware:
         return marked
 
     def _shared(self, scope: Scope) -> dict[str, Any]:
-        """For a render: what the app set up at its start, not what was noted for this request."""
+        """The scope of a render: what the app set up at its start, without this request's notes."""
         kept = {name: scope[name] for name in SHARED if name in scope}
         return {**kept, "state": dict(self._state)}
 
@@ -265,13 +272,13 @@ class IsrMiddleware:
         except Exception:
             if heard:
                 raise
-            # An app that knows no lifespan (Django); the cache has one all the same.
+            # An app without lifespan (Django): the cache still has one.
             while (message := await receive())["type"] != "lifespan.shutdown":
                 await told({"type": f"{message['type']}.complete"})
             await told({"type": "lifespan.shutdown.complete"})
 
     async def _open(self) -> None:
-        """I10: a store that is unavailable does not keep the site from starting."""
+        """I10: the site starts even if the store is unavailable."""
         try:
             await self._pages.open()
         except StillfreshError as exc:
@@ -281,70 +288,3 @@ class IsrMiddleware:
         await self._changes.close()
         await self._renderer.close()
         await self._pages.close()
-
-
-class Changes:
-    """I12, RFC 9111 §4.4: no copy of before is served after a change through a page's own URL.
-
-    The client that made it waits for the store, `store_timeout` at most. What then is not done goes
-    on behind; until it is, that URL is `pending` and not served from here, and of a group, no page
-    of its origin is. Bounded in number.
-    """
-
-    def __init__(self, pages: PageCache) -> None:
-        self._pages = pages
-        self._again: set[str] = set()
-        """URLs that were changed once more while a step was under way."""
-        self.pending: dict[str, asyncio.Task[None]] = {}
-
-    def concern(self, url: str) -> bool:
-        """Whether what is kept of this URL may be of before a change."""
-        if not self.pending:
-            return False
-        groups = group_tag(url, "")
-        return url in self.pending or any(it.startswith(groups) for it in self.pending)
-
-    async def invalidate(self, url: str) -> None:
-        self._pages.forget(url)
-        if url not in self.pending and len(self.pending) >= MOST_CHANGES:
-            logger.warning("%s: not invalidated: %d wait", without_secrets(url), MOST_CHANGES)
-            return
-        self._again.add(url)
-        if url not in self.pending:
-            self.pending[url] = asyncio.ensure_future(self._run(url))
-        task = self.pending[url]
-        await asyncio.wait([task], timeout=self._pages.store_timeout)
-        if not task.done():
-            logger.warning("%s: not invalidated yet; it passes uncached", without_secrets(url))
-
-    async def _run(self, url: str) -> None:
-        failures = 0
-        try:
-            while url in self._again:
-                self._again.discard(url)
-                if not await self._step(url):
-                    self._again.add(url)
-                    failures += 1
-                    pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
-                    await self._pages.rest(pause)
-        finally:
-            self._again.discard(url)
-            del self.pending[url]
-
-    async def _step(self, url: str) -> bool:
-        try:
-            async with asyncio.timeout(ATTEMPT):
-                await self._pages.invalidate(url)
-        except NotOpen:
-            pass  # nothing is served from a cache that is closed
-        except (StillfreshError, TimeoutError) as exc:
-            logger.warning("%s: not invalidated yet: %r", without_secrets(url), exc)
-            return False
-        return True
-
-    async def close(self) -> None:
-        tasks = list(self.pending.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)

@@ -1,7 +1,7 @@
-"""One caller's read of a page: what the cache has, or a load, its own or another's (I8, I15).
+"""One caller's read of a page: from the cache, or by a load of its own or of another (I8, I15).
 
-A page whose load takes long is a body that grows. As soon as its head says that it is shared, it is
-read from the start: by the caller that began the load, and by waiting callers if the law allows it.
+A page whose load takes long is a body that grows. As soon as its head says that it is shared, the
+caller that began the load reads it from the start, and waiting callers too if the law allows it.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ MOST_AT_ONCE: Final = 262_144
 
 
 class GrowingBody:
-    """What came so far. While it is kept, all of it stays, and nobody waits for its readers.
+    """The part of a body that has arrived.
 
-    When it is no longer to be kept it is for one reader: what was read is dropped, and `taken`
-    waits for the reader.
+    While it is to be stored, all of it stays, and nobody waits for its readers. Otherwise it is for
+    one reader: bytes that were read are dropped, and `taken` waits for the reader.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class GrowingBody:
         self.size, self.readers = 0, 0
         self.is_kept, self.is_whole = True, False
         self.error: BaseException | None = None
-        """Why it will never be whole."""
+        """Why it will never be complete."""
 
     def add(self, part: bytes) -> None:
         self._came += part
@@ -54,18 +54,18 @@ class GrowingBody:
         self._grown.set()
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is whole, or broke off; only the first word counts."""
+        """It is complete, or broke off; the first call counts."""
         if not self.is_whole and self.error is None:
             self.is_whole, self.error = error is None, error
             self._grown.set()
 
     def whole(self) -> bytes:
-        """As it is kept; readers go on with the same bytes."""
+        """All bytes, to be stored; readers continue with the same bytes."""
         self._came = bytes(self._came)
         return self._came
 
     async def taken(self) -> None:
-        """Until its reader has read all that came, or has left."""
+        """Wait until its reader has read everything so far, or has left."""
         while self.readers and self.size > self._dropped:
             self._moved.clear()
             await self._moved.wait()
@@ -73,9 +73,9 @@ class GrowingBody:
     async def pour(
         self, send: Send, head: Message, over: "asyncio.Future[Any] | None" = None
     ) -> None:
-        """All of it, as it comes. An error if it breaks off: its end must not look like one.
+        """Send all of it as it arrives. Raises if it breaks off, so that it does not look complete.
 
-        `head`: what is sent before it. `over`: its end is sent when this is done.
+        `head`: sent before it. `over`: its end is sent when this is done.
         """
         at = 0
         self.readers += 1
@@ -111,31 +111,31 @@ class GrowingBody:
 
 
 class Growing(Protocol):
-    """A page whose head has come, and whose body is on its way."""
+    """A page whose head has arrived, and whose body is still arriving."""
 
     fetched_at: float
     body: GrowingBody
 
     @property
     def is_for_many(self) -> bool:
-        """Whether callers that wait for this load may read it too."""
+        """True if callers that wait for this load may read it too."""
 
     def head(self) -> Stored:
         """The page without its body."""
 
 
 class Beginning:
-    """The head of a page under way, for all waiting callers; and when its lease was last live."""
+    """The head of a page being loaded, for waiting callers; and when its lease was last live."""
 
     def __init__(self) -> None:
         self.head: asyncio.Future[Growing] = asyncio.Future()
         self.asking = asyncio.Lock()
         self.numbers = count(1)
-        """Of the callers, as they come."""
+        """Numbers of the callers, in the order in which they come."""
         self.held_at = 0
         """The number at which the lease was last seen to be live."""
         self.over: asyncio.Future[ReadOutcome] | None = None
-        """Done when the load has ended, and the page is kept; or when its caller has left."""
+        """Done when the load has ended and the page is stored, or when its caller has left."""
 
 
 class PageAsking:
@@ -210,9 +210,9 @@ class PageAsking:
             self._beginning.head.set_result(growing)
 
     async def _may_read(self, page: Growing) -> bool:
-        """E6: what another fetches, if nothing had invalidated it when this caller came.
+        """E6: whether this caller may read another's load: nothing invalidated it before it came.
 
-        The lease tells. One look at it answers for all callers that came before the look.
+        The lease shows that. One look at it answers for all callers that came before the look.
         """
         beginning, pages = self._beginning, self._pages
         number = next(beginning.numbers)
@@ -234,6 +234,6 @@ class PageAsking:
 
 
 def _looked_at(done: "asyncio.Future[ReadOutcome]") -> None:
-    """Its visitor is answered already, and is told nothing more."""
+    """Mark the result as seen: its visitor has an answer already."""
     if not done.cancelled():
         done.exception()

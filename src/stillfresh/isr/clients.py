@@ -1,9 +1,9 @@
-"""What is believed of a client, what of it the site is sent, and how much of it is noted.
+"""Which claims of a client count, which reach the site, and how many are remembered.
 
-Pure but for what `BoundedNames` and `Heard` count; the time is an argument. *As asked* (I24): the
-site sees the visitor's own request, less what clients may not claim. *Key only*: it sees the page's
-key, so that nothing of the visitor can be in the response. RFC 9110 §7.2 (Host) and §7.6.2
-(Max-Forwards), RFC 9112 §3.2, RFC 7239 §8 (Forwarded).
+Pure, except for the counts of `BoundedNames` and `Heard`; the time is an argument. *As asked*
+(I24): the site sees the visitor's own request, without fields that clients may not set. *Key only*:
+it sees the page's key, so the response cannot contain anything about the visitor. RFC 9110 §7.2
+(Host) and §7.6.2 (Max-Forwards), RFC 9112 §3.2, RFC 7239 §8 (Forwarded).
 """
 
 import re
@@ -31,7 +31,7 @@ MADE_UP: Final = ANOTHER_PAGE | names_in(
     b"cf-connecting-ip client-ip fastly-client-ip forwarded front-end-https proxy "
     b"true-client-ip x-client-ip x-cluster-client-ip x-forwarded x-proxyuser-ip x-real-ip"
 )
-"""By which a client would say who it is, where it is, or that it asked for something else."""
+"""Fields by which a client could claim another address, host or page."""
 PREFIX: Final = b"x-forwarded-"
 HOST: Final = re.compile(r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 HOST_LENGTH: Final = 255
@@ -41,11 +41,11 @@ SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 MOST_FIELDS: Final = 8_192
 """Bytes of header fields; sites refuse more, and their refusal must not become the page."""
 ON_WHOLE: Final = names_in(b"if-modified-since if-none-match if-range range")
-"""What these ask for is known when the page is whole."""
+"""Fields whose answer is known only when the page is complete."""
 ASKED_ANEW: Final = names_in(
     b"accept-encoding content-length expect host if-modified-since if-none-match if-range range"
 )
-"""Fields that a cache sends in its own words: it wants the whole page, which has one host."""
+"""Fields that the cache writes itself: it wants the whole page of one host."""
 
 
 def checked_networks(texts: Iterable[str]) -> Networks:
@@ -75,7 +75,7 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 
 def believed(headers: Raw, *, is_trusted: bool) -> Raw:
-    """Without what only a proxy may say, and its look-alikes: a site may read `_` as `-`."""
+    """The fields without those that only a proxy may set, and spellings with `_`."""
     return tuple([it for it in headers if not _is_made_up(it[0], is_trusted)])
 
 
@@ -88,7 +88,7 @@ def _is_made_up(name: bytes, is_trusted: bool) -> bool:
 
 
 def forwarded(headers: Raw, name: bytes) -> bytes | None:
-    """What the nearest proxy said: it writes at the end."""
+    """The last value, which the nearest proxy wrote."""
     said = members(values(headers, PREFIX + name))
     return said[-1] if said else None
 
@@ -111,7 +111,7 @@ def is_host(value: bytes) -> bool:
 
 
 def plain_host(value: bytes) -> bytes:
-    """Without the dot that ends a whole name: `example.com.:80` is `example.com:80`."""
+    """The host without the final dot: `example.com.:80` is `example.com:80`."""
     return LAST_DOT.sub(b"", value, count=1)
 
 
@@ -125,7 +125,7 @@ def canonical_host(headers: Raw, scheme: str) -> str | None:
 
 
 def is_allowed(host: str, allowed: Collection[str]) -> bool:
-    """By name, or below `*.name`; a port that is not written is any port."""
+    """True for a listed name, or one below `*.name`; without a port, any port."""
     name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
     return any(
         one in (host, name) or (one.startswith("*.") and name.endswith(one[1:])) for one in allowed
@@ -133,14 +133,14 @@ def is_allowed(host: str, allowed: Collection[str]) -> bool:
 
 
 def forwards_left(headers: Raw) -> int | None:
-    """RFC 9110 §7.6.2; None: not limited, or not to be read."""
+    """RFC 9110 §7.6.2; None if there is no limit, or it cannot be read."""
     found = values(headers, b"max-forwards")
     is_number = len(found) == 1 and found[0].isdigit() and len(found[0]) < 10
     return int(found[0]) if is_number else None
 
 
 def reflected(target: bytes, headers: Raw) -> bytes:
-    """RFC 9110 §9.3.8: a TRACE as it came, without what is secret."""
+    """RFC 9110 §9.3.8: a TRACE as it came, without secrets."""
     lines = [b"TRACE " + target + b" HTTP/1.1"]
     lines += [name + b": " + value for name, value in headers if name not in SECRET]
     return b"\r\n".join([*lines, b"", b""])
@@ -163,7 +163,7 @@ def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def unfit_to_fill(headers: Raw) -> Reason | None:
-    """Why this request must not fill the cache; None: it may."""
+    """Why this request must not fill the cache; None if it may."""
     if has_body(headers):
         return Reason.BODY
     size = sum(len(name) + len(value) for name, value in headers)
@@ -173,15 +173,15 @@ def unfit_to_fill(headers: Raw) -> Reason | None:
 
 
 def reads_along(scope: Scope) -> bool:
-    """I15: the answer can begin before the page is whole, and is seen to break off if it does."""
+    """I15: True if the answer can begin early, and a break can be seen by the client."""
     is_plain = not any(name in ON_WHOLE for name, _ in scope["headers"])
     return is_plain and scope["method"] == "GET" and scope.get("http_version") != "1.0"
 
 
 def as_asked(headers: Raw, host: str, *, is_vouched: bool) -> Raw:
-    """The visitor's header fields as the site gets them.
+    """The visitor's header fields as the site receives them.
 
-    `is_vouched`: our own edge has already taken out what this client may not claim.
+    `is_vouched`: our edge has already removed fields that this client may not set.
     """
     claimed = believed(end_to_end(headers), is_trusted=is_vouched)
     kept = tuple(it for it in claimed if it[0] not in ASKED_ANEW | ANOTHER_PAGE)
@@ -193,13 +193,13 @@ def as_asked(headers: Raw, host: str, *, is_vouched: bool) -> Raw:
 
 
 UNUSED_FOR: Final = 600.0
-"""Seconds after which a name that nobody asked for makes room, and half of its visits are over."""
+"""Seconds after which an unused name makes room, and after which a visit counts half."""
 CLEARLY: Final = 2.0
-"""So many visits more than another's are no chance."""
+"""A difference in visits that is not chance."""
 STANDS_FOR: Final = 30.0
-"""Seconds for which a personal answer does not outweigh what a render said."""
+"""Seconds for which a personal answer does not outweigh the result of a render."""
 Seen: TypeAlias = tuple[float, float]
-"""When last, and how often: visits, of which half are forgotten in `UNUSED_FOR`."""
+"""When last, and how many visits; half of them are forgotten in `UNUSED_FOR`."""
 
 
 class BoundedNames:
@@ -217,10 +217,10 @@ class BoundedNames:
         self._most = most
         self._seen: dict[int, Seen] = {}
         self._waiting: BoundedDict[int, Seen] = BoundedDict(most)
-        """Names without a place that were asked for last; as many again."""
+        """Names without a place that were requested last; as many as there are places."""
 
     def has(self, name: str, now: float) -> bool:
-        """Whether this name is kept by, from now on."""
+        """True if this name has, or now gets, a place."""
         mark = hash(name)
         if (known := self._seen.pop(mark, None)) is not None:
             self._seen[mark] = now, 1.0 + _visits(known, now)
@@ -250,7 +250,7 @@ def _visits(seen: Seen, now: float) -> float:
 
 
 class NamesOf:
-    """Names for each of so many paths, or pages; the one asked for longest ago is forgotten."""
+    """Names for each of some paths or pages; the least recently requested is dropped."""
 
     def __init__(self, each: int, *, most: int) -> None:
         self._each = each
@@ -263,20 +263,20 @@ class NamesOf:
 
 
 PageAddress: TypeAlias = tuple[str, str, str]
-"""Host, path and query: the names from outside that a page is kept by."""
+"""Host, path and query: the parts of a page's key that visitors choose."""
 KNOWN_PATHS: Final = 256
-"""Paths of which queries are counted."""
+"""Paths whose queries are counted."""
 
 
 class NamePlaces:
-    """I13: a client that makes up queries, or request fields, does not fill the store."""
+    """I13: made-up queries or request fields of a client do not fill the store."""
 
     def __init__(self, max_variants: int, max_queries: int, *, most: int) -> None:
         self._variants = NamesOf(max_variants, most=most)
         self._queries = NamesOf(max_queries, most=KNOWN_PATHS)
 
     def has(self, address: PageAddress, keys: Sequence[str], now: float) -> bool:
-        """Whether a page that was found is still one of those that are kept; its own key last."""
+        """True if a stored page may still be kept; its own key comes last."""
         is_kept = keys[0] == keys[-1] or self.has_variant(keys[0], keys[-1], now)
         return is_kept and self.has_query(*address, now)
 
@@ -288,24 +288,24 @@ class NamePlaces:
 
 
 class Heard:
-    """The last word on so many pages: since when it is private; None: it stated freshness."""
+    """What is known of some pages: private since when, or None if it stated freshness."""
 
     def __init__(self, most: int) -> None:
         self._words: BoundedDict[str, float | None] = BoundedDict(most)
 
     def is_private(self, id_: str) -> bool | None:
-        """Its render was not to be shared; None: nothing is known of it."""
+        """True if its render could not be shared; None if nothing is known."""
         return self._words[id_] is not None if id_ in self._words else None
 
     def rendered(self, id_: str, now: float, *, is_shared: bool) -> None:
-        """What a render of it came to."""
+        """Note the result of a render."""
         if is_shared:
             self._words.pop(id_, None)
         else:
             self._words.note(id_, now)
 
     def stated(self, id_: str, now: float, *, is_personal: bool) -> None:
-        """An answer to one visitor says that it may be shared; `is_personal`: to one it knew."""
+        """An answer to one visitor says that it may be shared; `is_personal`: a visitor it knew."""
         since = self._words.get(id_)
         if since is None or not is_personal or now - since >= STANDS_FOR:
             self._words.note(id_, None)

@@ -1,6 +1,6 @@
-"""The side of the proxy that faces the clients (I12, I13): what they may say, and what breaks.
+"""The proxy's side towards clients (I12, I13): what they may claim, and errors.
 
-Every request goes through here before the cache sees it; `clients` decides.
+Every request passes here before the cache sees it; `clients` decides.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Edge:
-    """Checks requests at the edge. `host`: the only site there is; None: the request's own host."""
+    """Checks requests at the edge. `host`: the only site; None: the request's own host."""
 
     def __init__(self, app: App, *, host: bytes | None, trusted: Networks = ()) -> None:
         self._app = app
@@ -63,15 +63,15 @@ class Edge:
 
         try:
             await self._app(scope, receive, told)
-        except ConnectionError as exc:  # once begun, an answer that just ends is seen to be cut
+        except ConnectionError as exc:  # once begun, the client sees that the answer was cut off
             logger.warning("%s", exc)
             if not started:
                 await refuse(send, 502, b"The site broke off its answer.\n")
 
     def _believed(self, scope: Scope, headers: Raw) -> Scope:
-        """I13: of the scheme, the host and the address, what we see, or what one we trust says.
+        """I13: scheme, host and address as we see them, or as a trusted proxy says.
 
-        RFC 9110 §7.6.1: what the client says to us alone stays here, but how its body comes.
+        RFC 9110 §7.6.1: fields for this hop stay here, except the framing of the body.
         """
         peer = scope["client"][0] if scope.get("client") else None
         is_ours = clients.is_trusted(peer, self._trusted)
@@ -91,12 +91,12 @@ class Edge:
             headers = with_field(headers, b"x-forwarded-for", b", ".join(chain))
         believed = {**scope, "headers": headers, "scheme": scheme, EDGE: True}
         if self._trusted:
-            believed.pop(KEEP, None)  # the same head means another page from a peer that is trusted
+            believed.pop(KEEP, None)  # the same head means another page if the peer is trusted
         return believed
 
 
 async def _reflect(scope: Scope, send: Send) -> None:
-    """RFC 9110 §7.6.2: nobody may pass it on, so that it was meant for us."""
+    """RFC 9110 §7.6.2: no hop may pass it on, so it was meant for us."""
     if scope["method"] == "OPTIONS":
         await refuse(send, 200, b"")
         return

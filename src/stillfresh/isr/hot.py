@@ -1,7 +1,7 @@
-"""Pages at hand (I16): where the long way led for the same request, while all of that still stands.
+"""Pages at hand (I16): the result of an earlier identical request, while it is still right.
 
-It decides nothing. A page is remembered by the bytes that the long way looked at, with the entries
-that it rested on; when one of them is another than it was, the request goes the long way again.
+It decides nothing. A page is remembered by the bytes of the request that mattered, with the entries
+that it depends on. If one of these has changed, the request takes the normal path.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,31 +19,31 @@ from stillfresh.isr.sharing import age_at, is_of, ttl_at
 from stillfresh.isr.stored import ReadyPage, hit_text, ready, told
 
 MOST_HOT: Final = 512
-"""Bytes of a request that are kept at hand; what is longer takes the long way."""
+"""Bytes of a request that are remembered; longer ones take the normal path."""
 HOST: Final = b"host"
 PEER: Final = b"x-forwarded-for"
-"""A field that is not in a request's head alone: a proxy adds who sent it."""
+"""A field that a proxy adds: the request's head alone does not have it."""
 ON_CONDITIONS: Final = frozenset(
     {HOST, b"authorization", b"cache-control", b"if-match", b"if-unmodified-since", b"pragma"}
 )
-"""But for the host, request headers with which another answer, or none, may be the right one."""
+"""Request fields, besides the host, with which another answer may be right."""
 PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
-"""And those that ask for the page on conditions, or for a part of it."""
+"""Also fields that ask for the page on conditions, or for a part of it."""
 Line: TypeAlias = tuple[Any, ...]
 Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, Stored], int]
-"""An entry that was asked for, and which edition of it there was."""
+"""An entry that was read, and its edition."""
 HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[PageKey], float], bool]
 
 
 class Hot(NamedTuple):
-    """What a page rests on, itself last; its bytes are the entry's alone, and go with it."""
+    """The entries that a page depends on, itself last. Only the entry holds the bytes."""
 
     steps: tuple[Step, ...]
     address: PageAddress
 
 
 class HotPages(Face[PageKey, Stored]):
-    """`has_places`: whether the names that a page is kept by are still among those kept."""
+    """`has_places`: whether the names in a page's key still have their places."""
 
     def __init__(self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes]) -> None:
         super().__init__(pages.core)
@@ -52,18 +52,18 @@ class HotPages(Face[PageKey, Stored]):
         self._verified = pages.core.verified
         self._most = pages.core.spec.max_entries
         self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
-        """By the line of a request; where its headers count, their names, and then by both."""
+        """By the request line; where header fields count, their names, and then by both."""
 
     def stand_back(self, *, back: bool) -> None:
-        """No page that is at hand stands any more; while it stands back, none comes to hand."""
+        """Forget all pages at hand; while it stands back, remember none."""
         super().stand_back(back=back)
         for entry in self.core.memory.entries.values() if back else ():
             entry.edition += 1
 
     def find(self, scope: Scope, marks: frozenset[bytes]) -> Stored | None:
-        """What this request is served, with its `ready`; None: it has to go the long way.
+        """The page for this request, with its `ready`; None: take the normal path.
 
-        A server that offers to give the answer again is told how long it may.
+        A server that can repeat the answer is told for how long it may.
         """
         line = line_of(scope, marks)
         hot, keep = self._known.get(line), scope.get(KEEP)
@@ -77,7 +77,7 @@ class HotPages(Face[PageKey, Stored]):
         return stored
 
     def _holds(self, hot: Hot, said: Raw) -> bool:
-        """Whether the same page is sent with the same header fields; if so, that is a hit."""
+        """True if the same page with the same fields is still right; then it counts as a hit."""
         stored = self._standing(hot, self._clock())
         if stored is None or stored.ready.said is said:
             return stored is not None
@@ -85,7 +85,7 @@ class HotPages(Face[PageKey, Stored]):
         return False
 
     def _standing(self, hot: Hot, now: float) -> Stored | None:
-        """The page, if all that it rests on still stands; counted as a read of it."""
+        """The page, if everything that it depends on is unchanged; counted as a read."""
         for key, entry, edition in hot.steps:
             if entry.edition == edition:
                 if now < entry.until:
@@ -103,7 +103,7 @@ class HotPages(Face[PageKey, Stored]):
         return None
 
     def _is_prepared(self, hot: Hot, now: float) -> bool:
-        """What a page says of its age holds for a part of a second; then it is said anew."""
+        """The age in a page's fields is right for part of a second; then it is written again."""
         answer = hot.steps[-1][1].answer
         if not self._has_places(hot.address, [key for key, _, _ in hot.steps], now):
             return False
@@ -113,7 +113,7 @@ class HotPages(Face[PageKey, Stored]):
         return True
 
     def remember(self, scope: Scope, visit: Visit, found: FoundPage) -> None:
-        """Next time these very bytes lead straight to the page."""
+        """Remember that these bytes lead to this page."""
         line = line_of(scope, self._marks)
         steps = tuple(step for key in found.keys if (step := self._step(key)) is not None)
         if line is None or len(steps) < len(found.keys):
@@ -121,14 +121,14 @@ class HotPages(Face[PageKey, Stored]):
         if steps[-1][1].answer.value is not found.stored:
             return
         if found.is_new and not is_of(found.stored, visit.headers, visit.carried):
-            return  # he was given another form, this once
+            return  # this visitor got another form, this once
         named = {*visit.route.vary}.union(*(it[1].answer.value.head.vary for it in steps))
         names = frozenset(name.lower().encode("latin-1", "replace") for name in named)
         hot = Hot(steps, (visit.host, visit.path, visit.query))
         self._keep(line, names, scope["headers"], hot)
 
     def _step(self, key: PageKey) -> Step | None:
-        """None: it is not there, or not one that is served again and again as it is."""
+        """None if it is not in memory, or is not served repeatedly as it is."""
         entry = self._entry(key)
         if entry is None:
             return None
@@ -150,7 +150,7 @@ class HotPages(Face[PageKey, Stored]):
 
 
 def _uncount(hot: Hot, missed: MemoryEntry[PageKey, Stored] | None = None) -> None:
-    """E12: the long way counts for itself what comes before the one that was missed."""
+    """E12: undo counts: the normal path counts these reads itself."""
     for _, entry, _ in hot.steps:
         if entry is missed:
             return
@@ -158,7 +158,7 @@ def _uncount(hot: Hot, missed: MemoryEntry[PageKey, Stored] | None = None) -> No
 
 
 def line_of(scope: Scope, marks: frozenset[bytes]) -> Line | None:
-    """What a plain request for a page consists of; None: it asks for more than that."""
+    """The parts of a plain request for a page; None if it asks for more."""
     host = None
     for name, value in scope["headers"]:
         if name in marks:
@@ -176,7 +176,7 @@ def line_of(scope: Scope, marks: frozenset[bytes]) -> Line | None:
             scope["query_string"],
             scope["root_path"],
         )
-    except KeyError:  # optional in ASGI; no server leaves them out
+    except KeyError:  # optional in ASGI; no server omits them
         return None
 
 

@@ -1,4 +1,4 @@
-"""What goes in and out: a `Page`, what is stored of it, its key, what a visit is served, and why.
+"""Data of pages: a `Page`, its stored form, its key, what a visit is served, and why.
 
 Pure data, and the names of ASGI's types.
 """
@@ -159,7 +159,7 @@ class ServedPage(Page):
         self.stored = stored
         """False: the page is for this caller only."""
         self.error = error
-        """Why this is not newer: the last render failed."""
+        """The error of the last render, if it failed."""
 
 
 class PageFailed(Exception):
@@ -185,34 +185,34 @@ class Full(StoreError):
 
 
 class Head(Struct, frozen=True, array_like=True):
-    """What is stored of a page beside its body."""
+    """The stored parts of a page besides its body."""
 
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
     etag: bytes | None = None
-    """Ours, of the body; where upstream gave its own it is among the headers."""
+    """Our own, of the body; an ETag of the site is among the headers."""
     initial_age: float = 0.0
     fresh_for: float = 0.0
     stale_for: float = 0.0
     error_for: float = 0.0
     is_own: bool = False
-    """By a route's own duration, not by what the response said."""
+    """True if a route's duration applies, not the response's own freshness."""
     vary: tuple[str, ...] = ()
-    """Request headers that it depends on."""
+    """Request fields that it varies by."""
     variant: tuple[tuple[str, str], ...] = ()
-    """What these were, where they were not empty."""
+    """The values of these fields, where not empty."""
     is_targeted: bool = False
-    """RFC 9213: its terms are those of `CDN-Cache-Control`."""
+    """RFC 9213: its times come from `CDN-Cache-Control`."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Of a part (206): the bytes that the body has, first and one past the last of each."""
+    """For a part (206): the first byte, and the one after the last, of each piece."""
     total: int = 0
-    """Of a part: the length of the whole."""
+    """For a part: the length of the whole page."""
     shows_tags: bool = False
-    """I26: clients are told the site's tags."""
+    """I26: True if clients see the site's tags."""
 
 
 class Stored:
-    """A page as it lies in a store: its head, and its body without a second copy of the bytes."""
+    """A page as a store holds it: its head, and its body without a second copy of the bytes."""
 
     __slots__ = ("body", "head", "ready")
 
@@ -220,33 +220,33 @@ class Stored:
         self.head = head
         self.body = body
         self.ready: Any = None
-        """What a front end has prepared to serve it fast."""
+        """Prepared header fields for fast serving."""
 
     def __len__(self) -> int:
         return len(self.body)
 
 
 class Rendered(Struct, frozen=True):
-    """What came of a render."""
+    """The result of a render."""
 
     page: Stored | None
-    """None: given up as soon as it was known not to be shared."""
+    """None if it was given up, because it cannot be shared."""
     reason: Reason | None = None
-    """Why it is for the caller that asked, and nobody else; None: it is shared."""
+    """Why it is only for the caller that asked; None if it is shared."""
 
 
 Offer: TypeAlias = Callable[[Any], None]
-"""Takes a page whose head has come, to be read while its body grows (I15)."""
+"""Takes a page whose head has arrived, to be read while its body grows (I15)."""
 Render: TypeAlias = Callable[[Stored | None, Offer], Awaitable[Rendered]]
-"""Given the copy there is, if any, so that upstream can be asked whether it still holds."""
+"""Called with the stored copy, if any, so that the site can be asked whether it changed."""
 
 
 class PageKey(Struct, frozen=True, eq=False):
-    """A page's name; its tags come along, and say nothing of which page it is."""
+    """A page's key. The tags travel with it, and are not part of its identity."""
 
     id: str
     tags: tuple[str, ...] | None = None
-    """None: of a page that is only named, nobody can say (E8)."""
+    """None if they are not known (E8)."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PageKey) and self.id == other.id
@@ -266,42 +266,42 @@ class PageCaller(NamedTuple):
 
     wish: Wish = Wish()
     is_noted: bool = True
-    """The store keeps that it is not to be shared, if so."""
+    """The store keeps the fact that it cannot be shared."""
     reads_along: bool = False
-    """I15: its head is enough, the body may still be on its way."""
+    """I15: its head is enough; the body may still be arriving."""
 
 
 class PageRead(NamedTuple):
-    """What one caller's read of a page came to."""
+    """The result of one caller's read of a page."""
 
     outcome: ReadOutcome
     is_own: bool = False
-    """The caller's own render gave it."""
+    """True if it came from the caller's own render."""
     before: str = "miss"
-    """RFC 9211 §2.2: why that was asked for: no copy, a stale one, or one not good enough."""
+    """RFC 9211 §2.2: why it was loaded: no copy, a stale one, or one that is not good enough."""
     growing: Any = None
     """The page's body, which is still being fetched; the outcome has only its head."""
     over: Any = None  # a future
-    """Done when that has been kept; the caller whose own render it is ends it when he leaves."""
+    """Done when the page is stored; the caller that renders it ends it when it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPage:
-    """A stored page, and the header fields that say what it is."""
+    """A stored page, and the header fields of its response."""
 
     keys: tuple[PageKey, ...]
-    """Its own, last; before it the one under which another variant was found."""
+    """Its own key last; before it the key under which another variant was found."""
     stored: Stored
     fields: Raw
     is_new: bool = field(default=False, kw_only=True)
-    """It was fetched for this very visit."""
+    """True if it was loaded for this visit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Nothing to serve but this page."""
+    """There is nothing to serve but this error page."""
 
     page: Page
     what: str
     reason: Reason | None = None
-    """Why it passed uncached; None: it did not."""
+    """Why it passed uncached; None if it did not."""

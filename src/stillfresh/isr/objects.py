@@ -1,7 +1,7 @@
-"""A page where other services read it, too: an object in S3 and its row (I2, I18, I19).
+"""Pages that other services read too: an object in S3 and its row (I2, I18, I19).
 
-The body is the object; its metadata says the status, the type and the security policy by
-FaceTheory's names; the whole head stands in the row, for us alone.
+The body is the object. Its metadata has the status, the type and the security policy under
+FaceTheory's names. The whole head is in the row, for us only.
 """
 
 import re
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 POLICY: Final = b"content-security-policy"
 TOLD: Final = (b"content-type", b"location", POLICY)
-"""I18: of a page's header fields, those that its object tells other services."""
+"""I18: header fields of a page that its object shows other services."""
 STATUS: Final = re.compile(r"(?!206|304)[2-5][0-9][0-9]", re.ASCII)
 UNCODED: Final = frozenset({b"identity", b"aws-chunked"})
-"""The second is how some clients send objects; stores have been seen to keep it."""
+"""The second is how some clients send objects; some stores keep it."""
 
 
 def coding_of(headers: Raw) -> str:
-    """How the body is encoded; empty: it is not."""
+    """The coding of the body; empty if there is none."""
     codings = (it.lower() for it in members(values(headers, b"content-encoding")))
     return b", ".join(it for it in codings if it not in UNCODED).decode("latin-1")
 
 
 def is_misplaced(key: PageKey, page: Stored) -> bool:
-    """I18: encoded, under the key that others read as it is; a variant's key has more lines."""
+    """I18: compressed, under the key that others read; a variant's key has more lines."""
     return "\n" not in key.id and bool(coding_of(page.head.headers))
 
 
 class PageShape:
-    """I2: how a page lies in S3, where services in other languages read and write it too."""
+    """I2: how a page is stored in S3, where services in other languages read and write it."""
 
     def __init__(self, others: Policy | None = None) -> None:
         self.others = others
-        """I19: the cache's own terms, for pages whose rows say none."""
+        """I19: the cache's own times, for pages whose rows have none."""
 
     def outside(self, value: bytes) -> "Body":
         from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
@@ -66,7 +66,7 @@ class PageShape:
         )
 
     def inside(self, body: "Body") -> bytes:
-        """I19: its freshness is the row's, which another may have changed."""
+        """I19: its freshness is that of the row, which another service may have changed."""
         terms = body.terms or Policy(0)
         if not body.extra:
             return packed(encoded(_of_another(body, terms)), body.data)
@@ -79,9 +79,9 @@ class PageShape:
 
 
 def _of_another(body: "Body", terms: Policy) -> Head:
-    """I18: what the object tells, as far as it can stand in a header; else status 200, its type.
+    """I18: status and fields of the object's metadata, if valid; else 200 and its type.
 
-    The row's ETag unchanged, its interval told. An encoded body is for requests that accept it.
+    With the row's ETag and interval. A compressed body is for requests that accept it.
     """
     about = {name: body.metadata.get(f"{ABOUT}{name.decode()}") for name in TOLD}
     coding, status = body.encoding, body.metadata.get(f"{ABOUT}status", "")
@@ -105,7 +105,7 @@ def _of_another(body: "Body", terms: Policy) -> Head:
 
 
 def is_shared(store: Store, terms: Policy) -> bool:
-    """Whether others read this store's pages; if so, they lie there as others expect them."""
+    """True if other services read this store's pages."""
     if store.shapes is not None:
         store.shapes.setdefault("page", PageShape(terms))
     return store.shapes is not None

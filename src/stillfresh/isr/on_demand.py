@@ -1,27 +1,42 @@
-"""What is said of pages that are stored: stale, wrong, gone (I11, I12, I21, I26).
+"""Invalidating stored pages: stale, changed, deleted (I11, I12, I21, I26).
 
-By path, URL or tag. Renders that are under way do not publish what was said to be wrong (the law).
+By path, URL or tag. Running renders of these pages are not published (the law).
 """
 
-from typing import Final
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
 
+from stillfresh.backoff import pause_after
 from stillfresh.engine import Cache, Core
+from stillfresh.errors import NotOpen, StillfreshError, without_secrets
 from stillfresh.isr.model import PageKey, Stored
-from stillfresh.isr.routes import own_tag, reached
+from stillfresh.isr.routes import group_tag, own_tag, reached
+
+if TYPE_CHECKING:
+    from stillfresh.isr.pages import PageCache
 
 KIND: Final = "page"
 """The kind of pages in a store."""
 GROUP: Final = "group:"
+MOST_CHANGES: Final = 1_000
+"""URLs that may wait for a slow store at a time."""
+ATTEMPT: Final = 30.0
+"""Seconds after which an invalidation is tried again."""
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 class OnDemand:
-    """The part of a `PageCache` that others tell what has changed. Returns the ids reached."""
+    """The part of a `PageCache` that invalidates pages. Each method returns the ids reached."""
 
     cache: Cache
     core: Core[PageKey, Stored]
 
     async def revalidate(self, path: str) -> list[str]:
-        """Make a page stale, in every variant; the next visit renders it anew. Returns the ids.
+        """Make a page stale, in every variant; the next visit renders it again. Returns the ids.
 
         Pages that another program stored under the path itself are reached too (I21).
         """
@@ -51,7 +66,7 @@ class OnDemand:
         return list(dict.fromkeys([*there, *found]))
 
     async def _there(self, ids: list[str]) -> list[str]:
-        """Those that are kept under their own id."""
+        """Ids that are stored under their own name."""
         store = (await self.cache.runtime()).store
         records = await store.read(KIND, ids) if ids else {}
         return [id_ for id_, record in records.items() if record.copy is not None]
@@ -61,9 +76,9 @@ class OnDemand:
         return [id_ for kind, id_ in found if kind == KIND]
 
     async def invalidate(self, name: str) -> None:
-        """I12: a page was changed through its own URL, or a group: none of before is served.
+        """I12: a page or a group was changed through its URL: no older copy is served.
 
-        Of a page that is not shared there is none: nobody need wait to know that it is still not.
+        For a page that is not shared there is no copy, so nobody need wait.
         """
         if name.startswith(GROUP):
             await self.cache.invalidate_tag(name)
@@ -74,8 +89,75 @@ class OnDemand:
         await self.cache.invalidate_tag(f"key:{name}")
 
     def forget(self, name: str) -> None:
-        """What memory has of this URL, in every variant, or group, and what is under way for it."""
+        """Drop this URL (every variant) or group from memory, and running loads of it."""
         if name.startswith(GROUP):
             self.core.overtake(self.core.tagged(name))
         else:
             self.core.overtake([PageKey(name), *self.core.tagged(f"key:{name}")])
+
+
+class Changes:
+    """I12, RFC 9111 §4.4: after a change through a page's own URL, no older copy is served.
+
+    The client that made it waits for the store, at most `store_timeout`. After that the
+    invalidation goes on in the background. Until it is done, the URL is `pending` and not served
+    from here; for a group, no page of its origin is. Bounded in number.
+    """
+
+    def __init__(self, pages: "PageCache") -> None:
+        self._pages = pages
+        self._again: set[str] = set()
+        """URLs that were changed again while a step was running."""
+        self.pending: dict[str, asyncio.Task[None]] = {}
+
+    def concern(self, url: str) -> bool:
+        """True if the stored page of this URL may be older than a change."""
+        if not self.pending:
+            return False
+        groups = group_tag(url, "")
+        return url in self.pending or any(it.startswith(groups) for it in self.pending)
+
+    async def invalidate(self, url: str) -> None:
+        self._pages.forget(url)
+        if url not in self.pending and len(self.pending) >= MOST_CHANGES:
+            logger.warning("%s: not invalidated: %d wait", without_secrets(url), MOST_CHANGES)
+            return
+        self._again.add(url)
+        if url not in self.pending:
+            self.pending[url] = asyncio.ensure_future(self._run(url))
+        task = self.pending[url]
+        await asyncio.wait([task], timeout=self._pages.store_timeout)
+        if not task.done():
+            logger.warning("%s: not invalidated yet; it passes uncached", without_secrets(url))
+
+    async def _run(self, url: str) -> None:
+        failures = 0
+        try:
+            while url in self._again:
+                self._again.discard(url)
+                if not await self._step(url):
+                    self._again.add(url)
+                    failures += 1
+                    pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+                    await self._pages.rest(pause)
+        finally:
+            self._again.discard(url)
+            del self.pending[url]
+
+    async def _step(self, url: str) -> bool:
+        try:
+            async with asyncio.timeout(ATTEMPT):
+                await self._pages.invalidate(url)
+        except NotOpen:
+            pass  # a closed cache serves nothing
+        except (StillfreshError, TimeoutError) as exc:
+            logger.warning("%s: not invalidated yet: %r", without_secrets(url), exc)
+            return False
+        return True
+
+    async def close(self) -> None:
+        tasks = list(self.pending.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

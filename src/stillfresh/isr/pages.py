@@ -1,7 +1,7 @@
 """PageCache: pages by key, on any store, through the engine (I8-I11).
 
-Flights, leases, cooldowns and memory are the engine's. A page's render comes with each read: of
-several callers that ask for a page at once, the first one's is used.
+Loads, leases, cooldowns and memory are the engine's. Each read brings its render: of several
+callers that ask for a page at once, the first caller's render is used.
 """
 
 import asyncio
@@ -71,13 +71,13 @@ from stillfresh.stores import MemoryStore, for_tenant, store_for
 from stillfresh.stores.contract import Store
 
 UNSHARED_FOR: Final = 30.0
-"""Seconds; after that, one asks behind whether a page that may not be shared still may not."""
+"""Seconds; after that, one background render checks whether the page is still private."""
 UNSHARED_KEPT: Final = 86_400.0
-"""Seconds for which each visitor meanwhile has such a page rendered, side by side."""
+"""Seconds for which each visitor's own request is sent for such a page."""
 CONCURRENCY: Final = 100
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
-"""I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
+"""I23: the most error pages of one process, because paths can be made up."""
 
 
 class PageCache(OnDemand):
@@ -141,7 +141,7 @@ class PageCache(OnDemand):
         self._absent_for = seconds(absent_for, name="absent_for")
         self._errors = BoundedNames(MAX_ERROR_PAGES)
         self.beginnings: WeakValueDictionary[PageKey, Beginning] = WeakValueDictionary()
-        """Of the pages that are waited for, as long as one waits."""
+        """The heads of pages that callers wait for."""
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
         is_private = isinstance(store, str) and store.startswith("memory:")
         terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
@@ -162,7 +162,7 @@ class PageCache(OnDemand):
         )
         named = for_tenant(store_for(store, clock), tenant)
         self.is_shared = is_shared(named, terms.policy)
-        """Services in other languages read the pages, too."""
+        """True if services in other languages read the pages too."""
         chosen: Store = PageStore(named, self.store_timeout, spec.lease_for)
         if is_private:
             chosen = MemoryStore(
@@ -222,10 +222,10 @@ class PageCache(OnDemand):
     async def ask(
         self, key: PageKey, render: Render, caller: PageCaller, *, anew: bool
     ) -> PageRead:
-        """I8: a caller whose render is not used waits at most `wait`; `anew`: not from here.
+        """I8: a caller whose render is not used waits at most `wait`; `anew`: load in any case.
 
-        A copy that is not what the caller wishes is loaded anew, by the refresh that was begun
-        behind it, if one was.
+        A copy that the request does not accept is loaded again, by the background refresh if one
+        runs.
         """
         known = None if anew else self.known(key)
         if known is not None and self.takes(known, caller.wish):
@@ -235,7 +235,7 @@ class PageCache(OnDemand):
         return await PageAsking(self, key, render, caller).answered(known, anew=anew)
 
     def judged(self, outcome: ReadOutcome) -> ReadOutcome:
-        """A failure, where what is left of before may not be served."""
+        """The failure, if the old copy may not be served."""
         if not isinstance(outcome, Answer) or not outcome.found or outcome.error is None:
             return outcome
         return outcome if may_serve(outcome, self.clock()) else outcome.error
@@ -246,7 +246,7 @@ class PageCache(OnDemand):
         return outcome.origin not in HITS or suits(outcome, wish, self.clock())
 
     def known(self, key: PageKey) -> Answer[Stored] | None:
-        """What can be answered on the spot."""
+        """The answer without waiting, if there is one."""
         if self.core.owner.blocks:
             return None
         return self.core.memory.hit(key, self.clock()) or self.core.glance(key)
@@ -285,7 +285,7 @@ class PageCache(OnDemand):
         await self.close()
 
     def old(self, key: PageKey) -> Stored | None:
-        """The page that memory has."""
+        """The page in memory."""
         kept = self.at_hand(key)
         return None if kept is None else kept.value
 
@@ -304,11 +304,11 @@ class PageCache(OnDemand):
     def loaded(
         self, key: PageKey, made: Rendered, *, is_noted: bool
     ) -> Loaded[Stored] | Private[Rendered]:
-        """What may not be shared is for the caller whose render it is."""
+        """A page that cannot be shared is only for the caller whose render it is."""
         page, kept = made.page, self.at_hand(key)
         if page is not None:
             self.shows(page)
-        # I25: an error that states its freshness is a page, unless an older one can be served.
+        # I25: an error with its own freshness is a page, unless an older one can be served.
         is_covered = kept is not None and may_serve(kept, self.clock())
         is_told = is_covered or made.reason is not None
         if page is not None and is_told and is_failure(page.head.status):
@@ -320,14 +320,14 @@ class PageCache(OnDemand):
         head = page.head
         if head.status >= 400 and not self._errors.has(key.id, self.clock()):
             return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)
-        # Past its terms it is not served, but kept: to be validated, or if asked for.
+        # After its times it is not served, but kept: to be validated, or on request.
         kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
         error_for = max(head.error_for, kept_for)
         terms = {"stale_for": head.stale_for, "error_for": error_for}
         return Loaded(page, tags=site_tags(head.headers, key.id), fresh_for=head.fresh_for, **terms)
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
-        """I8: the error itself, never stored; within a cooldown, when to come again."""
+        """I8: the error itself, never stored; during a cooldown, with the time to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
             return cause.own if is_own else cause.page
         if isinstance(cause, Exception):

@@ -1,8 +1,8 @@
-"""Parts of a page (I15, I25): which ranges are asked for whole, kept, put together and served.
+"""Parts of a page (I15, I25): which ranges are requested, stored, combined and served.
 
-Pure. RFC 9110 §14 and §15.3.7, RFC 9111 §3.3 and §3.4. Parts lie apart from whole pages, under a
-key of their own, so that nobody takes one for a page. Two are put together only if both have the
-same strong ETag: then they are of the same bytes.
+Pure. RFC 9110 §14 and §15.3.7, RFC 9111 §3.3 and §3.4. Parts are stored under keys of their own, so
+that none is taken for a page. Two are combined only if both have the same strong ETag: then they
+are of the same bytes.
 """
 
 import re
@@ -28,18 +28,18 @@ TOLD: Final = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re
 
 
 def is_one(request: Raw) -> bool:
-    """Whether it asks for one well-formed range."""
+    """True if it asks for one well-formed range."""
     asked = values(request, b"range")
     return len(asked) == 1 and part_asked(asked[0], 1) is not RangeAsked.WHOLE
 
 
 def unfit_to_add(request: Raw) -> Reason | None:
-    """Why its answer must not be kept; to `If-Range`, it may leave out what the client knows."""
+    """Why its answer must not be stored: with `If-Range` it may be partial."""
     return Reason.RANGE if values(request, b"if-range") else None
 
 
 def fits(request: Raw, answer: Raw) -> bool:
-    """Whether a 206 is the one part that was asked for, of the length that it announces."""
+    """True if a 206 is the requested part, with the length that it announces."""
     if (told := _told(answer)) is None:
         return False
     first, end, total = told
@@ -55,7 +55,7 @@ def _told(answer: Raw) -> tuple[int, int, int] | None:
 
 
 def covers(page: Stored, request: Raw) -> bool:
-    """Whether what is kept has all that is asked for."""
+    """True if the stored parts have everything that is asked for."""
     if page.head.status != PART:
         return True
     if not if_range_holds(request, page.head.headers):
@@ -67,7 +67,7 @@ def covers(page: Stored, request: Raw) -> bool:
 
 
 def cut(page: Stored, first: int, end: int) -> bytes | None:
-    """These bytes of the whole; None: not all of them are kept."""
+    """These bytes of the whole; None if some are missing."""
     at = 0
     for begin, stop in page.head.spans or ((0, len(page.body)),):
         if begin <= first and end <= stop:
@@ -77,7 +77,7 @@ def cut(page: Stored, first: int, end: int) -> bytes | None:
 
 
 def joined(new: Stored, old: Stored | None, received_at: float, most: int) -> Stored:
-    """A part that has come, with those kept before it; a page, if that is all of it.
+    """Combine a new part with the stored ones; a page, if it is complete.
 
     Raises `ConnectionError` if the body is not as long as it says.
     """
@@ -113,7 +113,7 @@ def _pieces(page: Stored) -> list[tuple[int, bytes]]:
 
 
 def _merged(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """In order, those that touch or overlap as one."""
+    """In order; pieces that touch or overlap become one."""
     result: list[tuple[int, bytes]] = []
     for first, data in sorted(pieces):
         begin, before = result[-1] if result else (0, b"")

@@ -1,7 +1,7 @@
-"""Asking an app for a page: by its key alone, or by a visitor's own request (I13, I24).
+"""Requesting a page from an app: by its key alone, or by a visitor's own request (I13, I24).
 
-The app's answer becomes a page, or says why there is none. What the app does after its answer
-(background work) goes on.
+The app's response becomes a page, or the reason why there is none. Background work of the app after
+its response goes on.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AppRequest:
-    """How the app is asked for a page.
+    """The request to the app for a page.
 
-    I13, by its key: with the headers that are in the key (`given`), and nothing of the client.
-    I24, as asked: with the visitor's own `request`; a response that is not for all goes on to him,
-    by the `handover`, while he waits for it.
+    I13, by its key: with the fields that are in the key (`given`), and nothing of the client. I24,
+    as asked: with the visitor's own `request`; a response that is not shared goes to that visitor,
+    by the `handover`, while it waits.
     """
 
     visit: Visit
     base: Mapping[str, Any]
-    """The parts of the scope that are not the page's own."""
+    """The parts of the scope that do not depend on the page."""
     own: PageTerms | None
     """The route's own duration."""
     given: Mapping[str, str] = field(default_factory=dict)
@@ -52,11 +52,11 @@ class AppRequest:
     credentials: frozenset[bytes] = frozenset()
     handover: "asyncio.Future[AppAnswer] | None" = None
     offer: "Callable[[AppAnswer], None] | None" = None
-    """Called with a page that is shared and takes long: its body may be read while it grows."""
+    """Called with a shared page that takes long: its body may be read while it grows."""
     allowed: Allowed = BY_DEFAULT
 
     def scope(self, asked: Raw) -> dict[str, Any]:
-        """The page's own URL; no extension, since its response is read here."""
+        """The scope of the page's URL, without extensions, because its response is read here."""
         visit = self.visit
         return {
             **self.base,
@@ -81,8 +81,8 @@ class AppRequest:
         return ((b"host", visit.host.encode("ascii")), *{**AGENT, **told}.items())
 
     def judge(self, fetched_at: float, status: int, headers: Raw) -> Judgement:
-        """By its key it says nothing of any visitor: the request is empty."""
-        if self.visit.is_part:  # only such as can be cut or put together
+        """By its key the request is empty, so the response is about no visitor."""
+        if self.visit.is_part:  # only codings that can be cut and combined
             if status != 200 and not (status == PART and fits(self.request, headers)):
                 return Reason.RANGE
             status = 200
@@ -97,7 +97,7 @@ class AppRequest:
         )
 
     def given_of(self, vary: Sequence[str]) -> Mapping[str, str]:
-        """Of these request fields, those that the app was given."""
+        """Those of these request fields that the app received."""
         return selected(vary, self.request) or {} if self.visit.is_as_asked else self.given
 
 
@@ -111,7 +111,7 @@ class Renderer:
         self._behind: set[asyncio.Future[None]] = set()
 
     async def render(self, asking: AppRequest, old: Stored | None) -> Rendered:
-        """With `old` as what upstream is asked to compare; as it was, if that still holds."""
+        """Render; the site compares with `old`, which is returned if it has not changed."""
         fetched_at = self._clock()
         asked: Raw | None = None
         if old is not None:
@@ -131,7 +131,7 @@ class Renderer:
         return made
 
     async def _page(self, answer: AppAnswer) -> Page | None:
-        """None: given up, or handed over."""
+        """None if it was given up, or handed over."""
         running = answer.running
         try:
             settled = [running, answer.settled]
@@ -151,7 +151,7 @@ class Renderer:
         return answer.page() if is_kept else answer.failure()
 
     def _over(self, answer: AppAnswer, running: "asyncio.Future[None]") -> None:
-        """An error after a whole answer is logged, as by a server; else the visitor hears of it."""
+        """An error after a complete response is logged; otherwise the visitor gets it."""
         self._behind.discard(running)
         error = None if running.cancelled() else running.exception()
         if error is not None and answer.body.is_whole:
@@ -170,13 +170,13 @@ async def ended(running: "asyncio.Future[None]") -> None:
 
 
 def given_to(visit: Visit) -> dict[str, str]:
-    """Encodings are always offered: what is encoded says so itself."""
+    """Codings are always offered: an encoded response names its coding."""
     encoding = normalised("accept-encoding", visit.headers)
     return {**visit.declared, **({"accept-encoding": encoding} if encoding else {})}
 
 
 def is_ones_own(visit: Visit, page: Stored, reason: Reason | None) -> bool:
-    """His own request would have got the same; or it is for all, and only had no place."""
+    """True if the visitor's own request would have got the same, or it only had no place."""
     if reason in {Reason.FULL, Reason.ENCODED}:
         return True
     is_same = is_answer_to(visit.headers, given_to(visit), page.head.headers)

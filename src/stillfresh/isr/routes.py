@@ -23,9 +23,9 @@ from stillfresh.isr.sharing import CREDENTIALS, carried_in, checked_credentials,
 __all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials", "checked_forward"]
 
 MOST_URL: Final = 8_192
-"""Bytes of path and query; what is longer passes without being kept."""
+"""Bytes of path and query; longer ones pass uncached."""
 MOST_PATH: Final = 65_536
-"""Bytes of a path that a program names; a longer one is a mistake."""
+"""Bytes of a path that a program names; a longer one is an error."""
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes."""
 PLAIN: Final = "/%!$&'()*+,;=:@~-._"
@@ -33,31 +33,33 @@ ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
 UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 NEVER_ENCODED: Final = frozenset(b"/\\\x7f") | frozenset(range(0x20))
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""And halves of characters, which some servers make of bytes that are no UTF-8."""
+"""Also lone surrogates, which some servers make of bytes that are not UTF-8."""
 GROUPS: Final = b"cache-group-invalidation"
 ORIGIN: Final = re.compile(r"https?://[^/?#\s]*")
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
-"""RFC 9110 §13.1: for the origin to judge."""
+"""RFC 9110 §13.1: only the site can judge these."""
 EDGE: Final = "stillfresh.edge"
-"""In a scope: our own edge has taken out what this client may not claim."""
+"""Key in a scope: our edge has removed fields that this client may not set."""
 KEEP: Final = "stillfresh.keep"
-"""In a request's scope, by a server that can give an answer again: takes whether it still holds."""
+"""Key in a scope of a server that can repeat an answer: a function that takes its validity."""
 INTERIM: Final = "stillfresh.interim"
-"""In a request's scope, by a server that can pass on interim responses: takes status and fields."""
+"""Key in a scope of a server that can send interim responses: takes status and fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How the pages of a path are cached. Without `revalidate`, each response says how long."""
+    """How the pages of a path are cached."""
 
     revalidate: Duration | None = None
+    """How long a page is fresh. None: as long as its response says."""
     query: Sequence[str] | None = ()
-    """Query parameters that make another page; others are dropped. None: all of them count."""
+    """Query parameters that are part of the key; others are dropped. None: all of them count."""
     vary: Sequence[str] = ()
-    """Request headers that the app receives, and that make another page."""
+    """Request fields that the app receives, and that are part of the key."""
     tags: Sequence[str] = ()
+    """Tags of every page of the route, for `revalidate_tag` and `purge_tag`."""
     forward: Forward | None = None
-    """`"request"`: the app sees the visitor's request. `"key"`: only what the page's key has."""
+    """`"request"`: the app gets the visitor's request. `"key"`: only the parts of the key."""
 
     def __post_init__(self) -> None:
         checked_forward(self.forward)
@@ -103,7 +105,7 @@ class Visit:
     url: str
     path: str
     app_path: str
-    """The same, unless an outer layer has rewritten it: what the app is asked for."""
+    """The path for the app; it differs if an outer layer has rewritten it."""
     raw_path: str
     query: str
     host: str
@@ -112,22 +114,22 @@ class Visit:
     route: Route
     id: str = ""
     root_path: str = ""
-    """Where the app is mounted, or is told to be: in the key, since an outer layer says so."""
+    """Where the app is mounted. It is part of the key, because an outer layer sets it."""
     declared: Mapping[str, str] = field(default_factory=dict)
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
     carried: frozenset[bytes] = frozenset()
     """Fields that identify the client: a render without them may get another answer."""
     is_as_asked: bool = False
-    """I24: the app is asked with this very request."""
+    """I24: True if the app is asked with this request itself."""
     is_vouched: bool = False
-    """Our own edge has taken out what this client may not claim."""
+    """True if our edge has removed fields that this client may not set."""
     is_part: bool = False
-    """It asks for one range, of a page that is not kept whole."""
+    """True if it asks for one range of a page that is not stored."""
     reads_along: bool = False
 
     def part(self) -> "Visit":
-        """The same for the parts that are kept of the page, under a key of their own."""
+        """The same visit for the stored parts of the page, under their own key."""
         return replace(self, id=f"{self.id}\n:part", is_part=True)
 
     @property
@@ -136,16 +138,16 @@ class Visit:
 
     @property
     def is_open(self) -> bool:
-        """Only its answers say whether it is to be shared."""
+        """True if only its responses say whether it can be shared."""
         return self.is_as_asked or self.route.revalidate is None
 
     def unencoded(self) -> "Visit":
-        """For the page as it is."""
+        """The same visit for the uncompressed page."""
         return replace(self, headers=with_field(self.headers, b"accept-encoding", b"identity"))
 
 
 class Site:
-    """Routes and hosts; without hosts, each well-formed one has pages of its own."""
+    """Routes and hosts; without hosts, each well-formed host has its own pages."""
 
     def __init__(
         self,
@@ -162,14 +164,11 @@ class Site:
         self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
 
     def is_named(self, host: str) -> bool:
-        """Written out in `hosts`: there is always room for it."""
+        """True for a host that `hosts` names in full: it always has a place."""
         return self._hosts is not None and host in self._hosts
 
     def place(self, scope: Scope) -> Visit | Reason:
-        """The URL that a request is for, whatever else it says, without an id.
-
-        A reason: not for the cache, or not to be trusted with a key.
-        """
+        """The URL of a request, without an id; or the reason why it is not for the cache."""
         whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
         raw = whole.partition(b"?")[0]
         path = canonical_path(raw)
@@ -191,7 +190,7 @@ class Site:
         return Visit(url, asked, given, path, query, host, scheme, headers, route)
 
     def changed(self, scope: Scope, place: Visit, answer: Raw) -> list[str]:
-        """RFC 9111 §4.4: the URLs that a change is about; of other origins none is believed."""
+        """RFC 9111 §4.4: the URLs that a change concerns, of its own origin only."""
         found = [place.url]
         groups = strings([it for name, it in answer if name.lower() == GROUPS])
         found += [group_tag(place.url, name) for name in groups]
@@ -210,7 +209,7 @@ class Site:
         return found
 
     def visit(self, scope: Scope) -> Visit | Reason:
-        """A reason: for the app alone."""
+        """The visit, or the reason why the app must answer."""
         if isinstance(place := self.place(scope), Reason):
             return place
         headers, route = place.headers, place.route
@@ -243,7 +242,7 @@ class Site:
 
 
 def key_of_variant(url: str, values: Mapping[str, str]) -> str:
-    """No URL holds a line break, and no header's value does: no two variants are alike."""
+    """A key with lines: no URL or field value has a line break, so variants never collide."""
     return "\n".join([url, *(f"{name}: {values[name]}" for name in sorted(values))])
 
 
@@ -266,7 +265,7 @@ def canonical_path(raw: bytes) -> str | None:
 
 
 def _plain(escape: "re.Match[bytes]") -> bytes:
-    """An escape of a plain character is undone, another in upper case."""
+    """Unescape plain characters, write other escapes in upper case."""
     byte = int(escape[1], 16)
     return bytes([byte]) if byte in UNRESERVED else b"%%%02X" % byte
 
@@ -289,14 +288,14 @@ def canonical_query(raw: bytes, declared: Collection[str] | None) -> str | None:
 
 
 def plain_path(path: str) -> str:
-    """A path as a person writes it, as visits to it have it; one that none can have, as it is."""
+    """A path as visits have it; an impossible one is returned unchanged."""
     before, mark, query = path.partition("?")
     canonical = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
     return path if canonical is None else unquote(canonical) + mark + query
 
 
 def canonical_url(url: str) -> str:
-    """A whole URL as visits to it have it; one that none can have, as it is."""
+    """A whole URL as visits have it; an impossible one is returned unchanged."""
     written, _, rest = url.partition("://")
     scheme = written.lower()
     host, slash, path = rest.partition("/")
@@ -314,7 +313,7 @@ def _is_url(path: str) -> bool:
 
 
 def checked_path(path: str) -> str:
-    """I20: any text is a page's key, if it cannot name another tenant's page, or a variant."""
+    """I20: any text is a key, unless it could name another tenant's page or a variant."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"path: must be text such as /pricing, not {shown(path)}")
     if path.startswith("TENANT#") or (_is_url(path) and "\n" in path):
@@ -338,13 +337,13 @@ def reached(key: str) -> tuple[str, list[str]]:
 
 
 def own_tag(tag: str) -> str:
-    """A tag that the user gave, apart from ours: `path:…` and `key:…`."""
+    """The user's tag, kept apart from our own: `path:…` and `key:…`."""
     if not isinstance(tag, str) or not tag:
         raise ConfigError(f"tag: a word such as 'blog', not {shown(tag)}")
     return f"tag:{tag}"
 
 
 def group_tag(url: str, name: str) -> str:
-    """RFC 9875 §2: a group of the URL's origin, which is empty for a page that has none."""
+    """RFC 9875 §2: a group of the URL's origin; the origin is empty for a page without one."""
     found = ORIGIN.match(url)
     return f"group:{found[0] if found else ''} {name}"

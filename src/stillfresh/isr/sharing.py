@@ -1,7 +1,7 @@
-"""May this response be shared, with whom, and may it be served now? (I8, I13, I14, I24)
+"""May this response be shared, with which clients, and may it be served now? (I8, I13, I14, I24)
 
-Pure. RFC 9111 §3 (what may be stored), §3.5 (Authorization), §4.1 (Vary). A route's own duration
-replaces what a response says of its freshness, never what it says of its privacy.
+Pure. RFC 9111 §3 (what may be stored), §3.5 (Authorization), §4.1 (Vary). A route's duration
+replaces the freshness that a response states, never its privacy.
 """
 
 import re
@@ -36,26 +36,26 @@ from stillfresh.http.freshness import (
 from stillfresh.isr.model import Head, Reason, Stored
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
-"""A route's duration applies to these; not to refusals of one client, nor to bad requests."""
+"""Statuses to which a route's duration applies: not refusals of a client, nor bad requests."""
 ABSENT: Final = frozenset({404, 410})
 UNDERSTOOD: Final = frozenset(int(it) for it in HTTPStatus if it >= 200)
 """RFC 9111 §5.2.2.3: statuses whose meaning for caches is known here."""
 TOO_MANY: Final = 429
 NEVER: Final = frozenset({428, TOO_MANY, 431})
-"""RFC 6585: they depend on the client, and are not stored."""
+"""RFC 6585: these depend on the client, and are not stored."""
 MOST_HEADERS: Final = 32_768
-"""Bytes; a response with more is passed on, not kept."""
+"""Bytes; a response with more is passed on uncached."""
 DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
 REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
 CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
-"""Request fields, besides `Authorization` and `Cookie`, by which services know their clients."""
+"""Request fields, besides `Authorization` and `Cookie`, by which services identify clients."""
 ALWAYS: Final = frozenset({b"authorization", b"cookie"})
-"""A page that varies by these is shared only among clients that send none."""
+"""A page that varies by these is shared only among clients that send none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """For everybody, or, with `vary`, for all whose requests agree in these headers."""
+    """For everybody or, with `vary`, for all clients whose requests agree in these fields."""
 
     terms: PageTerms
     vary: tuple[str, ...] = ()
@@ -65,17 +65,17 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a user lets a response's header fields mean beyond the default."""
+    """How a response's header fields may be read beyond the default."""
 
     heuristic: bool = False
-    """RFC 9111 §4.2.2: without a word on freshness, it is guessed from `Last-Modified`."""
+    """RFC 9111 §4.2.2: without stated freshness, it is estimated from `Last-Modified`."""
     cdn_override: bool = False
-    """RFC 9213: `CDN-Cache-Control` counts in the place of `Cache-Control` and `Expires`."""
+    """RFC 9213: `CDN-Cache-Control` replaces `Cache-Control` and `Expires`."""
 
 
 BY_DEFAULT: Final = Allowed()
 Judgement: TypeAlias = Shared | Reason
-"""A reason: for the client that asked, and nobody else."""
+"""Shared, or the reason why it is only for the client that asked."""
 
 
 def judged(
@@ -85,7 +85,7 @@ def judged(
     own: PageTerms | None,
     allowed: Allowed = BY_DEFAULT,
 ) -> Judgement:
-    """`own`: the route's own duration, if it has one."""
+    """`own`: the route's duration, if it has one."""
     is_targeted = allowed.cdn_override and bool(targeted(headers))
     reason = private(status, headers, is_targeted=is_targeted) or _unfit(status, headers)
     if reason is not None:
@@ -108,7 +108,7 @@ def judged(
 
 
 def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason | None:
-    """I13, whoever else allows it; §5.2.2.3: `must-understand` overrides `no-store`."""
+    """I13: private, whatever else it says; §5.2.2.3: `must-understand` beats `no-store`."""
     if values(headers, b"set-cookie"):
         return Reason.SET_COOKIE
     common = [] if is_targeted else values(headers, b"cache-control")
@@ -125,7 +125,7 @@ def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason |
 
 
 def _unfit(status: int, headers: Raw) -> Reason | None:
-    """Not whole, not final, not well-formed, out of its tags' reach, or without an end."""
+    """Incomplete, interim, malformed, with too many tags, or endless."""
     if not 200 <= status <= 599 or status in {206, 304} or status in NEVER:
         return Reason.STATUS
     if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
@@ -146,7 +146,7 @@ def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _varies(headers: Raw) -> tuple[str, ...]:
-    """Lower case and sorted; an encoded body varies by that, whether it says so or not.
+    """The fields in lower case, sorted; an encoded body always varies by `Accept-Encoding`.
 
     The host is in every key.
     """
@@ -156,36 +156,36 @@ def _varies(headers: Raw) -> tuple[str, ...]:
 
 
 def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
-    """Whether the answer to a request with the headers `given` is the one to this request too."""
+    """True if the answer to a request with the fields `given` also answers this request."""
     varies = _varies(answer)
     sent = {name.decode("latin-1") for name, _ in request}
     return "*" not in varies and all(name not in sent or name in given for name in varies)
 
 
 def is_failure(status: int) -> bool:
-    """I8: says nothing of the page; the one before it goes on."""
+    """I8: a failure says nothing about the page; the old one is kept."""
     return status >= 500 or status == TOO_MANY
 
 
 def is_of_gateway(headers: Raw) -> bool:
-    """RFC 9209 §2.1.1: an error that was made here, so that nothing in it is personal."""
+    """RFC 9209 §2.1.1: an error that the gateway made, so nothing in it is personal."""
     told = values(headers, b"proxy-status")
     is_ours = any(line.startswith(b"stillfresh; error=") for line in told)
     return is_ours and not values(headers, b"set-cookie")
 
 
 def says(head: Head, *names: str) -> bool:
-    """Whether one of these directives is among those that count for this response."""
+    """True if one of these directives applies to this response."""
     return not controls(head.headers, is_targeted=head.is_targeted).keys().isdisjoint(names)
 
 
 def allows_authorized(head: Head) -> bool:
-    """§3.5: shared even with clients that identify themselves."""
+    """§3.5: True if it may be shared even with clients that identify themselves."""
     return says(head, "public", "s-maxage", "must-revalidate")
 
 
 def forbids_stale(head: Head) -> bool:
-    """§5.2.2.2, §5.2.2.8: not even to a request that would take it."""
+    """§5.2.2.2, §5.2.2.8: never served stale, even if the request would accept it."""
     return says(head, "must-revalidate", "proxy-revalidate", "no-cache", "s-maxage")
 
 
@@ -203,15 +203,15 @@ def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
 
 
 def carried_in(headers: Raw, credentials: frozenset[bytes]) -> frozenset[bytes]:
-    """The fields of this request that say who its sender is."""
+    """The fields of this request that identify its sender."""
     return frozenset(name for name, _ in headers if name in ALWAYS or name in credentials)
 
 
 def is_for(answer: Head, carried: frozenset[bytes]) -> Reason | None:
-    """Why the response to a request that carried these may not be shared; None: it may.
+    """Why the response to a request with these fields may not be shared; None if it may.
 
     RFC 9111 §3.5 for `Authorization`. `must-revalidate` says nothing about cookies, and personal
-    pages often carry it: for those, only `public` and `s-maxage` count.
+    pages often carry it: with a cookie, only `public` and `s-maxage` count.
     """
     if b"cookie" in carried and not says(answer, "public", "s-maxage"):
         return Reason.COOKIE
@@ -230,7 +230,7 @@ def judged_for(
     own: PageTerms | None,
     allowed: Allowed,
 ) -> Judgement:
-    """May the response to this visitor's own request be shared?"""
+    """Whether the response to this visitor's own request may be shared."""
     judgement = judged(status, answer, fetched_at, own, allowed)
     if isinstance(judgement, Reason):
         return judgement
@@ -247,12 +247,12 @@ def judged_for(
 
 
 def _look_like(request: Raw, names: Collection[bytes]) -> bool:
-    """Whether a field, written with `_`, could be read as one of these names."""
+    """True if a field, written with `_`, could be read as one of these names."""
     return any(b"_" in name and name.replace(b"_", b"-") in names for name, _ in request)
 
 
 def _by_origin(judgement: Shared, request: Raw, answer: Raw) -> Shared:
-    """A response that allows one origin depends on it, whether its `Vary` says so or not."""
+    """A response that allows one origin depends on it, even if its `Vary` does not say so."""
     allowed = values(answer, b"access-control-allow-origin")
     is_open = not allowed or allowed == [b"*"] or not values(request, b"origin")
     if is_open or "origin" in judgement.vary:
@@ -263,7 +263,7 @@ def _by_origin(judgement: Shared, request: Raw, answer: Raw) -> Shared:
 def selected(
     vary: Iterable[str], request: Raw, carried: frozenset[bytes] = frozenset()
 ) -> Mapping[str, str] | None:
-    """RFC 9111 §4.1: what the request says in these headers; None: the page is the visitor's own.
+    """RFC 9111 §4.1: the request's values of these fields; None: the page is for this visitor only.
 
     Credentials never become part of a key.
     """
@@ -278,44 +278,44 @@ def selected(
 
 
 def is_of(stored: Stored, request: Raw, carried: frozenset[bytes] = frozenset()) -> bool:
-    """Whether a stored page is the one for these request headers."""
+    """True if a stored page is the right variant for these request fields."""
     return dict(stored.head.variant) == selected(stored.head.vary, request, carried)
 
 
 def age_at(answer: Answer[Stored], now: float) -> float:
-    """RFC 9111 §4.2.3: since it was asked for, and how old it was then."""
+    """RFC 9111 §4.2.3: the time since it was requested, and its age then."""
     return max(0.0, now - answer.fetched_at) + answer.value.head.initial_age
 
 
 def ttl_at(answer: Answer[Stored], now: float) -> float:
-    """What is left of its freshness; an invalidated page has none."""
+    """Its remaining freshness; an invalidated page has none."""
     left = answer.value.head.fresh_for - (now - answer.fetched_at)
     return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
 
 
 def why_asked(kept: Answer[Stored] | None, now: float) -> str:
-    """RFC 9211 §2.2: what there is that a request does not take, by which the app is asked."""
+    """RFC 9211 §2.2: why the stored copy did not do."""
     if kept is None:
         return "miss"
     return "request" if ttl_at(kept, now) > 0 else "stale"
 
 
 def is_changed(answer: Answer[Stored], now: float) -> bool:
-    """I12: EXPIRED before its time, since it was changed through its own URL."""
+    """I12: EXPIRED before its time, because it was changed through its own URL."""
     head = answer.value.head
     is_early = now - answer.fetched_at < head.fresh_for + head.stale_for
     return answer.verdict is Verdict.EXPIRED and is_early
 
 
 def may_serve(answer: Answer[Stored], now: float) -> bool:
-    """I8: with refreshing having failed; what is kept only to be validated may not."""
+    """I8: True if it may be served after a failed refresh, not only validated."""
     head = answer.value.head
     is_over = now - answer.fetched_at >= head.fresh_for + max(head.stale_for, head.error_for)
     return not is_over and not is_changed(answer, now)
 
 
 def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
-    """A route's own duration is the site's decision, not the client's."""
+    """With a route's duration, the site decides, not the client's `Cache-Control`."""
     return answer.value.head.is_own or is_good_enough(
         wish,
         age=age_at(answer, now),
@@ -325,7 +325,7 @@ def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
 
 
 def is_good_for(answer: Answer[Stored], wish: Wish, now: float) -> bool:
-    """Also one that is EXPIRED, too old for us to serve, if the client takes it (§5.2.1.2)."""
+    """Also an EXPIRED copy, too old for us to serve, if the client accepts it (§5.2.1.2)."""
     if answer.verdict is Verdict.EXPIRED:
         is_refused = is_changed(answer, now) or forbids_stale(answer.value.head)
         if is_refused or not wish.max_stale:

@@ -25,22 +25,22 @@ LONGEST_HEAD: Final = 102_400
 LAST_STATUS: Final = 599
 """RFC 9110 §15."""
 BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
-"""RFC 4559 §6: by these a client says who it is for all that follows on a connection."""
+"""RFC 4559 §6: these schemes identify a client for everything on a connection."""
 REST: Final = 5.0
-"""Seconds that a connection is kept for the next request."""
+"""Seconds that an idle connection is kept for the next request."""
 LINGER: Final = 2.0
-"""Seconds for the site to read the rest of what it was sent."""
+"""Seconds for the site to read the rest of the request."""
 SWITCHED: Final = 101
 Tell: TypeAlias = Callable[[int, Raw], None]
 """Takes the status and fields of an interim response (RFC 9110 §15.2)."""
 
 
 class SiteBroken(ConnectionError):
-    """The site cannot be reached, or broke off, or does not speak HTTP."""
+    """The site cannot be reached, closed the connection, or does not speak HTTP."""
 
 
 class SiteConnection(asyncio.Protocol):
-    """One exchange after the other; its user gives it back to the pool after each."""
+    """One exchange after the other; after each, it goes back to the pool."""
 
     _transport: asyncio.Transport
     _inbox: Inbox
@@ -113,7 +113,7 @@ class SiteConnection(asyncio.Protocol):
         return event
 
     async def parts(self, limit: float | None = None) -> AsyncIterator[bytes]:
-        """The body, as it came over the wire; `limit`: seconds for each part."""
+        """The body, as it was sent; `limit`: seconds for each part."""
         while True:
             async with asyncio.timeout(limit):
                 event = await self._event()
@@ -149,14 +149,14 @@ class SiteConnection(asyncio.Protocol):
             raise SiteBroken(str(exc)) from exc
 
     async def read(self) -> bytes:
-        """In a tunnel: also what came together with the head."""
+        """For a tunnel: also bytes that came together with the head."""
         if data := self._http.trailing_data[0]:
             self._http = h11.Connection(h11.CLIENT)
             return data
         return await self._read()
 
     def finish(self) -> None:
-        """The site gets what it was sent, if it reads it soon."""
+        """Close after the site has read what it was sent, if it does so soon."""
         self._stir()
         self._transport.close()
         self._resting = asyncio.get_running_loop().call_later(LINGER, self.close)
@@ -166,7 +166,7 @@ class SiteConnection(asyncio.Protocol):
         return not self._inbox.is_over and not self._transport.is_closing()
 
     def rest(self) -> bool:
-        """Whether it may be used again: the exchange is over on both sides, to the last byte."""
+        """True if it may be used again: the exchange is complete, to the last byte."""
         is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
         is_quiet = self._http.trailing_data == (b"", False) and not self._inbox.came
         if self._is_ones_own or not (is_over and is_quiet and self.is_open):
@@ -178,7 +178,7 @@ class SiteConnection(asyncio.Protocol):
         return True
 
     def rise(self) -> bool:
-        """Whether it is still good for a request: nothing came, not even to the kernel."""
+        """True if it is still usable: no byte has arrived, not even in the kernel."""
         self._stir()
         if not self.is_open or self._inbox.came:
             return False
@@ -197,7 +197,7 @@ class SiteConnection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one site; one that rests is taken before a new one is made."""
+    """Connections to one site; an idle one is used before a new one is made."""
 
     def __init__(self, site: httpx2.URL, timeout: float) -> None:
         self._is_tls = site.scheme == "https"
@@ -209,7 +209,7 @@ class Pool:
         self._is_closed = False
 
     async def take(self, *, is_new: bool = False) -> SiteConnection:
-        """`is_new`: one that no other request was sent on."""
+        """`is_new`: only a connection without an earlier request."""
         while self._resting and not is_new:
             connection = self._resting.pop()
             if connection.rise():
@@ -230,7 +230,7 @@ class Pool:
         return connection
 
     def give(self, connection: SiteConnection) -> None:
-        """Back, whatever became of the exchange."""
+        """Give it back, however the exchange ended."""
         if self._is_closed:
             connection.close()
         elif connection.rest():

@@ -1,8 +1,8 @@
-"""A page at rest: made of a response, as bytes in a store, and as a response again.
+"""A stored page: made of a response, as bytes in a store, and as a response again.
 
 Bytes (E11, I2): four of length, the head in msgpack, the body as it is. Decoding copies nothing:
-the body is a view of what was read, so that memory holds a page once (I16). Responses (I12, I14,
-I15): 200, 304, 206, 416; GET and HEAD.
+the body is a view of the bytes, so that memory holds a page once (I16). Responses (I12, I14, I15):
+200, 304, 206, 416; GET and HEAD.
 """
 
 import asyncio
@@ -67,8 +67,8 @@ decoded: Final = msgspec.msgpack.Decoder(Head).decode
 def made_of(
     page: Page, judgement: Judgement, fetched_at: float, given: Mapping[str, str], *, is_own: bool
 ) -> Rendered:
-    """`given`: the request headers that it may vary by; `is_own`: by a route's own duration."""
-    # The length is counted anew, and the age told anew, whenever it is served.
+    """`given`: request fields that it may vary by; `is_own`: a route's duration applies."""
+    # Length and age are written again whenever it is served.
     raw = tuple(
         it for it in end_to_end(page.headers.raw) if it[0] not in {b"content-length", b"age"}
     )
@@ -117,7 +117,7 @@ def site_tags(headers: Raw, id_: str) -> tuple[str, ...]:
 
 
 def notice(status: int, text: str, more: Raw = ()) -> Page:
-    """What the cache says itself; nobody keeps it."""
+    """A page of the cache itself, which no cache may store."""
     told = ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"))
     return Page(text, status, Headers.of((*told, *more)))
 
@@ -129,13 +129,13 @@ def bare(status: int, headers: Raw) -> Page:
 
 
 def too_busy(retry_after: float) -> Page:
-    """I8: nobody could render it in time."""
+    """I8: no render could end in time."""
     pause = ((b"retry-after", b"%d" % max(1, int(retry_after + 0.999))),)
     return notice(503, "This page is being prepared; please try again in a moment.\n", pause)
 
 
 def refused(page: Stored) -> PageFailed:
-    """I13: an error, too, may be for one alone; the others hear that there was one."""
+    """I13: an error may be private too; other visitors get only its status."""
     headers, whole = page.head.headers, opened(page)
     if private(page.head.status, headers) is None or is_of_gateway(headers):
         return PageFailed(whole)
@@ -155,13 +155,13 @@ def parts(data: bytes) -> tuple[memoryview, memoryview]:
 
 
 class PageBytes(bytes):
-    """A body with its head beside it, for a store of this process: a hit sends it as it is."""
+    """A body with its head, for a store of this process: a hit sends it unchanged."""
 
     head: Head
 
 
 class PageCodec:
-    """What the engine stores pages with; `is_packed`: the head is written before the body."""
+    """The codec of pages; `is_packed`: the head is written before the body."""
 
     def __init__(self, *, is_packed: bool = True) -> None:
         self._is_packed = is_packed
@@ -186,10 +186,10 @@ def page_in(data: bytes) -> Page:
 
 
 class PageStore(WrappedStore):
-    """I10: the steps that visitors wait for end in time.
+    """I10: steps that visitors wait for end in time.
 
-    A lease that took longer to get than it lasts is none: writes may take as long as that.
-    Invalidations have no limit: their caller waits until they hold.
+    Writes may take as long as a lease: a lease that took longer to get is over. Invalidations have
+    no limit: their caller waits until they are confirmed.
     """
 
     def __init__(self, inner: Store, timeout: float, lease_for: float) -> None:
@@ -261,7 +261,7 @@ def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) ->
 
 
 def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) -> FoundPage:
-    """What is served of an answer, and what it says of itself; `before`: why the app was asked."""
+    """The served page and its header fields; `before`: why the app was asked."""
     stored, age, ttl = answer.value, age_at(answer, now), ttl_at(answer, now)
     what = hit_text(ttl)
     if answer.error is not None:
@@ -286,7 +286,7 @@ async def send_stored(
     *,
     is_head: bool,
 ) -> None:
-    """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
+    """Send it as the request's conditions ask (RFC 9110 §13.2.2)."""
     made, status, request = ready(stored), stored.head.status, tuple(request)
     if status in {200, PART}:
         if not_modified(request, made.etag, made.modified):
@@ -315,7 +315,7 @@ async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> N
 
 
 async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None:
-    """A page that is not stored: an error, or one for this visitor alone."""
+    """Send a page that is not stored: an error, or a private one."""
     status = cache_status(values(page.headers.raw, b"cache-status"), what)
     fields = sized(with_field(page.headers.raw, b"cache-status", status), len(page.body))
     await send_whole(send, page.status, fields, b"" if is_head else page.body)

@@ -11,13 +11,13 @@ from typing import Final, Protocol
 TUNNEL: Final = "stillfresh.tunnel"
 """The scope type of a request for a WebSocket, and the scope's key of the client's end."""
 MOST_BUFFERED: Final = 262_144
-"""Bytes that came over a connection and were not read yet; then its sender waits."""
+"""Unread bytes of a connection; beyond that its sender waits."""
 IDLE: Final = 600.0
-"""Seconds after which a tunnel ends in which nothing moved; at most twice as many."""
+"""Seconds without traffic after which a tunnel ends; at most twice as many."""
 
 
 class Inbox:
-    """What arrived over a connection and was not read yet."""
+    """Bytes that arrived over a connection and were not read yet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -38,7 +38,7 @@ class Inbox:
         self._news.set()
 
     async def read(self) -> bytes:
-        """What came, or will; empty: that was all."""
+        """The next bytes; empty at the end."""
         while not self.came and not self.is_over:
             self._news.clear()
             await self._news.wait()
@@ -55,17 +55,17 @@ class TunnelEnd(Protocol):
     """One of the two connections of a tunnel."""
 
     async def read(self) -> bytes:
-        """What came, or will; empty: that was all."""
+        """The next bytes; empty at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Waits while the other side does not read."""
+        """Write; waits while the other side does not read."""
 
     def finish(self) -> None:
         """Send what was written, and close."""
 
 
 async def joined(one: TunnelEnd, other: TunnelEnd) -> None:
-    """What one end says, the other hears, until one is over or both are silent for too long."""
+    """Copy bytes both ways, until one side ends or both are silent for too long."""
     has_moved = True
 
     async def pump(source: TunnelEnd, sink: TunnelEnd) -> None:

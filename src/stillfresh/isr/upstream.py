@@ -28,30 +28,30 @@ from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection, Te
 from stillfresh.isr.tunnels import TUNNEL, joined
 
 CONNECTIONS: Final = 100
-"""To one site: so many for visitors, and as many for renders."""
+"""Connections to one site: so many for visitors, and as many for renders."""
 MAX_STREAMS: Final = 1_000
 """WebSockets and event streams at once, which stay open."""
 SWITCH: Final[Raw] = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
 VIA: Final = b"1.1 stillfresh"
 OURS: Final = names_in(b"content-length expect host via x-forwarded-host x-forwarded-proto")
-"""Request headers that a proxy answers for itself."""
+"""Request fields that the proxy writes itself."""
 SMALL: Final = 65_536
-"""Bytes of an upload that are waited for before a connection to the site is taken."""
+"""Bytes of an upload that are read before a connection to the site is taken."""
 
 
 logger = logging.getLogger(__name__)
 
 
 class Left(Exception):
-    """The client is gone."""
+    """The client has left."""
 
 
 class FullHouse(Exception):
-    """So many WebSockets and event streams are open that there is no place for another."""
+    """The limit of WebSockets and event streams is reached."""
 
 
 class Stalled(Exception):
-    """The client does not go on with its upload."""
+    """The client's upload has stopped."""
 
 
 class Visitor:
@@ -99,13 +99,13 @@ class Visitor:
         return part
 
     def attach(self, connection: SiteConnection | None) -> None:
-        """What is closed when the client leaves, which is heard once its upload is whole."""
+        """Close this when the client leaves, which is noticed once its upload is complete."""
         self._connection = connection
         if self._is_whole:
             self.watch()
 
     def watch(self) -> None:
-        """From now on nothing that it sends is wanted."""
+        """From now on, ignore what the client sends, except that it leaves."""
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._left())
 
@@ -123,7 +123,7 @@ class Visitor:
 
 
 def checked_upstream(url: str) -> httpx2.URL:
-    """`http://host[:port]`; a path would have to be cut out of every link."""
+    """`http://host[:port]`; a path would have to be removed from every link."""
     like = "write http://host:port or https://host"
     found = checked_url(url, "upstream", like=like)
     if found.raw_path != b"/":
@@ -132,7 +132,7 @@ def checked_upstream(url: str) -> httpx2.URL:
 
 
 class Place:
-    """Of one exchange: among loads, visitors, or streams. It may go on among others."""
+    """The place of one exchange: among loads, visitors or streams. It may move to another group."""
 
     def __init__(self, kind: asyncio.Semaphore) -> None:
         self._kind = kind
@@ -143,7 +143,7 @@ class Place:
         return cls(kind)
 
     async def move(self, to: asyncio.Semaphore) -> bool:
-        """It never waits: else visitors that wait for a place would hold those of loads."""
+        """Never waits: otherwise waiting visitors would hold the places of loads."""
         if is_free := not to.locked():
             await to.acquire()
             self._kind.release()
@@ -155,7 +155,7 @@ class Place:
 
 
 class Upstream:
-    """`keep_host`: it is told the Host that was asked for; else its own."""
+    """`keep_host`: the site receives the requested Host; otherwise its own name."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Upstream:
         self._timeout = timeout
         self._pool = Pool(base, timeout)
         self._visitors, self._renders = (asyncio.Semaphore(CONNECTIONS) for _ in range(2))
-        """Loads have places of their own: visitors cannot take them all."""
+        """Loads have their own places: visitors cannot take them all."""
         self._streams = asyncio.Semaphore(max_streams)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,7 +196,7 @@ class Upstream:
         try:
             await self._exchange(scope, visitor, send)
         except Left:
-            pass  # nobody is there to be told anything
+            pass  # the client has left
         except FullHouse:
             text = b"So many streams are open that there is no place for another.\n"
             await refuse(send, 503, text, is_last=True)
@@ -213,7 +213,7 @@ class Upstream:
             visitor.end()
 
     async def _exchange(self, scope: Scope, visitor: Visitor, send: Send) -> None:
-        """An answer that turns out to be one visitor's own (I24) takes a visitor's place."""
+        """A response that turns out to be private (I24) takes a visitor's place."""
         request = self._request(scope)
         await visitor.begin()
         load, is_tunnel = scope.get(LOAD), scope["type"] == TUNNEL
@@ -247,7 +247,7 @@ class Upstream:
         visitor: Visitor,
         client: Any,  # noqa: ANN401 (the server's: see `TUNNEL`)
     ) -> None:
-        """I12: from here on bytes pass both ways, and mean what the two ends agreed on."""
+        """I12: from here on, bytes pass both ways unchanged."""
         visitor.end()
         kept = end_to_end(tuple((bytes(name), bytes(value)) for name, value in answer.headers))
         client.open(answer.status_code, (*kept, *SWITCH))
@@ -256,7 +256,7 @@ class Upstream:
     async def _answer(
         self, request: h11.Request, visitor: Visitor, tell: Tell | None
     ) -> tuple[SiteConnection, h11.Response | h11.InformationalResponse]:
-        """A connection that was kept too long is no reason to fail a request that is safe."""
+        """If a kept connection turns out to be closed, a safe request is sent once more."""
         is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
         for is_last in (False, True):
             connection = await self._pool.take(is_new=is_last)
@@ -273,7 +273,7 @@ class Upstream:
         raise AssertionError("the second try returns or raises")
 
     def _note(self, error: SiteBroken | None) -> None:
-        """Told once, not for each request."""
+        """Log once, not for each request."""
         if error is not None and self._is_reached:
             logger.warning("%s: cannot be reached: %s", self._base, error)
         self._is_reached = error is None
@@ -283,7 +283,7 @@ class Upstream:
         host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
         kept = [it for it in end_to_end(raw) if it[0] not in OURS]
         told = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
-        query = scope["query_string"]  # byte for byte: what an escape means is the site's to say
+        query = scope["query_string"]  # byte for byte: the site decides what an escape means
         target = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
         if host:  # only where it is in the key of what is asked for
             told.append((b"x-forwarded-host", host))
@@ -324,7 +324,7 @@ class Upstream:
             self._pool.give(connection)
 
     def _relative(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Where the site is told its own name, its links to itself lead here."""
+        """If the site receives its own name, make its links to itself relative."""
         name, value = field
         is_link = name in {b"location", b"content-location"} and not self._keep_host
         if is_link and value.startswith(self._origin + b"/"):
@@ -333,7 +333,7 @@ class Upstream:
 
 
 def _framing(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """RFC 9112 §6.3: how long the body is, by one field only."""
+    """RFC 9112 §6.3: the framing of the body, by one field only."""
     if not values(scope["headers"], b"transfer-encoding"):
         lengths = values(scope["headers"], b"content-length")[:1]
         if not lengths and scope["method"] in {"PATCH", "POST", "PUT"}:

@@ -1,6 +1,6 @@
-"""From a visit to the page that it is served (I8, I13, I14, I24): the driver of the HTTP rules.
+"""From a visit to the page that it is served (I8, I13, I14, I24): drives the HTTP rules.
 
-What the app says to one visitor is heard as well: it tells whether the next answer is for all.
+It also learns from the app's answers to single visitors whether the next answer can be shared.
 """
 
 import asyncio
@@ -47,19 +47,17 @@ from stillfresh.isr.sharing import (
 from stillfresh.isr.stored import found_page, notice, opened
 
 KNOWN_KEYS: Final = 10_000
-"""Pages of which this process notes something."""
+"""Pages about which this process remembers something."""
 ROUNDS: Final = 3
-"""Loads that a visit waits for: each may turn out to be of another variant."""
+"""Loads that a visit waits for: each may turn out to be another variant."""
 Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
-"""`AppAnswer` (I24): the app's response to this very request, which goes on.
-
-A reason: the app has to answer this request itself."""
+"""`AppAnswer` (I24): the app's response to this request itself. A reason: the app must answer."""
 Way: TypeAlias = Callable[[Visit, PageKey, Mapping[str, str]], Awaitable[Served]]
-"""What is found under a key, of the variant that these request headers choose."""
+"""The page under a key, in the variant that these request fields choose."""
 
 
 class Visits:
-    """Finds pages for requests, or says why the app has to answer one itself."""
+    """Finds pages for requests, or says why the app must answer."""
 
     def __init__(
         self,
@@ -99,15 +97,15 @@ class Visits:
         return found if is_for_all else Reason.AUTHORIZATION
 
     async def _variant(self, visit: Visit, way: Way) -> Served:
-        """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
+        """RFC 9111 §4.1: the page under the key, if it fits this visitor, or its own variant."""
         base = key = self._key(visit, visit.id)
-        # I18: where others read it too, the page's own key has it as it is.
+        # I18: if others read the store, the page's own key has the uncompressed page.
         asked, chosen = visit.unencoded() if self._pages.is_shared else visit, dict[str, str]()
         for _ in range(ROUNDS):
             found = await way(asked, key, chosen)
             if not isinstance(found, FoundPage):
                 return found
-            # I25: one request for a visit; the next one asks for the encoded form.
+            # I25: one request for a visit; the next visit asks for the encoded form.
             given = asked if found.is_new else visit
             if is_of(found.stored, given.headers, visit.carried):
                 return found if key is base else replace(found, keys=(base, key))
@@ -129,7 +127,7 @@ class Visits:
     async def _by_key(
         self, state: Mapping[str, Any], visit: Visit, key: PageKey, chosen: Mapping[str, str]
     ) -> Served:
-        """I13: the app is told the key, and nothing of the visitor."""
+        """I13: the app gets the key, and nothing of the visitor."""
         if visit.wish.max_stale and (kept := await self._pages.core.look(key)) is not None:
             is_over = kept.found and kept.verdict is Verdict.EXPIRED
             if is_over and is_good_for(kept, visit.wish, self._pages.clock()):
@@ -137,7 +135,7 @@ class Visits:
         base, own = {**state, "client": None}, self._terms(visit)
 
         async def render(old: Stored | None, offer: Offer) -> Rendered:
-            # The page under the key stays of its variant, whichever visitor has it refreshed.
+            # The page under the key keeps its variant, whichever visitor triggers a refresh.
             given = {**given_to(visit), **chosen}
             if old is not None:
                 given = {**visit.declared, **dict(old.head.variant)}
@@ -149,7 +147,7 @@ class Visits:
     async def _as_asked(
         self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
     ) -> Served:
-        """I24: what is kept, if it is good enough, else the answer to this very request."""
+        """I24: the stored page, if it is good enough, else the answer to this request itself."""
         kept = await self._kept(visit, key)
         unfit = (unfit_to_add if visit.is_part else unfit_to_fill)(visit.headers)
         if kept is not None and kept.found:
@@ -181,7 +179,7 @@ class Visits:
         return await self._asked(visit, scope, key, is_behind=is_good)
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[Stored] | None:
-        """What there is, however old; counted as a read if it can be given as it is (I28)."""
+        """The stored page, however old; counted as a read if it can be served as it is (I28)."""
         known = None if visit.is_authorized else self._pages.known(key)
         if known is not None:
             return known
@@ -202,9 +200,9 @@ class Visits:
         anew: bool = False,
         is_behind: bool = False,
     ) -> Served:
-        """`anew`: the last answer, to whatever request, was not to be shared.
+        """`anew`: the last answer to any request could not be shared.
 
-        `is_behind`: he is given what is kept, and nobody waits for the answer.
+        `is_behind`: the visitor gets the stored page, and nobody waits for the answer.
         """
         own, credentials, going = self._terms(visit), self._credentials, None
         handover: asyncio.Future[AppAnswer] = asyncio.Future()
@@ -214,13 +212,13 @@ class Visits:
                 visit, scope, own, {}, visit.headers, credentials, handover, offer, self._allowed
             )
             if old is not None and is_for(old.head, visit.carried) is not None:
-                if is_behind:  # the page is made without credentials
+                if is_behind:  # the page is rendered without credentials
                     request = tuple(it for it in visit.headers if it[0] not in visit.carried)
                     asking = replace(asking, request=request, handover=None)
                 else:
-                    old = None  # his own answer says nothing of it
+                    old = None  # the visitor's own answer says nothing about it
             if old is not None and not is_of(old, asking.request):
-                old = None  # of another variant, which stood under this key before
+                old = None  # of another variant, which was under this key before
             return await self._renderer.render(asking, old)
 
         try:
@@ -233,9 +231,9 @@ class Visits:
         return going or found
 
     async def _is_the_apps(self, visit: Visit) -> bool:
-        """Nobody has called it shareable yet, and this request is one's own: its answer will tell.
+        """No answer has called it shareable yet, and this request is personal: pass it to the app.
 
-        So nothing is asked for twice, as a link that works once must not be.
+        So nothing is requested twice, for example a link that works only once.
         """
         key = PageKey(visit.id)
         if self._is_for_many(visit, key):
@@ -246,12 +244,12 @@ class Visits:
         return bool(visit.carried) and await self._pages.core.look(key) is None
 
     def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
-        """By its route, or since it was."""
+        """By its route, or because it was shared before."""
         is_kept = visit.route.revalidate is not None or self._pages.old(key) is not None
         return is_kept and not visit.is_as_asked
 
     async def _only_stored(self, visit: Visit) -> Served:
-        """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
+        """RFC 9111 §5.2.1.5, §5.2.1.7: the stored page, if it may be served; nothing is stored."""
         found = await self._variant(visit, self._stored)
         if visit.wish.only_if_cached and not isinstance(found, FoundPage):
             return Unavailable(notice(504, "Not in the cache.\n"), "fwd=request")
@@ -270,17 +268,17 @@ class Visits:
     async def _read(
         self, visit: Visit, key: PageKey, render: Render, *, anew: bool = False
     ) -> Served:
-        """What the page cache has, or the render gives."""
+        """From the page cache, or by the render."""
         try:
             caller = PageCaller(visit.wish, not visit.is_open, visit.reads_along)
             read = await self._pages.ask(key, render, caller, anew=anew)
         except Busy:
             if self._heard.is_private(key.id) or not self._is_for_many(visit, key):
-                return Reason.BUSY  # of each visitor's own: nobody's render is waited for
+                return Reason.BUSY  # a private page: no other visitor's render is waited for
             raise
         outcome = read.outcome
         is_shared = isinstance(outcome, Answer) and outcome.found
-        # As asked, the answer to another, and one that is only too big, say nothing of sharing.
+        # As asked, an answer to another visitor, or one that is too big, says nothing of sharing.
         is_told = isinstance(outcome, Private) and outcome.value.reason is not Reason.SIZE
         is_heard = is_shared or is_told or not visit.is_as_asked
         if is_heard and not isinstance(outcome, LoadFailed):
@@ -322,7 +320,7 @@ class Visits:
         return Unavailable(self._pages.error_page(error, is_own=is_own), what)
 
     def hear(self, visit: Visit, status: int, headers: Raw) -> sharing.Judgement:
-        """What the app said to one visitor, with whose request it was asked; may it be shared?"""
+        """Note an answer of the app to one visitor's request: could it be shared?"""
         now = self._pages.clock()
         is_personal = bool(visit.carried) and not visit.is_as_asked
         asking = AppRequest(visit, {}, self._terms(visit), allowed=self._allowed)
@@ -337,10 +335,10 @@ class Visits:
         return judgement
 
     def _mark(self, visit: Visit) -> str:
-        """What is noted of a page; as asked, apart for those who say who they are."""
+        """The note about a page; as asked, kept apart for clients that identify themselves."""
         return f"{visit.id}\npersonal" if visit.is_as_asked and visit.carried else visit.id
 
     def _terms(self, visit: Visit) -> PageTerms | None:
-        """By the route's own duration."""
+        """The times by the route's duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)

@@ -1,7 +1,7 @@
-"""WaitingCache: hears events, asks the rules, carries out their refetches (seed 003; W1, W3, W11).
+"""WaitingCache: takes events, asks the rules, and does their refetches (seed 003; W1, W3, W11).
 
-It holds no policy. It belongs to one event loop; every method but `settled` and `close` is done
-when it returns, and what it sets going runs behind.
+It holds no policy. It belongs to one event loop. Every method except `settled` and `close` is done
+when it returns; requests that it starts run in the background.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class WaitingCache:
 
     @property
     def state(self) -> State:
-        """All that is known, frozen: `pool`, `is_complete_from_server`, `snapshot`, …"""
+        """Everything that is known, frozen: `pool`, `is_complete_from_server`, `snapshot`, …"""
         return self._state
 
     def navigation(self, current: GameId | None = None) -> Navigation:
@@ -78,40 +78,40 @@ class WaitingCache:
         self.hear(Started())
 
     def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
-        """Tell that a game is on screen; `version` is the one shown, if games have versions."""
+        """A game is on screen; `version` is the one shown, if games have versions."""
         self.hear(Opened(game_id, my_turn, version))
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
-        """Tell that we have played, at this version; without one, at the version on screen (R2)."""
+        """We have played, at this version; without one, at the version on screen (R2)."""
         self.hear(MoveSent(game_id, version))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
-        """Tell that the backend says: it is our turn in a game (R4)."""
+        """The backend says that it is our turn in a game (R4)."""
         self.hear(YourTurn(game_id, version))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
-        """Tell what the backend says of the game on screen; other games are ignored (R3, R5)."""
+        """The backend's state of the game on screen; other games are ignored (R3, R5)."""
         self.hear(GameState(game_id, my_turn, version))
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
-        """Tell that the backend refused our move, or that it did not end our turn (W9)."""
+        """The backend refused our move, or the move did not end our turn (W9)."""
         self.hear(MoveFailed(game_id, version))
 
     def reconnected(self) -> None:
-        """Tell that the connection was lost: messages may have been missed (W9)."""
+        """The connection was lost: messages may have been missed (W9)."""
         self.hear(Reconnected())
 
     def invalidated(self) -> None:
-        """Tell that the backend sent `long_wait_invalidated` (R1)."""
+        """The backend sent `long_wait_invalidated` (R1)."""
         self.hear(Invalidated())
 
     async def settled(self) -> None:
         """Wait until no request is under way or due, except after a pause."""
-        while not self._resting.is_set():  # it may have been cleared before we woke
+        while not self._resting.is_set():  # it may have been cleared before this task woke
             await self._resting.wait()
 
     async def close(self) -> None:
-        """End what is under way. Events are refused from then on."""
+        """End running requests. Events are refused from then on."""
         self._is_closed = True
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
@@ -127,7 +127,7 @@ class WaitingCache:
         await self.close()
 
     def hear(self, event: Event) -> None:
-        """Any of the events above, as it came over the wire."""
+        """Handle any of the events above, as it came over the wire."""
         check_event(event)
         if self._is_closed:
             raise NotOpen("this WaitingCache is closed; make another one")
@@ -203,7 +203,7 @@ def checked_id(game_id: GameId) -> GameId:
 
 
 def check_event(event: Event) -> None:
-    """Those of its fields that callers give."""
+    """Check the fields that callers give."""
     checked_id(getattr(event, "game_id", ""))
     checked_flag("my_turn", getattr(event, "my_turn", False))
     version = getattr(event, "version", None)
@@ -212,7 +212,7 @@ def check_event(event: Event) -> None:
 
 
 def checked_answer(answer: Iterable[GameId]) -> Pool:
-    """A string or a mapping would be taken apart into what looks like ids; a set has no order."""
+    """Refuse a string or mapping, whose parts look like ids, and a set, which has no order."""
     is_other = isinstance(answer, str | bytes | Mapping | set | frozenset)
     if is_other or not isinstance(answer, Iterable):
         raise ConfigError(f"fetch: must return the ids of games, in order, not {shown(answer)}")

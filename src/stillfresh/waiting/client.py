@@ -1,7 +1,7 @@
-"""WaitingClient: a WaitingCache joined to the games' service, by HTTP and WebSocket (W9, W12).
+"""WaitingClient: a WaitingCache connected to the games' service, by HTTP and WebSocket (W9, W12).
 
-Needs the `web` extra. Moves go over the socket, so that none can be under way when a new socket
-says that nothing is pending any more.
+Needs the `web` extra. Moves go over the socket, so that none is under way when a new socket says
+that nothing is pending.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ __all__ = ["WaitingClient"]
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 1_048_576
-"""Of an answer: five ids are expected."""
+"""Bytes of a response: five ids are expected."""
 
 
 class _WaitingGames(msgspec.Struct):
@@ -87,7 +87,7 @@ class WaitingClient:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
         self._joined = asyncio.Event()
-        """Connected, or closed: nothing to wait for."""
+        """Connected, or closed: there is nothing to wait for."""
         self._rejoining: ClientConnection | None = None
         self._looking: tuple[str, asyncio.Future[bool]] | None = None
         self._failures = 0
@@ -109,7 +109,7 @@ class WaitingClient:
 
     @property
     def is_connected(self) -> bool:
-        """True: the service's events arrive. Otherwise the order is the last one known."""
+        """True if the service's events arrive. Otherwise the order is the last one known."""
         return self._socket is not None
 
     @property
@@ -187,7 +187,7 @@ class WaitingClient:
                 await self._hear(socket, read_news(text))
 
     async def _welcomed(self, socket: ClientConnection) -> None:
-        """Nothing is missed from here on, and all before may have been."""
+        """From here on nothing is missed; earlier messages may have been."""
         self._failures = 0
         if self._watched is None:
             self._caught_up(socket)
@@ -196,7 +196,7 @@ class WaitingClient:
             await socket.send(encode(WatchGame(str(self._watched))).decode())
 
     def _caught_up(self, socket: ClientConnection) -> None:
-        """From here on moves are sent on this socket: those of the last one are not pending."""
+        """From here on moves go over this socket: those of the last one are not pending."""
         self._socket, self._rejoining = socket, None
         self.cache.reconnected()
         self._joined.set()
@@ -225,7 +225,7 @@ class WaitingClient:
                 self._shown(news)
             case MoveMade():  # the state of the game on screen has come before
                 if news.goes_on and news.game_id != self._watched:
-                    self.cache.move_failed(news.game_id)  # else it would be pending for ever
+                    self.cache.move_failed(news.game_id)  # otherwise it would be pending for ever
             case YourTurn() | Invalidated() | GameState() | MoveFailed():
                 if isinstance(news, MoveFailed):
                     logger.info("the move in %s was refused: %s", news.game_id, news.reason)

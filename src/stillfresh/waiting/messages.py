@@ -1,7 +1,7 @@
-"""What goes over the WebSocket between the games' service and its client (W12).
+"""The messages of the WebSocket between the games' service and its client (W12).
 
-One JSON object each, told apart by `type`. Decoding refuses whatever does not fit. Five of them are
-the cache's own events (`model`): what the service says is what the rules hear.
+One JSON object each, distinguished by `type`. Decoding refuses everything else. Five of them are
+the cache's own events (`model`), so the rules take them as they come.
 """
 
 from typing import Final, TypeAlias
@@ -16,7 +16,7 @@ EVENTS: Final = "/api/events"
 
 
 class Connected(Struct, frozen=True, tag="welcome"):
-    """From now on nothing is missed."""
+    """From now on no message is missed."""
 
 
 class MoveMade(Struct, frozen=True, tag="moved"):
@@ -28,7 +28,7 @@ class MoveMade(Struct, frozen=True, tag="moved"):
 
 
 class WatchFailed(Struct, frozen=True, tag="watch_failed"):
-    """There is nothing to watch; what was watched before still is."""
+    """There is nothing to watch; the game that was watched before still is."""
 
     game_id: str
     reason: str
@@ -41,7 +41,7 @@ class WatchGame(Struct, frozen=True, tag="watch"):
 
 
 class Move(Struct, frozen=True, tag="move"):
-    """I play; `version` is the one that I saw: a game that moved on refuses the move."""
+    """I play; `version` is the one that I saw. If the game has moved on, the move is refused."""
 
     game_id: str
     version: int | None = None
@@ -56,7 +56,7 @@ Command: TypeAlias = WatchGame | Move
 YourTurnNews: TypeAlias = YourTurn
 InvalidatedNews: TypeAlias = Invalidated
 GameStateNews: TypeAlias = GameState
-"""As an application names them that pushes them to its viewers."""
+"""Their names in an application that pushes them to its viewers."""
 
 encode: Final = msgspec.json.Encoder().encode
 read_news: Final = msgspec.json.Decoder(News).decode

@@ -1,6 +1,6 @@
-"""What the Longest-Waiting cache knows, hears and asks for (seed 003; W1, W11).
+"""The data of the Longest-Waiting cache: its state, its events, its effects (seed 003; W1, W11).
 
-Frozen data only; what happens to it is decided in `rules` and `rules_refetch`.
+Frozen data only; `rules` and `rules_refetch` decide what happens to it.
 """
 
 from enum import StrEnum
@@ -45,28 +45,28 @@ class Snapshot(Struct, frozen=True):
     pool: Pool
     is_complete_from_server: bool
     is_mid_turn: bool = False
-    """Read while the turn went on: the order fits only until the turn comes anew."""
+    """Read while the turn continued: the order fits only until the turn comes again."""
 
 
 class Played(StrEnum):
-    """When we ourselves played the snapshot's game."""
+    """When we played the snapshot's game."""
 
     NOT_SINCE = "not since"
     """Not since the snapshot was taken."""
     SINCE = "since"
     """Since it was taken: when the game comes back, the same order fits again."""
     BEFORE = "before"
-    """It was away when the answer was read, or may have been: no order of this game is known."""
+    """It was not ours when the answer was read, or may not have been: its order is not known."""
 
 
 class RefetchRequest(Struct, frozen=True):
-    """A refetch that is wanted: the game whose snapshot it is to become, if any."""
+    """A wanted refetch, and the game whose snapshot it becomes, if any."""
 
     snapshot_of: GameId | None = None
     is_mid_turn: bool = False
-    """Asked for because the turn of that game went on, not because it came."""
+    """Wanted because the turn of that game continued, not because it came."""
     is_echo: bool = False
-    """Asked for by an answer, not by news: an answer to it that changes nothing asks slower."""
+    """Wanted because of an answer, not of news: if its answer changes nothing, ask slower."""
 
 
 class Screen(Struct, frozen=True):
@@ -75,32 +75,32 @@ class Screen(Struct, frozen=True):
     opened_at: int | None = None
     """The version that was opened."""
     version: int | None = None
-    """That of the last state that was applied since."""
+    """The version of the last state that was applied since."""
     owes_message: bool = False
-    """Its state told of the turn that is running; the `your_turn` of the same turn is to come."""
+    """Its state showed the running turn; the `your_turn` of that turn is still to come."""
 
 
 class State(Struct, frozen=True):
-    """All that the cache knows."""
+    """Everything that the cache knows."""
 
     pool: Pool = ()
     is_complete_from_server: bool = False
     """The last answer was not cut: there are no other games."""
     snapshot: Snapshot | None = None
     played: Played = Played.NOT_SINCE
-    """The snapshot's game."""
+    """When we played the snapshot's game."""
     is_restored: bool = False
-    """The pool was last put back from a snapshot, not answered."""
+    """The pool came from a snapshot, not from an answer."""
     in_flight: RefetchRequest | None = None
     follows: RefetchRequest | None = None
-    """What is asked next: when the answer in flight is here, or else when a pause is over."""
+    """The next request: after the answer in flight, or after a pause."""
     moves: Moves = ()
-    """Our moves that nobody has confirmed, each with the version it was made for; oldest first."""
+    """Our unconfirmed moves, each with its version; oldest first."""
     away: Pool = ()
-    """Games that are not ours to play, though the answer in flight may still say so."""
+    """Games that are not ours to play, though the answer in flight may still list them."""
     screen: Screen | None = None
     versions: Versions = ()
-    """For a game, the version up to which news of a turn is no news; the oldest entry first."""
+    """For each game, the version up to which news of a turn is old; the oldest entry first."""
     limit: int = LIMIT
 
     @property
@@ -134,7 +134,7 @@ class MoveSent(Struct, frozen=True):
 
 
 class YourTurn(Struct, frozen=True, tag="your_turn"):
-    """The backend says that a game has become ours to play."""
+    """The backend says that it has become our turn in a game."""
 
     game_id: GameId
     version: int | None = None
@@ -161,7 +161,7 @@ class Reconnected(Struct, frozen=True):
 
 
 class Invalidated(Struct, frozen=True, tag="long_wait_invalidated"):
-    """`long_wait_invalidated`: games came or went in a way that no turn tells."""
+    """`long_wait_invalidated`: games came or went in a way that no turn shows."""
 
 
 class Answered(Struct, frozen=True):
@@ -171,11 +171,11 @@ class Answered(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """The refetch in flight brought nothing."""
+    """The refetch in flight failed."""
 
 
 class PauseOver(Struct, frozen=True):
-    """What was put off may be asked now."""
+    """The postponed request may be sent now."""
 
 
 Event: TypeAlias = (
@@ -198,14 +198,14 @@ class Refetch(Struct, frozen=True):
 
 
 class Pause(Struct, frozen=True):
-    """Wait a while, longer each time in a row; then say `PauseOver`."""
+    """Wait, longer each time in a row; then send `PauseOver`."""
 
 
 Effect: TypeAlias = Refetch | Pause
 
 
 class Step(NamedTuple):
-    """What an event made of the state, and what is to be done."""
+    """The new state after an event, and the effects to carry out."""
 
     state: State
     effects: tuple[Effect, ...] = ()

@@ -1,6 +1,6 @@
-"""What each event does to the pool: R1 to R5 of seed 003, one function a rule (W1, W4–W9, W11).
+"""What each event does to the pool: R1 to R5 of seed 003, one function per rule (W1, W4–W9, W11).
 
-Everything that decides is in this file and in `rules_refetch` (R0). Pure: no clock, no asyncio.
+All decisions are in this file and in `rules_refetch` (R0). Pure: no clock, no asyncio.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ from stillfresh.waiting.rules_refetch import (
 )
 
 MEMORY: Final = 64
-"""Unconfirmed moves, and games whose version is known, that are remembered: the oldest go first."""
+"""Unconfirmed moves, and versions of games, that are remembered; the oldest are dropped first."""
 
 
 def started(state: State, _event: Started) -> Step:
@@ -58,13 +58,13 @@ def opened(state: State, event: Opened) -> Step:
 
 
 def invalidated(state: State, _event: Invalidated) -> Step:
-    """R1, W4: no snapshot survives it, not even the one that is under way."""
+    """R1, W4: no snapshot survives it, not even the one being requested."""
     in_flight = None if state.in_flight is None else RefetchRequest()
     return request(replace(state, snapshot=None, in_flight=in_flight))
 
 
 def move_sent(state: State, event: MoveSent) -> Step:
-    """R2, W5: taking a game out never reorders the rest, so it is always safe."""
+    """R2, W5: removing a game never reorders the rest, so it is always safe."""
     game_id = event.game_id
     is_own = kept_for(state.snapshot, game_id) is not None
     counts = is_own and state.played is Played.NOT_SINCE
@@ -79,20 +79,20 @@ def move_sent(state: State, event: MoveSent) -> Step:
 
 
 def seen(screen: Screen | None, game_id: GameId) -> int | None:
-    """The version that we look at: once played, nobody need tell us of its turn."""
+    """The version on screen: once we have played it, news of its turn is old."""
     if screen is None or screen.game_id != game_id:
         return None
     return screen.opened_at if screen.version is None else screen.version
 
 
 def played(moves: Moves, game_id: GameId, version: int | None) -> Moves:
-    """Who plays at a newer version has seen what came of the moves before."""
+    """A move at a newer version has seen the result of the moves before."""
     others = moves if version is None else unsettled(moves, game_id, version)
     return (*others, (game_id, version))[-MEMORY:]
 
 
 def unsettled(moves: Moves, game_id: GameId, version: int | None) -> Moves:
-    """A game that has moved on settles what was played before: it was made, or will be refused."""
+    """A game that has moved on settles earlier moves: each was made, or will be refused."""
     return tuple(
         (game, made_for)
         for game, made_for in moves
@@ -101,12 +101,12 @@ def unsettled(moves: Moves, game_id: GameId, version: int | None) -> Moves:
 
 
 def is_older(made_for: int | None, version: int | None) -> bool:
-    """Without versions, all news is of later."""
+    """Without versions, all news counts as later."""
     return made_for is None or version is None or made_for < version
 
 
 def taken_out(state: State, game_id: GameId) -> Step:
-    """R2 without the move: the game leaves, and so does a snapshot that may show it again."""
+    """R2 without the move: the game leaves, and so does a snapshot that may contain it."""
     state = replace(
         state,
         pool=without(state.pool, game_id),
@@ -116,12 +116,15 @@ def taken_out(state: State, game_id: GameId) -> Step:
 
 
 def kept_for(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
-    """W10: a snapshot belongs to one game, and what happens in another ends it."""
+    """W10: a snapshot belongs to one game; an event in another game ends it."""
     return snapshot if snapshot is not None and snapshot.game_id == game_id else None
 
 
 def not_my_turn(state: State, event: GameState) -> Step:
-    """R3, W6: our move is confirmed; a game still in the pool was played on another device."""
+    """R3, W6: our move is confirmed.
+
+    A game that is still in the pool was played on another device.
+    """
     game_id = event.game_id
     away = state.away if state.in_flight is None else (*without(state.away, game_id), game_id)
     state = replace(
@@ -134,7 +137,7 @@ def not_my_turn(state: State, event: GameState) -> Step:
 
 
 def your_turn(state: State, event: YourTurn) -> Step:
-    """R4, W7: a turn counts once, whoever tells of it, and late news not at all."""
+    """R4, W7: a turn counts once, by whichever message comes first; old news does not count."""
     if is_late(state, event.game_id, event.version):
         return Step(replace(state, snapshot=without_mid_turn(state.snapshot, event.game_id)))
     screen = state.screen
@@ -147,16 +150,16 @@ def your_turn(state: State, event: YourTurn) -> Step:
 
 
 def without_mid_turn(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
-    """W15: the turn came anew, however late we hear of it: the game has left its old place."""
+    """W15: the turn came again, however late the news is: the game has left its old place."""
     is_over = snapshot is not None and snapshot.is_mid_turn and snapshot.game_id == game_id
     return None if is_over else snapshot
 
 
 def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool = True) -> Step:
-    """R4, W7: two games need no order; an order is put back if only its game has gone and come.
+    """R4, W7: two games need no order; an order is restored if only its game has gone and come.
 
-    `anew` is false where, for all we know, the turn never left us (W8, W15). The game may then
-    have kept its place, so the answer fits while the turn goes on, and not when it comes anew.
+    `anew` is false if, for all we know, the turn never left us (W8, W15). The game may then have
+    kept its place, so the answer fits while the turn continues, but not when it comes again.
     """
     state = replace(
         state,
@@ -173,7 +176,7 @@ def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool 
 
 
 def appended(state: State, game_id: GameId, wanted: RefetchRequest) -> Step:
-    """W7: with it there are two at most; but an answer that is under way may not know it."""
+    """W7: at most two games with it; but an answer in flight may not know it."""
     pool = state.pool if game_id in state.pool else (*state.pool, game_id)
     state = replace(state, pool=pool, snapshot=kept_for(state.snapshot, game_id))
     if state.is_complete_from_server and not state.is_busy:
@@ -182,7 +185,7 @@ def appended(state: State, game_id: GameId, wanted: RefetchRequest) -> Step:
 
 
 def is_provable(state: State, wanted: RefetchRequest) -> bool:
-    """W7: of this game, which we ourselves played since, and no news is under way."""
+    """W7: a snapshot of this game, which we played since, and no answer is in flight."""
     snapshot = state.snapshot
     if snapshot is None or snapshot.game_id != wanted.snapshot_of:
         return False
@@ -191,7 +194,7 @@ def is_provable(state: State, wanted: RefetchRequest) -> bool:
 
 
 def restored(state: State, *, anew: bool) -> Step:
-    """W15: a turn that goes on may be told once more, by its `your_turn`, at no cost."""
+    """W15: a turn that continues may be announced again, by its `your_turn`, at no cost."""
     assert state.snapshot is not None  # noqa: S101 (is_provable has looked)
     return Step(
         replace(
@@ -205,7 +208,7 @@ def restored(state: State, *, anew: bool) -> Step:
 
 
 def game_state(state: State, event: GameState) -> Step:
-    """R3, R5, W8: only the game on screen, and only what is newer than what was applied."""
+    """R3, R5, W8: only for the game on screen, and only if newer than the last state."""
     screen = state.screen
     if screen is None or screen.game_id != event.game_id or is_old(state, screen, event.version):
         return Step(state)
@@ -228,17 +231,17 @@ def game_state(state: State, event: GameState) -> Step:
 
 
 def overtaken(screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
-    """Up to where a state makes messages late, W7.
+    """The version up to which a state makes messages old (W7).
 
-    Its own message may still have to count: where we know at which version the game was opened,
-    and where our turn seems to go on but may have gone and come (W15).
+    Its own message may still count: where we know at which version the game was opened, and where
+    our turn seems to continue but may have gone and come (W15).
     """
     counts_later = goes_on or screen.opened_at is not None
     return version - 1 if version is not None and counts_later else version
 
 
 def is_old(state: State, screen: Screen, version: int | None) -> bool:
-    """W8: not newer than the last state, or older than what was opened or a message has told."""
+    """W8: not newer than the last state, or older than the opened version or a message."""
     if version is None:
         return False
     told = dict(state.versions).get(screen.game_id, version)
@@ -248,13 +251,13 @@ def is_old(state: State, screen: Screen, version: int | None) -> bool:
 
 
 def is_late(state: State, game_id: GameId, version: int | None) -> bool:
-    """W7: a version that is not newer than the one whose turn was counted tells nothing new."""
+    """W7: a version that is not newer than the last counted turn is old."""
     told = dict(state.versions).get(game_id)
     return version is not None and told is not None and version <= told
 
 
 def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
-    """It only grows; the newest news comes last."""
+    """It only grows; the newest entry is last."""
     if version is None or version <= dict(versions).get(game_id, version - 1):
         return versions
     others = tuple(pair for pair in versions if pair[0] != game_id)
@@ -262,12 +265,12 @@ def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
 
 
 def move_failed(state: State, event: MoveFailed) -> Step:
-    """W9: the game was taken out on trust; a later move in it is still pending."""
+    """W9: the game was removed on trust; a later move in it is still pending."""
     return request(replace(state, moves=without_move(state.moves, event.game_id, event.version)))
 
 
 def without_move(moves: Moves, game_id: GameId, version: int | None) -> Moves:
-    """Without the oldest that it can be: a late refusal must not stand for a newer move."""
+    """Remove the oldest move that it can be: an old refusal must not count for a newer move."""
     fits = {version, None}
     for at, (game, made_for) in enumerate(moves):
         if game == game_id and (version is None or made_for in fits):
@@ -276,7 +279,7 @@ def without_move(moves: Moves, game_id: GameId, version: int | None) -> Moves:
 
 
 def reconnected(state: State, _event: Reconnected) -> Step:
-    """W9: whatever was on its way may have been lost."""
+    """W9: messages on their way may have been lost."""
     screen = None if state.screen is None else replace(state.screen, owes_message=False)
     return request(replace(state, moves=(), away=(), snapshot=None, screen=screen))
 

@@ -1,6 +1,6 @@
-"""R0: how the backend is asked, one refetch at a time, and what its answer does (W2, W3, W5, W10).
+"""R0: one refetch at a time, and what its answer does (W2, W3, W5, W10).
 
-Pure: no clock, no asyncio, nothing that asks. `rules` holds what events do.
+Pure: no clock, no asyncio, no requests. `rules` has the effects of events.
 """
 
 from typing import Final
@@ -36,7 +36,7 @@ def retry_pause(failures: int) -> float:
 
 
 def request(state: State, wanted: RefetchRequest = PLAIN) -> Step:
-    """W3: ask now; while an answer is under way, which may predate the event, ask after it.
+    """W3: ask now. While an answer is in flight, which may be older than the event, ask after it.
 
     The last request decides whether there will be a snapshot. A pause ends here.
     """
@@ -50,7 +50,7 @@ def begin(state: State, wanted: RefetchRequest) -> Step:
 
 
 def answered(state: State, event: Answered) -> Step:
-    """W2, W5, W10: the answer is the pool, but for games that we know to be played since."""
+    """W2, W5, W10: the answer becomes the pool, without games that we know to be played since."""
     asked = state.in_flight
     if asked is None:
         return Step(state)
@@ -63,7 +63,7 @@ def answered(state: State, event: Answered) -> Step:
 
 
 def applied(state: State, game_ids: Pool, asked: RefetchRequest) -> State:
-    """W10: an answer replaces the snapshot, by its own or by none."""
+    """W10: an answer replaces the snapshot by its own, or by none."""
     pool = still_ours(state, tuple(dict.fromkeys(game_ids))[: state.limit])
     is_complete, snapshot = len(game_ids) < state.limit, None
     if asked.snapshot_of is not None:
@@ -81,13 +81,13 @@ def applied(state: State, game_ids: Pool, asked: RefetchRequest) -> State:
 
 
 def still_ours(state: State, pool: Pool) -> Pool:
-    """W5: the answer may be older than a move that we sent, or that we were told of."""
+    """W5: the answer may be older than a move that we sent or heard of."""
     played = state.pending + state.away
     return tuple(game for game in pool if game not in played)
 
 
 def is_blind(state: State, snapshot: Snapshot | None) -> bool:
-    """W7: its game was played while the answer was under way, here or, by all signs, elsewhere."""
+    """W7: its game was played while the answer was in flight, here or probably elsewhere."""
     if snapshot is None:
         return False
     is_missing = snapshot.is_complete_from_server and snapshot.game_id not in snapshot.pool
@@ -100,7 +100,7 @@ def is_starved(state: State) -> bool:
 
 
 def look_again(state: State, asked: RefetchRequest) -> Step:
-    """W5: our moves emptied the answer. Once at once; until they are confirmed, ever slower."""
+    """W5: our moves emptied the answer. Ask once at once, then slower until they are confirmed."""
     wanted = RefetchRequest(is_echo=True)
     if asked.is_echo:
         return Step(replace(state, follows=wanted), (Pause(),))
@@ -108,7 +108,7 @@ def look_again(state: State, asked: RefetchRequest) -> Step:
 
 
 def failed(state: State, _event: Failed) -> Step:
-    """W3: the pool stays, and what was wanted still is: news that came since asks at once."""
+    """W3: the pool stays. The refetch is still wanted; newer news asks at once."""
     asked = state.in_flight
     if asked is None:
         return Step(state)

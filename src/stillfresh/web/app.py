@@ -3,19 +3,18 @@
 It routes and it opens and closes what it is made of; everything else is in the parts.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from stillfresh.clock import Clock
@@ -27,6 +26,7 @@ from stillfresh.isr import PageCache
 from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
 from stillfresh.recording import Recording
+from stillfresh.web.behind import Behind, NotStarted
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.guard import bearer, checked_hosts, checked_origins, is_called_rightly
 from stillfresh.web.openapi import Ready, openapi
@@ -46,19 +46,28 @@ DASHBOARD: Final = "/_stillfresh"
 BELOW: Final = f"{DASHBOARD}/"
 LIVE: Final = "/v1/live"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
-ENDS_WITHIN: Final = 10.0
-"""Seconds that the app behind has to end; then it is ended."""
 OTHER_NAME: Final = "from this machine: localhost, 127.0.0.1, ::1, or what is in server.hosts"
 
 logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`.
+    """An ASGI app to run or to mount: entities, live updates, a dashboard, and pages of a site.
 
-    Open it by lifespan or by `async with`; `hub`, `live` and `dashboard` are its parts. A cache
-    that is given has its own clock, and stays its maker's to close. With `hosts`, requests from
-    this machine are answered under these names and loopback's alone.
+    Open it by lifespan or by `async with`. `hub`, `live` and `dashboard` are its parts. Raises
+    ConfigError for an option that cannot be used.
+
+    Args:
+        store: The address of a store, or a `Cache`, which has its own clock and which you close.
+        kinds: The entities that it serves under `/v1/`.
+        pages: The ASGI app that answers all other paths, such as an `IsrMiddleware`.
+        page_cache: The page cache of that app, for the dashboard and for purging.
+        authenticate: Called with a token; returns the viewer's id, or None.
+        origins: Origins whose pages may read entities and connect, such as `https://example.com`.
+        hosts: Names under which requests from this machine are answered, besides loopback's.
+        token: The operator's token; without it the dashboard is for this machine only.
+        max_connections: The most live connections.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(
@@ -84,9 +93,9 @@ class Gateway:
             raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
         self._owns_cache = cache is not store
         self.is_draining = False
-        """G17: it was told to end: `/readyz` sends visitors elsewhere, and all are answered."""
+        """G17: it is ending: `/readyz` answers 503, and requests are still answered."""
         self.following: AbstractAsyncContextManager[object] | None = None
-        """What tells it of changes: opened after its stores, and closed before them."""
+        """A source of changes: opened after the stores, closed before them."""
         self._opened = AsyncExitStack()
         self.recording: Recording | None = None
         self._pages = Behind(pages) if pages is not None else None
@@ -145,7 +154,7 @@ class Gateway:
         return self.live if is_right else WebSocketClose(4403, "not under this name")
 
     def is_site(self, path: str) -> bool:
-        """True if the path is none of the gateway's own, and there is a site behind it."""
+        """True if the path is not one of the gateway's own, and there is a site behind it."""
         is_own = path in self._paths or path.startswith(BELOW) or path == LIVE
         is_own = is_own or (path.startswith("/v1/") and self._has_v1)
         return self._pages is not None and not is_own
@@ -165,7 +174,7 @@ class Gateway:
         return "pages", self._pages, scope
 
     async def open(self) -> None:
-        """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
+        """Open the stores. If one cannot be opened, this raises, and reads try again."""
         if self._pages is not None:
             await self._pages.start()
         self.dashboard.open()
@@ -181,7 +190,7 @@ class Gateway:
             await self._opened.enter_async_context(following)
 
     async def close(self) -> None:
-        """Take no new work, end the connections, and close what the gateway opened."""
+        """Accept no new work, end the connections, and close the parts that the gateway opened."""
         await self._opened.aclose()
         await self.live.close()
         await self.dashboard.close()
@@ -204,7 +213,7 @@ class Gateway:
         await self.close()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """A store that is unavailable does not keep the gateway from starting: `/readyz` tells."""
+        """The gateway starts even if the store is unavailable; `/readyz` says so."""
         await receive()
         try:
             await self.open()
@@ -231,7 +240,7 @@ class Gateway:
         return json_reply(told, status=200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        """Everybody may read them, unless there is a token."""
+        """Anybody may read them, unless there is a token."""
         if not self._is_called_rightly(request.scope):
             raise _misnamed()
         operators = self.dashboard.operators
@@ -277,74 +286,15 @@ async def _to_dashboard(request: Request) -> Response:
 
 
 def path_of(scope: Scope) -> str:
-    """Without the prefix under which the gateway is mounted."""
+    """The path without the prefix under which the gateway is mounted."""
     path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
     is_below = root and f"{path}/".startswith(f"{root}/")
     return (path.removeprefix(root) if is_below else path) or "/"
 
 
 def rooted(scope: Scope, path: str) -> Scope:
-    """As Starlette's routes expect it: the path begins with the prefix, which has no last slash."""
+    """As Starlette's routes expect it: the path begins with the prefix, without a final slash."""
     if not scope.get("root_path"):
         return scope
     root = scope["root_path"].rstrip("/")
     return {**scope, "root_path": root, "path": root + path}
-
-
-class NotStarted(StillfreshError):
-    """The app behind the gateway failed to start."""
-
-
-class Behind:
-    """The app behind the gateway, and its life: ASGI's lifespan protocol, spoken to it.
-
-    An app that knows no lifespan lives without it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._state: dict[str, Any] = {}
-        self._told: asyncio.Queue[Message] = asyncio.Queue()
-        self._said: asyncio.Queue[Message] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
-        self._has_started = False
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if self._state:
-            scope = {**scope, "state": {**scope.get("state", {}), **self._state}}
-        return self._app(scope, receive, send)
-
-    async def start(self) -> None:
-        """Once; starting what has started changes nothing."""
-        if self._task is not None:
-            return
-        self._state, self._has_started = {}, False
-        self._told, self._said = asyncio.Queue(), asyncio.Queue()
-        self._task = asyncio.create_task(self._run())
-        await self._told.put({"type": "lifespan.startup"})
-        said = await self._said.get()
-        if said.get("type") == "lifespan.startup.failed":
-            await self.end()
-            raise NotStarted(f"the app behind the gateway did not start: {said.get('message', '')}")
-        self._has_started = bool(said)
-
-    async def end(self) -> None:
-        """The app is told, and given its time; then it is over."""
-        task, self._task = self._task, None
-        if task is not None:
-            await self._told.put({"type": "lifespan.shutdown"})
-            await asyncio.wait([task], timeout=ENDS_WITHIN)
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def _run(self) -> None:
-        scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self._state}
-        try:
-            await self._app(scope, self._told.get, self._said.put)
-        except Exception as exc:
-            if self._has_started:
-                logger.exception("the gateway's app failed in its lifespan")
-            else:  # as servers do: it is taken for one that knows no lifespan
-                logger.warning("the gateway's app has no lifespan, or failed: %r", exc)
-        finally:
-            self._said.put_nowait({})

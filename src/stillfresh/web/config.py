@@ -22,11 +22,11 @@ from stillfresh.web.guard import checked_token
 
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
 LONGEST: Final = 1_000_000
-"""Bytes of a file of settings; a longer one is a mistake."""
+"""The most bytes of a file of settings."""
 
 
 class Mistakes(ConfigError):
-    """Everything that is wrong with a file, line by line."""
+    """All mistakes of a file, one line each."""
 
     def __init__(self, mistakes: list[str]) -> None:
         self.mistakes = tuple(map(_line, mistakes))
@@ -34,7 +34,7 @@ class Mistakes(ConfigError):
 
 
 def _line(text: str) -> str:
-    """One line, whatever a key is called."""
+    """One line, even if a key has line breaks."""
     return "".join(it if it.isprintable() else "�" for it in text)
 
 
@@ -98,7 +98,7 @@ class KindSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`[server]`: where it listens, and to whom."""
+    """`[server]`: where it listens, and which clients it accepts."""
 
     host: str = key(fields.host, "127.0.0.1")
     port: int = key(fields.whole(0, 65_535), 8080)
@@ -117,7 +117,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """`[outbox]`: a PostgreSQL database that says which pages are stale, by their tags (E8)."""
+    """`[outbox]`: a PostgreSQL database whose changes invalidate pages by tag (E8)."""
 
     database: str = key(fields.text, secret=True)
     consumer: str = key(fields.text, "cache")
@@ -135,7 +135,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `stillfresh serve` runs on."""
+    """The settings of `stillfresh serve`."""
 
     store: StoreSettings = StoreSettings()
     pages: PagesSettings | None = None
@@ -162,7 +162,7 @@ def load(
     over: Mapping[str, Mapping[str, Any]] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """The file's settings; variables go over them, and the tables of `over` over both (G17)."""
+    """The file's settings; variables override them, and `over` overrides both (G17)."""
     tables = {} if path is None else _tables(Path(path))
     told, named, mistakes = from_environment(environ)
     for table in (told, over or {}):
@@ -192,12 +192,12 @@ def _put_over(tables: dict[str, Any], over: Mapping[str, Any]) -> None:
 def from_environment(
     environ: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Tables as a file would have them, the variable of each key, and what is wrong."""
+    """Tables as in a file, the variable of each key, and mistakes."""
     return variables_in(environ, MODELS)
 
 
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings of tables that are already there: `{"pages": {"upstream": "http://…"}}`."""
+    """Settings from tables: `{"pages": {"upstream": "http://…"}}`."""
     mistakes = [f"{it}: {unknown(it, MODELS)}" for it in tables if it not in MODELS]
     store = read_table("store", tables.get("store", {}), StoreSettings, mistakes)
     has_pages = "pages" in tables
@@ -276,7 +276,7 @@ def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
 def _check_way(
     where: str, table: Mapping[str, Any], kind: Mapping[str, Any], mistakes: list[str]
 ) -> None:
-    """G11: views are asked for one by one or in batches; each way has keys of its own."""
+    """G11: views are fetched one by one or in batches; each way has its own keys."""
     if ("url" in table) is ("batch_url" in table):
         both = "there are both" if "url" in table else "there is neither"
         mistakes.append(
@@ -294,7 +294,7 @@ def _check_way(
 
 
 def _find_token(server: dict[str, Any], environ: Mapping[str, str], mistakes: list[str]) -> None:
-    """In the file, in a file that it names, or in the environment."""
+    """From the file, from a file that it names, or from the environment."""
     file, token, told = server.get("token_file"), server.get("token"), environ.get(TOKEN)
     with noted(mistakes):
         if file is not None and token is not None:
@@ -332,7 +332,7 @@ def _check_not_itself(
     kinds: list[dict[str, Any]],
     mistakes: list[str],
 ) -> None:
-    """A gateway that asks itself waits for itself."""
+    """Refuse a gateway whose upstream is the gateway itself."""
     host, port = server.get("host"), server.get("port")
     asked = {
         f"kinds.{it['name']}.{way}": it.get(way) for it in kinds for way in ("url", "batch_url")

@@ -1,8 +1,8 @@
-"""The operator's page, under `/_stillfresh/`: live numbers, entries, and what to do to one (G6).
+"""The operator's page, under `/_stillfresh/`: live numbers, entries, and actions on them (G6).
 
-Without a token only this machine may open it. With a token, everybody may load its files, which
-hold no data; its numbers and actions need the token. A form of another site cannot cause an action:
-that needs a header field that forms cannot send, and the page's own origin.
+Without a token only this machine may open it. With a token, anybody may load its files, which hold
+no data; its numbers and actions need the token. A form of another site cannot cause an action: that
+needs a header field that forms cannot send, and the page's own origin.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class Dashboard:
             await self.numbers.write()
 
     async def snapshot(self) -> dict[str, Any]:
-        """Return the figures of this moment, as `api/stats` sends them."""
+        """Return the current figures, as `api/stats` sends them."""
         return {**await self.numbers.snapshot(), **self._told}
 
     async def _file(self, name: str, request: Request) -> Response:
@@ -114,7 +114,7 @@ class Dashboard:
         return file_reply(request, name)
 
     async def _access(self, request: Request) -> Response:
-        """Whether a token is wanted, and whether this one is it: no error in either case."""
+        """Whether a token is needed, and whether this one is right; never an error."""
         needs_token = self.operators.has_token
         may = self._is_operator(request) and is_of_this_page(request.scope)
         if not may and not needs_token:
@@ -141,7 +141,7 @@ class Dashboard:
         return json_reply({**found, "kinds": self._listing.kinds()})
 
     async def _entry(self, request: Request) -> Response:
-        """The path ends with the id, and for an action its name; an id may hold anything."""
+        """The path ends with the id and, for an action, its name; an id may contain anything."""
         self._check_reader(request)
         kind, id_ = request.path_params["kind"], request.path_params["id"]
         if request.method != "POST":
@@ -155,7 +155,7 @@ class Dashboard:
         return json_reply({"said": said, "entry": await self._listing.explain(kind, id_)})
 
     async def _purge(self, request: Request) -> Response:
-        """I27: by URLs and tags, with what each reached."""
+        """I27: by URLs and tags; returns how many pages each reached."""
         self._check_reader(request)
         self._check_own(request)
         if self._pages is None:
@@ -200,7 +200,7 @@ async def _store_away(request: Request, exc: StillfreshError) -> Response:
 
 
 def _id(request: Request, from_path: str) -> str:
-    """`?id=` for the two that no path can hold: a browser takes `.` and `..` for steps."""
+    """`?id=` for `.` and `..`, which a browser would resolve in a path."""
     id_ = request.query_params.get("id") or from_path
     if not id_:
         raise Problem(404, "not_found", "Not found", "an id has at least one character")
@@ -208,7 +208,7 @@ def _id(request: Request, from_path: str) -> str:
 
 
 def _place(query: QueryParams) -> Place | None:
-    """Where the page before ended, as its `next` said."""
+    """Where the previous page ended, from its `next`."""
     match query.getlist("after"):
         case [cache, kind, id_]:
             return cache, kind, id_

@@ -1,7 +1,7 @@
-"""What the caches of a gateway hold, entry by entry, and what an operator may do to one (G6).
+"""The entries of a gateway's caches, and an operator's actions on them (G6).
 
-A kind that was declared is asked for through its resource, so that memory and loads under way hear
-of it; one that only lies in the store (of an older configuration) through the store.
+A declared kind is used through its resource, so that memory and running loads see it. A kind that
+is only in the store (of an older configuration) is used through the store.
 """
 
 import codecs
@@ -25,20 +25,20 @@ PAGES: Final = "pages"
 INVALIDATED: Final = "Invalidated: no read is answered with this copy, unless loading fails."
 INVALIDATED_PAGE: Final = "Invalidated: not served before it was validated."
 CHUNK: Final = 100
-"""Entries asked of a store at once."""
+"""Entries in one request to a store."""
 MOST_LOOKED_AT: Final = 10_000
-"""For one page: of a store that another cache has filled with its own."""
+"""Entries read for one page, if another cache has filled the store."""
 MOST_DECODED: Final = 1_000_000
-"""Bytes of a value; a larger one is only counted."""
+"""Bytes of a value that is decoded; of a larger one only the size is shown."""
 MOST_SHOWN: Final = 20_000
-"""Characters of a value: nobody reads a megabyte in a panel."""
+"""Characters of a value that are shown."""
 
 Place: TypeAlias = tuple[str, str, str]
 """A cache's name, a kind and an id: where a page of entries ended."""
 
 
 class Listing:
-    """The caches by name; where two hold a kind of one name, the first that declared it."""
+    """The caches by name. If two have a kind of one name, the first that declared it counts."""
 
     def __init__(self, caches: Mapping[str, Cache]) -> None:
         self._caches = caches
@@ -49,9 +49,9 @@ class Listing:
     async def entries(
         self, kind: str | None, search: str, after: Place | None, limit: int
     ) -> dict[str, Any]:
-        """A page of them, cache by cache; `next` is where the following one begins.
+        """A page of entries, cache by cache; `next` is where the following one begins.
 
-        What another cache looks after, perhaps on the same store, is passed over.
+        Entries of another cache, perhaps on the same store, are skipped.
         """
         rows: list[dict[str, Any]] = []
         last, looked_at = after, 0
@@ -80,7 +80,7 @@ class Listing:
                     break
 
     async def explain(self, kind: str, id_: str) -> dict[str, Any]:
-        """Everything that is known about one entry, and its value."""
+        """Everything about one entry, and its value."""
         name, cache = await self._cache_of(kind, id_)
         runtime, core = await cache.runtime(), cache.cores.get(kind)
         record = (await runtime.store.read(kind, [id_])).get(id_, Record())
@@ -103,7 +103,7 @@ class Listing:
         }
 
     async def act(self, action: str, kind: str, id_: str) -> str:
-        """What was done, in a sentence."""
+        """Do it, and say in a sentence what was done."""
         _, cache = await self._cache_of(kind, id_)
         core = cache.cores.get(kind)
         if action == "refresh":
@@ -149,7 +149,7 @@ async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
 
 
 def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
-    """An id that another is written as as well (`07`) is none."""
+    """The key; not an id that has another spelling (`07`)."""
     with suppress(ConfigError, ValueError):
         key = core.key(id_)
         if core.text(key) == id_:
@@ -158,7 +158,7 @@ def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource 
 
 
 def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
-    """Times are relative to now: the clock of the browser may differ."""
+    """Times are relative to now, because the browser's clock may differ."""
     ends = {"fresh_for": entry.fresh_until, "held_for": entry.held_until}
     ends["retry_in"] = entry.retry_at
     return {
@@ -177,7 +177,7 @@ def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
 
 
 def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
-    """A value as an operator can read it: JSON, a page's text, or how many bytes.
+    """A value as an operator can read it: JSON, a page's text, or its size.
 
     `kind` is json, page, bytes or absent; `text` is at most 20,000 characters of it.
     """

@@ -18,10 +18,10 @@ PARTS: Final = "__"
 def variables_in(
     environ: Mapping[str, str], models: Mapping[str, type]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Tables, the variable of each key, and what is wrong.
+    """Tables, the variable of each key, and mistakes.
 
-    A name without `__` may be anybody's, as a Kubernetes service's: it is only told if another
-    `_` makes it one of ours.
+    A name without `__` may belong to another program, such as a Kubernetes service. It is only
+    reported if another `_` would make it one of ours.
     """
     tables: dict[str, Any] = {}
     named: dict[str, str] = {}
@@ -77,7 +77,7 @@ def value_of(text: str, of: str) -> Any:  # noqa: ANN401 (as a file would have i
 
 
 def by_variable(mistake: str, named: Mapping[str, str]) -> str:
-    """A mistake names the variable where one was set, not its key."""
+    """A mistake names the variable, if one was set, and not its key."""
     for key, name in named.items():
         if mistake.startswith((f"{key}:", f"{key}.")):
             return name + mistake.removeprefix(key)

@@ -44,7 +44,7 @@ PLACE: Final = re.compile(r"\{(id|viewer_id)\}")
 
 
 def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
-    """A key of a table: how it is read, and what it is where it is not written."""
+    """A key of a table: its reader, and its default."""
     made: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
     return dataclasses.field(metadata={"read": read}, repr=not secret, **made)
 
@@ -54,7 +54,7 @@ def keys_of(table: type) -> dict[str, "dataclasses.Field[Any]"]:
 
 
 def read_table(where: str, table: object, model: type, mistakes: list[str]) -> dict[str, Any]:
-    """What could be read; what could not is among the mistakes."""
+    """The readable values; the others are among the mistakes."""
     if not isinstance(table, dict):
         mistakes.append(f"{where}: must be a table, as [{where}], not {shown(table)}")
         return {}
@@ -91,7 +91,7 @@ def keyed(key: str, own: str = "") -> Iterator[None]:
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
-    """With the key that was probably meant, or all there are."""
+    """With the key that was probably meant, or all keys."""
     near = difflib.get_close_matches(key, known, 1)
     meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
     return f"unknown key; {meant}"
@@ -130,10 +130,10 @@ def whole(least: int, most: int) -> Reader:
 
 
 def duration(value: Any, key: str, most: float | None = None) -> float:  # noqa: ANN401 (as written)
-    """With `most`: more than zero, and no more than that."""
+    """With `most`: above zero, and at most that."""
     try:
         found = seconds(value, name=key, positive=most is not None)
-    except ConfigError as exc:  # what only Python can write is not advised
+    except ConfigError as exc:  # leave out forms that only Python can write
         raise ConfigError(str(exc).replace(ALLOWED, WRITTEN)) from exc
     if most is not None and found > most:
         raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")

@@ -1,8 +1,8 @@
-"""A kind that is fetched one by one: `GET url`, with the stored copy validated (G11).
+"""A kind that is fetched one by one: `GET url`, with validation of the stored copy (G11).
 
-What a later request needs of the last answer, its validators and what it said of its freshness, is
-stored with the view, in the same copy. It is seen by nobody else: what the engine reads is the
-view. 304 renews the copy; 404 and 410 mean that it does not exist.
+The stored copy also has what the next request needs: validators and the stated freshness. Only this
+module sees it: the engine reads the view. 304 renews the copy; 404 and 410 mean that it does not
+exist.
 """
 
 import re
@@ -26,13 +26,13 @@ NOT_MODIFIED: Final = 304
 GONE: Final = (404, 410)
 KEPT: Final = names_in(b"etag last-modified cache-control cdn-cache-control expires date age")
 FIRST: Final = b"\xc1"
-"""Before the rest: no msgpack begins with it, so nothing else takes such a copy for a view."""
+"""The first byte; no msgpack begins with it, so such a copy is never taken for a view."""
 DOTS: Final = frozenset({".", ".."})
 SEPARATORS: Final = re.compile(r"[/\\]")
 
 
 class GotView(msgspec.Struct, frozen=True):
-    """What is stored: a view, and the header fields that its next request is made from."""
+    """What is stored: a view, and the header fields for its next request."""
 
     view: Any
     fields: tuple[tuple[str, str], ...] = ()
@@ -43,7 +43,7 @@ class GotView(msgspec.Struct, frozen=True):
 
 
 class GotCodec:
-    """Takes a `GotView`, and gives back the view alone."""
+    """Encodes a `GotView`, decodes the view alone."""
 
     def encode(self, value: GotView, /) -> bytes:
         return FIRST + msgspec.msgpack.encode(value)
@@ -53,7 +53,7 @@ class GotCodec:
 
 
 def got(data: bytes) -> GotView:
-    """Refuse what was stored in another way, as by `batch_url` (E11: a miss)."""
+    """Refuse copies that were stored in another way, as by `batch_url` (E11: a miss)."""
     if not data.startswith(FIRST):
         raise ValueError("not stored by a GET")
     return msgspec.msgpack.decode(memoryview(data)[1:], type=GotView)

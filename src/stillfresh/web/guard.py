@@ -29,14 +29,14 @@ from stillfresh.isr.edge import Networks, is_trusted
 from stillfresh.web.replies import Problem
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
-"""What a token is made of: anything that a header field can carry whole."""
+"""The characters of a token: all that a header field can carry."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 HOST: Final = re.compile(r"(\[[\da-f:.]+\]|[^\s:@/?#\[\]]+)(:\d*)?", re.ASCII)
 PASSED_ON: Final = re.compile(
     rb"forwarded|via|cdn-loop|cf-ray|x-original-host|x-envoy-external-address|x-forwarded.*"
     rb"|.*-(client|connecting|real|remote)-?(ip|addr).*"
 )
-"""Fields by which proxies say that they are one; an empty one says it as well."""
+"""Fields that show that a proxy passed the request on, even if empty."""
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of this page's own requests, and of an address typed in."""
 NAME: Final = re.compile(r"(\*\.)?[\w.-]+|\[?[\da-fA-F:.]+(%\w+)?\]?")
@@ -63,7 +63,7 @@ def bearer(scope: Scope) -> str | None:
 
 
 def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
-    """`token` is the gateway's own, `given` what was sent; compared in constant time."""
+    """`token` is the gateway's own, `given` was sent; compared in constant time."""
     if token is None:
         return is_local(scope) and is_of_this_page(scope)
     return given is not None and hmac.compare_digest(token.encode(), given.encode())
@@ -111,7 +111,7 @@ def _is_loopback(scope: Scope) -> bool:
 
 
 def host_name(scope: Scope) -> str | None:
-    """Of one Host, and of one that is nothing but a name and a port."""
+    """The name in one Host that is nothing but a name and a port."""
     told = Headers(scope=scope).getlist("host")
     found = HOST.fullmatch(told[0].lower()) if len(told) == 1 else None
     return found[1].strip("[]") if found is not None else None
@@ -127,7 +127,7 @@ class Guesses:
         self._memory = mmap.mmap(-1, MOST_ADDRESSES * PLACE.size)
 
     def of(self, address: str, now: float) -> tuple[float, list[int]]:
-        """Since when, and the hashes of the tokens; after `COUNTED_FOR` none."""
+        """Since when, and the hashes of the tokens; none after `COUNTED_FOR`."""
         owner, began_at, *tokens = PLACE.unpack_from(self._memory, self._place(address, now))
         is_counted = owner == hash(address) and _is_counted(began_at, now)
         wrong = [it for it in tokens if it] if is_counted else []
@@ -141,7 +141,7 @@ class Guesses:
         PLACE.pack_into(self._memory, self._place(address, now), hash(address), began_at, *tokens)
 
     def _place(self, address: str, now: float) -> int:
-        """Its own; else one that is free; else the one that began first."""
+        """Its own place; else a free one; else the one that began first."""
 
         def rank(at: int) -> tuple[bool, float]:
             owner, began_at, guessed = BEGINNING.unpack_from(self._memory, at)
@@ -164,7 +164,7 @@ class Operators:
         self._clock = clock
         self.guesses = Guesses()
         self.trusted: Networks = ()
-        """Proxies that say for whom they ask."""
+        """Proxies whose `X-Forwarded-For` is trusted."""
 
     @property
     def has_token(self) -> bool:
@@ -173,7 +173,7 @@ class Operators:
     def admits(self, scope: Scope, given: str | None) -> bool:
         """True for an operator; raises a `Problem` (429) for an address that guesses too often.
 
-        The right token is refused as well then: else a guesser could go on, and see which it is.
+        The right token is then refused too: otherwise a guesser would see which one is right.
         """
         if self._token is None or given is None:
             return is_operator(scope, self._token, given)
@@ -198,7 +198,7 @@ def is_address(name: str) -> bool:
 
 
 def address_of(scope: Scope, trusted: Networks = ()) -> str:
-    """The client; of IPv6 its network. Peers without an address are counted together."""
+    """The client's address; for IPv6 its network. Peers without an address count together."""
     peer = _peer(scope)
     if is_trusted(peer, trusted):
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
@@ -221,14 +221,14 @@ def _without_port(sender: str) -> str:
 
 
 def checked_token(token: object, name: str = "token") -> str:
-    """Never shown, not even where it is wrong."""
+    """Check a token; it is never shown, even if it is wrong."""
     if not isinstance(token, str) or not SECRET.fullmatch(token):
         raise ConfigError(f"{name}: must be printable ASCII text without spaces")
     return token
 
 
 def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
-    """As a browser's Origin header has them: scheme, host, perhaps a port; nothing behind."""
+    """As in a browser's Origin header: scheme, host, perhaps a port, nothing else."""
     if isinstance(origins, str):
         raise ConfigError(f"origins: takes a list of origins; write [{origins!r}]")
     found = tuple(origins)

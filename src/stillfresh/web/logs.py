@@ -1,4 +1,4 @@
-"""The log of a `serve` process, as `[log]` says (G16): where lines go, and what they never show."""
+"""The log of a `serve` process, as `[log]` says (G16): where lines go, and what is hidden."""
 
 import logging
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from stillfresh.web.config import Settings
 
 
 class ProcessLog:
-    """Where no logging was set up yet, it is from now on; libraries are heard from warnings up."""
+    """Set logging up, unless it is already; libraries log from warnings up."""
 
     def __init__(self, settings: Settings) -> None:
         asked = settings.log
@@ -24,7 +24,7 @@ class ProcessLog:
 
 
 def secrets_of(settings: Settings) -> Iterator[str]:
-    """What the settings keep secret."""
+    """The secrets in the settings."""
     server, outbox = settings.server, settings.outbox
     yield server.token or ""
     urls = [settings.store.url, server.authenticate_url]

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 COUNTED_EVERY: Final = 0.5
 ASKED_EVERY: Final = 5.0
 PAID_EVERY: Final = 300.0
-"""Seconds between two questions to a store whose answers cost money."""
+"""Seconds between two requests to a store that charges for them."""
 SHARE: Final = 50
-"""A store that took a second to answer is asked again after so many."""
+"""A store that took a second to answer is asked again after so many seconds."""
 ANSWERS_WITHIN: Final = 2.0
 WRITTEN_EVERY: Final = 1.0
-"""Seconds: what a worker has counted since is lost if it is killed."""
+"""Seconds; counts since then are lost if a worker is killed."""
 NOTED_EVERY: Final = 5
-"""Of these, one is noted."""
+"""One of so many is kept."""
 KEPT: Final = 60
-"""Notes of the last minutes: five of them."""
+"""Notes that are kept: those of five minutes."""
 NOTED: Final = ("loads", "failed", "store_errors")
 READY_WITHIN: Final = 2.0
-"""Seconds that a store has to answer."""
+"""Seconds for a store to answer."""
 VIEWERS: Final = "Viewers that are connected."
 MOST: Final = "Viewers that may be connected, in all workers together."
 LOOKED_AT: Final = "Ids that viewers look at, each viewer's counted."
@@ -54,14 +54,14 @@ BYPASSED: Final = "Requests that passed through uncached, by reason (I28)."
 RESPONSES: Final = "HTTP responses, by part of the gateway and status."
 SENT: Final = "Bytes of the bodies of those responses."
 NOBODY: Final = "stillfresh:ready"
-"""An id that nothing is kept under."""
+"""An id that no entry has."""
 
 
 Reached: TypeAlias = Literal["reachable", "unreachable"]
 
 
 class Numbers:
-    """`caches` by name; `live` counts viewers, `pages` the requests that were not cached."""
+    """`caches` by name; `live` counts viewers, `pages` the requests that passed uncached."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Numbers:
         self._before: Totals | None = None
 
     def share(self, worker: "Worker") -> None:
-        """Tell the numbers of all workers from now on, also of those before in this one's place."""
+        """From now on report the numbers of all workers, also of earlier ones in this place."""
         self._worker, self._before = worker, summed([(worker.board.read(worker.place), False)])
 
     async def snapshot(self) -> dict[str, Any]:
@@ -119,17 +119,17 @@ class Numbers:
         return stores
 
     async def reached(self) -> dict[str, Reached]:
-        """Which stores answer, and in time."""
+        """Which stores answer in time."""
         found = await asyncio.gather(*map(_reached, self._caches.values()))
         return dict(zip(self._caches, found, strict=True))
 
     def lags(self) -> dict[str, Lag]:
-        """Of the databases that say what is stale, as this process knows."""
+        """How far the outbox consumers of this process are behind."""
         found = (it for cache in self._caches.values() for it in cache.lags.items())
         return {name: lag() for name, lag in found}
 
     async def metrics(self) -> str:
-        """Of every resource, for Prometheus; nothing is asked of the stores."""
+        """All resources, for Prometheus; the stores are not asked."""
         totals = self._totals(await self.write())
         kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
         by_kind = totals.live["subscriptions"]
@@ -178,7 +178,7 @@ class Numbers:
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
     async def write(self) -> Totals:
-        """Count now, and tell the other workers."""
+        """Count now, and share the result with the other workers."""
         async with self._counting:
             self._counted = await self._count()
             return self._own()
@@ -203,7 +203,7 @@ class Numbers:
         return own if self._worker is None else summed(self._worker.board.read_all()) or own
 
     def _workers(self) -> dict[str, int] | None:
-        """How many there should be, and how many live; None: this process is the only one."""
+        """How many workers there should be, and how many live; None: there is only this process."""
         if self._worker is None:
             return None
         lives = [is_alive for _, is_alive in self._worker.board.read_all()]
@@ -214,7 +214,7 @@ class Numbers:
         for name, kinds in totals.resources.items():
             for kind, stats in kinds.items():
                 row = {"cache": name, "kind": kind, **asdict(stats), "reads": stats.reads}
-                # None where every copy has terms of its own, as pages have.
+                # None if every copy has its own times, as pages have.
                 fresh_for = self._caches[name].cores[kind].spec.terms.policy.fresh_for or None
                 rows.append({**row, "fresh_for": fresh_for})
         return rows
@@ -228,7 +228,7 @@ class Numbers:
 
 
 class Gauge:
-    """How large one store is; the last answer stands until the next is due."""
+    """The size of one store; the last answer counts until the next is due."""
 
     def __init__(self, cache: Cache, ticks: Clock) -> None:
         self._cache = cache
@@ -247,7 +247,7 @@ class Gauge:
         return self._last
 
     async def _ask(self) -> float:
-        """The pause before the next; a store that is unavailable is asked again soon."""
+        """Ask, and return the pause before the next; after a failure it is short."""
         began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):

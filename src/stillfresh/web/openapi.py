@@ -1,7 +1,7 @@
-"""`/openapi.json`: what the gateway's HTTP takes and answers, as OpenAPI 3.1 (G2).
+"""`/openapi.json`: the gateway's HTTP interface, as OpenAPI 3.1 (G2).
 
-Made of the kinds that there are, and of the types that `rest` decodes and encodes; a test compares
-it with what `rest` really does.
+Made from the declared kinds, and from the types that `rest` decodes and encodes; a test compares it
+with the real behaviour.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class Ready(msgspec.Struct, omit_defaults=True):
 def openapi(
     kinds: Mapping[str, bool], *, version: str, root: str, has_token: bool, has_pages: bool
 ) -> Schema:
-    """Of these kinds, each per viewer or not, under the prefix `root`."""
+    """The document for these kinds, each per viewer or not, under the prefix `root`."""
     types = (Ids, Items, ProblemBody, Purge, Purged, Ready)
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     schemas |= {"Id": msgspec.json.schema(Id), "Problem": schemas.pop("ProblemBody")}
@@ -154,7 +154,7 @@ def _purging(*, has_token: bool) -> Schema:
 
 
 def _operation(tag: str, name: str, summary: str, said: Mapping[int, str], found: Schema) -> Schema:
-    """`said` is what each status means; `found` the content of a 200."""
+    """`said`: the meaning of each status; `found`: the content of a 200."""
     responses: Schema = {}
     for status, what in said.items():
         told = responses[f"{status}"] = {"description": what}

@@ -19,12 +19,12 @@ from stillfresh.isr.routes import checked_path, own_tag
 from stillfresh.web.replies import Problem, json_reply, problem_reply
 
 MOST: Final = 1_000
-"""URLs, and tags, of one request: each is a step of the store."""
+"""The most URLs, and the most tags, of one request: each is a step of the store."""
 SOFT: Final = "soft-purge"
 
 
 class Purge(msgspec.Struct, forbid_unknown_fields=True):
-    """`soft`: stale, and served until a new one is there; else gone."""
+    """`soft`: make them stale, and serve them until they are refreshed; otherwise delete them."""
 
     urls: list[str] = []
     """Paths, in every variant, or whole URLs."""
@@ -33,14 +33,14 @@ class Purge(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Purged(msgspec.Struct):
-    """How many pages each reached; 0: none is known under it."""
+    """How many pages each reached; 0 if there is none."""
 
     urls: dict[str, int]
     tags: dict[str, int]
 
 
 async def purge(pages: PageCache, asked: Purge) -> Purged:
-    """A `Problem` that names every mistake, and nothing is done."""
+    """Purge. Raises a `Problem` that names every mistake, and then does nothing."""
     if mistakes := [*_mistakes(asked)]:
         raise Problem(422, "bad_purge", "Cannot be purged", "; ".join(mistakes))
     by_url = pages.revalidate if asked.soft else pages.purge
@@ -85,7 +85,7 @@ class PurgeRequests:
 
     async def _answer(self, scope: Scope) -> ASGIApp:
         peer = scope["client"][0] if scope.get("client") else None
-        # Behind the edge: what a proxy that is trusted said of its own client, and the peer.
+        # Behind the edge: the client that a trusted proxy named, and the peer.
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
         senders = [peer, *(it.decode("latin-1") for it in passed_on)]
         if others := [it for it in senders if not is_trusted(it, self._networks)]:
@@ -100,7 +100,7 @@ class PurgeRequests:
 
 
 def asked_by(scope: Scope) -> Purge:
-    """By the tags that its fields name, else its own URL, over either scheme."""
+    """By the tags in its fields, else by its own URL, over either scheme."""
     headers = Headers(scope=scope)
     tags, soft = tag_names(tuple(scope["headers"])), headers.get(SOFT) == "1"
     if tags is None:

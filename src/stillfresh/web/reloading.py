@@ -1,7 +1,7 @@
-"""SIGHUP: the gateway of new settings takes the place of the one that answers (G17).
+"""SIGHUP: a gateway with new settings replaces the running one (G17).
 
-What concerns the socket and the processes takes a restart, and is told. If the new settings cannot
-be read, or their store cannot be opened, everything stays as it is.
+Settings of the socket and the processes need a restart, and the log says so. If the new settings
+cannot be read, or their store cannot be opened, nothing changes.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from stillfresh.web.config import Settings
 
 FIXED: Final = ("host", "port", "uds", "workers", "record", "record_share")
 WITHIN: Final = 10.0
-"""Seconds that requests have to end on the gateway that is replaced."""
+"""Seconds for requests on the replaced gateway to end."""
 
 logger = logging.getLogger(__name__)
 
 
 def after_reload(old: Settings, new: Settings) -> Settings:
-    """The new ones, but for what takes a restart."""
+    """The new settings, except for those that need a restart."""
     fixed = {name: getattr(old.server, name) for name in FIXED}
     return replace(new, server=replace(new.server, **fixed), log=old.log)
 
 
 def unchangeable(old: Settings, new: Settings) -> Iterator[str]:
-    """What the new ones say in vain."""
+    """Changed settings that need a restart."""
     for name in FIXED:
         if (stays := getattr(old.server, name)) != getattr(new.server, name):
             yield f"server.{name}: takes a restart; it stays {stays}"
@@ -39,7 +39,7 @@ def unchangeable(old: Settings, new: Settings) -> Iterator[str]:
 
 
 def read_again(read: Callable[[], Settings], old: Settings) -> Settings | None:
-    """None, and logged, if there are mistakes."""
+    """None if there are mistakes, which are logged."""
     try:
         new = read()
     except StillfreshError as exc:
@@ -52,7 +52,7 @@ def read_again(read: Callable[[], Settings], old: Settings) -> Settings | None:
 
 
 class Replaceable:
-    """An ASGI app: the gateway that answers now."""
+    """An ASGI app that passes requests to the current gateway."""
 
     def __init__(self, app: Gateway) -> None:
         self.app = app
@@ -69,12 +69,12 @@ class Replaceable:
         try:
             await app(scope, receive, send)
         finally:
-            if app in self._busy:  # else it was closed meanwhile
+            if app in self._busy:  # otherwise it was closed meanwhile
                 self._busy[app] -= 1
                 self._idle.set()
 
     async def replace(self, new: Gateway) -> None:
-        """Open it first. Then the old one ends, when its requests are answered."""
+        """Open the new one. The old one closes when its requests are answered."""
         async with self._replacing:
             try:
                 await new.cache.open()

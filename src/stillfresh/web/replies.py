@@ -1,6 +1,6 @@
-"""What every HTTP app of the gateway shares: JSON, files, and problems (RFC 9457) (G2).
+"""Shared by all HTTP apps of the gateway: JSON, files, and problems (RFC 9457) (G2).
 
-Every surface of the gateway answers through here, so all of them carry the same safety fields.
+Every response of the gateway itself is made here, so all of them carry the same safety fields.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from stillfresh.http.validation import etag_of, not_modified
 T = TypeVar("T")
 MAX_BODY: Final = 1_048_576
 BODY_WITHIN: Final = 30.0
-"""Seconds for a request to come whole."""
+"""Seconds for a request body to arrive."""
 SAFETY: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 TYPES: Final = {
     "css": "text/css",
@@ -71,7 +71,7 @@ class ProblemBody(msgspec.Struct):
 
 
 def problem_app(routes: Iterable[Route], handlers: Mapping[Any, Any] | None = None) -> Starlette:
-    """An app that answers every mistake, a visitor's or its own, with a problem."""
+    """An app that answers every error, a visitor's or its own, with a problem."""
     own = {HTTPException: _answer, Exception: _broken, **(handlers or {})}
     routes = list(routes)
     for route in routes:  # its `$` would match before a line end, too
@@ -101,7 +101,7 @@ def problem_reply(problem: Problem) -> Response:
 
 
 async def _answer(request: Request, exc: HTTPException) -> Response:
-    """A problem as it is; the framework's own are a path or a method that there is not."""
+    """A problem as it is; the framework's own errors are an unknown path or method."""
     if isinstance(exc, Problem):
         return problem_reply(exc)
     if exc.headers is None:
@@ -120,7 +120,7 @@ async def _broken(request: Request, exc: Exception) -> Response:
 
 
 async def json_body(request: Request, type_: type[T], example: str) -> T:
-    """What a request says, whole, in time, and as the type asks for it."""
+    """The body of a request: complete, in time, and of this type."""
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind.strip().lower() != "application/json":
         raise Problem(415, "not_json", "Not JSON", "send content-type: application/json")
@@ -140,7 +140,7 @@ async def json_body(request: Request, type_: type[T], example: str) -> T:
 
 
 def tagged(request: Request, body: bytes, media_type: str, headers: dict[str, str]) -> Response:
-    """With its ETag; without its body for a client that has it already."""
+    """The response with its ETag; without a body for a client that has it already."""
     etag = etag_of(body)
     headers = {**headers, "etag": etag.decode()}
     if not_modified(tuple(request.headers.raw), etag, None):
@@ -149,7 +149,7 @@ def tagged(request: Request, body: bytes, media_type: str, headers: dict[str, st
 
 
 def file_reply(request: Request, name: str) -> Response:
-    """A file that browsers load, from the package (G5, G6); `name` is never the visitor's."""
+    """A file for browsers, from the package (G5, G6); visitors never choose `name`."""
     headers = {"cache-control": "no-cache"}
     if name.endswith(".html"):
         headers["content-security-policy"] = POLICY
@@ -158,5 +158,5 @@ def file_reply(request: Request, name: str) -> Response:
 
 @cache
 def _file(name: str) -> bytes:
-    """Read once: a name is one of a few."""
+    """Read once: there are only a few names."""
     return files("stillfresh.web").joinpath("static", name).read_bytes()

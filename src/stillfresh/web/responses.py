@@ -17,17 +17,17 @@ PARTS: Final = ("pages", "kinds", "own")
 """The site behind, `/v1/`, and everything else: the dashboard, health, metrics."""
 KNOWN: Final = frozenset(HTTPStatus)
 BROKEN: Final = 500
-"""What the server says when an app raised before it said anything."""
+"""The server's status if an app raised before its response."""
 
 
 class Responses:
-    """Of one part: how many of each status, and the bytes of their bodies."""
+    """Of one part: responses by status, and the bytes of their bodies."""
 
     def __init__(self) -> None:
         self.seen = defaultdict[int, list[int]](lambda: [0, 0])
 
     def statuses(self) -> dict[str, int]:
-        """Numbers that no registry knows are `other`: a site may make up hundreds."""
+        """Unregistered numbers count as `other`: a site may invent hundreds."""
         found = Counter[str]()
         for status, (number, _) in self.seen.items():
             found[str(status) if status in KNOWN else "other"] += number
@@ -38,7 +38,7 @@ class Responses:
 
 
 class CountedResponse:
-    """One response, while it is sent; and how it is counted when it is sent again."""
+    """One response while it is sent; and its count when it is sent again."""
 
     __slots__ = ("_has_body", "_keep", "_seen", "_send", "_size", "_to")
 
@@ -50,7 +50,7 @@ class CountedResponse:
             self._keep, scope[KEEP] = scope[KEEP], self.keep
 
     def send(self, message: Message) -> Awaitable[None]:
-        """No coroutine of its own: a page hit would pay for it twice."""
+        """Not a coroutine: a page hit would pay for it twice."""
         if (seen := self._seen) is None:
             if message["type"] == "http.response.start":
                 seen = self._seen = self._to.seen[message["status"]]
@@ -62,7 +62,7 @@ class CountedResponse:
         return self._send(message)
 
     def broke(self) -> None:
-        """The app raised; the server says so, if nothing was said before."""
+        """The app raised; the server answers if nothing was sent yet."""
         if self._seen is None:
             self._to.seen[BROKEN][0] += 1
 

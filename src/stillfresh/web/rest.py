@@ -36,7 +36,7 @@ from stillfresh.web.rules_rest import (
 )
 
 SIGN_IN_WITHIN: Final = 5.0
-"""Seconds that `authenticate` has."""
+"""Seconds for `authenticate`."""
 SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
 """Header fields that a page of another origin may read."""
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rest:
-    """What is under `/v1/`, over HTTP: `app`."""
+    """Everything under `/v1/`, over HTTP: `app`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Rest:
         raise Problem(422, "bad_id", "Invalid id", NO_ID)
 
     async def _viewer(self, name: str, request: Request) -> str | None:
-        """Ask who the viewer is, only for kinds whose views differ by viewer."""
+        """The viewer's id, for kinds whose views differ by viewer."""
         if not self._hub.is_per_viewer(name):
             return None
         token, found = bearer(request.scope), None
@@ -143,7 +143,7 @@ async def _away(request: Request, exc: StillfreshError) -> Response:
 
 
 async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
-    """What the application's hook says, in time."""
+    """The result of the application's hook, in time."""
     try:
         async with asyncio.timeout(SIGN_IN_WITHIN):
             said = authenticate(token)
@@ -162,5 +162,5 @@ async def _ids(request: Request) -> list[str]:
 
 
 def _is_garbled(id_: str, request: Request) -> bool:
-    """Servers put this character where a path is no UTF-8; unless it was really written."""
+    """True if a server put this character where the path is not UTF-8."""
     return "\ufffd" in id_ and b"%EF%BF%BD" not in (request.scope.get("raw_path") or b"").upper()

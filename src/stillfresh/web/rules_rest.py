@@ -1,7 +1,7 @@
-"""What a read over HTTP says of itself: its bodies, and its header fields (G2).
+"""The bodies and header fields of reads over HTTP (G2).
 
-Pure: an answer and a time in, data out. RFC 9111 (Age, Cache-Control), RFC 9211
-(Cache-Status), RFC 9110 §10.2.3 (Retry-After).
+Pure: an answer and a time in, data out. RFC 9111 (Age, Cache-Control), RFC 9211 (Cache-Status), RFC
+9110 §10.2.3 (Retry-After).
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -24,7 +24,7 @@ from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200
 FAILED: Final = "the upstream failed"
-"""What exactly went wrong there is the operator's to know, not every reader's."""
+"""The error itself is for operators, not for every reader."""
 
 Id = Annotated[
     str,
@@ -38,7 +38,7 @@ class Ids(Struct, forbid_unknown_fields=True):
 
 
 class Item(Struct, omit_defaults=True):
-    """One of a batch: found, absent, or failed with nothing kept."""
+    """One item of a batch: found, absent, or failed without a copy."""
 
     id: str
     status: Literal["found", "absent", "failed"]
@@ -72,7 +72,7 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
 
 
 def freshness_headers(kind: Kind, answer: Answer[Any], own: Policy | None = None) -> dict[str, str]:
-    """Of one view; a viewer's own stays with that viewer. `own`: the terms of this copy."""
+    """The fields of one view; a personal view is for its viewer only. `own`: this copy's times."""
     age, terms = answer.age, own or terms_of(kind, found=answer.found)
     fresh_for = terms.fresh_for
     told = {
@@ -84,7 +84,7 @@ def freshness_headers(kind: Kind, answer: Answer[Any], own: Policy | None = None
 
 
 def terms_of(kind: Kind, *, found: bool) -> Policy:
-    """That something does not exist is believed for a shorter time."""
+    """An absence is remembered for a shorter time."""
     fresh_for, stale_for = seconds(kind.fresh_for), seconds(kind.stale_for)
     if not found:
         absent_for = None if kind.absent_for is None else seconds(kind.absent_for)
@@ -93,7 +93,7 @@ def terms_of(kind: Kind, *, found: bool) -> Policy:
 
 
 def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
-    """Browsers ask each time, and are told 304."""
+    """Browsers ask each time, and get 304."""
     if kind.per_viewer:
         return "private, no-cache"
     left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
@@ -101,5 +101,5 @@ def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
 
 
 def is_failed(answer: Answer[Any]) -> bool:
-    """Nobody could say, and nothing is kept; that it does not exist may be kept, too."""
+    """True if the load failed and there is no copy; an absence is not a failure."""
     return answer.verdict is Verdict.GONE and answer.error is not None

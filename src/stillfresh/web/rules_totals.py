@@ -1,7 +1,7 @@
-"""The numbers of several workers as those of one gateway (G14). Pure: numbers in, numbers out.
+"""The numbers of several workers as those of one gateway (G14). Pure.
 
-Everything is added up, but for what stands in `NOT_ADDED`. Of a worker that has ended, what it has
-counted stays; what it held at the moment is gone with it.
+Everything is added up, except the fields in `NOT_ADDED`. Counts of a worker that has ended stay;
+its current figures are dropped.
 """
 
 import operator
@@ -19,7 +19,7 @@ Resources: TypeAlias = dict[str, dict[str, ResourceStats]]
 
 
 class Totals(msgspec.Struct):
-    """Since `started_at`, and what is held now."""
+    """Counts since `started_at`, and current figures."""
 
     started_at: float
     resources: Resources
@@ -52,7 +52,7 @@ NOTHING_HELD: Final[Mapping[str, Any]] = {
 
 
 def summed(parts: Iterable[tuple[bytes, bool]]) -> Totals | None:
-    """Of encoded totals, each with whether its worker lives; empty ones are of no worker yet."""
+    """The sum of encoded totals, each with whether its worker lives; empty: no worker yet."""
     found = [(msgspec.json.decode(text, type=Totals), is_alive) for text, is_alive in parts if text]
     lasting = (it if is_alive else _ended(it) for it, is_alive in found)
     total: Totals | None = reduce(added, lasting, None)
@@ -68,7 +68,7 @@ def _ended(totals: Totals) -> Totals:
 
 
 def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)
-    """Two of the same shape; a key that one of them lacks is the other's."""
+    """Add two of the same shape; a key in only one of them is taken from it."""
     if isinstance(one, int | float | Timing):
         return one + other
     if isinstance(one, dict):

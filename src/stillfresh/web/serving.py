@@ -1,4 +1,4 @@
-"""`stillfresh serve`: a gateway of settings, on uvicorn with uvloop and httptools (G1, I12).
+"""`stillfresh serve`: a gateway from settings, on uvicorn with uvloop and httptools (G1, I12).
 
 Needs `stillfresh[web]`.
 """
@@ -44,7 +44,7 @@ PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 KEPT: Final = 20
 """Idle connections to upstream APIs."""
 LONGEST_WAIT: Final = 30.0
-"""Seconds for one step of an exchange; each kind bounds the whole of its own."""
+"""Seconds for one step of an exchange; each kind limits the whole."""
 PLACE: Final = 65_536
 PLACE_BY_KIND: Final = 8_192
 """Bytes for the numbers of one worker, and of each kind."""
@@ -109,7 +109,7 @@ def _size(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What every process of one `serve` has from the start, beside its settings."""
+    """What every process of one `serve` has from the start, besides its settings."""
 
     listener: socket.socket
     log: ProcessLog
@@ -143,7 +143,7 @@ def _work(
 def gateway_of(
     settings: Settings, client: httpx2.AsyncClient, follow: Follow | None = None
 ) -> Gateway:
-    """The gateway that these settings describe; its kinds ask through this client."""
+    """The gateway that these settings describe; its kinds use this client."""
     server, pages = settings.server, settings.pages
     page_cache = page_cache_of(pages, settings.store) if pages is not None else None
     url = server.authenticate_url
@@ -164,14 +164,14 @@ def gateway_of(
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:
-    """What the gateway is called; ports say nothing."""
+    """The names of the gateway, without ports."""
     server, pages = settings.server, settings.pages
     own = (server.host, *server.hosts, *(pages.site_hosts if pages is not None else ()))
     return tuple(PORT.sub(r"\1", name) for name in own)
 
 
 class GatewayProcess:
-    """A gateway on a socket, and what signals do to it."""
+    """A gateway on a socket, and its signals."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class GatewayProcess:
         self._server.should_exit = True
 
     def _heard(self, number: int) -> None:
-        """SIGHUP reloads; SIGTERM drains first (G17); a second signal to end hurries."""
+        """SIGHUP reloads; SIGTERM drains first (G17); a second signal ends it at once."""
         drain, app, server = self._settings.server.drain, self._held.app, self._server
         if number == signal.SIGHUP:
             self._reload()
@@ -255,7 +255,7 @@ async def _open(app: Gateway) -> None:
 
 
 def _said(settings: Settings, where: str) -> Iterator[str]:
-    """What stands where; never a password."""
+    """The addresses that it serves; never a password."""
     store = without_password(settings.store.url)
     if settings.pages is not None:
         yield f"{where} in front of {settings.pages.upstream}, pages in {store}"

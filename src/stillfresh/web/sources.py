@@ -30,15 +30,15 @@ from stillfresh.web.purging import PurgeRequests
 
 IdOf: TypeAlias = Callable[[object], str]
 KNOWN_FOR: Final = "1m"
-"""For reads over HTTP: a revoked token is refused after that at the latest."""
+"""For reads over HTTP: a revoked token is refused after this time at the latest."""
 MOST_TOKENS: Final = 10_000
 UNKNOWN: Final = frozenset({401, 403, 404})
 SPARE: Final = 5.0
-"""Seconds that a render has above twice its site's time: to connect, and to answer."""
+"""Seconds that a render has beyond twice the site's timeout, to connect and to answer."""
 
 
 def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
-    """It waits longer than the upstream client: a site that hangs is a 504 for all callers."""
+    """Its timeout exceeds the client's, so a site that hangs is a 504 for all callers."""
     return PageCache(
         store.url,
         memory_for=store.memory_for,
@@ -53,7 +53,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
 
 
 def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
-    """Routes of their own duration; everything else as it says itself."""
+    """The site behind the page cache: routes with durations; other pages by their own headers."""
     query = settings.query or None
     routes = {path: _route(it, query) for path, it in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
@@ -129,7 +129,7 @@ def batches(settings: KindSettings, endpoint: Endpoint) -> Callable[..., Awaitab
 
 
 def listed(body: bytes, list_field: str | None) -> list[Any]:
-    """The views of an answer; one that has no list of them has failed."""
+    """The views of an answer. Raises LoadFailed if it has no list of them."""
     answer = decoded(body)
     found = answer if list_field is None else inside(answer, list_field)
     if not isinstance(found, list):
@@ -139,7 +139,7 @@ def listed(body: bytes, list_field: str | None) -> list[Any]:
 
 
 def inside(view: object, path: str) -> object:
-    """What stands there; None if nothing does."""
+    """The value at that path; None if there is none."""
     for name in path.split("."):
         view = view.get(name) if isinstance(view, dict) else None
     return view
@@ -182,7 +182,7 @@ def views_by_id(ids: Iterable[str], views: list[Any], id_of: IdOf) -> dict[str, 
 
 
 class Viewer(msgspec.Struct):
-    """What the upstream says."""
+    """The upstream's answer."""
 
     viewer_id: str
 
@@ -206,7 +206,7 @@ class Authority:
         return viewer_id
 
     async def remembered(self, token: str) -> str | None:
-        """The last answer, for a minute: a read over HTTP sends its token each time."""
+        """The last answer, for a minute, because a read over HTTP sends its token each time."""
         viewer_id = self._known.get(token)
         return await self(token) if viewer_id is None else viewer_id
 

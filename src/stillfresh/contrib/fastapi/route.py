@@ -86,9 +86,28 @@ def fresh(
 ) -> Callable[[Callable[P, Any]], "FreshRoute[P]"]:
     """Cache what a route returns. Write it below `@app.get(...)`, next to the function.
 
-    The key is made of the function's own parameters. A parameter that FastAPI provides (a
-    dependency, the request) must be in `per`, for one copy each, or in `ignore`. The other options
-    are those of `Cache.cached`. Raises ConfigError for an option that cannot be used.
+    The key is made of the function's own parameters. Raises ConfigError for an option that cannot
+    be used.
+
+    Args:
+        cache: The cache that stores the values.
+        fresh_for: How long a copy is served without a refresh.
+        stale_for: How long after that it is served while it is refreshed.
+        error_for: How long after `fresh_for` it is served if the function fails.
+        per: Parameters that FastAPI provides (a dependency, the request) and that the answer
+            depends on: one copy for each value. A name, names, or `{name: function}`, which
+            returns the part that counts.
+        ignore: Parameters that FastAPI provides and that the answer does not depend on.
+        tags: The tags of an entry, for `invalidate_tag`.
+        name: The kind of the entries; None: the function's name.
+        model: The type of the values; None: the return annotation.
+        codec: Turns values into bytes; None: chosen by the type.
+        jitter: The share, below 1, by which each copy's freshness is shortened at random.
+        memory_for: How long memory is believed without asking a shared store.
+        max_entries: The most values in memory.
+        max_bytes: The most bytes of values in memory.
+        concurrency: The most calls of the function at once.
+        load_timeout: When a call of the function has failed.
     """
 
     check_cache(cache, Cache)

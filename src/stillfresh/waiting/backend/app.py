@@ -1,6 +1,6 @@
 """The games over HTTP: `GET /api/games/waiting-longest` and the user's events by WebSocket (W12).
 
-Needs the `web` extra. Who is signed in is for the application to say: `sign_in(connection)`.
+Needs the `web` extra. The application says who is signed in: `sign_in(connection)`.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SignIn: TypeAlias = Callable[[HTTPConnection], str | None]
 """Returns the id of the user that a request's headers name, or None."""
 
 FAREWELL: Final = 5.0
-"""Seconds in which a slow connection may take its leave."""
+"""Seconds for a slow connection to take the closing message."""
 MAX_UNSENT: Final = 256
 """Messages that wait for one slow connection."""
 
@@ -55,7 +55,7 @@ def games_app(games: Games, sign_in: SignIn) -> Starlette:
 class GameListener:
     """One connection of one user: the user's news, and the states of the game that it watches.
 
-    A connection that does not keep up is ended: its client reconnects and asks again (W9).
+    A connection that reads too slowly is closed: its client reconnects and asks again (W9).
     """
 
     def __init__(self, user_id: str) -> None:
@@ -65,7 +65,7 @@ class GameListener:
         self.unsent = asyncio.Queue[News](MAX_UNSENT)
 
     def hear(self, happened: Happened) -> None:
-        """A turn's message before its state: the cache then knows that the turn came anew."""
+        """Send a turn's message before its state, so that the cache knows that the turn is new."""
         for user_id, news in happened.news:
             if user_id == self.user_id:
                 self.tell(news)
@@ -86,7 +86,7 @@ class _GamesService:
         self._sign_in = sign_in
 
     async def waiting_longest(self, request: Request) -> Response:
-        """One user's games are nobody else's: no cache may keep them."""
+        """The games of one user: no cache may store the response."""
         user_id = self._sign_in(request)
         said: dict[str, object] = {"error": "sign in first"}
         if user_id is not None:
@@ -110,7 +110,7 @@ class _GamesService:
             unsubscribe()
 
     async def _serve(self, socket: WebSocket, listener: GameListener) -> None:
-        """Until the client goes, or does not keep up, or says what nobody understands."""
+        """Serve until the client leaves, reads too slowly, or sends an invalid message."""
         works = [send(socket, listener), self._receive(socket, listener), lag(socket, listener)]
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -162,6 +162,6 @@ async def send(socket: WebSocket, listener: GameListener) -> None:
 async def lag(socket: WebSocket, listener: GameListener) -> None:
     await listener.is_lagging.wait()
     logger.warning("a connection of %s reads too slowly; it is closed", listener.user_id)
-    with suppress(TimeoutError):  # who does not read may never take the farewell
+    with suppress(TimeoutError):  # a client that does not read may never take it
         async with asyncio.timeout(FAREWELL):
             await socket.close(1013, "too slow")

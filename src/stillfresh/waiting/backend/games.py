@@ -1,6 +1,6 @@
-"""Games: the tables in a file, read inline and written on one thread, and who hears of it (W12).
+"""Games: tables in a file, read inline and written on one thread, and their listeners (W12).
 
-News is given out in the order of the commits, whether or not the caller still waits.
+Listeners are called in the order of the commits, whether or not the caller still waits.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Games:
         await self.close()
 
     async def close(self) -> None:
-        """Finish what has started, and close the file."""
+        """Finish steps that have started, and close the file."""
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -64,7 +64,7 @@ class Games:
             await writer.stopped()
 
     def _adopt(self, reader: apsw.Connection) -> None:
-        """The connection for reading; another one when the file was opened anew."""
+        """Use this connection for reading; another one after the file was opened again."""
         if self._writer is None:
             reader.close()
             return
@@ -123,7 +123,7 @@ class Games:
         return self._reader
 
     async def _write(self, step: Callable[..., Happened], *given: object) -> GameView:
-        """Done to its end and told, whatever becomes of the caller."""
+        """Run the step to its end and report it, even if the caller leaves."""
         if self._writer is None:
             raise NotOpen("these games are closed")
         now = round(self._clock() * 1000)

@@ -101,13 +101,13 @@ class GameView:
     game_id: str
     status: str
     actor: str | None
-    """Whose turn it is; None if nobody is left, or the game is over."""
+    """The player whose turn it is; None if no player is left, or the game is over."""
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """The game after a step, and the news that is for single users."""
+    """The game after a step, and the messages for single users."""
 
     game: GameView
     news: tuple[tuple[str, News], ...] = ()
@@ -155,7 +155,7 @@ def move(
     version: int | None = None,
     keeps_turn: bool = False,
 ) -> Happened:
-    """The turn passes on, or goes on: then the game keeps its place, and nobody is told."""
+    """The turn passes on or continues. If it continues, the game keeps its place, without news."""
     game = active(connection, game_id)
     if game.actor != user_id:
         raise GameError(f"it is not {user_id!r}'s turn in {game_id!r}")
@@ -171,7 +171,7 @@ def move(
 
 
 def after(connection: apsw.Connection, game_id: str, user_id: str) -> str | None:
-    """The next active seat, round the table; oneself, if nobody else is there."""
+    """The next active seat, round the table; the same player if nobody else is there."""
     row = connection.execute(NEXT_SEAT, (game_id, user_id)).fetchone()
     return None if row is None else str(row[0])
 
@@ -183,14 +183,14 @@ def turn_news(connection: apsw.Connection, game: GameView) -> tuple[tuple[str, N
 
 
 def structural(connection: apsw.Connection, game: GameView, *, turns: bool) -> Happened:
-    """All human players of the game are told, also those that have left it."""
+    """Notify all human players of the game, also those that have left it."""
     humans = [user for (user,) in connection.execute(HUMANS_OF, (game.game_id,))]
     news: list[tuple[str, News]] = [(user, Invalidated()) for user in humans]
     return Happened(game, (*news, *(turn_news(connection, game) if turns else ())))
 
 
 def finish(connection: apsw.Connection, game_id: str, status: str, now: int) -> Happened:
-    """It is over: `ended`, or `abandoned`."""
+    """End it: `ended`, or `abandoned`."""
     active(connection, game_id)
     connection.execute(UPDATE_GAME, (status, None, now, True, game_id))
     return structural(connection, view(connection, game_id), turns=False)
@@ -199,7 +199,7 @@ def finish(connection: apsw.Connection, game_id: str, status: str, now: int) -> 
 def seat(
     connection: apsw.Connection, game_id: str, user_id: str, now: int, *, is_active: bool
 ) -> Happened:
-    """Somebody leaves or rejoins; a turn that nobody has passes on."""
+    """A player leaves or rejoins; the turn of a player that left passes on."""
     game = active(connection, game_id)
     connection.execute(SET_ACTIVE, (int(is_active), game_id, user_id))
     if not connection.changes():
