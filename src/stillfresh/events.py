@@ -34,7 +34,7 @@ class Events(Generic[E]):
         return unsubscribe
 
     def emit(self, event: E) -> None:
-        """Tell everyone who is subscribed at this moment, in the order they subscribed."""
+        """Call every present subscriber, in the order in which they subscribed."""
         for listener in tuple(self._listeners.values()):
             try:
                 listener(event)

@@ -28,7 +28,7 @@ Render: TypeAlias = Callable[[], bytes]
 MOST_WAITING: Final = 10_000
 """Entries; more are dropped and counted."""
 LONGEST_LINE: Final = select.PIPE_BUF
-"""Bytes that a pipe takes in one piece, whoever else writes."""
+"""Bytes that a pipe takes in one piece, even if other processes write to it."""
 GATHERED_FOR: Final = 0.02
 """Seconds between an entry and its writing: one wake-up for many entries."""
 PATIENCE: Final = 1.0

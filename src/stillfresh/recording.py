@@ -185,7 +185,7 @@ class Recording:
         return data
 
     def _write(self, data: bytes) -> None:
-        """Whole lines, at the end of the file, whoever else writes there."""
+        """Append whole lines, even if other processes write to the file."""
         try:
             if os.fstat(self._file).st_size + len(data) > self._most:
                 self._end(f"it would be longer than max_bytes={self._most:,}")

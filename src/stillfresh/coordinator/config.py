@@ -1,7 +1,7 @@
-"""What a coordinator is told, and what can be looked at: settings, kinds, snapshots (C1, C5, C13).
+"""A coordinator's settings, kinds and snapshots (C1, C5, C13).
 
-Data, checked when it is made, and frozen. Posts and users are two kinds, declared by what fetches
-them (C10, C12). Their views differ by viewer: a post's bookmark, a user's relationship.
+Frozen data, checked when it is made. Posts and users are two kinds, declared by the functions that
+fetch them (C10, C12). Their views differ by viewer: a post's bookmark, a user's relationship.
 """
 
 import os
@@ -20,7 +20,7 @@ from stillfresh.errors import ConfigError, shown
 POST: Final = "post"
 USER: Final = "user"
 MOST: Final = 315_360_000_000
-"""Ten years in milliseconds: more is a mistake, not a wish."""
+"""Ten years in milliseconds; a longer time is refused as a mistake."""
 WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
 FLAGS: Final = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
     ("false", "0", "no", "off"), False
@@ -102,7 +102,7 @@ class Kind:
     That is the stored bytes by id, so that it can ask whether they are still right.
     """
     objective: str | None = None
-    """In a `Hub`: the share of reads that is to be how young, as "99% of reads younger than 1m"."""
+    """In a `Hub`: the freshness objective, such as "99% of reads younger than 1m"."""
     ttl_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class TtlSnapshot:
     """The ids that wait for a fetch, the oldest first."""
     in_flight: Mapping[str, tuple[str, ...]]
     cooling: Mapping[str, Mapping[str, float]]
-    """The ids that failed, and until when they are left alone, in seconds since 1970."""
+    """The ids that failed, and until when they are not tried, in seconds since 1970."""
     last_tick: float | None
     """When the last tick that did something began, in seconds since 1970."""
     requests_made: int
@@ -170,7 +170,7 @@ class Nexus(Protocol):
 
 
 def nexus_kinds(nexus: Nexus, config: TtlConfig) -> list[Kind]:
-    """With the terms of the configuration (C1)."""
+    """Posts and users with the times of the configuration (C1)."""
     for method in ("posts_by_ids", "users_by_ids"):
         what = f"a server with {method}(ids, viewer_id)"
         checked_function("nexus", getattr(nexus, method, None), what)

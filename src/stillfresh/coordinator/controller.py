@@ -1,7 +1,7 @@
-"""TtlController: whole views, fetched and kept for the viewer who is here (C7, C10, C11; seed 000).
+"""TtlController: whole views, fetched and stored for the signed-in viewer (C7, C10, C11; seed 000).
 
-Each kind is a resource of one cache, on the store that `Database` is. A forced refresh is the
-engine's `reload`, a local edit its `put`; another viewer's sign-in empties the file.
+Each kind is a resource of one cache, whose store is the `Database`. A forced refresh is the
+engine's `reload`, a local edit its `put`; the sign-in of another viewer empties the file.
 """
 
 import time
@@ -68,14 +68,14 @@ class TtlController:
         return {name: track.kind for name, track in self.tracks.items()}
 
     def declare(self, kinds: Iterable[Kind]) -> None:
-        """More kinds, each of a name of its own."""
+        """Declare more kinds, each under its own name."""
         for name, kind in checked_kinds(kinds).items():
             if self.kinds.get(name, kind) != kind:
                 raise ConfigError(f"kind {name!r}: declared already; use another name")
             self._lay(kind)
 
     def configure(self, config: TtlConfig) -> None:
-        """C1: the terms of posts and users, and everybody's cooldown."""
+        """C1: set the times of posts and users, and the cooldown of all kinds."""
         self._cooldown = config.cooldown_ms / 1000
         kinds = self.kinds
         if self._nexus is not None:
@@ -90,7 +90,7 @@ class TtlController:
         self.tracks[kind.name].configure(kind, self._cooldown)
 
     def coordinate(self, kinds: Iterable[Kind], config: TtlConfig, clock: Clock) -> None:
-        """Who is signed in is the word of one coordinator, and so are the terms and the time."""
+        """Only one coordinator says who is signed in, and sets the times and the clock."""
         if self._is_coordinated:
             raise ConfigError(
                 "controller: has a TtlCoordinator already; make a TtlController for each of them"
@@ -101,7 +101,7 @@ class TtlController:
         self._is_coordinated = True
 
     def begin_session(self, viewer_id: str | None) -> None:
-        """C7: what is in flight for the one before is dropped, and for a visit of anybody else."""
+        """C7: drop requests in flight for the viewer before, and for visits of other viewers."""
         over, self.session = self.session, ViewerSession(viewer_id)
         over.end()
         for visit in self._visits:
@@ -115,14 +115,15 @@ class TtlController:
         return track
 
     async def prepare(self) -> None:
-        """The file is open, and holds nothing of another viewer.
+        """Open the file, without views of another viewer.
 
-        While nobody is signed in, the views of who was here last stay: they may come back.
+        While nobody is signed in, the views of the last viewer stay, because that viewer may come
+        back.
         """
         await self._prepare(self.session)
 
     async def _prepare(self, session: ViewerSession) -> None:
-        """For this session; if it is over by the time the file is open, for the one that is not."""
+        """For this session; if it is over when the file is open, for the current one."""
         await self.cache.open()
         if session.is_over:
             session = self.session
@@ -233,9 +234,9 @@ class TtlController:
 
     @contextmanager
     def _admitted(self, track: Track, viewer_id: str | None) -> Iterator[ViewerSession]:
-        """One viewer at a time: who is here, or a visit while nobody is signed in.
+        """One viewer at a time: the signed-in one, or a visit while nobody is signed in.
 
-        Without a coordinator there is no signing in: it is who was asked for last.
+        Without a coordinator nobody signs in: it is the viewer of the last call.
         """
         here, is_own = self.session.viewer_id, track.kind.per_viewer
         if viewer_id is None or checked_id("viewer_id", viewer_id) == here or not is_own:
@@ -257,7 +258,7 @@ class TtlController:
             )
 
     def tell(self, kind: str, outcomes: Mapping[str, Outcome]) -> None:
-        """The listeners hear which views are new, and which are absent."""
+        """Tell the listeners which views are new, and which are absent."""
         if updated := [id_ for id_, it in outcomes.items() if isinstance(it, tuple)]:
             self._updated.emit((kind, updated))
         if absent := [id_ for id_, it in outcomes.items() if it is ABSENT]:
@@ -265,6 +266,6 @@ class TtlController:
 
 
 def _check_here(track: Track, session: ViewerSession) -> None:
-    """C7: what was asked for a viewer who left is not for who came."""
+    """C7: a view that was fetched for a viewer that left is not for the next one."""
     if session.is_over:
         raise LoadFailed(f"{track.kind.name}: the viewer signed out meanwhile; ask again")

@@ -1,7 +1,7 @@
-"""TtlCoordinator: what is on screen is refreshed in batches, by one tick for all of it (seed 000).
+"""TtlCoordinator: items on screen are refreshed in batches, by one tick for all (seed 000).
 
-When it may tick is the gate (C7): started, signed in, and visible. One timer for everything, none
-per item; each kind is a `Track`, a driver whose pulse is the tick.
+The gate (C7) says when it may tick: started, signed in, and visible. One timer for everything, none
+per item; each kind is a `Track`, a driver that runs at each tick.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from stillfresh.engine.rules import stamped
 from stillfresh.errors import ConfigError, StillfreshError, shown
 
 LEAST_PATIENCE: Final = 1.0
-"""Seconds for what was cancelled to end."""
+"""Seconds for cancelled work to end."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +60,11 @@ class TtlCoordinator:
         self._grace = seconds(grace, name="grace")
         self._tracks = controller.tracks
         self._crowded: set[str] = set()
-        """Kinds of which it has said that more are subscribed than it can keep fresh (C18)."""
+        """Kinds for which it has logged that more are subscribed than it can keep fresh (C18)."""
         self._is_started = False
         self._is_visible = False
         self._knows_visibility = visible is not None
-        """Somebody said whether it is visible, or it has said that nobody did (C16)."""
+        """Visibility was set, or its absence was logged (C16)."""
         self._viewer: str | None = None
         self._route: str | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class TtlCoordinator:
             self._end_tick(running)
 
     def _drop(self) -> None:
-        """Requests are not waited for any more, whether or not they can be cancelled."""
+        """Wait for requests no longer, whether or not they can be cancelled."""
         for track in self._tracks.values():
             track.session.drop()
 
@@ -252,7 +252,7 @@ class TtlCoordinator:
             self._arm(0 if self._knows_visibility or self._is_open() else None)
 
     def _arm(self, after: float | None = None) -> None:
-        """One timer, also while it is hidden: it may have to ask whether it still is."""
+        """One timer, also while hidden, because `visible` may have to be asked again."""
         self._disarm()
         if self._is_started and self._viewer is not None:
             pause = self._config.batch_interval_ms / 1000 if after is None else after
@@ -272,7 +272,7 @@ class TtlCoordinator:
             self._arm()
 
     def _say_hidden(self) -> None:
-        """C16: once, if it would refresh something and was never told whether it is visible."""
+        """C16: log once, if something would be refreshed and visibility was never set."""
         is_asked = self._is_started and self._viewer is not None and not self._knows_visibility
         if is_asked and any(len(track.lane) for track in self._tracks.values()):
             self._knows_visibility = True
@@ -314,7 +314,7 @@ class TtlCoordinator:
                 group.create_task(track.tick(track.kind.max_batch, batches, self._is_open))
 
     def _say_crowded(self, track: Track) -> None:
-        """C18: once for a kind, if more are subscribed than can be kept fresh."""
+        """C18: log once for a kind, if more ids are subscribed than can be kept fresh."""
         name, most = track.kind.name, kept_fresh(track.kind, self._config)
         if len(track.lane) > most and name not in self._crowded:
             self._crowded.add(name)

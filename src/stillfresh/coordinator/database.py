@@ -1,7 +1,7 @@
-"""Database: the file with the views, and in seed 000's tables when each was asked for (C2, C18).
+"""Database: the file with the views, and when each was requested, in seed 000's tables (C2, C18).
 
-It is a store's file (`post`, `post_ttl(id, last_updated_at, …)`). Beside the store's tables it says
-whose views it holds (decision 0011), and which ids were written lately, by whatever process.
+It is a store's file (`post`, `post_ttl(id, last_updated_at, …)`). It also says whose views it holds
+(decision 0011), and which ids any process wrote lately.
 """
 
 from collections.abc import Container, Mapping
@@ -30,9 +30,9 @@ from stillfresh.stores.sqlite import (
 FIRST_RELEASE: Final = 0x5F4E3002
 """The `application_id` of a coordinator's file before it was a store's."""
 KEPT_FOR: Final = 315_360_000.0
-"""Seconds: a view is kept until `evict` drops it. Ten years, whatever the TTL is by then."""
+"""Seconds: a view is kept until `evict` drops it. Ten years, whatever the TTL is."""
 REMEMBERED: Final = 10_000
-"""Changes; a process that was away for more looks everything up."""
+"""Changes; a process that missed more looks all ids up."""
 
 _BEGIN: Final = """
     CREATE TABLE IF NOT EXISTS stillfresh_owner(kind TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL)
@@ -66,7 +66,7 @@ Changes: TypeAlias = dict[str, list[str]]
 
 
 class ChangesRead(NamedTuple):
-    """How far the changes of which file were read."""
+    """The file, and how far its changes were read."""
 
     connection: apsw.Connection | None = None
     version: int = 0
@@ -93,7 +93,7 @@ class Database(SqliteStore):
         return self._reader is not None
 
     def owner(self, kind: str) -> str | None:
-        """Whose views of this kind the file holds, as it says now."""
+        """The viewer whose views of this kind the file holds."""
         try:
             owner: str | None = self._execute(_OWNER, (kind,)).get
         except FAILED as exc:
@@ -137,7 +137,7 @@ class Database(SqliteStore):
 
 
 def _changes(connection: apsw.Connection, seen: ChangesRead) -> tuple[Changes | None, ChangesRead]:
-    last = connection.execute(_LAST).get or 0  # first: what comes later has another version
+    last = connection.execute(_LAST).get or 0  # first, because a later change has another version
     version = int(connection.pragma("data_version"))
     if (connection, version) == seen[:2]:
         return {}, seen._replace(number=last)  # those between are our own

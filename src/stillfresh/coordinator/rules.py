@@ -1,4 +1,4 @@
-"""What rows, answers and views mean (C2, C9-C12): seed 000's comparisons, and nothing else.
+"""What rows, answers and views mean (C2, C9-C12): the comparisons of seed 000.
 
 Pure: rows, views and times in seconds in, decisions out. No clock, database or asyncio.
 """
@@ -17,7 +17,7 @@ View: TypeAlias = Any
 """A whole entity as the server shows it to one viewer: what JSON can say."""
 
 BETWEEN: Final = 0.0005
-"""Seconds: half of what rows can tell apart. Sums of floats miss a millisecond by a hair."""
+"""Seconds: half of the smallest difference between rows, since sums of floats are not exact."""
 NEVER: Final = float("-inf")
 SHARED: Final = "shared"
 GUEST: Final = "guest"
@@ -44,7 +44,7 @@ def kept_fresh(kind: "Kind", config: "TtlConfig") -> int:
 
 
 def owner_of(viewer_id: str | None, *, per_viewer: bool) -> str:
-    """Whose views a kind's rows are: everybody's, nobody's in particular, or one viewer's."""
+    """The owner of a kind's rows: everybody, nobody, or one viewer."""
     if not per_viewer:
         return SHARED
     return GUEST if viewer_id is None else f"viewer:{viewer_id}"

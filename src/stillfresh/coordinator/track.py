@@ -1,7 +1,7 @@
 """One kind of the coordinator: a resource of its cache, and the driver of its lane (C3-C11).
 
-The engine leases, fetches and publishes; here is what a request is, for whom it is made, and when a
-row is stale. A key says for which session it is asked: the law keeps the rest apart.
+The engine leases, fetches and publishes. This module says what a request is, for which viewer it is
+made, and when a row is stale. A key names its session; the law keeps sessions apart.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 LONGEST_COOLDOWN: Final = 300.0
 
 Stored: TypeAlias = tuple[str, View]
-"""A view and whose it is: it is shown to nobody else."""
+"""A view and its owner; no other viewer sees it."""
 Outcome: TypeAlias = Stored | Absent | LoadFailed | None
-"""How a refresh ended; None: something newer overtook it (C11), or nobody waits for it (C7)."""
+"""How a refresh ended; None: a newer change came first (C11), or nobody waits for it (C7)."""
 
 logger = logging.getLogger(__name__)
 
 
 class ViewerSession:
-    """From a viewer's coming to their leaving; the same viewer again is another session."""
+    """From a viewer's sign-in to the sign-out; the same viewer again is another session."""
 
     def __init__(self, viewer_id: str | None) -> None:
         self.viewer_id = viewer_id
         self.is_served = False
-        """The file has been told whose views it holds."""
+        """True if the file knows whose views it holds."""
         self.is_over = False
         self.waiting: set[asyncio.Future[None]] = set()
-        """For the requests that were sent for it."""
+        """Futures of the requests that were sent for it."""
 
     def end(self) -> None:
-        """C7: nobody waits for what is in flight for a viewer who left."""
+        """C7: stop waiting for requests of a viewer that left."""
         self.is_over = True
         self.drop()
 
@@ -66,7 +66,7 @@ class ViewKey(NamedTuple):
 
 
 class Track(Driver[str]):
-    """`controller` knows the viewer who is here, and hears what came."""
+    """`controller` knows the signed-in viewer, and is told of new views."""
 
     def __init__(self, kind: Kind, controller: "TtlController", fetch_timeout: float) -> None:
         super().__init__(_terms(kind, 0.0), lambda: stamped(controller.clock()))
@@ -93,7 +93,7 @@ class Track(Driver[str]):
 
     @property
     def session(self) -> ViewerSession:
-        """For whom it is fetched: the viewer who is here, or everybody."""
+        """The session to fetch for: the signed-in viewer's, or everybody's."""
         return self._controller.session if self.kind.per_viewer else self._everybody
 
     def configure(self, kind: Kind, cooldown: float) -> None:
@@ -107,7 +107,7 @@ class Track(Driver[str]):
         return owner_of(session.viewer_id, per_viewer=self.kind.per_viewer)
 
     def owns(self, session: ViewerSession) -> bool:
-        """The file holds the views of this session's viewer."""
+        """True if the file holds the views of this session's viewer."""
         return self._controller.database.owner(self.kind.name) == self.owner(session)
 
     def rows(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Record]:
@@ -120,7 +120,7 @@ class Track(Driver[str]):
             return {}
 
     def view(self, id_: str) -> View | None:
-        """The stored view, fresh or not, if it is for the viewer who is here."""
+        """The stored view, fresh or not, if it is for the signed-in viewer."""
         copy = self.rows([id_], self.session).get(id_, NOTHING).copy
         if copy is None or not isinstance(copy.value, bytes):
             return None
@@ -131,7 +131,7 @@ class Track(Driver[str]):
         return view if owner == self.owner(self.session) else None
 
     def times(self, ids: Sequence[str]) -> dict[str, float]:
-        """When each is stale. Nothing is to be refreshed while nobody is signed in (C3)."""
+        """When each is stale. While nobody is signed in, nothing is refreshed (C3)."""
         if self._controller.session.viewer_id is None:
             return dict.fromkeys(ids, float("inf"))
         rows, now = self.rows(ids, self.session), self.clock()
@@ -154,7 +154,7 @@ class Track(Driver[str]):
         self.refer({id_: it for id_, it in outcomes.items() if id_ in self.lane})
 
     def cool(self, failed: Mapping[str, LoadFailed], of: int, now: float) -> None:
-        """C9: one of a whole batch may be why it failed: they are tried apart."""
+        """C9: one id may have made its whole batch fail: they are tried apart."""
         together = of if len(failed) == of else None
         for id_, error in failed.items():
             self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
@@ -172,7 +172,7 @@ class Track(Driver[str]):
         return outcomes
 
     def _kept(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
-        """What cannot be stored is not called fresh (C9); what was overtaken is not (E6)."""
+        """A view that cannot be stored is not fresh (C9), nor one that was overtaken (E6)."""
         copy = record.copy
         if isinstance(answer, LoadFailed):
             return answer
@@ -185,7 +185,7 @@ class Track(Driver[str]):
         return answer.value if answer.found else ABSENT
 
     async def _shown(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Outcome]:
-        """To a guest, in a file that waits for the viewer who was here: nothing of it is kept."""
+        """For a guest, while the file waits for the last viewer: nothing is stored."""
         async with asyncio.timeout(self.core.spec.load_timeout):
             results = await self._results(list(ids), session)
         return {
@@ -194,7 +194,7 @@ class Track(Driver[str]):
         }
 
     def refreshed(self, ids: Sequence[str]) -> None:
-        """By force, or edited: looked at again when its time comes, and its cooldown is over."""
+        """Refreshed by force, or edited: look again when its time comes; its cooldown is over."""
         now = self.clock()
         for id_, at in self.times(ids).items():
             self.lane.refreshed(id_, at, now)
@@ -229,7 +229,7 @@ class Track(Driver[str]):
     async def _results(
         self, ids: list[str], session: ViewerSession
     ) -> dict[str, Stored | BaseException]:
-        """Of each id that is not absent: its view with its owner, or why there is none."""
+        """For each id that is not absent: its view with its owner, or the error."""
         try:
             results = results_of(self.kind.name, ids, await self._answer(ids, session))
         except Exception as exc:  # noqa: BLE001 (a fetch may raise anything)
@@ -242,7 +242,7 @@ class Track(Driver[str]):
         }
 
     async def _answer(self, ids: list[str], session: ViewerSession) -> Mapping[str, object]:
-        """What the server says; not waited for when the viewer leaves."""
+        """The server's answer; no longer waited for when the viewer leaves."""
         given = (session.viewer_id,) if self.kind.per_viewer else ()
         request = asyncio.ensure_future(self.kind.fetch(list(ids), *given))
         gone = asyncio.get_running_loop().create_future()
@@ -261,7 +261,7 @@ class Track(Driver[str]):
 
 
 def _terms(kind: Kind, cooldown: float) -> Terms:
-    """A view is kept for ten years: what is fresh is decided by the row and the TTL of the day."""
+    """A view is kept for ten years: the row and the current TTL decide what is fresh."""
     kept_for = KEPT_FOR - kind.ttl
     return Terms(Policy(kind.ttl, kept_for), kind.ttl, 0.0, kept_for, cooldown, LONGEST_COOLDOWN)
 

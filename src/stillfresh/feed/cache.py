@@ -127,7 +127,7 @@ class FeedCache:
             raise NotOpen("this feed cache is closed; open it with FeedCache.open(path)")
 
     def forked(self) -> None:
-        """In the child: the thread that writes, and the connections, are the parent's."""
+        """In the child: the writing thread and the connections are the parent's."""
         self._is_forked = True
 
     def put_topic(self, topic: Topic) -> None:
@@ -204,7 +204,7 @@ class FeedCache:
         return self.submit(partial(self.tables.evict, before=now, size=sqlite.SLICE))
 
     def _evict_if_due(self) -> None:
-        """F11: daily while open, a slice at a time, behind whatever is asked of it."""
+        """F11: daily while open, one slice at a time, after other work."""
         if self.clock() >= self._evict_at:
             self._evict_slice().add_done_callback(self._evicted)
 
@@ -251,7 +251,7 @@ class FeedCache:
         return self._read(lambda reader: reader.found(key, now))
 
     def _read(self, job: Callable[[FeedReader], T]) -> T | None:
-        """None: a miss, or a file that cannot be read."""
+        """None for a miss, or a file that cannot be read."""
         self.check_open()
         self._evict_if_due()
         try:
@@ -263,7 +263,7 @@ class FeedCache:
 
     @contextmanager
     def reading(self) -> Iterator[FeedReader]:
-        """A reader for this thread alone; StoreError if the file cannot be read."""
+        """A reader for this thread; StoreError if the file cannot be read."""
         self.check_open()
         if time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + sqlite.LOOK_EVERY
@@ -293,7 +293,7 @@ class FeedCache:
         return reader
 
     def _another(self) -> FeedReader:
-        """Under the lock: nobody sets the file aside meanwhile. It may be on an event loop."""
+        """Under the lock, so that no process renames the file. It may be on an event loop."""
         epoch, path = self._epoch, sqlite.real(self.path)
         with sqlite.translated(path), sqlite.locked(path, sqlite.READ_PATIENCE):
             if sqlite.identity_of(path) != self._writer.database.identity:
@@ -304,7 +304,7 @@ class FeedCache:
         return FeedReader(connection, epoch)
 
     def _adopt(self, connection: apsw.Connection) -> None:
-        """On the writer's thread: the file was opened, perhaps anew."""
+        """On the writer's thread: the file was opened, perhaps again."""
         completed(connection)
         self._epoch += 1
         self._first = connection

@@ -53,13 +53,13 @@ T = TypeVar("T")
 Served: TypeAlias = tuple[FoundRows[Any], Freshness]
 
 GRACE: Final = 5.0
-"""Seconds in which everything ends when the engine is closed."""
+"""Seconds for everything to end when the engine is closed."""
 AT_ONCE: Final = 16
 """Keys fetched side by side."""
 MAX_KEYS: Final = 1_000
-"""Keys of which anything is remembered: refreshed behind a reader, unreadable still, owed news."""
+"""Keys about which something is remembered: background refreshes, unreadable rows, due events."""
 MAX_OVERTAKEN: Final = 3
-"""F8: fetches that a miss waits for, if each is overtaken by a write."""
+"""F8: fetches that a miss waits for, if a write overtakes each of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +105,11 @@ class FeedEngine:
         self._updated: Events[FeedCacheUpdated] = Events()
         self._tasks = Tasks()
         self._behind: set[str] = set()
-        """Keys that are refreshed for readers that were given something old."""
+        """Keys that are refreshed for readers that got an old list."""
         self._silent: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
-        """True: fetched for the first time; callers get the answer, and need no event."""
+        """True if it is fetched for the first time: callers get the answer and need no event."""
         self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
-        """F12: the unreadable rows that a refetch of a key has not replaced."""
+        """F12: unreadable rows that a refetch has not replaced."""
         self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -149,7 +149,7 @@ class FeedEngine:
         return cast("ListedTopics", found).as_json(freshness)
 
     async def _served(self, key: str, *, raw: bool = False) -> Served:
-        """F6: the data first; then, if it is stale, one revalidation behind it."""
+        """F6: return the stored data; if it is stale, start one background refresh."""
         self._check_open()
         now = self._clock()
         found = await self._store.find(key, now, raw=raw)
@@ -162,14 +162,14 @@ class FeedEngine:
             if error is not None:
                 raise error
             return await self._missed(key, forces=found.forces(now), raw=raw)
-        self._silent.pop(key, None)  # a reader is given something old: the next copy is news
+        self._silent.pop(key, None)  # a reader got an old list, so the next copy is news
         if error is None and key not in self._behind and len(self._behind) < MAX_KEYS:
             self._behind.add(key)
             self._tasks.spawn(self._refresh(key, found, forces=found.forces(now)))
         return found, Freshness(Verdict.STALE, found.fetched_at, self._clock, error)
 
     async def _missed(self, key: str, *, forces: bool, raw: bool) -> Served:
-        """Fetched: as it stands in the file, or as it came if it could not be stored."""
+        """Fetch: the list as the file has it, or as it came if it could not be stored."""
         self._silent.note(key, self._silent.get(key, True))
         answer, error = None, None
         try:
@@ -194,7 +194,7 @@ class FeedEngine:
         return unstored(key, answer.value.fetched, now), freshness
 
     async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
-        """`forces`: the engine takes for fresh, or for failed, what is not."""
+        """`forces`: load even if the engine sees a fresh copy or a cooldown."""
         if forces:
             await self._keys.refresh(key)
         answer = await self._keys.get(key)
@@ -205,7 +205,7 @@ class FeedEngine:
         return answer
 
     async def _refresh(self, key: str, found: FoundRows[Any], *, forces: bool) -> None:
-        """F12: what is unreadable still, right after a refetch, is not worth another one."""
+        """F12: rows that are still unreadable after a refetch are not fetched again."""
         try:
             await (self._keys.refresh(key) if forces else self._keys.get(key))
             again = await self._store.find(key, self._clock()) if found.broken else None
@@ -228,7 +228,7 @@ class FeedEngine:
         raise error if fetched.pause is None else RetryAfter(fetched.pause, str(error)) from error
 
     def _tell(self, key: str, is_news: bool | None) -> None:
-        """F7: of a revalidation; None: it was overtaken, and the next one is news."""
+        """F7: report a refresh; None: it was overtaken, and the next one is news."""
         if is_news is None:
             self._silent.note(key, value=False)
         elif not self._silent.pop(key, False):
@@ -283,7 +283,7 @@ class FeedEngine:
     async def _end_write(
         self, changing: "asyncio.Task[Change]", again: Callable[[Writes], Change] | None
     ) -> None:
-        """Settled, or undone; the caller is told what upstream said, not what the file did."""
+        """Settle or undo; the caller gets the upstream's error, not the file's."""
 
         def end(writes: Writes) -> None:
             writes.undo(change) if again is None else writes.settle(change, again)
@@ -299,7 +299,7 @@ class FeedEngine:
         return await self._store.run(lambda file: job(Writes(file, now, fresh_for)))
 
     def _awaited(self, work: "asyncio.Future[None]") -> None:
-        """Closing waits for it."""
+        """A task that closing waits for."""
         self._writes.add(work)
         work.add_done_callback(self._writes.discard)
 

@@ -76,7 +76,7 @@ class FeedHttpError(StillfreshError):
 
 
 class FeedRequest(msgspec.Struct, frozen=True):
-    """What is asked, and how an error speaks of it; its URL holds no credentials."""
+    """A request, and its name in errors; its URL has no credentials."""
 
     method: str
     url: str
@@ -181,7 +181,7 @@ class HttpFeedSource:
         sends: Topic | Comment | None = None,
         absent: Container[object] = (),
     ) -> list[R]:
-        """Empty for a write, and where the status says that there is no such thing."""
+        """The body; empty for a write, and if the status says that it does not exist."""
         content = None if sends is None else msgspec.json.encode(rules.json_object(sends))
         request = FeedRequest(method, f"{self._base}{path}", expected, content)
         self._check_open()
@@ -210,7 +210,7 @@ class HttpFeedSource:
         response: httpx2.Response,
         decode: Callable[[bytes], list[R]] | None,
     ) -> list[R]:
-        """A write is done once the status says so: what else comes is not waited for."""
+        """A write is done when its status arrives; the rest is not waited for."""
         is_good = response.is_success if decode is None else response.status_code == OK
         if not is_good:
             raise await _refusal(request, response)
@@ -277,7 +277,7 @@ def _target(response: httpx2.Response) -> str:
 
 
 async def _excerpt(response: httpx2.Response) -> str:
-    """The beginning of what it says; a body that cannot be read is no news in an error."""
+    """The beginning of the body; empty if it cannot be read."""
     body = BodyReader(EXCERPT)
     with suppress(Unreadable, *request_errors()):
         async for chunk in response.aiter_raw():

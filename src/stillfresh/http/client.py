@@ -166,7 +166,7 @@ class Endpoint:
     async def _answered(
         self, asked: dict[str, Any] | None, url: str, headers: Raw, takes: tuple[int, ...]
     ) -> HttpAnswer:
-        """Whoever says when to come back is listened to."""
+        """The answer; a `Retry-After` is obeyed."""
         method, sent = "GET" if asked is None else "POST", [*self._headers, *headers]
         asking = self._client.stream(method, url, json=asked, headers=sent, follow_redirects=False)
         async with asking as response:

@@ -52,7 +52,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(data)
 
     def handle_ping(self) -> None:
-        """Answered if the last answer was read: who never reads is owed nothing."""
+        """Answer a ping only if the client has read the last answer."""
         answer = b"".join(self.conn.data_to_send())
         if self._may_send_another() and self.writable.is_set():
             self.transport.write(answer)

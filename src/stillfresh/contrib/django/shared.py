@@ -89,7 +89,7 @@ class SharedCache:
         self.core = self.cache.declare(spec, str.__str__, str)
 
     def encoded(self, value: object, tags: tuple[str, ...] = ()) -> bytes:
-        """With its tags, so that whoever changes the entry later knows them."""
+        """The value with its tags, so that a later change of the entry knows them."""
         data = self.codec.encode(value)
         return TAGGED + _packed((tags, data)) if tags or data.startswith(TAGGED) else data
 
