@@ -50,7 +50,7 @@ class LoopThread:
         await self._stop.wait()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the coroutine returns. This thread waits, and runs the loads that wait for it."""
+        """The result of the coroutine. While this thread waits, it runs its own loads."""
         call: ThreadCall[T] = ThreadCall()
         self._calls.add(call)
         try:
@@ -81,7 +81,7 @@ class LoopThread:
         self._thread.join(REST)
 
     def hold(self) -> None:
-        """Before a fork: its thread must not be in the middle of a step, with a lock in hand."""
+        """Before a fork: wait, so that the thread is not in the middle of a step with a lock."""
         self._rested, self._go_on = threading.Event(), threading.Event()
         if threading.current_thread() is not self._thread:
             with suppress(RuntimeError):
@@ -92,7 +92,7 @@ class LoopThread:
         self._go_on.set()
 
     def forked(self) -> None:
-        """In the child: its thread is not here."""
+        """In the child: its thread does not exist here."""
         for call in tuple(self._calls):
             call.end(_lost)
 
@@ -117,7 +117,7 @@ class Closable(Protocol):
 
 
 class SyncProcess:
-    """What is open in this process, and the loop thread while anything is."""
+    """The open caches of this process, and their loop thread."""
 
     def __init__(self) -> None:
         self.loop: LoopThread | None = None
@@ -135,7 +135,7 @@ class SyncProcess:
             return self.loop
 
     def leave(self, cache: Closable) -> None:
-        """The cache is closed. The last one to close ends the thread."""
+        """The cache is closed. The last one ends the thread."""
         with self._lock:
             self.open.discard(cache)
             loop = None

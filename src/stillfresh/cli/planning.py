@@ -164,7 +164,8 @@ def _sentence(it: Figures) -> str:
 
 
 def _each(count: float) -> str:
-    return f"{count:.3g} request{'s' * (count != 1)} a second"
+    shown = f"{count:.3g}"
+    return f"{shown} request{'s' * (shown != '1')} a second"
 
 
 def _verdict(plan: Planned, choice: Choice) -> Iterator[str]:

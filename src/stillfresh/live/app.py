@@ -27,9 +27,9 @@ LOOKED_EVERY: Final = 5.0
 CHECKS_AT_ONCE: Final = 100
 STATS_EVERY: Final = 1.0
 GRACE: Final = 2.0
-"""Seconds that viewers have to read what is left when we close."""
+"""Seconds for viewers to read the rest when the app closes."""
 RESERVED: Final = {it.__struct_config__.tag for it in get_args(ServerMessage)} | {"stats", "state"}
-"""Names of messages, and of the client's own events, that are no application's."""
+"""Names of messages, and of the client's own events, that applications may not use."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Live:
         try:
             await send({"type": "websocket.accept"})
             await session.run(receive, send)
-        except OSError:  # gone before it was here
+        except OSError:  # gone before it was accepted
             pass
         finally:
             self._forget(session)
@@ -152,7 +152,7 @@ class Live:
         return len(told)
 
     def snapshot(self) -> dict[str, Any]:
-        """Count the connections, those that are signed in, and the subscriptions of each kind."""
+        """Count connections, signed-in connections, and the subscriptions of each kind."""
         return {
             "connections": len(self._sessions),
             "max_connections": self._max_connections,
@@ -161,13 +161,13 @@ class Live:
         }
 
     def tick(self) -> None:
-        """Look after every session once; a timer does it four times a heartbeat, or more often."""
+        """Check every session once; a timer calls it at least four times a heartbeat."""
         now = self.clock()
         for session in tuple(self._sessions):
             session.check(now)
 
     async def check_tokens(self) -> None:
-        """Check every token whose turn it is, some at once; a timer does it every 5 s (G12)."""
+        """Check every token that is due, some at once; a timer calls it every 5 s (G12)."""
         now = self.clock()
         due = [it for it in self._sessions if it.sign_in is not None and it.sign_in.is_due(now)]
         waiting = iter(due)
@@ -206,7 +206,7 @@ class Live:
             self._by_viewer.setdefault(now, set()).add(session)
 
     def show_stats(self, session: Session, scope: Scope, token: str | None) -> bool:
-        """Send the operator's figures from now on; False: this viewer is no operator."""
+        """Send the operator's figures from now on; False if this viewer is not an operator."""
         if self._stats is None or self._is_operator is None or not self._is_operator(scope, token):
             return False
         self._watching_stats.add(session)
@@ -231,7 +231,7 @@ class Live:
             self._nobody.set()
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Running while somebody is here."""
+        """Keep the timers running while somebody is connected."""
         if name not in self._tasks:
             task = self._tasks[name] = asyncio.get_running_loop().create_task(work())
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
@@ -256,7 +256,7 @@ class Live:
 
 
 async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
-    """Before it is accepted: by HTTP where the server can, else by a close, which is a 403."""
+    """Refuse before it is accepted: by HTTP if the server can, else by a close, which is a 403."""
     try:
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": Close.FULL.value, "reason": reason})

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from stillfresh.live.hub import Hub, Viewed
 
 READ: Final = 50
-"""Views read at once for a viewer that looks again."""
+"""Views read at once for a viewer that returns."""
 SHORTEST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 5.0
-"""Seconds after a store could not be read; twice as long each time."""
+"""Seconds after a failed read of the store; it doubles up to this."""
 Had: TypeAlias = Answer[Any] | float | None
-"""What a viewer has of an id: an answer, or a copy that was fetched at this time, or nothing."""
+"""What a viewer has of an id: an answer, a copy fetched at this time, or nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +55,16 @@ class Connection:
         self.is_visible = visible
         self.is_open = True
         self.waiting: dict[Viewed, Answer[Any]] = {}
-        """The newest of each id that was not read yet."""
+        """The newest unread update of each id."""
         self.is_shared = False
-        """That is a whole moment, the same object for all viewers, so it is not changed."""
+        """True if `waiting` is one object for all viewers, so it must not be changed."""
         self._hub = hub
         self._had: dict[Viewed, Had] = {}
-        """All that is subscribed, with what was told, or got, of it last."""
+        """All subscribed ids, with the last answer that the viewer got."""
         self._more: dict[Viewed, int] = {}
-        """How often a counted one was subscribed after the first time."""
+        """How often a counted id was subscribed after the first time."""
         self._behind: dict[Viewed, None] = {}
-        """To be read from memory or the store."""
+        """Ids to be read from memory or the store."""
         self._reader: asyncio.Task[None] | None = None
         self._failures = 0
         self._changed: asyncio.Event | None = None
@@ -115,9 +115,9 @@ class Connection:
             self._hub.enter(viewed, self)
 
     def show(self, viewed: "Viewed", since: float | None = None) -> None:
-        """Tell the view that there is, unless it is fresh and the viewer's copy is of `since`.
+        """Send the present view, unless it is fresh and the viewer's copy is of `since`.
 
-        Nothing is loaded for that; what has to be loaded is told when it comes.
+        It loads nothing; a view that must be loaded is sent when it arrives.
         """
         if viewed in self:
             self._had[viewed] = since
@@ -165,7 +165,7 @@ class Connection:
         return [HubUpdate(it.kind.name, it.id, answer) for it, answer in news]
 
     def took(self, count: int) -> None:
-        """The first so many that wait are told."""
+        """Remove the first so many that wait."""
         if count == len(self.waiting):
             told, self.waiting, self.is_shared = self.waiting, {}, False
         else:
@@ -177,8 +177,8 @@ class Connection:
     def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """Keep it until it is read, if it is news; True if nothing waited before.
 
-        The first of a row of failures is news, and the first time that it does not exist. A view
-        that was not read yet stays: the next failure is told.
+        The first of several failures is news, and the first time that it does not exist. An unread
+        view stays: the next failure is reported.
         """
         had = self.waiting.get(viewed) or self._had[viewed]
         is_repeated = isinstance(had, Answer) and is_same_trouble(had, answer)
@@ -189,7 +189,7 @@ class Connection:
         return is_first
 
     def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
-        """Keep all new copies of what this viewer looks at, and tell."""
+        """Keep all new copies of this viewer's ids, and call `tell`."""
         if not self.waiting and self._had.keys() >= moment.keys():
             self.waiting, self.is_shared = moment, True
         elif len(self._had) < len(moment):
@@ -200,20 +200,20 @@ class Connection:
             self.tell()
 
     def _own(self) -> "dict[Viewed, Answer[Any]]":
-        """What waits, to be changed."""
+        """`waiting`, as an object that may be changed."""
         if self.is_shared:
             self.waiting, self.is_shared = dict(self.waiting), False
         return self.waiting
 
     def tell(self) -> None:
-        """There is something to take, or the end has come."""
+        """Call the listener: there is something to take, or the connection has ended."""
         try:
             self._tell()
         except Exception:
             logger.exception("listener %r failed", self._tell)
 
     def close(self) -> None:
-        """End the subscriptions: the viewer has gone."""
+        """End the subscriptions: the viewer has left."""
         if self.is_open:
             for viewed in self._had:
                 self._let_go(viewed)
@@ -221,7 +221,7 @@ class Connection:
             self._hub.disconnect(self)
 
     def end(self) -> None:
-        """Nothing comes any more; an iteration still sees what waits."""
+        """Nothing more comes; an iteration still returns what waits."""
         self.is_open = False
         self._had.clear()
         self._behind.clear()
@@ -267,7 +267,7 @@ class Connection:
         self._hub.release(viewed)
 
     def _read(self, behind: "Iterable[Viewed]") -> None:
-        """Read these from memory or the store, and tell what is news."""
+        """Read these from memory or the store, and report news."""
         self._behind.update((it, None) for it in behind if it in self)
         if self._reader is None and self._behind:
             self._reader = asyncio.get_running_loop().create_task(self._read_all())
@@ -285,7 +285,7 @@ class Connection:
             self._behind.clear()  # which frees its memory: deleting from it does not
 
     async def _read_some(self, kind: str, some: "list[Viewed]") -> None:
-        """What a store that is unavailable could not say is asked for again, after a pause."""
+        """Ids that the store could not answer are read again after a pause."""
         keys = {viewed.key: viewed for viewed in some}
         for viewed in some:
             del self._behind[viewed]
@@ -304,7 +304,7 @@ class Connection:
             asyncio.get_running_loop().call_later(pause, self._read, again)
 
     def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
-        """True: it is told. What is newer, and came meanwhile, is told instead."""
+        """True if it was reported. A newer one that came meanwhile is reported instead."""
         if viewed not in self or self._hub.is_coming(viewed, self):
             return False
         if is_news(self.waiting.get(viewed) or self._had[viewed], answer):
@@ -320,14 +320,14 @@ class Connection:
 
 
 def is_same_trouble(had: Answer[Any], now: Answer[Any]) -> bool:
-    """It failed and fails, or did not exist and does not."""
+    """True if it failed before and now, or did not exist before and now."""
     if had.error is not None:
         return now.error is not None
     return now.error is None and not (had.found or now.found)
 
 
 def is_news(had: Had, now: Answer[Any]) -> bool:
-    """True if it is another copy, or not as fresh as the viewer may think."""
+    """True if it is another copy, or less fresh than the viewer may think."""
     if not isinstance(had, Answer):
         return now.fetched_at != had or now.error is not None or now.verdict is not Verdict.FRESH
     if (now.error is not None and not now.found) or is_same_trouble(had, now):

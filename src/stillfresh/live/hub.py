@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from stillfresh.live.outbox import ViewText
 
 FOUND: Final = 20_000
-"""Viewers of new copies found in one turn of the loop: a millisecond or two."""
+"""Viewers of new copies that are found in one turn of the loop: a millisecond or two."""
 TOLD: Final = 50
-"""Viewers told in one turn of the loop: each then sends a frame."""
+"""Viewers that are notified in one turn of the loop: each then sends a frame."""
 GATHERED: Final = 0.01
-"""Seconds in which copies become one moment, where more viewers than that are connected (G20)."""
+"""Seconds in which copies are collected into one frame, with more viewers than that (G20)."""
 
 
 class Viewed:
-    """One id that viewers look at: what they share."""
+    """One id that viewers look at, and what they share."""
 
     __slots__ = ("absent", "holders", "id", "key", "kind", "text", "viewers")
 
@@ -45,9 +45,9 @@ class Viewed:
         self.holders = 0
         """Connections that subscribe to it, visible or not."""
         self.viewers: dict[Connection, None] = {}
-        """Those that are visible: they are told what comes."""
+        """The visible ones, which are notified."""
         self.absent: Answer[Any] | None = None
-        """What came last, if it does not exist: told to viewers that come later."""
+        """The last answer, if it does not exist: viewers that come later get it."""
         self.text: ViewText | None = None
 
 
@@ -65,15 +65,15 @@ class Hub:
         self._resources = {name: resource_for(cache, kind) for name, kind in self._kinds.items()}
         self._connections: dict[Connection, None] = {}
         self._viewed: dict[str, dict[str, Viewed]] = {name: {} for name in self._kinds}
-        """By key; everything that is subscribed."""
+        """All subscribed ids, by key."""
         self._watches: dict[str, Watch[str, Any]] = {}
         """Open while somebody is connected."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coming: dict[Viewed, Answer[Any]] = {}
         self._moment: dict[Viewed, Answer[Any]] = {}
-        """What came, and is passed on now."""
+        """Copies that are passed on now."""
         self._untold: dict[Connection, None] = {}
-        """Those that look at something of it, and were not told yet."""
+        """Viewers of these copies that were not notified yet."""
         self._spreading: asyncio.Task[None] | None = None
         self.subscriptions = dict.fromkeys(self._kinds, 0)
         """How many there are of each kind, over all viewers."""
@@ -106,7 +106,7 @@ class Hub:
         return tuple(self._kinds)
 
     def kind(self, name: str, viewer_id: str | None) -> Kind:
-        """ConfigError if there is none, or this viewer may not look at it."""
+        """The kind. ConfigError if it does not exist, or this viewer may not look at it."""
         if not isinstance(name, str) or (kind := self._kinds.get(name)) is None:
             known = ", ".join(self._kinds) or "none"
             raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
@@ -177,7 +177,7 @@ class Hub:
             connection.tell()
 
     def leave(self, viewed: Viewed, connection: Connection) -> None:
-        """Tell this connection no longer; unwatch what no connection looks at."""
+        """Notify this connection no longer; stop watching ids without connections."""
         viewed.viewers.pop(connection, None)
         if not viewed.viewers:
             self._watches[viewed.kind.name].discard(viewed.key)
@@ -191,7 +191,10 @@ class Hub:
             self._end()
 
     def _begin(self) -> None:
-        """Watch each kind, for the first that connects; StillfreshError where that cannot be."""
+        """Watch each kind, when the first viewer connects.
+
+        StillfreshError without an event loop.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -232,11 +235,11 @@ class Hub:
         self.subscriptions = dict.fromkeys(self._kinds, 0)
 
     def is_coming(self, viewed: Viewed, connection: Connection) -> bool:
-        """The newest copy is here, and this connection will be told."""
+        """True if the newest copy is here, and this connection will be notified."""
         return viewed in self._coming or (viewed in self._moment and connection in self._untold)
 
     def _landed(self, viewed: Viewed, answer: Answer[Any]) -> None:
-        """A copy has come, or a refresh has failed: `answer.error` says why."""
+        """A copy has arrived, or a refresh has failed: `answer.error` says why."""
         if answer.error is None:
             viewed.absent = None if answer.found else answer
         elif viewed in self._coming:  # a view is worth more; the next failure is told
@@ -246,7 +249,7 @@ class Hub:
             self._spreading = self._loop.create_task(self._spread())
 
     async def _spread(self) -> None:
-        """Pass on what came, moment by moment; no turn of the loop is long (E28)."""
+        """Pass on what arrived, in short turns of the loop (E28)."""
         while self._coming:
             if len(self._connections) > TOLD:  # a frame for each costs more than the wait
                 await asyncio.sleep(GATHERED)
@@ -259,7 +262,7 @@ class Hub:
         self._moment = {}
 
     async def _find_viewers(self) -> None:
-        """Of the moment; what is a failure, or absent, is noted one by one."""
+        """Find the viewers of these copies; failures and absences are noted one by one."""
         found = 0
         for viewed, answer in tuple(self._moment.items()):
             found += len(viewed.viewers)
@@ -282,7 +285,7 @@ def joined(viewer_id: str, id_: str) -> str:
 async def stored_of(
     cache: Cache, kind: Kind, ids: list[str], keys: list[str]
 ) -> dict[str, dict[str, bytes]]:
-    """What the store holds, for a fetch that asks whether it is still right; see `Kind.codec`."""
+    """The stored bytes, for a fetch that asks whether they are still right; see `Kind.codec`."""
     if kind.codec is None:
         return {}
     try:
@@ -300,13 +303,13 @@ def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
         return await kind.fetch(ids, **more)  # type: ignore[return-value]  # the engine checks it
 
     async def fetched(viewer_id: str, ids: list[str]) -> dict[str, object]:
-        """Call and check in a task of its own: nothing that it raises reaches another viewer."""
+        """Call and check in its own task: an error of one viewer reaches no other."""
         keys = [joined(viewer_id, id_) for id_ in ids]
         more = await stored_of(cache, kind, ids, keys)
         return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id, **more))
 
     async def per_viewer(keys: list[str]) -> dict[str, Any]:
-        """Send one request for each viewer among them; one that fails, fails its own."""
+        """Send one request for each viewer; if one fails, only its own ids fail."""
         asked: dict[str, list[str]] = {}
         for key in keys:
             viewer_id, id_ = msgspec.json.decode(key, type=tuple[str, str])

@@ -52,7 +52,7 @@ UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
 
 
 class OnScreen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Something on screen: `[kind, id]`, or `[kind, id, fetched_at]` if the viewer has a copy."""
+    """An item on screen: `[kind, id]`, or `[kind, id, fetched_at]` if the viewer has a copy."""
 
     kind: str
     id: str
@@ -60,25 +60,25 @@ class OnScreen(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class SubscribeMessage(Struct, frozen=True, tag="subscribe", forbid_unknown_fields=True):
-    """These are on screen from now on; the view that there is of each comes at once."""
+    """These items are on screen from now on; the present view of each is sent at once."""
 
     items: tuple[OnScreen, ...]
 
 
 class UnsubscribeMessage(Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
-    """These are not on screen any more."""
+    """These items are no longer on screen."""
 
     items: tuple[OnScreen, ...]
 
 
 class VisibleMessage(Struct, frozen=True, tag="visible", forbid_unknown_fields=True):
-    """The page is looked at, or it is hidden: then nothing is refreshed for it."""
+    """The page is visible or hidden; while hidden, nothing is refreshed for it."""
 
     visible: bool
 
 
 class RouteMessage(Struct, frozen=True, tag="route", forbid_unknown_fields=True):
-    """The page's path; another one than before ends all subscriptions (C8)."""
+    """The page's path; a new path ends all subscriptions (C8)."""
 
     path: Annotated[str, Meta(min_length=1, max_length=LONGEST_PATH)]
 
@@ -94,7 +94,7 @@ class SignOutMessage(Struct, frozen=True, tag="sign_out", forbid_unknown_fields=
 
 
 class AskStatsMessage(Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
-    """The operator's figures, now and then every second."""
+    """Send the operator's figures now, and then every second."""
 
     token: Annotated[str, Meta(max_length=LONGEST_TOKEN)] | None = None
 
@@ -104,11 +104,11 @@ class PingMessage(Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
 
 
 class PongMessage(Struct, frozen=True, tag="pong", forbid_unknown_fields=True):
-    """Still here."""
+    """Answer to `ping`."""
 
 
 class WelcomeMessage(Struct, frozen=True, tag="welcome"):
-    """The viewer's id now: first of all, and after each change."""
+    """The viewer's id: sent first, and after each change."""
 
     viewer_id: str | None
     kinds: tuple[str, ...]
@@ -131,7 +131,7 @@ class UpdateMessage(Struct, frozen=True, tag="update", omit_defaults=True):
 
 
 class AbsentMessage(Struct, frozen=True, tag="absent"):
-    """It does not exist, or not any more."""
+    """The item does not exist, or no longer."""
 
     kind: str
     id: str
@@ -163,7 +163,7 @@ ClientMessage: TypeAlias = (
 ServerMessage: TypeAlias = (
     WelcomeMessage | UpdateMessage | AbsentMessage | ErrorMessage | PingMessage | PongMessage
 )
-"""An application registers more: its notices (`Live.register`)."""
+"""An application registers more types: its notices (`Live.register`)."""
 
 encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(ClientMessage).decode
@@ -173,7 +173,7 @@ _apart: Final = msgspec.json.Decoder(
 
 
 class BadMessage(StillfreshError):
-    """What a viewer sent is no message: says why."""
+    """A viewer sent something that is not a message; says why."""
 
 
 def read(text: str | None) -> Sequence[ClientMessage | BadMessage]:
@@ -203,12 +203,12 @@ def _read(text: str | msgspec.Raw) -> ClientMessage | BadMessage:
 
 
 def _bad(error: Exception) -> BadMessage:
-    """What is repeated of a message is cut: it may be as long as one."""
+    """Cut what is repeated of a message, which may be very long."""
     return BadMessage(f"not a message: {str(error)[:LONGEST_REASON]}")
 
 
 def items_of(messages: Sequence[ClientMessage | BadMessage]) -> int:
-    """Count what is asked for."""
+    """How many items a message asks for."""
     listing = (it for it in messages if isinstance(it, SubscribeMessage | UnsubscribeMessage))
     return len(messages) - 1 + sum(len(it.items) for it in listing)
 
@@ -225,23 +225,23 @@ class Close(IntEnum):
     """Ten bad messages, or a flood."""
     TOO_BIG = 1009
     BROKEN = 1011
-    """A mistake of ours."""
+    """An internal error."""
     RESTART = 1012
-    """Come again in a moment."""
+    """The server restarts: connect again later."""
     FULL = 1013
     SILENT = 4408
-    """Nothing was heard, or nothing was read, for too long."""
+    """No message was received, or none was read, for too long."""
 
 
 class MessageRate:
-    """How much a viewer may still say: refilled steadily, up to a burst."""
+    """How many messages a viewer may still send: refilled steadily, up to a burst."""
 
     def __init__(self, now: float) -> None:
         self._left = BURST
         self._at = now
 
     def spend(self, items: int, now: float) -> bool:
-        """False: too much. Twenty items count as one message more."""
+        """False if it is too much. Twenty items count as one more message."""
         self._left = min(BURST, self._left + max(0.0, now - self._at) * RATE)
         self._at = now
         self._left -= 1 + items // 20
@@ -267,7 +267,7 @@ def pulse(
 
 
 def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:
-    """A page of this very host or of a named one, or no browser: that sends no origin."""
+    """True for a page of this host or of a named origin, and for clients without an Origin."""
     if not origin or origin in origins:
         return True
     try:

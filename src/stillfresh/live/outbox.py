@@ -20,21 +20,21 @@ from stillfresh.live.messages import AbsentMessage, ErrorMessage, UpdateMessage,
 Queue: TypeAlias = Literal["replies", "beats", "notices", "figures"]
 
 MOST: Final[dict[Queue, int]] = {"replies": 1_000, "beats": 100, "notices": 100, "figures": 1}
-"""Waiting in each: welcomes and errors; pings and pongs; an application's notices; the stats."""
+"""The most in each queue: welcomes and errors; pings and pongs; notices; statistics."""
 MOST_FRAMES: Final = 32
-"""Kept for the next viewer that is sent the same."""
+"""Frames kept for the next viewer that gets the same."""
 FULL_FRAME: Final = 256_000
-"""Characters after which a frame is closed."""
+"""Characters after which a frame is full."""
 SAME_AGE: Final = 0.05
-"""Seconds: an age this much older is not written anew."""
+"""Seconds; a smaller difference of age is not written again."""
 FAILED: Final = "the last refresh failed; it is tried again"
-"""Why is for the operator: an upstream's error may name what visitors should not see."""
+"""The error itself is for operators: it may name internals of the upstream."""
 
 logger = logging.getLogger(__name__)
 
 
 class Frames:
-    """What was encoded of late, for all viewers."""
+    """Recently encoded frames, for all viewers."""
 
     def __init__(self) -> None:
         self._frames: BoundedDict[tuple[object, ...], tuple[str, int, float]]
@@ -63,7 +63,7 @@ class Frames:
 
 
 def array_of(texts: Iterable[str]) -> tuple[str, int]:
-    """A frame of as many as fit, and how many that are."""
+    """A frame of as many as fit, and how many those are."""
     taken, size = [], 0
     for text in texts:
         taken.append(text)
@@ -73,20 +73,23 @@ def array_of(texts: Iterable[str]) -> tuple[str, int]:
 
 
 class Outbox:
-    """Filled by everything that has something to say, emptied by the session that sends."""
+    """Messages that wait for one viewer; the session sends them."""
 
     def __init__(self, frames: Frames, *, together: bool) -> None:
         self.wake = asyncio.Event()
         self.is_ending = False
-        """Only answers are sent any more."""
+        """True if only answers are still sent."""
         self._frames = frames
         self._together = together
-        """Several messages in one frame, as an array."""
+        """True if several messages go into one frame, as an array."""
         self._queues: dict[Queue, dict[Hashable, str]] = {queue: {} for queue in MOST}
-        """What is sent first comes first."""
+        """In the order of sending."""
 
     def put(self, queue: Queue, message: object, key: Hashable = None) -> bool:
-        """Of messages of one key the newest is sent. False if too many wait: this one is lost."""
+        """Queue a message; of one key, only the newest is sent.
+
+        False if too many wait: it is lost.
+        """
         waiting = self._queues[queue]
         if key is not None:
             waiting.pop(key, None)
@@ -98,7 +101,7 @@ class Outbox:
         return True
 
     def forget_notices(self) -> None:
-        """The viewer is somebody else now: the notices were for the viewer before (G12)."""
+        """The viewer has changed: drop notices for the viewer before (G12)."""
         self._queues["notices"].clear()
 
     def frame(self, connection: Connection, now: float) -> str | None:
@@ -169,7 +172,7 @@ def _failed(viewed: Viewed, why: str) -> str:
 
 
 def _is_same(a: Answer[Any], b: Answer[Any]) -> bool:
-    """Not by comparing values: the same copy is the same object, wherever it was served from."""
+    """True for the same copy, which is the same object; values are not compared."""
     return a is b or (
         a.value is b.value
         and a.fetched_at == b.fetched_at

@@ -26,17 +26,17 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BAD: Final = 10
 CLOSING = 3.0
-"""Seconds that saying goodbye may take."""
+"""Seconds for the closing message."""
 WAITED: Final = 0.01
-"""Seconds: sending took longer, so the viewer reads."""
+"""Seconds; if sending took longer, the viewer does read."""
 IN_A_TURN: Final = 10
-"""Frames to one viewer, after which it is the others' turn: sending need not wait for anything."""
+"""Frames to one viewer before others get their turn."""
 
 logger = logging.getLogger(__name__)
 
 
 class Session:
-    """One WebSocket, from its acceptance to its end."""
+    """One WebSocket, from acceptance to end."""
 
     def __init__(self, live: "Live", scope: Scope, *, together: bool) -> None:
         self._live = live
@@ -55,7 +55,7 @@ class Session:
         self._patience = asyncio.timeout(None)
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Until either side has had enough."""
+        """Run until either side ends it."""
         self._welcome()
         listening = asyncio.create_task(self._listen(receive))
         try:
@@ -72,7 +72,10 @@ class Session:
         await self._say_goodbye(send)
 
     def end(self, code: Close, reason: str, *, within: float | None = None) -> None:
-        """Answers that wait are still sent, if the viewer reads them `within` so many seconds."""
+        """End.
+
+        Waiting answers are still sent, if the viewer reads them `within` so many seconds.
+        """
         if self._ends is None:
             self._ends = code, reason
             self.outbox.is_ending = True
@@ -102,7 +105,7 @@ class Session:
                 self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
 
     async def check_token(self) -> bool:
-        """G12: a revoked token makes the viewer a guest. False: nobody could say whose it is."""
+        """G12: a revoked token makes the viewer a guest. False if the hook could not answer."""
         if (sign_in := self.sign_in) is None:
             return True
         try:
@@ -216,7 +219,7 @@ class Session:
         return [it for it in items if it.kind not in self._live.own_kinds]
 
     def _subscribe(self, items: Sequence[OnScreen]) -> None:
-        """A screen shows it or does not: twice is once. What there is of each is shown."""
+        """Subscribe each item once, and send its present view."""
         connection, most = self.connection, self._live.max_subscriptions
         refused = {kind for kind in {item.kind for item in items} if not self._may_see(kind)}
         too_many: dict[tuple[str, str], None] = {}
@@ -287,7 +290,7 @@ class Session:
         items: Iterable[tuple[str, str]] = (),
         is_bad: bool = False,
     ) -> None:
-        """A mistake of the viewer's (`is_bad`): so many are forgiven."""
+        """Report an error. Errors of the viewer (`is_bad`) are counted, and some are forgiven."""
         self._reply(ErrorMessage(code, why, kind, id_, tuple(items) or None))
         self._bad += is_bad
         if self._bad >= MAX_BAD:
@@ -299,7 +302,7 @@ class Session:
 
 
 async def _sent(send: Send, message: MutableMapping[str, Any]) -> None:
-    """A server that has closed by itself, before we heard of it, says so in its own way."""
+    """Send; a server that has closed the connection already raises its own error."""
     try:
         await send(message)
     except RuntimeError as exc:

@@ -1,4 +1,4 @@
-"""Whose token a live session holds, and whether it still holds good (G12).
+"""The token of a live session, and whether it is still valid (G12).
 
 The application's hook is asked again at least every minute, and before each subscription to a
 per-viewer kind.
@@ -22,14 +22,13 @@ CHECK_EVERY: Final = 45.0
 """Seconds between two checks of a token: with the hook's 5 s, and 5 s between two looks for tokens
 to check, a revoked token is noticed within a minute."""
 UNCONFIRMED_FOR: Final = 300.0
-"""Seconds that viewers stay signed in while the hook fails: an outage of the identity service signs
-nobody out at once, but does in the end."""
+"""Seconds that viewers stay signed in while the hook fails."""
 
 logger = logging.getLogger(__name__)
 
 
 class SignInFailed(StillfreshError):
-    """Nobody can sign in with this token, or nobody could say: the hook failed or was slow."""
+    """The token is not valid, or the hook failed or was slow."""
 
     def __init__(
         self, why: str, code: Code = "sign_in_unavailable", *, is_bad: bool = False
@@ -37,7 +36,7 @@ class SignInFailed(StillfreshError):
         super().__init__(why)
         self.code = code
         self.is_bad = is_bad
-        """The viewer's mistake."""
+        """True if it is the viewer's mistake."""
 
 
 class Tokens:
@@ -49,14 +48,14 @@ class Tokens:
         self._is_failing = False
 
     async def sign_in(self, token: str) -> "SignIn":
-        """SignInFailed if the token belongs to nobody, or nobody could say."""
+        """The viewer's id. SignInFailed if the token is not valid, or the hook failed."""
         asked_at = self.clock()
         if (viewer_id := await self.viewer_of(token)) is None:
             raise SignInFailed("this token is not valid", "sign_in_failed", is_bad=True)
         return SignIn(self, token, viewer_id, asked_at)
 
     async def viewer_of(self, token: str) -> str | None:
-        """Ask the hook; None for a token that belongs to nobody."""
+        """Ask the hook; None for a token that is not valid."""
         if self._authenticate is None:
             raise SignInFailed("this server has no sign-in", "sign_in_failed")
         try:
@@ -66,7 +65,7 @@ class Tokens:
             if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
                 _refuse(viewer_id)
         except Exception as exc:
-            if not self._is_failing:  # once, not for each viewer every minute
+            if not self._is_failing:  # log once, not for each viewer every minute
                 logger.exception("authenticate failed")
             self._is_failing = True
             raise SignInFailed("signing in failed; try again later") from exc
@@ -86,11 +85,11 @@ class SignIn:
         self._checking = asyncio.Lock()
 
     def is_due(self, now: float) -> bool:
-        """The token has to be checked, and no check is under way."""
+        """True if the token must be checked, and no check is running."""
         return not self._checking.locked() and now - self._asked_at >= CHECK_EVERY
 
     def has_lapsed(self, now: float) -> bool:
-        """Nobody has confirmed the token for too long."""
+        """True if the token was not confirmed for too long."""
         return now - self._confirmed_at >= UNCONFIRMED_FOR
 
     async def check(self) -> bool:

@@ -1,7 +1,7 @@
-"""`stillfresh plan`: which terms would have suited the reads that were recorded.
+"""`stillfresh plan`: which times would have suited the recorded reads.
 
-A recording is read (`traffic`), replayed by the engine itself in virtual time (`replay`), and the
-rules choose among what came out (`rules`).
+`traffic` reads a recording, `replay` replays it by the engine itself in virtual time, and `rules`
+choose among the results.
 """
 
 from stillfresh.plan.replay import Planned, planned, replayed

@@ -24,15 +24,15 @@ from stillfresh.recording import RecordedUse
 from stillfresh.virtual_loop import VirtualLoop
 
 LOOKS: Final = 20
-"""Times that memory is looked at."""
+"""How often memory is measured."""
 CLOSING: Final = 60.0
-"""Seconds, all of them virtual."""
+"""Virtual seconds."""
 STEP: Final = 1_000
-"""Events between two signs of progress."""
+"""Events between two reports of progress."""
 
 
 class Planned(NamedTuple):
-    """What was recorded and tried of each kind, and what is proposed."""
+    """What was recorded and tried for each kind, and the proposal."""
 
     kinds: Mapping[str, Traffic]
     recorded: Mapping[str, Figures]
@@ -40,7 +40,7 @@ class Planned(NamedTuple):
     limits: Sequence[Limit]
     budget: float | None
     choice: Choice | None
-    """None where nothing was asked for."""
+    """None without an objective and a budget."""
 
 
 def planned(
@@ -49,7 +49,7 @@ def planned(
     budget: float | None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Planned:
-    """Try terms for each kind, and choose; `advance` is told how many reads were replayed."""
+    """Try times for each kind, and choose; `advance` is called with the number of reads."""
     recorded = {name: replayed(it, None, advance) for name, it in kinds.items()}
     tried = {
         name: search(it.seconds, limits, partial(replayed, it, advance=advance))
@@ -62,7 +62,7 @@ def planned(
 def replayed(
     traffic: Traffic, terms: Candidate | None, advance: Callable[[int], None] = lambda _: None
 ) -> Figures:
-    """What these terms would have come to; None: those that were recorded."""
+    """The figures of these times; None: the recorded ones."""
     with closing(VirtualLoop(None)) as loop, quietly(logging.CRITICAL):
         return Replaying(traffic, terms, loop).run(advance)
 
@@ -156,7 +156,7 @@ class Replaying:
             await self._resource.invalidate(*event.ids, soft=event.what == "soft")
 
     def _look_at(self, ids: Sequence[str], *, is_new: bool) -> None:
-        """A watched key counts at each refresh, with the age that its viewers had before them."""
+        """A watched key counts at each refresh, with the age that its viewers saw before."""
         self._watched.update(dict.fromkeys(ids, 1 if is_new else -1))
         self._watch.add(*(it for it in ids if self._watched[it] > 0))
         self._watch.discard(*(it for it in ids if self._watched[it] <= 0))
@@ -188,7 +188,7 @@ class Replaying:
         return Loaded(0, fresh_for=fresh_for, stale_for=stale_for, error_for=error_for)
 
     async def _look(self) -> None:
-        """How many copies there are that somebody could be served."""
+        """How many copies can be served."""
         await self._cache.evict()
         if (store := (await self._cache.stats()).store) is not None:
             self._copies = max(self._copies, store.copies)

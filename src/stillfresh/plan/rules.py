@@ -18,13 +18,13 @@ LADDER: Final = (
     *(420.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0, 7200.0, 10_800.0, 21_600.0, 43_200.0),
     *(86_400.0, 172_800.0, 604_800.0),
 )
-"""Durations that people write: those that are tried."""
+"""The durations that are tried: those that people write."""
 STALE: Final = (0.0, 1.0, 5.0)
-"""`stale_for`, as so many times `fresh_for`."""
+"""`stale_for`, as a multiple of `fresh_for`."""
 COARSE: Final = 4
-"""Rungs of the ladder between two that are tried where nothing says how fresh it must be."""
+"""Steps of the ladder between two tries, without an objective."""
 NEAR: Final = 1.05
-"""Requests within 5 % are the same: then fewer readers that wait are better."""
+"""Requests within 5 % count as equal: then fewer waiting readers are better."""
 AGES: Final = ("p50", "p99")
 LIMIT: Final = re.compile(
     r"\s*(?:(p50|p99)\s*<\s*([\w.]+)|(stale|waited)\s*<\s*(\d+(?:\.\d+)?)%)\s*"
@@ -34,7 +34,7 @@ WRITE: Final = "write p50 or p99 with a duration, stale or waited with a share: 
 
 
 class Candidate(Struct, frozen=True):
-    """Terms to try: seconds."""
+    """Times to try, in seconds."""
 
     fresh_for: float
     stale_for: float
@@ -44,11 +44,11 @@ class Candidate(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """What a replay came to, for all keys, those that were not recorded as well."""
+    """The result of a replay, scaled up to all keys."""
 
     terms: Candidate
     requests: float
-    """A second."""
+    """Upstream requests per second."""
     p50: float
     p99: float
     """Seconds of age at serving."""
@@ -58,7 +58,7 @@ class Figures(Struct, frozen=True):
     """Shares of all reads."""
     copies: int
     bytes: int
-    """At most, at one time."""
+    """The most at one time."""
 
 
 class Limit(Struct, frozen=True):
@@ -68,7 +68,7 @@ class Limit(Struct, frozen=True):
     below: float
 
     def excess(self, figures: Figures) -> float:
-        """How many times too much; below one: it is met."""
+        """The value divided by the limit; below one, it is met."""
         value: float = getattr(figures, self.name)
         return value / self.below
 
@@ -77,15 +77,15 @@ class Limit(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """What is proposed for each kind; `total` requests a second."""
+    """The proposal for each kind; `total` requests per second."""
 
     chosen: Mapping[str, Figures]
     total: float
     is_met: bool = True
     missed: tuple[str, ...] = ()
-    """Kinds for which nothing that was tried meets the objective; the nearest is proposed."""
+    """Kinds for which no try meets the objective; the nearest is proposed."""
     within: "Choice | None" = None
-    """Where that is more than the budget: the freshest that is not, if there is any."""
+    """If the proposal exceeds the budget: the freshest that does not, if there is one."""
 
 
 def objective_of(text: str) -> tuple[Limit, ...]:
@@ -116,7 +116,7 @@ def budget_of(text: str) -> float:
 
 
 def duration(value: float) -> str:
-    """As a setting says it: `90s`, `5m`."""
+    """As a setting is written: `90s`, `5m`."""
     whole = [it for it in SECONDS_PER_UNIT.items() if it[1] >= 1 and value % it[1] == 0]
     unit, size = max(whole, key=lambda it: it[1]) if whole and value else ("s", 1.0)
     return f"{value / size:g}{unit}"
@@ -128,7 +128,7 @@ def percent(share: float) -> str:
 
 
 def rungs(length: float) -> tuple[float, ...]:
-    """What a recording of so many seconds can tell of: half of it at most."""
+    """Durations that a recording of this length can judge: half of it at most."""
     return tuple(it for it in LADDER if it <= length / 2)
 
 
@@ -162,7 +162,7 @@ def search(
 def choose(
     found: Mapping[str, Sequence[Figures]], limits: Sequence[Limit], budget: float | None
 ) -> Choice:
-    """Fewest requests that meet the objective; without one, the freshest within the budget."""
+    """The fewest requests that meet the objective; without one, the freshest within the budget."""
     within = _within(found, budget) if budget is not None else None
     if not limits and within is not None:
         return within
@@ -186,7 +186,7 @@ def _cheapest(found: Sequence[Figures]) -> Figures:
 
 
 def _within(found: Mapping[str, Sequence[Figures]], budget: float) -> Choice | None:
-    """The least p99 for all kinds at which the requests of all are within the budget."""
+    """The lowest p99 for all kinds whose requests are within the budget."""
     for most in sorted({it.p99 for all_ in found.values() for it in all_}):
         right = {kind: [it for it in all_ if it.p99 <= most] for kind, all_ in found.items()}
         if all(right.values()):
@@ -197,7 +197,7 @@ def _within(found: Mapping[str, Sequence[Figures]], budget: float) -> Choice | N
 
 
 def frontier(tried: Sequence[Figures]) -> list[Figures]:
-    """Those that nothing else beats in requests, ages and waiting alike; most requests first."""
+    """Tries that no other beats in requests, ages and waiting; most requests first."""
     marks = {it: (it.requests, it.p99, it.waited) for it in tried}
     best = [
         it

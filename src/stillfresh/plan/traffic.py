@@ -42,11 +42,11 @@ class Traffic:
         self.loads: list[RecordedLoad] = []
         self.seconds = 0.0
         self.share = 1.0
-        """Of all keys, those that are in here."""
+        """The share of all keys that is in it."""
         self._by_id: dict[str, list[RecordedLoad]] = {}
 
     def add(self, line: RecordedUse | RecordedLoad, kept: float) -> None:
-        """Of its keys this share."""
+        """Add a share of its keys."""
 
         def some(ids: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(it for it in ids if crc32(it.encode()) < kept * 2**32)
@@ -61,7 +61,7 @@ class Traffic:
         self.loads.append(line)
 
     def finish(self, seconds: float, share: float) -> None:
-        """In order: several processes may have written it."""
+        """Sort: several processes may have written it."""
         self.seconds, self.share = seconds, share
         self.events.sort(key=lambda it: it.at)
         self.loads.sort(key=lambda it: it.at)
@@ -83,12 +83,12 @@ class Traffic:
 
     @property
     def recorded_terms(self) -> tuple[float, float]:
-        """Those that most loads said themselves, or else those of the kind."""
+        """The times that most loads gave, or else those of the kind."""
         own = Counter(it.terms[:2] for it in self.loads if it.terms is not None)
         return own.most_common(1)[0][0] if own else (self.kind.fresh_for, self.kind.stale_for)
 
     def load_at(self, at: float, id_: str | None = None) -> RecordedLoad | None:
-        """The one that had begun last, or the first: the upstream was like that; or for one key."""
+        """The load that began last before this time, of this key or of any."""
         found = self.loads if id_ is None else self._by_id.get(id_, ())
         place = bisect_right(found, at + ROUNDED, key=lambda it: it.at) - 1
         return found[max(0, place)] if found else None
