@@ -18,6 +18,7 @@ from stillfresh.engine.memory import Memory
 from stillfresh.engine.news import News, Notices
 from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import OVER, Batch, Flight, Queue
+from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import StoreError
 from stillfresh.feed.rows import Writes
@@ -373,6 +374,12 @@ def a_load_inside_a_load_takes_a_place(patch: pytest.MonkeyPatch) -> None:
 def nobody_notices_a_circle(patch: pytest.MonkeyPatch) -> None:
     """E3: two loads wait for each other."""
     patch.setattr(Flight, "waits_for", lambda *_: False)
+
+
+@mutant(Promise.ALIVE, "of_threads")
+def an_interrupted_load_tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    """E20: the thread that ran it has left, and others wait for it."""
+    patch.setattr(Job, "drop", lambda *_: None)
 
 
 @mutant(Promise.ALIVE, "on_a_file")

@@ -17,6 +17,7 @@ from tests.simulation.engine_scenarios import (
 )
 from tests.simulation.feed_scenarios import of_a_feed
 from tests.simulation.page_scenarios import of_pages
+from tests.simulation.sync_scenarios import of_threads
 from tests.simulation.viewer_scenarios import of_a_coordinator, of_a_hub, of_a_watch
 from tests.simulation.waiting_scenarios import of_games
 
@@ -34,6 +35,7 @@ SCENARIOS: dict[str, Scenario] = {
         by_late_tags,
         of_puts,
         inside_another,
+        of_threads,
         closed_and_opened,
         of_pages,
         of_a_hub,
