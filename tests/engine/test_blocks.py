@@ -98,6 +98,8 @@ class TestE22Bypassed:
         task = asyncio.create_task(bypassing())
         await inside.wait()
         assert [(await prices("a")).version, version(await prices.get("a"))] == [1, 1]
+        await prices.put("b", Price("b", 5))
+        assert (await prices("b")).version == 5
         ended.set()
         child = await task
 

@@ -71,7 +71,7 @@ class Trial:
         """Ask first, so that fixtures stop their servers; then kill all that it started."""
         pids = [*descendants(self._pid), self._pid]
         for asked, ending in (([self._pid], signal.SIGINT), (pids, signal.SIGKILL)):
-            for pid in asked if is_alive(self._pid) else ():
+            for pid in filter(is_alive, asked):
                 with suppress(ProcessLookupError):
                     os.kill(pid, ending)
             patience = time.monotonic() + GRACE

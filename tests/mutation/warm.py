@@ -97,13 +97,15 @@ def run(session: pytest.Session, order: Order) -> None:
         session.config.pluginmanager.register(stopping)
         items = [item for item in session.items if item.nodeid in stopping.order]
         items.sort(key=lambda item: stopping.order[item.nodeid])
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            item.add_marker(pytest.mark.timeout(order.each))
-            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if stopping.found():
-                break
-        order.found.write_text(json.dumps({"ran": len(items), **stopping.found()}))
-        session.config.hook.pytest_sessionfinish(session=session, exitstatus=0)
+        try:
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                item.add_marker(pytest.mark.timeout(order.each))
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if stopping.found():
+                    break
+            order.found.write_text(json.dumps({"ran": len(items), **stopping.found()}))
+        finally:  # which stops the servers of the tests
+            session.config.hook.pytest_sessionfinish(session=session, exitstatus=0)
     finally:
         os._exit(0)
 

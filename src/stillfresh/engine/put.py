@@ -82,7 +82,7 @@ class Puts(Reads[K, V]):
             ready.append([self._known(runtime, key, given, sent) for key, given in group])
         while ready:  # what is done is freed: all at once would hold up the loop (E28)
             some = ready.pop(0)
-            if self.owner.blocks and is_past(self.owner):  # E22: store nothing, leave nothing old
+            if is_past(self.owner):  # E22: store nothing, leave nothing old
                 with self.overtaking([it.key for it in some]):
                     await runtime.store.invalidate(self.spec.kind, [it.id for it in some])
                 continue
