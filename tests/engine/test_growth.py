@@ -260,9 +260,14 @@ class TestE28Slices:
         monkeypatch.setattr(many.core.spec, "max_batch", 50)
         await many.delete(*MANY)
         upstream.calls.clear()
-        leaving = await upstream.holding(many.get_many(MANY))
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+        upstream.hold()
+        for wanted in (1, len(MANY)):  # between two slices, and when all are under way
+            leaving = asyncio.create_task(many.get_many(MANY))
+            await until(lambda: len(many.core.queue.flights) >= wanted)  # noqa: B023
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await turns()
+            assert not any(it.waiters for it in many.core.queue.flights.values())
         upstream.let_go()
         assert await many.core.settled(5)
         assert len(upstream.calls) <= many.core.spec.concurrency

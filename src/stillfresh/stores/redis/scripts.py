@@ -23,6 +23,8 @@ from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
 from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command, unpacked_tags
 from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
 
+TAGS_AT_ONCE: Final = 8
+"""Buckets whose next hundred ids are invalidated in one go: others' steps pass between (E28)."""
 MOVING: Final = "moving"
 """Argument of ACQUIRE on a node that does not hold the slot yet: epochs may be missing there."""
 
@@ -144,7 +146,7 @@ return 1
 
 INVALIDATE_TAG: Final = Script("""flags=allow-oom
 local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 500), {}
+local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 100), {}
 if ARGV[3] == '0' then
   begin_epoch(base, set:sub(#base + 2))
   if base:find('{00}', 1, true) then tell(base, 'T' .. set:sub(#base + 2)) end

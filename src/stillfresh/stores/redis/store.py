@@ -279,7 +279,7 @@ class RedisStore(Store):
         """
         link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
         reached: dict[tuple[str, str], None] = {}
-        walks = [(base, key, b"0") for base, key in self._places.tagged(tag)]
+        walks, later = [(*it, b"0") for it in self._places.tagged(tag)], list[Any]()
         while walks:
             replies = await link.run(
                 [scripts.INVALIDATE_TAG.call([key], base, mark, at) for base, key, at in walks],
@@ -290,11 +290,9 @@ class RedisStore(Store):
                 names = map(self._places.name, members)
                 reached.update((name, None) for name in names if name is not None)
                 await asyncio.sleep(0)
-            walks = [
-                (base, key, at)
-                for (base, key, _), (at, _) in zip(walks, replies, strict=True)
-                if at != b"0"
-            ]
+            going = zip(walks, replies, strict=True)
+            later += [(*walk[:2], at) for walk, (at, _) in going if at != b"0"]
+            walks, later = later[: scripts.TAGS_AT_ONCE], later[scripts.TAGS_AT_ONCE :]
         return list(reached)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
