@@ -10,7 +10,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site demo examples test suite test-all check format diagrams bench explore simulate torture mutants pins audit clean screenshots
+.PHONY: help site demo examples test suite test-all check format diagrams bench scale explore simulate torture mutants pins audit clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -64,6 +64,9 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about fifteen minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
 	$(BIN)/python scripts/figures.py
+
+scale: $(VENV)/.bench $(VENV)/.servers ## measure how cost grows, in about ten minutes; rewrites docs/scale.md, its figures and its plots
+	$(BIN)/python -m benchmarks.scale
 
 screenshots: $(VENV)/.dev ## take the pictures of the demo and the dashboard in docs/images, anew
 	$(BIN)/python scripts/screenshots.py

@@ -38,9 +38,10 @@ class Server:
         self._process = process
         self.port = int(self._line())
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, ask: str = "figures") -> dict[str, Any]:
+        """Or `watch SECONDS`: after its turns were watched for so long."""
         assert self._process.stdin is not None  # noqa: S101 (it was started with one)
-        self._process.stdin.write("figures\n")
+        self._process.stdin.write(f"{ask}\n")
         self._process.stdin.flush()
         found: dict[str, Any] = json.loads(self._line())
         return found
@@ -68,6 +69,7 @@ class Load:
     """What came, on all connections together."""
 
     updates: int = 0
+    bytes: int = 0
     from_change: list[float] = field(default_factory=list)
     """Seconds from an upstream's change to the viewer who sees it for the first time."""
     from_answer: list[float] = field(default_factory=list)
@@ -107,6 +109,7 @@ class Viewer(asyncio.Protocol):
             data = data.partition(b"\r\n\r\n")[2]
             self.ready.set_result(None)
         self._load.updates += data.count(UPDATE)
+        self._load.bytes += len(data)
         if self._reads:
             self._buffer += data
             self._read(time.time())
@@ -149,6 +152,8 @@ class Held:
     resident: int
     cpu: float
     """Of one core, in hundredths."""
+    hold: float
+    """Milliseconds of CPU that the longest turn of its event loop took."""
     load: Load
 
 
@@ -169,14 +174,17 @@ async def held(server: Server, viewers: int) -> Held:
     before, began, seen = server.figures(), time.monotonic(), load.updates
     load.is_timed = True
     await asyncio.sleep(SECONDS)
-    after, took = server.figures(), time.monotonic() - began
+    after, took, load.is_timed = server.figures(), time.monotonic() - began, False
+    updates = load.updates - seen
+    hold = (await asyncio.to_thread(server.figures, "watch 2"))["hold"]
     for viewer in connected:
         viewer.transport.abort()
     return Held(
         requests=(after["requests"] - before["requests"]) / took,
-        updates=(load.updates - seen) / took,
+        updates=updates / took,
         resident=after["resident"],
         cpu=100 * (after["cpu"] - before["cpu"]) / took,
+        hold=hold,
         load=load,
     )
 

@@ -53,13 +53,27 @@ def resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def figures(upstream: Upstream) -> str:
+class Turns:
+    """The longest turn of the loop since it was last asked for; to watch for it takes CPU."""
+
+    longest = 0.0
+
+    async def watch(self, seconds: float) -> None:
+        self.longest, until = 0.0, time.monotonic() + seconds
+        while time.monotonic() < until:
+            began = time.thread_time()
+            await asyncio.sleep(0.001)
+            self.longest = max(self.longest, time.thread_time() - began)
+
+
+def figures(upstream: Upstream, turns: Turns) -> str:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return json.dumps(
         {
             "requests": upstream.requests,
             "resident": resident(),
             "cpu": used.ru_utime + used.ru_stime,
+            "hold": 1000 * turns.longest,
         }
     )
 
@@ -72,9 +86,11 @@ async def main(fresh_for: float) -> None:
     server = uvicorn.Server(server_config(app))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     print(listening.getsockname()[1], flush=True)
-    loop = asyncio.get_running_loop()
-    while await loop.run_in_executor(None, sys.stdin.readline):
-        print(figures(upstream), flush=True)
+    loop, turns = asyncio.get_running_loop(), Turns()
+    while said := await loop.run_in_executor(None, sys.stdin.readline):
+        if said.startswith("watch"):
+            await turns.watch(float(said.split()[1]))
+        print(figures(upstream, turns), flush=True)
     server.should_exit = True
     await serving
 

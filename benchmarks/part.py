@@ -1,4 +1,4 @@
-"""`python -m benchmarks.part MODULE`: one section in a process of its own, for `runner.py`.
+"""`python -m benchmarks.part MODULE[:FUNCTION]`: one section in a process of its own.
 
 Says a line of JSON for each step, and the section as the last. What the servers that it starts
 print goes to the error output, so that nothing but those lines is on the other.
@@ -34,7 +34,9 @@ def main(module: str) -> None:
         signal.signal(ending, signal.default_int_handler)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    section = importlib.import_module(module).section(lambda text: say(out, Step(text)))
+    name, _, function = module.partition(":")
+    made = getattr(importlib.import_module(name), function or "section")
+    section = made(lambda text: say(out, Step(text)))
     say(out, Step(section=section))
 
 

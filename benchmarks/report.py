@@ -11,7 +11,7 @@ ABOUT = """\
 Written by `make bench`; do not edit. Every figure is a ratio of medians of interleaved rounds in
 one run, so that it holds on other machines too; milliseconds, and the plain figures below each
 table, are this machine's. Each section ran in a process of its own, alone. How to run it and how to
-read it: [testing](testing.md#the-benchmarks)."""
+read it: [testing](testing.md#the-benchmarks). How cost grows: [scale](scale.md)."""
 
 
 def table(head: list[str], rows: Sequence[list[str]]) -> str:

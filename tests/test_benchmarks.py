@@ -10,17 +10,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import behaviours
+from benchmarks import behaviours, scale
 from benchmarks.compare import compared
 from benchmarks.harness import Row, Section
 from benchmarks.pages import serve
 from benchmarks.plan import PARTS, Pace, Part
 from benchmarks.report import page, summary
 from benchmarks.runner import run
+from benchmarks.scale_plots import plot
 from benchmarks.subjects import OURS, Subject
 
 ROOT = Path(__file__).parent.parent
@@ -235,7 +238,7 @@ class TestT8AsUsed:
             if re.search(r"\d (?:µs|ns)\b|requests/s\b", page.read_text())
         }
         # The rules state targets; tests/test_docs.py compares the README's with the written run.
-        assert stated == {"README.md", "benchmarks.md", "seeds.md"}
+        assert stated == {"README.md", "benchmarks.md", "scale.md", "seeds.md"}
 
 
 class TestT6Compare:
@@ -267,3 +270,26 @@ class TestT6Compare:
         )
         found = run(Part("here", "Here", "any", 1, limit=30), unsaid, tmp_path)
         assert found == Section("T", [Row("E1", "a", 42.0)])
+
+
+class TestE28Scale:
+    def test_the_page_and_the_plots_are_drawn_from_the_figures(self) -> None:
+        """docs/scale.json is what was measured; everything else comes from it."""
+        measured = msgspec.json.decode(scale.FILE.read_bytes(), type=scale.Measured)
+        page = scale.PAGE.read_text()
+        assert scale.drawn(page, measured) == page
+        plots = {it.name: it.read_text() for it in scale.IMAGES.iterdir()}
+        assert plots == scale.plots(measured)
+        assert [name for name in plots if f"images/scale/{name}" not in page] == []
+
+    def test_a_plot_shows_every_line_and_the_limit(self) -> None:
+        """In a box of its own, whatever the numbers are."""
+        drawn = ET.fromstring(  # noqa: S314 (our own text)
+            plot("a < b", "keys", {"one": {10.0: 3.0, 1000.0: 0.02}, "two": {10.0: 5.0}}, 20)
+        )
+        found = [it for it in drawn.iter() if it.tag.endswith("polyline")]
+        across = [float(at.split(",")[0]) for it in found for at in it.attrib["points"].split()]
+        assert len(found) == 2
+        assert min(across) >= 0
+        assert max(across) <= float(drawn.attrib["width"])
+        assert sum("stroke-dasharray" in it.attrib for it in drawn.iter()) == 1

@@ -1,0 +1,102 @@
+"""From what was measured on one machine to a large fleet: the calculation of docs/scale.md.
+
+Each line names the figures that it comes from. Nothing here is measured.
+"""
+
+from math import ceil
+
+from benchmarks.harness import Figures
+from benchmarks.report import table
+
+__all__ = ["calculation"]
+
+GATEWAYS, KEYS, VIEWERS = 1_000, 10**8, 10**6
+LOOKS, IN_USE, FRESH_FOR = 20, 10**7, 300
+NODE_BYTES, BUSY = 24e9, 0.7
+"""What one server is given: of 32 GB of memory, and of one core."""
+SHARED, OWN = "the same 200 ids", "5 ids of their own"
+UPDATES = VIEWERS * LOOKS / FRESH_FOR
+LOADS = IN_USE / FRESH_FOR
+WATCHED = VIEWERS * LOOKS // GATEWAYS
+
+
+class Fleet:
+    """The lines, from figures at the largest size that was measured."""
+
+    def __init__(self, figures: dict[str, dict[str, Figures]]) -> None:
+        self._figures = figures
+        self.rows: list[list[str]] = []
+
+    def of(self, part: str, name: str) -> float:
+        by_size = self._figures.get(part, {}).get(name, {})
+        return by_size[max(by_size, key=int)] if by_size else float("nan")
+
+    def line(self, what: str, source: str, comes_to: str) -> None:
+        self.rows.append([what, source, comes_to])
+
+    def traffic(self) -> None:
+        self.line("loads", f"{IN_USE:,} keys in use / {FRESH_FOR} s", f"{LOADS:,.0f} / s")
+        seen = f"{VIEWERS:,} viewers × {LOOKS} ids / {FRESH_FOR} s"
+        self.line("reads of the store by gateways that watch", seen, f"{UPDATES:,.0f} / s")
+        size = self.of("viewers", f"bytes of an update | {SHARED}")
+        sent = f"{UPDATES:,.0f} / s, {UPDATES * size / 1e6:,.0f} MB/s"
+        self.line("updates to viewers", f"{seen}, {size:,.0f} bytes each", sent)
+        told = f"{LOADS * GATEWAYS / 1e6:,.0f} million / s"
+        self.line("messages of changes", f"every load is told to {GATEWAYS:,} gateways", told)
+        size = self.of("processes", "bytes of a message | Valkey")
+        sent = f"{LOADS * GATEWAYS * size / 1e6:,.0f} MB/s"
+        self.line("traffic of these messages", f"{size:,.0f} bytes each on Valkey", sent)
+
+    def store(self, name: str) -> None:
+        each = self.of("keys", f"bytes of an entry of 200 bytes | {name}")
+        size = f"{KEYS * each / 1e9:,.0f} GB"
+        self.line(f"{name}: size", f"{KEYS:,} × {each:,.0f} bytes of an entry", size)
+        load = self.of("processes", f"CPU of the server, µs (loads) | {name}")
+        read = self.of("processes", f"CPU of the server, µs (reads) | {name}")
+        work = (LOADS * load + UPDATES * read) / 1e6
+        costs = f"{load:,.0f} µs a load, {read:,.0f} µs a read"
+        self.line(f"{name}: loads and reads", costs, f"{work:,.1f} cores")
+        tell = self.of("processes", f"CPU of the server for a message, µs | {name}")
+        push = LOADS * GATEWAYS * tell / 1e6
+        self.line(f"{name}: messages", f"{tell:.2f} µs for each that is sent", f"{push:,.0f} cores")
+        if name == "Valkey":
+            by_size, by_work = KEYS * each / NODE_BYTES, work / BUSY
+            most = "24 GB and 70 % of one core each"
+            silent = f"{most}; no gateway listens"
+            self.line("Valkey: primaries", most, f"{servers(by_size, by_work + push / BUSY)}")
+            self.line("Valkey: primaries, no messages", silent, f"{servers(by_size, by_work)}")
+
+    def gateway(self) -> None:
+        each, rate = "one of 1,000 gateways", UPDATES / GATEWAYS
+        few, many = (self.of("viewers", f"CPU of an update, µs | {it}") for it in (SHARED, OWN))
+        costs = (
+            f"{rate:,.0f} / s × {few:.1f} µs (viewers share ids) to {many:,.0f} µs (they do not)"
+        )
+        core = f"{rate * few / 1e4:.2f} to {rate * many / 1e4:.1f} % of a core"
+        self.line(f"{each}: updates", costs, core)
+        renew = self.of("watched", "refresh of all, µs of CPU a key | memory")
+        core = f"{WATCHED / FRESH_FOR * renew / 1e4:.1f} % of a core"
+        costs = f"{WATCHED:,} watched keys / {FRESH_FOR} s × {renew:,.0f} µs"
+        self.line(f"{each}: refreshes", costs, core)
+        hear = self.of("processes", "CPU of a listener for a message, µs | Valkey")
+        core = f"{LOADS * hear / 1e4:,.0f} % of a core"
+        self.line(f"{each}: messages heard", f"{LOADS:,.0f} / s × {hear:.1f} µs", core)
+        held, kept = VIEWERS // GATEWAYS, self.of("watched", "bytes of a watched key | memory")
+        size = self.of("viewers", f"bytes of a connection | {SHARED}")
+        parts = f"{held:,} × {size:,.0f} bytes a connection, {WATCHED:,} × {kept:,.0f} bytes a key"
+        self.line(f"{each}: memory", parts, f"{(held * size + WATCHED * kept) / 1e6:,.0f} MB")
+
+
+def servers(*shares: float) -> str:
+    found = max(shares)
+    return f"{ceil(found):,}" if found == found else "?"  # noqa: PLR0124 (not measured)
+
+
+def calculation(figures: dict[str, dict[str, Figures]]) -> str:
+    """A table of what the fleet needs."""
+    fleet = Fleet(figures)
+    fleet.traffic()
+    for name in ("Valkey", "PostgreSQL"):
+        fleet.store(name)
+    fleet.gateway()
+    return table(["what", "from", "comes to"], fleet.rows)
