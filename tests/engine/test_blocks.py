@@ -12,7 +12,7 @@ import pytest
 from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StillfreshError, Verdict
 from stillfresh.engine import Private
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Upstream, declare, outcome, version
+from tests.kit.engine import Price, Upstream, declare, outcome, turns, version
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "testing-your-code.md"
 NOWHERE = "redis://127.0.0.1:1"
@@ -148,11 +148,18 @@ class TestE22Bypassed:
         upstream.error = None
         assert (await prices("a")).version == 1
 
-    async def test_many_keys_go_in_batches(self, cache: Cache, upstream: Upstream) -> None:
-        """Of `max_batch`."""
+    async def test_many_keys_go_in_batches(
+        self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of `max_batch`, one after the other, however many keys there are."""
+        monkeypatch.setattr("stillfresh.engine.resource.SLICE", 2)
         prices = declare(cache, upstream, max_batch=2)
         with cache.bypassed():
-            assert len(await prices.get_many(["a", "b", "c"])) == 3
+            loading = await upstream.holding(prices.get_many(["a", "b", "c"]))
+            await turns()
+            assert upstream.calls == [["a", "b"]]
+            upstream.let_go()
+            assert len(await loading) == 3
         assert upstream.calls == [["a", "b"], ["c"]]
 
     async def test_a_loader_that_reads_is_past_the_cache_too(

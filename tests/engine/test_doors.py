@@ -14,7 +14,7 @@ import pytest
 
 from stillfresh import Cache, ConfigError, LoadFailed, Resource
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Upstream, declare, idle
+from tests.kit.engine import Price, Upstream, declare, idle, turns
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers
@@ -142,11 +142,17 @@ class TestE15Keys:
         assert (await prices(Colour.RED)).version == 2
 
     async def test_one_bad_key_of_many_loads_nothing(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Refused before anything is asked."""
-        with pytest.raises(ConfigError):
-            await prices.get_many(["a", ""])
+        prices, keys = declare(cache, upstream, max_batch=1), ["a", "b", "c", ""]
+        for size in (3, len(keys)):  # slices, and one call
+            monkeypatch.setattr("stillfresh.engine.resource.SLICE", size)
+            with pytest.raises(ConfigError):
+                await prices.get_many(keys)
+            with pytest.raises(ConfigError):
+                await prices.refresh(*keys)
+        await turns()
         assert upstream.calls == []
 
 
