@@ -7,6 +7,7 @@ import pytest
 
 from stillfresh import Cache, Verdict
 from stillfresh.stores import contract
+from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.gates import Gated
 from tests.kit.held_store import SteppedStore
@@ -123,3 +124,12 @@ class TestE6InvalidateAllInMemory:
             assert (await loading).verdict is Verdict.STALE
             store.let_go("invalidate")
             await all_of_it
+
+    async def test_kinds_that_lie_in_between_are_one_step_each(self) -> None:
+        """A store may list kinds in any order; each kind of a page is invalidated in one step."""
+        store = SteppedStore(MemoryStore())
+        async with Cache(store) as cache:
+            for kind in ("price", "stock") * 10:
+                await store.acquire(kind, [Ask(uuid4().hex, None)], 5)
+            assert await cache.invalidate_all() == 20
+        assert store.count("invalidate") == 2

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
@@ -248,11 +249,11 @@ class Cache(Lifecycle):
         On DynamoDB, loads in other processes are reached if their key has a copy or tags. `soft`
         and StoreError are those of `invalidate_tag`.
         """
-        store, count = (await self.runtime()).store, 0
+        store, count, kind_of = (await self.runtime()).store, 0, attrgetter("kind")
         await overtake_all(self._known())
         try:
             async for page in store.walk(None):
-                for kind, entries in groupby(page, lambda entry: entry.kind):
+                for kind, entries in groupby(sorted(page, key=kind_of), kind_of):
                     ids = [entry.id for entry in entries]
                     await store.invalidate(kind, ids, soft=soft)
                     self.note_invalid(kind, ids, soft=soft)
