@@ -138,7 +138,7 @@ class Move:
     def keys(self, *keys: bytes) -> None:
         """Those of them that the old node has go over."""
         left = self.cluster.client(self.old).cluster("GETKEYSINSLOT", self.slot, 10_000)
-        for key in {*keys}.intersection(left):
+        for key in {*keys}.intersection(it.encode() for it in left):
             self.cluster.move_keys(self.slot, self.old, self.new, key)
 
     def end(self) -> None:
