@@ -1,5 +1,6 @@
 """I12, I13: the pure rules of the page cache, by example and by property."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -176,6 +177,16 @@ class TestI13Keys:
     def test_a_host_is_one_and_well_formed(self, hosts: list[bytes], expected: str | None) -> None:
         """Without the port that goes without saying."""
         assert canonical_host(tuple((b"host", host) for host in hosts), "http") == expected
+
+    def test_pages_of_one_host_share_its_text(self) -> None:
+        """I16: and a text that a visitor made up is freed again, which an interned one may not be.
+
+        Python 3.12.0 to 3.12.4 keep interned texts for ever.
+        """
+        one, same = (canonical_host(((b"host", b"A.%b" % it),), "http") for it in (b"x", b"x"))
+        assert one is not None
+        assert one is same
+        assert sys.intern("".join([*one])) is not one
 
     def test_hosts_are_allowed_by_name(self) -> None:
         """Or below a name; another's is not."""

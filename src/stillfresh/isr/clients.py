@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from sys import intern
 from typing import Final, Literal, TypeAlias
 
 from stillfresh.bounded import BoundedDict
@@ -118,10 +117,13 @@ def plain_host(value: bytes) -> bytes:
 def canonical_host(headers: Raw, scheme: str) -> str | None:
     """One Host, well-formed, in lower case, without a default port; else None."""
     hosts = values(headers, b"host")
-    if len(hosts) != 1:
-        return None
-    host = hosts[0].decode("latin-1").lower().removesuffix(PORTS.get(scheme, ""))
-    return intern(host) if len(host) <= HOST_LENGTH and HOST.fullmatch(host) else None
+    return _canonical(hosts[0], scheme) if len(hosts) == 1 else None
+
+
+@lru_cache(maxsize=64)  # I16: pages share the text. Python 3.12 never frees an interned one
+def _canonical(value: bytes, scheme: str) -> str | None:
+    host = value.decode("latin-1").lower().removesuffix(PORTS.get(scheme, ""))
+    return host if len(host) <= HOST_LENGTH and HOST.fullmatch(host) else None
 
 
 def is_allowed(host: str, allowed: Collection[str]) -> bool:
