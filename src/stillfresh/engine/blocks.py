@@ -38,7 +38,7 @@ class Face(Generic[K, V]):
         self.stand_back(back=core.owner.blocks > 0)
 
     def stand_back(self, *, back: bool) -> None:
-        """While True, leave every read to the core, which knows the caller's blocks."""
+        """If `back`, leave every read to the core, which knows the caller's blocks."""
         entries = {} if back else self.core.memory.entries
         self._entry = entries.get
 

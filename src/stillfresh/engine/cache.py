@@ -120,12 +120,12 @@ class Cache(Lifecycle):
             max_entries: The most values in memory.
             max_bytes: The most bytes of values in memory: a number, or text such as "64MB".
             memory_for: How long memory is believed without asking a shared store.
-            jitter: The share, below 1, by which each copy's freshness is shortened at random.
+            jitter: The largest share, below 1, by which `fresh_for` is shortened at random.
             tags: Called with a key; returns its tags, for `invalidate_tag`.
             codec: Turns values into bytes; None: chosen by the loader's annotation.
             version: Part of the stored name. Change it when the form of the values changes.
-            lease_for: When another process may take over a load whose process died.
-            load_timeout: When a load has failed.
+            lease_for: How long a load whose process died blocks other processes.
+            load_timeout: How long a load may take; after that it has failed.
             objective: The freshness objective, which statistics count.
         """
         kind = self._new_name(name, version)
@@ -272,7 +272,7 @@ class Cache(Lifecycle):
             yield from ((core, key) for key in core.tagged(tag))
 
     async def evict(self) -> int:
-        """Delete copies from the store that may never be served again; return how many."""
+        """Delete entries from the store that can never be served again; return how many."""
         return await (await self.runtime()).store.evict(self.clock())
 
     async def stats(self) -> CacheStats:
@@ -291,7 +291,7 @@ class Cache(Lifecycle):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Listed]:
-        """List the entries of the store, at most `limit` (up to 10,000), ordered by kind and id.
+        """List at most `limit` entries of the store (up to 10,000), by kind and id if it sorts.
 
         `kind`: of one resource. `search`: whose id contains this text. `after`: the kind and id of
         the last entry of the page before.
@@ -300,7 +300,7 @@ class Cache(Lifecycle):
         return listed(found, self.clock())
 
     def bypassed(self) -> AbstractContextManager[None]:
-        """Inside `with`, each read of this task loads, and nothing is stored."""
+        """Inside `with`, reads of this task, and of tasks it starts, load and store nothing."""
         return past(self)
 
     def override(self, store: str | Store) -> Override:

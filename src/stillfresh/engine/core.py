@@ -57,14 +57,14 @@ class Core(Puts[K, V]):
             runtime.store.before_evicting(self.spec.kind, lambda id_: memory.keeps(self.key(id_)))
 
     def close(self) -> None:
-        """Stop answering from memory, and end all waiting callers."""
+        """Stop answering from memory, and let all waiting callers fail."""
         self._runtime = None
         self.memory.clear()
         self.loads.close()
         self.watcher.close()
 
     def leave(self) -> None:
-        """E21: the event loop was closed, or a fork left it to the parent. Tell no waiter."""
+        """E21: the event loop was closed, or is the parent process's: no caller waits here."""
         self.memory.clear()
         for _ in self.memory.freed():
             pass
@@ -119,9 +119,9 @@ class Core(Puts[K, V]):
         return records, rules.refresh_times(records, now, terms, self.watcher.absent), now
 
     def read_in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
-        """E20: answer a thread without a load, or None if the event loop must be asked.
+        """E20: answer a thread from the store without a load; None if the loop must be asked.
 
-        Only the loop updates memory, where `hit` or `glance` use it.
+        It must be where `hit` or `glance` use memory: only the loop keeps memory up to date.
         """
         runtime = None if self.owner.blocks or self.spec.memory_for else self._runtime
         if runtime is None or runtime.read_in_thread is None:
@@ -172,7 +172,7 @@ class Core(Puts[K, V]):
     def tagged(self, tag: str) -> list[K]:
         """E8: keys in memory or being loaded that have this tag, or may have it.
 
-        I26: a running load whose tags are known only later is noted.
+        I26: running loads note the tag, because theirs are known only when they end.
         """
         for flight in self.queue.flights.values():
             if flight.batch is not IN_QUEUE:

@@ -18,7 +18,7 @@ from stillfresh.stores.contract import Failure, StoreStats
 
 MOST_FAILING: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
-LONGEST_ERROR: Final = 500  # of an error, in the counts
+LONGEST_ERROR: Final = 500  # characters of an error in the counts
 COUNTERS: Final = (
     ("loads", "Calls of the loader."),
     ("loaded", "Keys asked of the loader."),
@@ -158,7 +158,7 @@ class Counts:
         """
 
     def hit(self, answer: Answer[Any], bucket: int, hits: int, now: float) -> None:
-        """Count hits of one entry since the last call.
+        """Count the hits of one entry since it entered this bucket, or since all were last counted.
 
         Their exact times are not known. They count as spread evenly over that time.
         """

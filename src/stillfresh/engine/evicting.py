@@ -91,7 +91,7 @@ class Evicting(ABC, Generic[K, V]):
         return [entry for entry in entries if entry.hits]
 
     def keeps(self, key: K) -> bool:
-        """E23: a private store asks before it drops an unread copy; memory then drops it too."""
+        """E23: a private store asks before it drops a copy. If it was not read, memory drops it."""
         if (entry := self.entries.get(key)) is None:
             return False
         was_read = self._was_read(entry)

@@ -100,7 +100,7 @@ class EndRule(NamedTuple):
     """The result goes to callers that joined before this (a `Joined`, or 3 for all)."""
     again: Again = Again.IF_WAITED
     is_overtaken: bool = False
-    """The key changed before the value came: callers get it as STALE, and it is not stored."""
+    """The value may be out of date: callers get it as STALE, and memory does not keep it."""
 
 
 LOADED, SUPERSEDED, FAILED, FOUND, FOUND_STALE, COOLING, GIVEN_UP = End

@@ -35,7 +35,7 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
         like_function(self, function, signature.shown)
 
     def stand_back(self, *, back: bool) -> None:
-        """While True, leave every read to the core."""
+        """If `back`, leave every read to the core."""
         super().stand_back(back=back)
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 

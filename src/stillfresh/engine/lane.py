@@ -98,7 +98,7 @@ class Lane(Generic[K]):
         self._now = float("-inf")
         self._cooldowns: dict[K, Cooldown] = {}
         self._trial = 0
-        """Counts batches of suspects that succeeded; they prove nothing about the others."""
+        """Counts suspects that succeeded; after each, the others' `at_most` no longer counts."""
         self._members: dict[LaneState, dict[K, None]] = {
             DUE: self._due,
             QUEUED: self._queue,
@@ -108,7 +108,7 @@ class Lane(Generic[K]):
         }
 
     def subscribe(self, key: K, *, counted: bool) -> bool:
-        """C3: one subscription for each call, or a set. True if the id must be looked up."""
+        """C3: `counted`: one more subscription; else at least one. True if it must be looked up."""
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1 if counted else max(count, 1)
         return self._move(key, Event.SUBSCRIBE) is DUE and count == 0
@@ -176,10 +176,10 @@ class Lane(Generic[K]):
             self._move(key, Event.REFER)
 
     def take(self, limit: int, beside: Sequence[K] = ()) -> list[K]:
-        """C5: the longest queued first; never what is in flight.
+        """C5: the longest queued ids first; never one in flight.
 
-        C9: what failed with its whole batch is tried again in halves, down to one by one, and never
-        beside what did not: one id that always fails starves no other. `beside` those that were
+        C9: ids whose whole batch failed are tried again in halves, down to one by one, and never
+        together with other ids: one id that always fails starves no other. `beside`: ids that were
         taken before, for the same batch.
         """
         first = next(iter(beside or self._queue), None)
@@ -201,9 +201,9 @@ class Lane(Generic[K]):
     def failed(
         self, key: K, now: float, pause: float = 0.0, *, together: int | None = None
     ) -> None:
-        """C9: each id on its own cooldown, doubling; `pause` is the least that was asked for.
+        """C9: each id has its own cooldown, which doubles; `pause`: the least that was asked for.
 
-        `together`: as one of a batch of so many, of which none succeeded.
+        `together`: the size of its batch, if none of that batch succeeded.
         """
         before = self._cooldowns.pop(key, None)
         failures = before.failures + 1 if before is not None else 1
@@ -217,7 +217,7 @@ class Lane(Generic[K]):
             del self._cooldowns[next(iter(self._cooldowns))]
 
     def land(self, keys: Iterable[K]) -> None:
-        """The batch has ended; what is still subscribed is due until it is looked up."""
+        """The batch has ended; ids that are still subscribed are due until they are looked up."""
         for key in keys:
             self._move(key, Event.LAND)
 
@@ -257,7 +257,7 @@ class Lane(Generic[K]):
         return cooldown.until if cooldown.until - now <= self._most else None
 
     def _clear_suspects(self, now: float) -> None:
-        """Drop suspects whose time lies ahead, after a clock was set back."""
+        """After a clock was set back: ids whose cooldown ends too late are no suspects any more."""
         for key, it in self._cooldowns.items():
             if it.until - now > self._most:
                 self._cooldowns[key] = it._replace(at_most=None)

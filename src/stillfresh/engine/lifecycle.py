@@ -149,7 +149,7 @@ class Lifecycle:
             self.note(core, map(core.key, ids), "soft" if soft else "invalidate")
 
     def apart(self) -> Runtime:
-        """E22: a runtime for loads whose results are not stored; it never asks the store."""
+        """A new runtime: for an open cache, and for loads that never ask the store (E22)."""
         return self._new_runtime(self._store, self.hooks, self._times)
 
     def counts(self) -> CacheStats:
@@ -186,10 +186,7 @@ class Lifecycle:
         return {step: timing for step, timing in timings.items() if any(timing.counts)}
 
     def check_not_closed(self) -> None:
-        """Raise if the cache was closed by hand.
-
-        A read opens only a cache that was never opened.
-        """
+        """Raise if the cache was closed by hand: a read does not open it again."""
         self.check_not_forked()
         self._leave_closed_loop()
         if self.is_closed:
@@ -261,7 +258,7 @@ class Lifecycle:
         return runtime
 
     async def _stay(self) -> None:
-        """Wait for the end of the loop: `asyncio.run` then closes this generator."""
+        """Start a generator, which `asyncio.run` closes as the loop ends: that closes the cache."""
         tell_of_forks(self)
         if sys.get_asyncgen_hooks().finalizer is not None and not self._is_ended_loop():
             self._keeper = self._until_the_loop_ends()
@@ -288,12 +285,12 @@ class Lifecycle:
         return loop is self._ended_loop or getattr(loop, "_asyncgens_shutdown_called", False)
 
     async def _ended(self) -> None:
-        """Another generator of the ending loop may still use the cache: then it is opened again."""
+        """Wait until the ending loop has closed the cache; a generator there may open it again."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
     async def _close(self, *, keeps: bool = False) -> None:
-        """Close to the end, even if the caller is cancelled."""
+        """Close completely, even if the caller is cancelled."""
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])

@@ -39,7 +39,7 @@ class Loads(Generic[K, V]):
     """The loads of one resource while its cache is open."""
 
     def __init__(self, core: "Core[K, V]", runtime: Runtime) -> None:
-        self.puts: dict[K, asyncio.Future[None]] = {}  # E17: the last put of each key
+        self.puts: dict[K, asyncio.Future[None]] = {}  # E17: running, by key
         self._spec, self._memory, self._queue = core.spec, core.memory, core.queue
         self._watcher, self._owner, self._runtime = core.watcher, core.owner, runtime
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
@@ -48,7 +48,7 @@ class Loads(Generic[K, V]):
         self.leases: dict[str, Lease] = {}  # of the loads under way, by id
 
     def close(self) -> None:
-        """End all waiting callers."""
+        """Let all waiting callers fail."""
         closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
         for flight in self._queue.close():
             _settle(flight.key, flight.waiters, closed)

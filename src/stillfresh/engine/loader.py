@@ -62,7 +62,7 @@ class Tasks:
         return _kept(self._awaited, work, context)
 
     def step(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Like `child`, but `asyncio.run` does not cancel it when it ends.
+        """Like `child`, but a task that `asyncio.run` does not cancel at its end.
 
         A cancelled request to the store may have been done, and nobody would know.
         """
@@ -111,7 +111,7 @@ class LoadResult(Struct, Generic[V], frozen=True):
     is_kept: bool = True
     """False: waiting callers get the value, and it is not stored."""
     private: Private[Any] | None = None
-    """For the caller that brought the loader only."""
+    """Only for the caller that brought the loader."""
     tags: tuple[str, ...] | None = None  # I26: tags that came with the value
 
 
@@ -135,7 +135,7 @@ class Loader(Generic[K, V]):
             return None
 
     def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
-        """E8: a key whose tags are unknown could not be invalidated by them: its load fails."""
+        """E8: a key whose tags are unknown could not be invalidated by them: only it fails."""
         asks: list[Ask] = []
         failed: dict[str, LoadResult[V]] = {}
         for it in batch.flights:
@@ -167,7 +167,7 @@ class Loader(Generic[K, V]):
     async def publish(
         self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str] | None:
-        """Publish, and return the keys whose lease was lost; None if the store did not answer."""
+        """Publish, and return the superseded ids; None if the store did not answer."""
         if not copies:
             return set()
         publishing = self._runtime.store.publish(self._spec.kind, copies, tags)

@@ -164,10 +164,10 @@ class Memory(Evicting[K, V]):
         error: LoadFailed | None = None,
         lag: float = UNSTORED_FOR,
     ) -> Answer[V]:
-        """E9: until when memory may give this answer, by itself or if the store agrees.
+        """Keep an answer; E9: until when memory may give it, alone or if the store agrees.
 
-        The store was asked at `since`: what others did while it was slow to answer is not known.
-        None: it did not confirm the copy, which is given for `lag` seconds if it is fresh (E26).
+        `since`: when the store was asked; later changes by other processes are not known. None: it
+        did not confirm the copy, which memory serves for `lag` seconds if it is fresh (E26).
         """
         stands = until = NEVER
         if error is not None:
@@ -214,7 +214,7 @@ class Memory(Evicting[K, V]):
         return partial(self.made, copy, value, Verdict.EXPIRED, origin, unverified=unverified)
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
-        """E12: count one read for each answer; answers of one call have one age."""
+        """E12: count one read for each answer, by its origin, verdict and age."""
         counts, age, fetched_at = self.counts, 0.0, now
         reads, ages, bucket = counts.reads, counts.ages, age_bucket(age, counts.bounds)
         for outcome in outcomes:
@@ -230,7 +230,7 @@ class Memory(Evicting[K, V]):
             counts.age_sum += age
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
-        """E7: what is remembered of the last failure."""
+        """E7: the error for a key that cools down, from its last failure."""
         error = LoadFailed(
             f"{self._spec.kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
             f"since loading failed: {failure.error}"
@@ -285,10 +285,10 @@ class Memory(Evicting[K, V]):
         since: float = NEVER,
         size: int = BESIDE,
     ) -> None:
-        """Keep the copy and the answer, if there is room; an entry that is there is changed.
+        """Keep the copy and its answer, if there is room; an existing entry is changed.
 
-        Without the bytes, unless they are those that the private store holds. `size`: of a value
-        that was not read, where there is no entry.
+        The bytes are dropped, unless a private store holds the same object. `size`: for a new entry
+        whose value was not read.
         """
         entry, value, room = self.entries.get(key), copy.value, self.room
         if isinstance(value, bytes):

@@ -1,6 +1,6 @@
 """The data that goes in and out of the engine: answers, and results of loaders (E8).
 
-Pure data. Only `Answer.age` reads a clock.
+Pure data. A clock is read only for `Answer.age`, and for the answer of a failure.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -92,7 +92,8 @@ class Span:
     verdict: Verdict | None = field(default=None, init=False)
     """The worst verdict of a load's keys: GONE if one failed.
 
-    Of a render: GONE if the page is not stored. None if it was cancelled, or the app raised.
+    Of a render: GONE if the page is not stored. None for a store step, and if
+    the work was cancelled or the app raised.
     """
     origin: Origin | None = field(default=None, init=False)
     """LOADED; or ANOTHER if another process held the lease and this one waited."""
@@ -107,7 +108,7 @@ Hook: TypeAlias = Callable[[Span], AbstractContextManager[object]]
 
 
 class OwnTerms(TypedDict, total=False):
-    """The times that one value may have of its own (E8, E17). For others the resource's apply."""
+    """The times that one value may have of its own (E8, E17); one left out is the resource's."""
 
     fresh_for: Duration
     stale_for: Duration
@@ -259,7 +260,7 @@ def all_answered(
 
 
 def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], float]) -> Answer[V]:
-    """The copy that can still be shown after a failure, with the error."""
+    """The answer after a failure: the copy that can still be shown, if any, with the error."""
     if known is None or isinstance(known, LoadFailed):
         return answered(known or failure, clock)
     return known if known.error is not None else replace(known, error=failure)

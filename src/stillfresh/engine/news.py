@@ -49,7 +49,7 @@ class News:
         self._left = 0
         """Tags whose keys are not all doubted yet."""
         self._latest = SILENT
-        """The same, kept after a gap: it shows whether the clock was set back."""
+        """`proved_at`, kept after a gap: it shows whether the clock was set back."""
 
     def want(self) -> None:
         """Listen from now on: memory or a watch needs it."""
@@ -97,7 +97,7 @@ class News:
                 self._doubt(core, core.key(id_), generation)
 
     def _doubt_all(self, core: "Core[K, Any]", keys: list[K]) -> None:
-        """A slice in a turn of the loop (E28). No beat counts before the last one is done."""
+        """A slice in a turn of the loop (E28). No beat counts before the last slice."""
         if len(keys) > SLICE:
             if core.memory.notices is not None:
                 core.memory.notices.doubt(self._runtime.clock())
@@ -136,7 +136,7 @@ class Notices(Generic[K]):
         self._told: dict[K, tuple[float, str | None]] = {}
         """When it was announced, and the published generation, if any."""
         self._told_before = SILENT
-        """Before then, other keys may have been announced."""
+        """Until then, any key may have been announced."""
 
     def note(self, key: K, generation: str | None, now: float) -> None:
         if len(self._told) >= MOST_NOTED:
@@ -144,12 +144,12 @@ class Notices(Generic[K]):
         self._told[key] = now, generation
 
     def doubt(self, now: float) -> None:
-        """All keys count as told of."""
+        """From now on, treat every key as announced."""
         self._told.clear()
         self._told_before = now
 
     def is_known(self, key: K, generation: str, since: float) -> bool:
-        """True if no change was announced since the store was asked for this copy at `since`."""
+        """True if no newer change was announced since the store was asked for this copy."""
         told_at, published = self._told.get(key, (self._told_before, None))
         return since > told_at or generation == published
 

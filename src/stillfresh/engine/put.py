@@ -2,8 +2,8 @@
 
 A put is a load without a loader, in two steps of the store: take the lease over, then publish with
 its token. So the law covers it, and a late or repeated message changes nothing (S8, decision 0110).
-An update is a put of a value made from the stored copy. It reads that copy while it holds the
-lease, so it begins again if anything else changed the copy.
+An update is a put of a value made from the stored copy. It reads that copy again while it holds
+the lease, and begins again if another change voids the lease.
 """
 
 import asyncio
@@ -72,9 +72,9 @@ class Puts(Reads[K, V]):
     async def put(
         self, values: Iterable[tuple[K, object]], check: Callable[[], None] = lambda: None
     ) -> None:
-        """Publish what the caller knows; ConfigError, and nothing, if one value cannot be stored.
+        """Publish values. Raises ConfigError, before any is stored, if one of them cannot be.
 
-        `check` is called while the leases are held; nothing is published if it raises.
+        `check` is called in each step while its leases are held; if it raises, the put ends there.
         """
         runtime = await self.ready()
         sent, ready = rules.stamped(runtime.clock()), list[list[Known[K, V]]]()
@@ -151,7 +151,7 @@ class Puts(Reads[K, V]):
         made: tuple[Copy | None, object],
         change: Change[V],
     ) -> Known[K, V] | None:
-        """The answer that is stored now; None if another change came first.
+        """Publish; None if another change came first. `made`: the copy seen, and the new value.
 
         To invalidate the copy, to delete it and to put another one all void the lease. So the copy
         that is read while the lease is held is the one that is replaced.
@@ -184,7 +184,7 @@ class Puts(Reads[K, V]):
         return copy, None if copy is None else self._shown(key, copy, runtime.clock())
 
     def _shown(self, key: K, copy: Copy, now: float) -> Answer[V] | None:
-        """The answer, however old; None if the copy is GONE."""
+        """The answer, however old; None if the copy is GONE or cannot be decoded."""
         verdict, (is_readable, value) = rules.verdict_of(copy, now), self.memory.value_of(key, copy)
         if verdict is Verdict.GONE or not is_readable:
             return None
@@ -193,7 +193,7 @@ class Puts(Reads[K, V]):
     async def _put(
         self, runtime: Runtime, values: Sequence[Known[K, V]], check: Callable[[], None]
     ) -> None:
-        """E6: memory takes the value only if nothing invalidated the key meanwhile."""
+        """E6: memory takes the value only if nothing else changed the key meanwhile."""
         keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
         try:
             async with _in_turn(self.loads.puts, keys):
@@ -303,7 +303,7 @@ class Puts(Reads[K, V]):
             self.overtake(keys)
 
     def overtake(self, keys: Iterable[K]) -> None:
-        """E6: running loads of these keys began too early to be stored."""
+        """E6: drop them from memory; loads and steps that run now began too early to be kept."""
         keys = set(keys)
         self.watcher.look_again(keys)
         for key in keys:

@@ -1,7 +1,7 @@
 """The loads of one resource and the callers that wait for them, by key (E3, E4, E6).
 
-Pure bookkeeping by the tables of `flight.py`: one load for a key, batches, and which callers get a
-result. `load.py` does the work. No clock, no store and no asyncio may live here.
+Pure bookkeeping by the tables of `flight.py`: one load for a key, batches, which callers get a
+result, no waiting in a circle. `load.py` does the work. No clock, store or asyncio may live here.
 """
 
 from collections import deque
@@ -54,7 +54,7 @@ class Batch:
         self.takes_place = False  # True if it takes one of the `concurrency` places
         self.overtaken: set[Hashable] = set()
         """E6: keys that were invalidated since it began."""
-        self.tags: set[str] = set()  # I26: invalidated tags; their keys are known at the end
+        self.tags: set[str] = set()  # I26: invalidated; whose they are is known at the end
         self.waiting_for: list[Flight[Any, Any]] = []
         """The loads that its loader waits for."""
         for flight in flights:
@@ -119,7 +119,7 @@ class Flight(Struct, Generic[K, W], eq=False):
     """The caller that began it, with its own loader if it has one. It may have left."""
 
     def saw(self, record: Record) -> None:
-        """The copy that the next lease request names."""
+        """Note the copy and the failure that the next lease request names."""
         self.seen = record.copy.generation if record.copy is not None else None
         self.failure = record.failure
 
@@ -271,7 +271,7 @@ class Queue(Generic[K, V]):
                 self._urgent.append(flight)
 
     def leave(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
-        """E3: drop a load that has not begun if no other caller waits for it."""
+        """The caller leaves. E3: if it was the last, a load that has not begun is dropped."""
         for key in keys:
             if (flight := self.flights.get(key)) is not None:
                 flight.waiters.pop(waiter, None)

@@ -140,7 +140,7 @@ class Reads(Generic[K, V]):
     def _planned(
         self, key: K, record: Record, now: float, max_age: float, *, unverified: bool
     ) -> tuple[Plan, Outcome[V] | None]:
-        """The plan for each key, and the answers that need no load."""
+        """The plan for a key, and its answer if that needs no load."""
         plan = rules.plan_read(record, now, self.spec.lease_for, max_age)
         if isinstance(plan, Serve) and (
             answer := self.memory.serve(key, plan, now, unverified=unverified)
@@ -184,7 +184,7 @@ class Reads(Generic[K, V]):
         return texts
 
     def glance(self, key: K, *, on_loop: bool = True) -> Answer[V] | None:
-        """What memory holds, if it is right now."""
+        """The answer in memory, if it is still right."""
         entry, now = self.memory.entries.get(key), self.memory.now()
         return None if entry is None else self.verified(key, entry, now, on_loop=on_loop)
 
@@ -242,7 +242,7 @@ class Reads(Generic[K, V]):
         return found
 
     async def look(self, key: K) -> Answer[V] | None:
-        """The stored copies, however old, unless GONE. Loads nothing."""
+        """The stored copy, however old; None if it is GONE. Loads nothing."""
         if self.owner.blocks and is_past(self.owner):
             return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()

@@ -224,7 +224,7 @@ class Resource(Face[K, V]):
         return await self.core.update(key, change)
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
-        """Invalidate the keys: the next read waits for a load.
+        """Invalidate the keys: the next read waits for a load, and gets the old copy if that fails.
 
         `soft`: reads get the old copy while it is refreshed. A load that began before is never
         published as fresh. Raises StoreError.
@@ -270,7 +270,7 @@ class Resource(Face[K, V]):
     async def _in_slices(
         self, ask: Callable[[list[K]], Coroutine[Any, Any, dict[K, T]]], keys: list[K]
     ) -> dict[K, T]:
-        """Of many keys, whole batches in each turn of the loop; all are under way at once (E28)."""
+        """Ask for many keys in whole batches, some in each turn of the loop, all at once (E28)."""
         if len(keys) <= SLICE or is_past(self.core.owner):  # E22: there, one batch after the other
             return await ask(keys)
         async for some in sliced(keys):
@@ -295,7 +295,7 @@ class Resource(Face[K, V]):
             raise self._no_key(*listed) from None
 
     def _no_key(self, *keys: K) -> ConfigError:
-        """E15: refuse an unhashable key with the same words as any other invalid key."""
+        """E15: the error for an unhashable key, in the same words as for any other invalid key."""
         try:
             self.core.texts(keys)
         except ConfigError as exc:
@@ -327,7 +327,7 @@ def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]
 
 
 def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
-    """Flatten one list of keys; a str is one key, not many letters."""
+    """The keys, given one by one or in lists; a str is one key, not many letters."""
     for key in keys:
         if isinstance(key, str | int) or not isinstance(key, Iterable):
             yield key
@@ -336,7 +336,7 @@ def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
 
 
 def _raised(outcome: Outcome[V]) -> Answer[V]:
-    """A new error for each caller, so that tracebacks do not pile up on one."""
+    """Return an answer; raise a new error for each caller, so that tracebacks do not pile up."""
     if isinstance(outcome, LoadFailed):
         error = type(outcome)(*outcome.args)
         error.retry_at = outcome.retry_at

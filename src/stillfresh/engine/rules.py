@@ -300,8 +300,8 @@ ABSENT: Final = Absent.ABSENT
 def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:
     """An id missing from the mapping is absent; one mapped to an exception failed alone.
 
-    Ids that nobody asked for, while some that were asked for are missing, are no absence but a
-    mistake: the loader names its keys in another way.
+    If ids are missing and there are ids that nobody asked for, the missing ones failed: the loader
+    names its keys in another way.
     """
     if not isinstance(answer, Mapping):
         error = LoadFailed(

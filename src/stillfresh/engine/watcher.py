@@ -31,7 +31,7 @@ V = TypeVar("V")
 SLICE: Final = 50
 """Keys that are read, loaded or dropped in one turn of the loop."""
 SHORTEST_PAUSE: Final = 0.1
-"""Between two loads of a key, however short its freshness."""
+"""Seconds between two loads of a key, however short its freshness."""
 LONGEST_PAUSE: Final = 30.0
 """Seconds; a wall clock that was set is noticed after this time."""
 MOST_LOADS: Final = 10  # loads of a watched key in a second, however often it is invalidated
@@ -71,7 +71,7 @@ class Driver(ABC, Generic[K]):
             await self.refresh(batch)
 
     async def _stale(self, size: int) -> list[K]:
-        """C5: up to a batch of keys that no other process has refreshed."""
+        """C5: up to a batch of keys that are still stale; another writer may have refreshed one."""
         batch: list[K] = []
         while taken := self.lane.take(size - len(batch), batch):
             times, now = await self.refresh_times(taken), self.clock()
@@ -133,7 +133,7 @@ class Driver(ABC, Generic[K]):
             self.lane.failed(key, now)
 
     def _land(self, keys: Iterable[K]) -> dict[K, float]:
-        """Until when each copy that arrived meanwhile is fresh."""
+        """Their loads have ended; return until when each copy that arrived meanwhile is fresh."""
         self.lane.land(keys)
         return {key: self._stale_at.pop(key) for key in keys if key in self._stale_at}
 
@@ -211,7 +211,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self._changed.set()
 
     def is_news(self, key: K, copy: Copy) -> bool:
-        """True if the copy is newer than the known one, or the store says so."""
+        """True if it is newer than the known copy, or the store says so; the first is not news."""
         if key not in self.watches:
             return False
         at, told = copy.fetched_at, self.core.memory.notices

@@ -44,7 +44,7 @@ PATIENCE: Final = 3.0
 PROBE: Final = 1.0
 """Seconds for the one attempt that finds out whether the service answers again."""
 SLOWEST: Final = 1_000_000.0
-"""Bytes a second: a large value gets this much more time."""
+"""Bytes a second: a large value gets one more second for each of these."""
 CONNECT_TIMEOUT: Final = 2.0
 READ_TIMEOUT: Final = 2.0
 """Seconds without data, so that a connection that died leaves time for another."""
@@ -144,8 +144,8 @@ class AwsService:
     ) -> Any:  # noqa: ANN401
         """The answer, or what `then` makes of it. AwsRefused, or StoreError if none came.
 
-        An urgent request is sent even while the service is unavailable. An argument
-        that is a function is called for each attempt: what differs from one to the next.
+        An urgent request is sent even while the service is unavailable. An argument that is a
+        function is called for each attempt, so its value may differ.
         """
         self._under_way += 1
         try:
@@ -156,7 +156,7 @@ class AwsService:
                 self._idle.set()
 
     async def close(self) -> None:
-        """Wait for running requests: the client would cancel their callers."""
+        """Wait for running requests: closing the client earlier would cancel their callers."""
         self._is_closed = True
         if self._under_way:
             self._idle.clear()
@@ -165,7 +165,7 @@ class AwsService:
     async def _unless_away(
         self, operation: str, then: Then | None, arguments: Mapping[str, Any], *, urgent: bool
     ) -> Any:  # noqa: ANN401
-        """While the service is unavailable, let one request at a time through, with one attempt."""
+        """While the service is unavailable, send urgent requests, and one more after each pause."""
         breaker, now = self._breaker, asyncio.get_running_loop().time
         began = now()
         if not breaker.allows(began) and not urgent:

@@ -1,7 +1,7 @@
 """Values that are too large for a row: objects in S3 (I2, I5).
 
-An object is written once under a key of its own and never changed. An object without a row is
-deleted after a delay, so that a reader that has just read the row still finds it.
+An object is written once under a key of its own and never changed. An object that no row
+points to any more is deleted after a delay: a reader may have read the row just before.
 """
 
 import asyncio

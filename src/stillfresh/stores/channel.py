@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 Tell: TypeAlias = Callable[[str, str, str | None], None]
-"""Called with a kind, an id and the new generation; None if the entry was invalidated."""
+"""Called with a kind, an id and the new generation; None: it was invalidated or deleted."""
 A_TAG: Final = ""
 """In place of a kind: the id is a tag, whose entries are invalidated, and reported as well."""
 
 
 class Channel(ABC):
-    """How a store reports changes that other processes make (S10)."""
+    """How a store reports changes that any process makes (S10)."""
 
     @abstractmethod
     async def beat(self) -> None:

@@ -94,7 +94,7 @@ class Ask(Struct, frozen=True, gc=False):
     failures: int | None = None
     """How many failures in a row the caller saw (0: none); None: a failure does not matter."""
     take_over: bool = False
-    """E17: grant the lease even if another process holds it; that holder's token becomes void."""
+    """E17: grant the lease even while another holder has it, whose token then becomes void."""
 
     def missed(self, failure: Failure | None) -> bool:
         """E7: True if another load has failed since the caller looked."""
@@ -108,11 +108,11 @@ class Lease(Struct, frozen=True, gc=False):
     token: str
     expires_at: float
     epoch: int = 0
-    """I26: the epoch of the store at the grant; each invalidation by tag raises it."""
+    """I26: the store's epoch at the grant; each invalidation by tag raises the store's."""
 
 
 class Held(Struct, frozen=True, gc=False):
-    """Denied: another process holds it until then."""
+    """Denied: another holder, in any process, has the lease until then."""
 
     until: float
 
@@ -174,7 +174,7 @@ class Store(ABC):
     outlives_loops: bool = False  # it stays open when its cache's loop ends without a close
     needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request
     max_bytes: int | None = None  # E23: above it the least recently used copies are dropped
-    pushes: bool = False  # S10: `listen` announces changes of other processes at once
+    pushes: bool = False  # S10: `listen` reports changes by any process at once
     address: str | None = None  # its address without the tenant; None: not shared by name
     tenant: str | None = None  # I17: it reads and writes entries of this tenant only
     shapes: "dict[str, Shape] | None" = None  # I2: how values of a kind lie where others read them
@@ -192,9 +192,9 @@ class Store(ABC):
     ) -> dict[str, Record]:
         """The record of each id; none for an unknown id; AWAY if its server is unavailable.
 
-        If `known` names the stored generation, the value may be UNREAD; an absent copy is always
-        reported. For `lag` seconds the answer may miss changes by other processes, if that makes
-        the read cheaper.
+        If `known` names the stored generation, the value may be UNREAD, but None (absent upstream)
+        stays None. The answer may miss what other processes changed in the last `lag` seconds, if
+        that makes the read cheaper.
         """
         del lag
         return self.read_now(kind, ids, known)
@@ -212,7 +212,7 @@ class Store(ABC):
 
         Newer if the copy is not the one seen; Held if the lease is live (unless it is to be taken
         over); Newer if the failure is not the one seen; else a Lease. A missing copy or failure is
-        no reason to deny. A takeover voids the old lease in the same step. Nothing for an AWAY id.
+        no reason to deny. A takeover voids the old lease in the same step. An AWAY id gets none.
         """
 
     @abstractmethod
@@ -221,10 +221,10 @@ class Store(ABC):
     ) -> set[str]:
         """Store each copy whose lease is live, end that lease and forget the failure.
 
-        One atomic step for each id. Returns the ids that were superseded, of which nothing is
-        stored. I26: an id is superseded, and its lease ends, if one of its `tags` was invalidated
-        since the grant, or the store no longer knows. The tags replace those of the copy before; an
-        id that is not in `tags` keeps them.
+        One atomic step for each id. Returns the superseded ids, whose copy no reader will see.
+        I26: an id is superseded, and its lease ends, if one of its `tags` was invalidated since the
+        grant, or if the store no longer knows. `tags` replace those that came with the copy before;
+        an id that is not in `tags` keeps these.
         """
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Store(ABC):
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        """End those of these leases that are still valid, and note the failures."""
+        """End each lease whose token still holds, expired or not, and then note its failure."""
 
     @abstractmethod
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
@@ -254,7 +254,7 @@ class Store(ABC):
 
     @abstractmethod
     async def evict(self, before: float) -> int:
-        """Drop copies that were GONE before then, and ended leases; return how many copies."""
+        """Drop entries that had nothing to serve and no lease before then; return how many."""
 
     @abstractmethod
     async def stats(self) -> StoreStats:
@@ -282,16 +282,16 @@ class Store(ABC):
             after = page[-1].kind, page[-1].id
 
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        """E23, in a store of one process: ask `keeps` before an id is dropped; True: keep it."""
+        """E23, in a store of one process: if `keeps(id)`, memory used it, and others go first."""
         del kind, keeps
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        """S10: inside the block, report each publication, invalidation and deletion."""
+        """S10: inside the block, report publications, invalidations and deletions, once or more."""
         del tell
         raise TypeError(f"{type(self).__name__} does not push")
 
     def for_tenant(self, tenant: str) -> "Store | None":
-        """I17: a store with partitions for this tenant; None: it has none, and is wrapped."""
+        """I17: the store of this tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
 

@@ -141,7 +141,7 @@ class MemoryRows:
                 yield left.pop()
 
     def freed(self) -> Iterator[None]:
-        """Free one row or tag at each step, while nothing else is to be done."""
+        """Free one row or tag at each step; for rows that the store no longer uses."""
         for part in self.parts:
             while part:
                 part.popitem()
@@ -154,12 +154,12 @@ class MemoryRows:
         part[key] = part.pop(key)
 
     def first(self, number: int) -> list[tuple[Key, MemoryRow]]:
-        """As many of each part."""
+        """The first rows of each part, `number` in all, about."""
         share = -(-number // len(self.parts))
         return [item for part in self.parts for item in islice(part.items(), share)]
 
     def oldest(self, number: int) -> list[Key]:
-        """Oldest publication first, from each part; rows under lease are left out."""
+        """The oldest publications of each part, `number` in all, about; no rows under lease."""
         share = -(-number // len(self.parts))
         idle = ((key for key, row in part.items() if row.token is None) for part in self.parts)
         return [key for keys in idle for key in islice(keys, share)]
