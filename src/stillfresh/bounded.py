@@ -109,7 +109,7 @@ class TagIndex(Generic[K]):
             found = self._keys.get(tag, {})
             if isinstance(found, dict):
                 found.pop(key, None)
-            if not found or found == key:
+            if found in ({}, key):  # a key may be 0
                 self._keys.pop(tag, None)
 
     def freed(self) -> Iterator[None]:

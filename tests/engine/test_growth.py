@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
-from stillfresh.bounded import SLICE
+from stillfresh.bounded import SLICE, TagIndex
 from stillfresh.stores.contract import Ask, Copy, Failure, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow
@@ -35,6 +35,15 @@ class CountedTags:
 
 
 class TestE28Tags:
+    def test_a_key_that_has_no_such_tag(self) -> None:
+        """Takes the tag from no other key, not even from the number zero."""
+        index: TagIndex[int] = TagIndex()
+        index.add(0, ["t"])
+        index.remove(5, ["t"])
+        assert index.keys("t") == [0]
+        index.remove(0, ["t"])
+        assert index.keys("t") == []
+
     async def test_an_invalidation_by_tag_asks_for_no_tags_of_what_is_held(
         self, cache: Cache, upstream: Upstream
     ) -> None:
