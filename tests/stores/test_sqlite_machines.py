@@ -291,7 +291,7 @@ class TestS12Link:
         file = FeedCache.open(path)
         swing(path, loop)
 
-        replaced = pytest.raises(StoreError, match="has been replaced")
+        replaced = pytest.raises(StoreError, match="was replaced")
         with file.reading(), replaced, file.reading():
             pass
         file.close()

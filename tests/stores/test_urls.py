@@ -243,7 +243,7 @@ class TestS11Address:
             ("postgresql://host?schema=a&schema=b", "twice"),
             ("postgresql://host?timeout=soon", "timeout"),
             ("postgresql://host?max_connections=0", "max_connections: must be"),
-            ("postgresql:///shop?host=a,b,c&port=1,2", "as many ports as hosts"),
+            ("postgresql:///shop?host=a,b,c&port=1,2", "one for each host"),
             ("postgresql://host/shop#1", "%23"),
             ("postgresql://user:a@hidden@host/shop", "%40"),
             ("postgresql://user:a/hidden@host/shop", "%2F"),

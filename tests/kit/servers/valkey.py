@@ -108,7 +108,7 @@ class Server:
         """What the server says to one command, as it says it."""
         with socket.create_connection((HOST, self.port), timeout=DEADLINE) as connection:
             connection.sendall(f"{' '.join(parts)}\r\n".encode())
-            return connection.recv(1 << 20).decode()
+            return connection.recv(1 << 20).decode(errors="replace")
 
 
 async def eventually(is_so: Callable[[], object]) -> None:
