@@ -421,7 +421,7 @@ class TestS6Away:
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The others are told at once; an invalidation is always tried; an answer ends it. The log
-        says once that the service is unavailable, and once that it is back."""
+        says once that the service is unavailable, and once that it answers again."""
         monkeypatch.setattr("stillfresh.stores.breaker.FIRST_PAUSE", 3600.0)
         monkeypatch.setattr("stillfresh.stores.breaker.LONGEST_PAUSE", 3600.0)
         async with troubled(aws) as (store, proxy, _):
@@ -437,7 +437,7 @@ class TestS6Away:
             assert await store.read(KIND, ["a"]) == {}
         away, back = [record.getMessage() for record in caplog.records]
         assert away.endswith("stillfresh tries it again every 2 s or sooner")
-        assert back.endswith(": back")
+        assert back.endswith(": answers again")
 
     async def test_a_busy_one_is_not_away(self, aws: Aws) -> None:
         """Who is refused for being one too many is no reason to hold back the others."""
