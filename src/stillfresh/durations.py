@@ -1,4 +1,4 @@
-"""How long, as people write it: `30`, `"250ms"`, `"5m"`, `timedelta(hours=1)` (E1, M10).
+"""Durations, as people write them: `30`, `"250ms"`, `"5m"`, `timedelta(hours=1)` (E1, M10).
 
 Pure: a value in, seconds out, or a `ConfigError` that names the value and what is allowed.
 """

@@ -51,15 +51,15 @@ def is_over(until: float, now: float) -> bool:
 
 
 def last_end(now: float, lease_for: float) -> float:
-    """No lease that is live now ends later, if clocks are right and nobody leases for longer."""
+    """The latest end of a lease that is live now, if clocks are right and none is longer."""
     return now + max(lease_for, LONGEST_LEASE) + MAX_SKEW
 
 
 def is_lease_over(until: float, now: float, lease_for: float) -> bool:
-    """S2, for one who leases for `lease_for`: at its end, or if that is too far away to be true.
+    """S2: True at its end, or if its end is too far away for leases of `lease_for` to be true.
 
-    Such a lease is from before the clock was set back: its holder may be dead. If it is not, it
-    cannot publish, for the token is another's then.
+    Such a lease is from before the clock was set back: its holder may be dead. A holder that lives
+    cannot publish, because the new lease has another token.
     """
     return is_over(until, now) or until > last_end(now, lease_for)
 

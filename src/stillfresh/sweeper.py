@@ -1,4 +1,4 @@
-"""Sweeper: drops what has expired from several caches while the application runs (M8, M13).
+"""Sweeper: drops expired entries of several caches while the application runs (M8, M13).
 
 The timed loop is a few lines around `tick()`, which tests call themselves.
 """
@@ -70,7 +70,7 @@ class Sweeper:
         return total
 
     async def _slice(self, swept: "_Swept") -> int:
-        """In a task of its own: what it raises is its own, a cancellation here is the sweeper's.
+        """Sweep in a task, so that a cancellation of the cache is not one of the sweeper.
 
         An async cleanup that takes longer than `every` is cancelled. One that refuses to end is
         left alone, and begun again when it has ended.
@@ -139,7 +139,7 @@ def _number(dropped: object) -> int:
 
 
 def _logged(cache: Sweepable, sweep: Callable[[], int]) -> int:
-    """A cancellation is one that the cache has raised: nothing is awaited here."""
+    """Log an error, and go on. A cancellation came from the cache: nothing is awaited here."""
     try:
         return sweep()
     except (Exception, asyncio.CancelledError):
@@ -148,7 +148,7 @@ def _logged(cache: Sweepable, sweep: Callable[[], int]) -> int:
 
 
 def _checked(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
-    """Its method, and whether that takes `limit`; anything else that it needs is refused."""
+    """Its method, and whether that takes `limit`; other required parameters are refused."""
     clean = getattr(cache, "cleanup_expired", None)
     if callable(clean):
         try:

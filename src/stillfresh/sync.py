@@ -1,7 +1,7 @@
 """SyncCache: the same cache for code without an event loop (E20).
 
-A hit is answered in the calling thread. All else is a call on the loop thread, which runs no
-loader: a thread that waits for a load runs it itself.
+A hit is answered in the calling thread. Everything else is a call on the loop thread. That thread
+runs no loader: a thread that waits for a load runs it itself.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ GRACE: Final = 5.0
 
 
 class Options(TypedDict, total=False):
-    """What both decorators take, as those of `Cache` do."""
+    """The options of both decorators, as in `Cache`."""
 
     fresh_for: Required[Duration]
     stale_for: Duration
@@ -73,14 +73,14 @@ class Options(TypedDict, total=False):
 
 
 class CallOptions(Options, total=False):
-    """What `cached` takes, as `Cache.cached` does."""
+    """The options of `cached`, as in `Cache.cached`."""
 
     key: Callable[..., object] | None
     ignore: Iterable[str]
 
 
 class BatchOptions(Options, total=False):
-    """What `batched` takes, as `Cache.batched` does."""
+    """The options of `batched`, as in `Cache.batched`."""
 
     absent_for: Duration | None
     max_batch: int
@@ -157,11 +157,11 @@ class SyncCache:
         return self.run(self._cache.invalidate_all, soft=soft)
 
     def evict(self) -> int:
-        """Delete copies from the store that may never be served again; return how many."""
+        """Delete entries from the store that can never be served again; return how many."""
         return self.run(self._cache.evict)
 
     def stats(self) -> CacheStats:
-        """Return the counts of every resource, and what the store says of itself."""
+        """Return the counts of every resource, and the store's own (None if it failed)."""
         return self.run(self._cache.stats)
 
     def counts(self) -> CacheStats:
@@ -179,11 +179,11 @@ class SyncCache:
         return self.run(self._cache.entries, kind, search, after, limit)
 
     def bypassed(self) -> AbstractContextManager[None]:
-        """Inside `with`, each read of this thread loads, and nothing is stored."""
+        """Inside `with`, reads of this thread load and store nothing."""
         return self._cache.bypassed()
 
     def recording(self, recording: str | Path | Recording) -> AbstractContextManager[Recording]:
-        """Inside `with`, reads are recorded to this file, for `stillfresh plan`."""
+        """Inside `with`, record reads to a file, for `stillfresh plan`."""
         return self._cache.recording(recording)
 
     @contextmanager
@@ -223,7 +223,7 @@ class SyncCache:
         return self._run(partial(function, *args, **kwargs), is_open=True)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]], *, is_open: bool = False) -> T:
-        """`is_open`: nothing to be done for a cache that was closed."""
+        """`is_open`: raise NotOpen if the cache was closed."""
         self.check_caller()
         loop = PROCESS.enter(self)
         if is_open and self._cache.is_closed:

@@ -47,7 +47,7 @@ class SyncFunction(CachedFunction[P, V]):
         return self._resource(entry.key)
 
     def _named(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
-        """What these arguments name; the next time they lead straight to its entry."""
+        """The call of these arguments; remember its entry for the next time."""
         call = self._call(*args, **kwargs)
         if self.signature.is_plain and not kwargs and (entry := self._entry(call)):
             self._note(args, entry)
@@ -74,7 +74,7 @@ class SyncFunction(CachedFunction[P, V]):
 
 
 class SyncBound(SyncFunction[Q, V]):
-    """A cached method of one object: the same function, given that object first."""
+    """A cached method of one object: the same function with that object as first argument."""
 
     def __init__(self, function: SyncFunction[Any, V], obj: object) -> None:
         bind(self, function, obj)

@@ -1,6 +1,6 @@
-"""What threads call: the faces of a resource that need no event loop (E20).
+"""The objects that threads call: a resource without an event loop (E20).
 
-The hit is written out here, as in `engine/resource.py`. All else is done on the loop thread.
+The hit is written out here, as in `engine/resource.py`. Everything else runs on the loop thread.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
@@ -39,7 +39,7 @@ class Run(Protocol):
 
 
 class SyncCore(Face[H, V]):
-    """What threads ask of a resource, whatever its keys are. Each method is that of `Core`."""
+    """A resource for threads, with keys of any type. Each method is that of `Core`."""
 
     def __init__(self, run: Run, core: Core[H, V]) -> None:
         super().__init__(core)
@@ -48,11 +48,11 @@ class SyncCore(Face[H, V]):
         self.fresh_for = core.fresh_for
 
     def is_past(self) -> bool:
-        """E22: this thread is in a block of `bypassed()`."""
+        """E22: True if this thread is in a block of `bypassed()`."""
         return is_past(self.core.owner)
 
     def hit(self, key: H) -> Answer[V] | None:
-        """What memory can answer by itself.
+        """The answer of memory alone, or None.
 
         The loop thread may change the entry meanwhile: it ends `until` first, and sets it last.
         """
@@ -68,11 +68,11 @@ class SyncCore(Face[H, V]):
         return None
 
     def at_hand(self, key: H) -> Answer[V] | None:
-        """What memory can answer, alone or with a look at a store that is read on the spot."""
+        """The answer of memory, alone or with an inline read of the store; or None."""
         return self.hit(key) or self.glance(key)
 
     def glance(self, key: H) -> Answer[V] | None:
-        """The same where memory alone cannot."""
+        """The answer of memory with an inline read of the store; or None."""
         try:
             return self.core.glance(key, on_loop=False)
         except TypeError:  # as in `hit`
@@ -90,13 +90,13 @@ class SyncCore(Face[H, V]):
         return found, others
 
     def read(self, key: H, load: Callable[[], object], *, anew: bool = False) -> Read[V]:
-        """E2 by a loader for this read, a plain function."""
+        """E2 with a loader for this read, a plain function."""
         if not anew and (answer := self.at_hand(key)) is not None:
             return answer
         return self._run(self.core.read, key, load, anew=anew)
 
     def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
-        """What can be said of each without a load; a key that needs one is left out."""
+        """The answers that need no load; other keys are left out."""
         found, others = self.all_at_hand(keys)
         if not others:
             return {**found}
@@ -143,7 +143,7 @@ class SyncHandle(Generic[V]):
         return self._resource.peek(self._key)
 
     def refresh(self) -> None:
-        """Load it now, whatever its age. Raises LoadFailed."""
+        """Load it now, at any age. Raises LoadFailed."""
         self._resource.refresh(self._key)
 
     def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
@@ -151,7 +151,7 @@ class SyncHandle(Generic[V]):
         self._resource.put(self._key, value, **terms)
 
     def update(self, change: Change[V]) -> Answer[V] | None:
-        """Change the value there is, as `Resource.update` does."""
+        """Change the present value, as `Resource.update` does."""
         return self._resource.update(self._key, change)
 
     def invalidate(self, *, soft: bool = False) -> None:
@@ -223,7 +223,7 @@ class SyncResource(Face[K, V]):
     def _split(
         self, keys: Iterable[K], max_age: Duration | None
     ) -> tuple[dict[K, Answer[V]], Iterable[K]]:
-        """The answers at hand, and the other keys. Somebody's generator runs in its own thread."""
+        """The answers at hand, and the other keys. A caller's generator runs in its own thread."""
         if isinstance(keys, str | bytes):  # refused further on (E15)
             return {}, keys  # type: ignore[return-value]
         return self._core.all_at_hand(keys) if max_age is None else ({}, list(keys))
@@ -233,7 +233,7 @@ class SyncResource(Face[K, V]):
         return self._resource.peek(key)
 
     def refresh(self, *keys: K) -> None:
-        """Load the keys now, whatever their age. Raises LoadFailed if one failed."""
+        """Load the keys now, at any age. Raises LoadFailed if one failed."""
         self._run(self._resource.refresh, *keys)
 
     def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
@@ -252,7 +252,7 @@ class SyncResource(Face[K, V]):
         return self._core.update(key, change)
 
     def invalidate(self, *keys: K, soft: bool = False) -> None:
-        """Invalidate the keys: the next read waits for a load.
+        """Invalidate the keys: the next read waits for a load, and gets the old copy if that fails.
 
         `soft`: reads get the old copy while it is refreshed. Raises StoreError.
         """

@@ -33,7 +33,7 @@ EvictReason: TypeAlias = Literal["expired", "full"]
 SLICE: Final = 1_000
 """Entries dropped under one holding of the lock, and in one turn of the event loop."""
 DROPPED_PER_INSERT: Final = 2
-"""More than one, so that what has expired dwindles while entries keep coming."""
+"""More than one, so that expired entries become fewer while new ones are inserted."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class TtlStats:
 
 
 class ReadCounter:
-    """Stands in for the clock in `get`: who finds an entry asks it the time, and is counted.
+    """Replaces the clock in `get`: a read that finds an entry asks for the time, and is counted.
 
     So a cache that does not count pays nothing for it on a hit.
     """
@@ -236,7 +236,7 @@ class TtlCache(Generic[K, V]):
         return entry is not None and self._clock() < entry.expires_at
 
     def __iter__(self) -> Iterator[K]:
-        """The keys here when iteration began, leaving out what has gone by its turn."""
+        """The keys at the start of the iteration, without those that are gone by their turn."""
         for key in list(self._data):
             if key in self:
                 yield key
@@ -249,7 +249,7 @@ class TtlCache(Generic[K, V]):
                 yield key, entry.value
 
     def __len__(self) -> int:
-        """Costs what has expired and was not dropped yet, not what is live."""
+        """The cost grows with expired entries that are still held, not with live ones."""
         with self._lock:
             now = self._clock()
             size = len(self._data)
@@ -287,7 +287,7 @@ class TtlCache(Generic[K, V]):
         return gone
 
     def _take(self, entry: TtlEntry[K, V]) -> bool:
-        """Take this very entry out; False if foreign code came first and its key has another."""
+        """Take exactly this entry out; False if foreign code has replaced it meanwhile."""
         found = self._data.pop(entry.key, None)
         if found is not None and found is not entry:
             self._data[entry.key] = found
@@ -295,7 +295,7 @@ class TtlCache(Generic[K, V]):
         return found is entry
 
     def _tell(self, gone: list[tuple[K, V, EvictReason]]) -> None:
-        """Outside the lock. What a callback's own inserts drop is told after it, not inside it."""
+        """Call `on_evict`, outside the lock; for drops by a callback's own inserts, after it."""
         if self._on_evict is None or not gone:
             return
         me = get_ident()
@@ -331,7 +331,7 @@ def _link(ring: TtlEntry[K, V], entry: TtlEntry[K, V]) -> None:
 
 
 def _unlink(entry: TtlEntry[K, V]) -> None:
-    """Once; it still knows its newer neighbour, for whoever is walking past it."""
+    """Only once. It keeps its newer neighbour, for a walk that has just reached it."""
     older, newer = entry.older, entry.newer
     if older is not None and newer is not None:
         older.newer = newer

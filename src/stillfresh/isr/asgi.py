@@ -62,9 +62,9 @@ class IsrMiddleware:
     Args:
         app: The ASGI app whose pages are cached.
         pages: The page cache.
-        routes: How long the pages of each path are fresh: a duration, a `Route`, or None. Without
-            a route, the response's own headers say it.
-        hosts: Allowed hosts; others pass uncached. None: each host has its own pages.
+        routes: For each path, how long its pages are fresh: a duration, a `Route`, or None (as long
+            as the response says). Other paths pass uncached. Without `routes`, each response says.
+        hosts: Allowed hosts, such as `*.example.com`; others pass uncached. None: all hosts.
         max_body: The largest page that is stored, in bytes.
         max_variants: The most variants of a page (`Vary`); further ones pass uncached.
         max_queries: The most queries of a path; further ones pass uncached.
@@ -150,9 +150,9 @@ class IsrMiddleware:
     async def _pass(
         self, reason: Reason, visit: Visit | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """I28: what passes uncached says why, and is counted.
+        """I28: a response that passes uncached says why, and is counted.
 
-        What the app answers one visitor says whether the next answer is for all.
+        The app's answer to one visitor shows whether the next answer can be shared.
         """
 
         def what(status: int, headers: Raw) -> str:
@@ -160,7 +160,7 @@ class IsrMiddleware:
             if visit is not None:
                 judgement = self._visits.hear(visit, status, headers)
                 if reason is Reason.PRIVATE and isinstance(judgement, Reason):
-                    why = judgement  # the reason why the last answer was not shared
+                    why = judgement  # this answer says why the last one was not shared
             self._pages.count_bypass(why)
             return f"fwd=bypass; detail={why}"
 
@@ -231,7 +231,7 @@ class IsrMiddleware:
         await self._app(scope, receive, marked)
 
     def _marked(self, send: Send, what: Callable[[int, Raw], str]) -> Send:
-        """RFC 9211: what passes says that it did; `what` is told by the status and the fields."""
+        """RFC 9211: mark a response that passes; `what` makes the text from status and fields."""
         shows_tags = self._pages.expose_tags
 
         async def marked(message: Message) -> None:

@@ -74,7 +74,7 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 
 def believed(headers: Raw, *, is_trusted: bool) -> Raw:
-    """The fields without those that only a proxy may set, and spellings with `_`."""
+    """Without fields that only a trusted proxy may set, and without such names with `_`."""
     return tuple([it for it in headers if not _is_made_up(it[0], is_trusted)])
 
 
@@ -127,7 +127,7 @@ def _canonical(value: bytes, scheme: str) -> str | None:
 
 
 def is_allowed(host: str, allowed: Collection[str]) -> bool:
-    """True for a listed name, or one below `*.name`; without a port, any port."""
+    """True for a listed name, or one below `*.name`; an entry without a port allows any port."""
     name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
     return any(
         one in (host, name) or (one.startswith("*.") and name.endswith(one[1:])) for one in allowed
@@ -209,8 +209,8 @@ class BoundedNames:
 
     When all places are taken, a new name gets the place of the one not seen for longest: once that
     was a while ago, or once the new one is clearly asked for more often. So made-up names that are
-    asked for once or twice push nobody out, and names that are repeated just to hold their places
-    keep out nobody who has visitors. A name is kept as its hash, which is short.
+    asked for once or twice replace none, and names that are repeated only to hold their places do
+    not keep out a name with visitors. A name is kept as its hash, which is short.
     """
 
     __slots__ = ("_most", "_seen", "_waiting")
@@ -278,7 +278,7 @@ class NamePlaces:
         self._queries = NamesOf(max_queries, most=KNOWN_PATHS)
 
     def has(self, address: PageAddress, keys: Sequence[str], now: float) -> bool:
-        """True if a stored page may still be kept; its own key comes last."""
+        """True if the names in a page's key still have places; its own key comes last."""
         is_kept = keys[0] == keys[-1] or self.has_variant(keys[0], keys[-1], now)
         return is_kept and self.has_query(*address, now)
 

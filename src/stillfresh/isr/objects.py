@@ -105,7 +105,7 @@ def _of_another(body: "Body", terms: Policy) -> Head:
 
 
 def is_shared(store: Store, terms: Policy) -> bool:
-    """True if other services read this store's pages."""
+    """True if other services read this store's pages, which are then stored in their form."""
     if store.shapes is not None:
         store.shapes.setdefault("page", PageShape(terms))
     return store.shapes is not None

@@ -78,7 +78,7 @@ class OnDemand:
     async def invalidate(self, name: str) -> None:
         """I12: a page or a group was changed through its URL: no older copy is served.
 
-        For a page that is not shared there is no copy, so nobody need wait.
+        A page that is known to be private has no copy: it becomes stale, and nobody waits.
         """
         if name.startswith(GROUP):
             await self.cache.invalidate_tag(name)
@@ -89,7 +89,7 @@ class OnDemand:
         await self.cache.invalidate_tag(f"key:{name}")
 
     def forget(self, name: str) -> None:
-        """Drop this URL (every variant) or group from memory, and running loads of it."""
+        """Drop a URL (every variant) or a group from memory; its running loads began too early."""
         if name.startswith(GROUP):
             self.core.overtake(self.core.tagged(name))
         else:

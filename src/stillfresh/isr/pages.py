@@ -73,7 +73,7 @@ from stillfresh.stores.contract import Store
 UNSHARED_FOR: Final = 30.0
 """Seconds; after that, one background render checks whether the page is still private."""
 UNSHARED_KEPT: Final = 86_400.0
-"""Seconds for which each visitor's own request is sent for such a page."""
+"""Seconds that it counts as private after that: each visitor's own request is sent."""
 CONCURRENCY: Final = 100
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
@@ -89,16 +89,16 @@ class PageCache(OnDemand):
     Args:
         store: An address, or a store object. Give all processes of a site the same one.
         tenant: Keeps the pages apart from those of other tenants of the store.
-        stale_for: How long an old page is served while it is rendered anew.
+        stale_for: How long an old page is served while it is rendered again.
         error_for: How long an old page is served if rendering fails.
         absent_for: How long a `404` or `410` is kept; never longer than a page is fresh.
         wait: How long a visitor waits for a page that another process renders.
         memory_for: How long memory is believed without asking the store.
         max_entries: The most pages in memory.
         max_bytes: The most bytes of pages in memory.
-        lease_for: When another process may take over the render of a process that died.
-        render_timeout: When a render has failed.
-        store_timeout: When a store that does not answer counts as away.
+        lease_for: How long a render whose process died blocks other processes.
+        render_timeout: How long a render may take; after that it has failed.
+        store_timeout: How long a read may take; after that the store counts as unavailable.
         clock: Returns seconds since 1970.
         sleep: Called to wait. Tests replace it.
         dice: Returns numbers from 0 to 1, for jitter. Tests replace it.
@@ -262,7 +262,7 @@ class PageCache(OnDemand):
         self._bypassed[reason] += 1
 
     async def stats(self) -> CacheStats:
-        """Return the counts of the pages, and what the store says of itself."""
+        """Return the counts of the pages, and the store's own (None if it failed)."""
         return await self.cache.stats()
 
     async def settled(self, timeout: Duration = "30s") -> bool:  # noqa: ASYNC109 (not raised)
@@ -296,7 +296,7 @@ class PageCache(OnDemand):
         return None if is_wrong else answer
 
     def shows(self, page: Stored) -> Stored:
-        """I26: with its tags, if these are to be seen."""
+        """I26: the page, with its tags if `expose_tags` is set."""
         if self.expose_tags:
             page.head = structs.replace(page.head, shows_tags=True)
         return page

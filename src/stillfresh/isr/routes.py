@@ -1,7 +1,7 @@
 """Which page is meant: routes, a request's key (I12, I13), how people name pages (I11, I21).
 
 Pure: an ASGI scope in, a `Visit` out, or the reason why the request passes as if there were no
-cache. What is in the key is what the render is given, in the same form; nothing else reaches it.
+cache. By its key (I13), a render gets what is in the key, in the same form, and nothing else.
 RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs.
 """
 
@@ -27,7 +27,7 @@ MOST_URL: Final = 8_192
 MOST_PATH: Final = 65_536
 """Bytes of a path that a program names; a longer one is an error."""
 MOST_KEY: Final = 16_384
-"""Characters; a request that would need a longer key passes."""
+"""Characters; a request that would need a longer key passes uncached."""
 PLAIN: Final = "/%!$&'()*+,;=:@~-._"
 ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
 UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -41,7 +41,7 @@ CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 EDGE: Final = "stillfresh.edge"
 """Key in a scope: our edge has removed fields that this client may not set."""
 KEEP: Final = "stillfresh.keep"
-"""Key in a scope of a server that can repeat an answer: a function that takes its validity."""
+"""Key in a scope of a server that can repeat an answer: takes a check that it is still right."""
 INTERIM: Final = "stillfresh.interim"
 """Key in a scope of a server that can send interim responses: takes status and fields."""
 
@@ -59,7 +59,7 @@ class Route:
     tags: Sequence[str] = ()
     """Tags of every page of the route, for `revalidate_tag` and `purge_tag`."""
     forward: Forward | None = None
-    """`"request"`: the app gets the visitor's request. `"key"`: only the parts of the key."""
+    """`"request"`: the app gets the visitor's request; `"key"`: only the parts of the key."""
 
     def __post_init__(self) -> None:
         checked_forward(self.forward)
@@ -125,7 +125,7 @@ class Visit:
     is_vouched: bool = False
     """True if our edge has removed fields that this client may not set."""
     is_part: bool = False
-    """True if it asks for one range of a page that is not stored."""
+    """True if it asks for one range of a page that is not stored whole."""
     reads_along: bool = False
 
     def part(self) -> "Visit":
@@ -271,9 +271,9 @@ def _plain(escape: "re.Match[bytes]") -> bytes:
 
 
 def canonical_query(raw: bytes, declared: Collection[str] | None) -> str | None:
-    """Sorted by name, equal names in their order; only declared ones; None: declare all.
+    """Sorted by name, equal names in their order. `declared`: only these; None: all of them.
 
-    Where some are left out, the others are written anew, so that no separator hides in them.
+    Declared parameters are written again, so that no separator hides in them.
     """
     if not raw:
         return ""
@@ -327,9 +327,9 @@ def checked_path(path: str) -> str:
 
 
 def reached(key: str) -> tuple[str, list[str]]:
-    """I21: the tag of every variant of the page, and the ids that it may itself be kept under.
+    """I21: the tag of every variant of the page, and the ids under which it may be stored.
 
-    Others write no tags: their pages are reached by the id alone.
+    Other services write no tags: their pages are reached by the id alone.
     """
     is_url = _is_url(checked_path(key))
     which, name = ("key", canonical_url(key)) if is_url else ("path", plain_path(key))

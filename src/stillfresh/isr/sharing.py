@@ -85,7 +85,7 @@ def judged(
     own: PageTerms | None,
     allowed: Allowed = BY_DEFAULT,
 ) -> Judgement:
-    """`own`: the route's duration, if it has one."""
+    """Whether it may be shared, and for how long; `own`: the route's times, if it has any."""
     is_targeted = allowed.cdn_override and bool(targeted(headers))
     reason = private(status, headers, is_targeted=is_targeted) or _unfit(status, headers)
     if reason is not None:
@@ -125,7 +125,7 @@ def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason |
 
 
 def _unfit(status: int, headers: Raw) -> Reason | None:
-    """Incomplete, interim, malformed, with too many tags, or endless."""
+    """Why it cannot be stored: interim, partial, malformed, too many tags, or endless."""
     if not 200 <= status <= 599 or status in {206, 304} or status in NEVER:
         return Reason.STATUS
     if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:

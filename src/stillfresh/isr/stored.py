@@ -135,7 +135,7 @@ def too_busy(retry_after: float) -> Page:
 
 
 def refused(page: Stored) -> PageFailed:
-    """I13: an error may be private too; other visitors get only its status."""
+    """I13: of a private error, other visitors get only the status and `Retry-After`."""
     headers, whole = page.head.headers, opened(page)
     if private(page.head.status, headers) is None or is_of_gateway(headers):
         return PageFailed(whole)
@@ -247,10 +247,10 @@ def hit_text(ttl: float) -> str:
 
 
 def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) -> Raw:
-    """With what this very answer says of itself.
+    """The header fields of a stored page in one response, with its age and `Cache-Status`.
 
-    `is_outdated`: a cache behind this one must not keep it for the rest of its time. By our policy
-    it is told so; what the site said is passed on, and the age says it (RFC 9111 §5.2).
+    `is_outdated`: a cache behind this one must not keep it for the rest of its time. With a route's
+    duration our own fields say so; else the site's fields stay, and `Age` says so (RFC 9111 §5.2).
     """
     made, head = ready(stored), stored.head
     if is_outdated and not head.is_own:

@@ -200,7 +200,7 @@ class Visits:
         anew: bool = False,
         is_behind: bool = False,
     ) -> Served:
-        """`anew`: the last answer to any request could not be shared.
+        """`anew`: load in any case: it was private, or the stored parts lack the range.
 
         `is_behind`: the visitor gets the stored page, and nobody waits for the answer.
         """

@@ -64,7 +64,7 @@ class Gateway:
         page_cache: The page cache of that app, for the dashboard and for purging.
         authenticate: Called with a token; returns the viewer's id, or None.
         origins: Origins whose pages may read entities and connect, such as `https://example.com`.
-        hosts: Names under which requests from this machine are answered, besides loopback's.
+        hosts: The names, besides loopback's, under which this machine may ask. None: any name.
         token: The operator's token; without it the dashboard is for this machine only.
         max_connections: The most live connections.
         clock: Returns seconds since 1970.
