@@ -210,7 +210,10 @@ class TestG10Errors:
             (["serve"], "name a FILE of settings, or --upstream URL"),
             (["serve", "--upstream", "ftp://x"], "write http://host:port"),
             (["serve", "--upstream", "http://x", "--route", "/blog"], "PATH=DURATION"),
-            (["serve", "--upstream", "http://x", "--port", "99999"], "--port: must be 0 to 65,535"),
+            (
+                ["serve", "--upstream", "http://x", "--port", "99999"],
+                "--port: must be a whole number from 0 to",
+            ),
             (["serve", "none.toml"], "none.toml: No such file"),
             (["check", "none.toml"], "none.toml: No such file"),
             (["bench", "ftp://x"], "not a store's address"),

@@ -326,7 +326,7 @@ class TestE19Refusals:
 
     def test_a_tuple_of_what_cannot_be_a_key(self) -> None:
         """Names the type inside."""
-        with pytest.raises(ConfigError, match=r"report: key= returned .*a .*Session cannot be"):
+        with pytest.raises(ConfigError, match=r"report: key= returned .*type .*Session cannot be"):
             signature(plain, key=lambda year, db: (year, db)).call(1, Session())
 
     @pytest.mark.parametrize("value", [Session(), [Session()], {"a": Session()}, Query(Session())])  # type: ignore[arg-type]
@@ -335,18 +335,20 @@ class TestE19Refusals:
         with pytest.raises(ConfigError) as caught:
             signature(plain).call(2026, value)
         said = str(caught.value)
-        assert f"report: the argument db is a {type(value).__name__} (" in said
-        assert "a tests.engine.test_calls.Session cannot be written as text" in said
+        assert f"report: the argument db has the type {type(value).__name__} (" in said
+        assert "type tests.engine.test_calls.Session cannot be written as text" in said
         assert said.endswith(
             "Write ignore=('db',) to leave it out, or key= to say what is part of the key"
         )
 
     def test_an_argument_that_cannot_be_copied(self) -> None:
         """Its key has a text, and its load could not begin later."""
-        with pytest.raises(ConfigError, match=r"the argument q is a Query .*ignore=\('q',\)"):
+        with pytest.raises(
+            ConfigError, match=r"the argument q has the type Query .*ignore=\('q',\)"
+        ):
             signature(lambda q: q).call(Query(1, note=Lock()))  # type: ignore[arg-type]
 
     def test_a_lone_surrogate(self) -> None:
         """Names the argument."""
-        with pytest.raises(ConfigError, match=r"report: the argument region is a str"):
+        with pytest.raises(ConfigError, match=r"report: the argument region has the type str"):
             signature(report).call(1, "\ud800")

@@ -598,7 +598,9 @@ class TestE15Arguments:
         async def anything(of: object) -> int:
             return id(of)
 
-        with pytest.raises(ConfigError, match=r"any: the argument of is a object .*ignore=\('of',"):
+        with pytest.raises(
+            ConfigError, match=r"any: the argument of has the type object .*ignore=\('of',"
+        ):
             await anything(object())
         circle: list[Any] = []
         circle.append(circle)

@@ -354,13 +354,13 @@ class TestS6BadInput:
             await DynamoStore("table", bucket="b").open()
 
     async def test_no_credentials(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Said in AWS's own words."""
+        """The error says what to set."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
         store = aws.store(aws.new_table())
         await store.open()
-        with pytest.raises(StoreError, match="credentials"):
+        with pytest.raises(StoreError, match="no AWS credentials; set AWS_ACCESS_KEY_ID"):
             await store.read(KIND, ["a"])
         await store.close()
 

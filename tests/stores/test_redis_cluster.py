@@ -563,9 +563,9 @@ class TestS9Addresses:
         [
             ("redis+cluster://a:1,:2", "names no host"),
             ("redis+cluster://a:1,b:x", "port"),
-            ("redis+cluster://a:1/3", "a cluster has only the one"),
+            ("redis+cluster://a:1/3", "a cluster has only database 0"),
             ("redis+sentinel://a:1,b:2", "names no service"),
-            ("redis+sentinel://a:1/shop/x", "database's number"),
+            ("redis+sentinel://a:1/shop/x", "number of a database"),
             ("redis://a?wait_replicas=many", "wait_replicas is a whole number of 0 or more"),
         ],
     )

@@ -491,10 +491,14 @@ class TestG1Mistakes:
     @pytest.mark.parametrize(
         ("table", "key", "said"),
         [
-            ({}, "url", "there is neither; write url (a GET for each id) or batch_url (a POST"),
-            ({"url": "http://x/{id}", "batch_url": "http://x"}, "url", "there are both; write url"),
-            ({"url": "http://x/{id}", "max_batch": 5}, "max_batch", "goes with batch_url"),
-            ({"batch_url": "http://x", "terms": "own"}, "terms", "goes with url, and there is a"),
+            ({}, "url", "neither is set; write url (a GET for each id) or batch_url (a"),
+            (
+                {"url": "http://x/{id}", "batch_url": "http://x"},
+                "url",
+                "both are set; write url",
+            ),
+            ({"url": "http://x/{id}", "max_batch": 5}, "max_batch", "is for kinds with batch_url"),
+            ({"batch_url": "http://x", "terms": "own"}, "terms", "is for kinds with url, and"),
             ({"url": "http://x/{id}", "per_viewer": True}, "url", "{viewer_id} belongs into it"),
             ({"url": "http://x/{id}/{viewer_id}"}, "url", "{viewer_id} belongs into it if"),
         ],

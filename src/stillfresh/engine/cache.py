@@ -322,7 +322,7 @@ class Cache(Lifecycle):
         kind = checked_kind(versioned(checked_kind(name), version))
         if kind in self.cores:
             raise ConfigError(
-                f"resource name {kind!r}: taken already in this cache; use another one"
+                f"resource name {kind!r}: taken already in this cache; choose another name"
             )
         return kind
 

@@ -153,9 +153,9 @@ class Signature(Generic[P]):
         except (TypeError, ValueError) as exc:
             why = str(exc)
         raise ConfigError(
-            f"{self._name}: the argument {name} is a {type(value).__name__} ({shown(value)}), "
-            f"which cannot be part of a key: {why}. Write ignore=({name!r},) to leave it out, "
-            f"or key= to say what is part of the key"
+            f"{self._name}: the argument {name} has the type {type(value).__name__} "
+            f"({shown(value)}), which cannot be part of a key: {why}. "
+            f"Write ignore=({name!r},) to leave it out, or key= to say what is part of the key"
         )
 
     def _own_id(self, key: object) -> str:
@@ -190,7 +190,7 @@ def key_text(value: object) -> str:
     try:
         text = msgspec.json.encode(value, order="deterministic").decode()
     except TypeError:
-        raise TypeError(f"a {_type_name(of)} cannot be written as text completely") from None
+        raise TypeError(f"values of type {_type_name(of)} cannot be written as text") from None
     return f"{_type_name(of)}({text})"
 
 

@@ -33,7 +33,7 @@ def checked_kind(name: str) -> str:
         raise ConfigError(
             f"resource name {shown(name)}: write a lower-case word such as 'price' or 'user_page' "
             f"(letters, digits, _; names that end in _ttl, or begin with sqlite_ or stillfresh_, "
-            f"are those of other tables)"
+            f"are reserved)"
         )
     return name
 

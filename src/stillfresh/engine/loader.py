@@ -162,7 +162,7 @@ class Loader(Generic[K, V]):
 
     async def read(self, ids: list[str]) -> dict[str, Record] | None:
         """What other processes have stored; None if the store is unavailable."""
-        return await self.asked("read", self._runtime.store.read(self._spec.kind, ids))
+        return await self.asked("be read", self._runtime.store.read(self._spec.kind, ids))
 
     async def publish(
         self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
@@ -171,14 +171,14 @@ class Loader(Generic[K, V]):
         if not copies:
             return set()
         publishing = self._runtime.store.publish(self._spec.kind, copies, tags)
-        superseded = await self.asked("publish", publishing)
+        superseded = await self.asked("store the value", publishing)
         self._counts.superseded += len(superseded or ())
         return superseded
 
     async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
         if leases:
             store, kind = self._runtime.store, self._spec.kind
-            await self.asked("release", store.release(kind, leases, failures))
+            await self.asked("release a lease", store.release(kind, leases, failures))
 
     async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
         """Load, renew the leases meanwhile, and return the results by id."""
@@ -306,7 +306,7 @@ class Loader(Generic[K, V]):
             left -= step
             if leases and left > 0:
                 store, lease_for = self._runtime.store, self._spec.lease_for
-                await self.asked("renew", store.renew(self._spec.kind, leases, lease_for))
+                await self.asked("renew a lease", store.renew(self._spec.kind, leases, lease_for))
 
     def _said(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
         kind, pause = self._spec.kind, self._spec.load_timeout

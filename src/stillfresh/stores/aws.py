@@ -24,6 +24,7 @@ from botocore.exceptions import (
     ClientError,
     HTTPClientError,
     IncompleteReadError,
+    NoCredentialsError,
     NoRegionError,
 )
 from botocore.exceptions import ConnectionError as NotConnected
@@ -222,6 +223,9 @@ class AwsService:
         except NO_ANSWER as exc:
             said = str(exc) or "it took too long"
             raise Away(f"{self.target}: no answer to {operation}: {said}") from exc
+        except NoCredentialsError as exc:
+            advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            raise StoreError(f"{self.target}: found no AWS credentials; {advice}") from exc
         except BotoCoreError as exc:
             raise StoreError(f"{self.target}: {exc}") from exc
 

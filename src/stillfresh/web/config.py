@@ -278,14 +278,14 @@ def _check_way(
 ) -> None:
     """G11: views are fetched one by one or in batches; each way has its own keys."""
     if ("url" in table) is ("batch_url" in table):
-        both = "there are both" if "url" in table else "there is neither"
+        said = "both are set" if "url" in table else "neither is set"
         mistakes.append(
-            f"{where}.url: {both}; write url (a GET for each id) or batch_url (a POST for many)"
+            f"{where}.url: {said}; write url (a GET for each id) or batch_url (a POST for many)"
         )
         return
     way, other = ("url", "batch_url") if "url" in table else ("batch_url", "url")
     mistakes.extend(
-        f"{where}.{it}: goes with {other}, and there is a {way}"
+        f"{where}.{it}: is for kinds with {other}, and this kind has {way}; remove it"
         for it in (BATCH_KEYS if way == "url" else URL_KEYS)
         if it in table
     )
@@ -323,7 +323,10 @@ def _check_viewers(
             where = f"kinds.{kind['name']}.viewer_field"
             mistakes.append(f"{where}: is the ids_field, too: {shown(name)}")
     if own and server.get("authenticate_url", "") is None:
-        mistakes.append("server.authenticate_url: is missing; a kind is per_viewer, who signs in?")
+        mistakes.append(
+            "server.authenticate_url: is missing; a kind with per_viewer needs it, to find out "
+            "whose token a request has"
+        )
 
 
 def _check_not_itself(

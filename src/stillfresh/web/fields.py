@@ -123,7 +123,9 @@ def flag(value: object, key: str) -> bool:
 def whole(least: int, most: int) -> Reader:
     def read(value: object, key: str) -> int:
         if not is_whole(value, least, most):
-            raise ConfigError(f"{key}: must be {least:,} to {most:,}, not {shown(value)}")
+            raise ConfigError(
+                f"{key}: must be a whole number from {least:,} to {most:,}, not {shown(value)}"
+            )
         return value
 
     return read

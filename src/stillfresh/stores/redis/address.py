@@ -99,11 +99,11 @@ def _mistake(
     unknown = sorted(it if it.isidentifier() else "…" for it in names)  # a password may contain a ?
     checks = {
         "names no host": not all(it.hostname for it in listed),
-        "has a port that is none": not all(map(_is_port, listed)),
+        "has a port that is not a number from 1 to 65,535": not all(map(_is_port, listed)),
         "names no service of the Sentinels": several == "sentinel" and not service,
-        "has more than a database's number behind the host": bool(parts.fragment)
+        "has something else than the number of a database after the host": bool(parts.fragment)
         or not (database.isdecimal() or not database),
-        "names a database, and a cluster has only the one": several == "cluster"
+        "names a database, but a cluster has only database 0": several == "cluster"
         and database.strip("0") != "",
         f"has no option {', '.join(unknown)}": bool(unknown),
         "names an option twice": len(options) < count,

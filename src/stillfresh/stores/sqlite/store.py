@@ -76,7 +76,7 @@ class SqliteStore(Store):
         """`layout`: for a file whose values are rows of another design, without bounds."""
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(
-                f"path: must name a file, not {shown(path)}; in memory use MemoryStore"
+                f"path: must name a file, not {shown(path)}; to keep copies in memory, use memory://"
             )
         self._path = Path(path).absolute()
         self._patience = patience
