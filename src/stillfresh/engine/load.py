@@ -144,9 +144,7 @@ class Loads(Generic[K, V]):
             self._end([it for it in batch.flights if it.id in failed], failed)
             batch.flights = [it for it in batch.flights if it.id not in failed]
         since = self._runtime.clock()
-        grants = (
-            await self._loader.asked("grant a lease", self._loader.acquire(asks)) if asks else {}
-        )
+        grants = await self._loader.asked("give leases", self._loader.acquire(asks)) if asks else {}
         if grants is None:
             batch.step(LoadEvent.GRANT)
             return {}

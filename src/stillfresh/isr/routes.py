@@ -81,14 +81,10 @@ class Routes:
         self._below: dict[str, Route] = {}
         for pattern, value in routes.items():
             if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
-                raise ConfigError(
-                    f"route {shown(pattern)}: must begin with / or *, as '/pricing' or '/blog/*'"
-                )
+                raise ConfigError(f"route {shown(pattern)}: must begin with /, as '/blog/*'")
             prefix, star, rest = pattern.partition("*")
             if rest:
-                raise ConfigError(
-                    f"route {shown(pattern)}: * may stand only at the end, as '/blog/*'"
-                )
+                raise ConfigError(f"route {shown(pattern)}: * may stand only at the end")
             route = value if isinstance(value, Route) else Route(value)
             (self._below if star else self._exact)[prefix or "/"] = route
         self._prefixes = sorted(self._below, key=len, reverse=True)
