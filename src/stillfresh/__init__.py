@@ -1,7 +1,7 @@
 """stillfresh keeps cached data fresh.
 
-Every read is answered at once from what is already here, every answer says how fresh it is, and
-every refresh happens once, for something somebody is looking at.
+A read is answered at once from the copy at hand, every answer says how old it is, and each refresh
+happens once, for data that somebody is using.
 """
 
 from stillfresh.clock import Clock

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 MOST_DOUBLINGS: Final = 30
-"""Beyond, any pause has reached its longest; and a float does not overflow."""
+"""After that, any pause has reached its longest, and no float overflows."""
 
 
 def pause_after(failures: int, *, first: float, longest: float) -> float:
@@ -13,5 +13,5 @@ def pause_after(failures: int, *, first: float, longest: float) -> float:
 
 
 def spread(pause: float, dice: Callable[[], float]) -> float:
-    """Between half of it and all of it, so that many who failed together do not return together."""
+    """Between half and all of it, so that callers that failed together do not return together."""
     return pause * (1 + dice()) / 2

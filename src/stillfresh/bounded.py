@@ -1,7 +1,7 @@
 """What keeps memory and the turns of the event loop bounded (E8, E28).
 
-A dict with a limit, room for a number of bytes, an index that leads to the tagged keys alone, and
-long work in slices.
+A dict with a limit, room for a number of bytes, an index from tags to keys, and long work in
+slices.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 SLICE: Final = 1_000
-"""Items of a microsecond or ten each."""
+"""Items in one turn of the loop, at 1 to 10 µs each."""
 BESIDE: Final = 500
-"""Bytes that a key, its times and its place take beside a value, about (E23)."""
+"""Bytes that a key, its times and its place take besides the value, about (E23)."""
 
 
 class BoundedDict(dict[K, V]):
-    """At most `most` keys: `note` makes its key the newest, and drops the oldest one too many.
+    """At most `most` keys: `note` makes its key the newest, and drops the oldest beyond the limit.
 
-    With a `size` also at most `most_bytes` of values; such a dict changes by `note` alone.
+    With `size`, also at most `most_bytes` of values; change such a dict only by `note`.
     """
 
     __slots__ = ("_bytes", "_most", "_most_bytes", "_size")
@@ -45,11 +45,11 @@ class BoundedDict(dict[K, V]):
 
 
 class Room:
-    """E23: the bytes `held`. Past `most`, what was used least goes until 90 % of it is held.
+    """E23: the bytes `held`. Above `most`, the owner drops entries until 90 % of it is held.
 
-    The owner adds and subtracts, and calls `shrink` when there is too much. `free` drops some: no
-    more than a slice, which is one turn of the loop, and nothing once there `is_enough`. It returns
-    False if nothing may go.
+    The owner adds and subtracts, and calls `shrink` when there is too much. `free` drops some: at
+    most a slice, in one turn of the loop, and nothing once there `is_enough`. It returns False if
+    nothing may be dropped.
     """
 
     def __init__(self, most: int | None, free: Callable[[], bool]) -> None:
@@ -57,19 +57,19 @@ class Room:
         self.limit(most)
         self._free = free
         self._loop: asyncio.AbstractEventLoop | None = None
-        """On which slices follow each other."""
+        """The loop on which slices follow each other."""
 
     def limit(self, most: int | None) -> None:
         self.most = float("inf") if most is None else float(most)
         self.largest = 0.9 * self.most
-        """More than this is never kept in one piece: everything else would go for it."""
+        """A larger value is never kept: everything else would be dropped for it."""
 
     @property
     def is_enough(self) -> bool:
         return self.held <= self.largest
 
     def shrink(self) -> None:
-        """Soon, on the loop that runs, unless it is being done."""
+        """Start dropping on the running loop, unless that goes on already."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop = loop
             loop.call_soon(self._slice)
@@ -85,8 +85,8 @@ class Room:
 class TagIndex(Generic[K]):
     """Which keys have a tag, in the order in which they came.
 
-    The owner of a key keeps the key's tags, and removes it with the same. Most tags have one key,
-    which needs no dict of its own: that would take more memory than the rest of an entry.
+    The owner of a key stores its tags, and removes the key with the same tags. Most tags have one
+    key, which needs no dict of its own: that would take more memory than the rest of an entry.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class TagIndex(Generic[K]):
                 self._keys.pop(tag, None)
 
     def freed(self) -> Iterator[None]:
-        """Let go of one key at each step, when nobody asks any more."""
+        """Free one key at each step; for an index that is no longer used."""
         while self._keys:
             _, found = self._keys.popitem()
             while isinstance(found, dict) and found:

@@ -10,17 +10,17 @@ LONGEST_SHOWN: Final = 60
 LONGEST_TEXT: Final = 500
 """Characters of an exception's text that are remembered."""
 USERINFO: Final = re.compile(r"(:/{0,2})(?!/).*@", re.DOTALL)
-"""Up to the last @: a password may hold anything, and an address may be written wrongly."""
+"""Up to the last @: a password may contain anything, and an address may have mistakes."""
 
 AFTER_SLASHES: Final = re.compile(r"(?<=//)\S+")
 QUERY: Final = re.compile(r"\?\S+")
 CLOSING: Final = "'\"`)]}>:;,.?!"
-"""What may stand between a query and the next word."""
+"""Characters between a query and the next word."""
 CREDENTIAL: Final = re.compile(
     r"(?i)\b((?:set-)?cookie|(?:proxy-)?authorization|(?:x-)?api-key|x-(?:auth|access)-token|password)"
     r"(['\"]?\s*[:=,]).+"
 )
-"""To the end of the line: what ends a value cannot be told for sure."""
+"""To the end of the line, because the end of a value is not certain."""
 BEARER: Final = re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}")
 
 
@@ -33,7 +33,7 @@ class ConfigError(StillfreshError, ValueError):
 
 
 class MissingExtra(ConfigError, ModuleNotFoundError):
-    """A part of stillfresh needs a library that is not installed: says which extra brings it."""
+    """A part of stillfresh needs a library that is not installed; the message names the extra."""
 
 
 class NotOpen(StillfreshError):
@@ -69,7 +69,7 @@ class BadValue(ConfigError, LoadFailed):
 
 
 class MissingMethod:
-    """In the place of a method that a class lacks: the error says what to write instead."""
+    """Replaces a method that a class does not have: the error says what to write instead."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -81,8 +81,8 @@ class MissingMethod:
 def refuse_with(of: type, text: str, *, is_async: bool = False) -> None:
     """Make `with` (or `async with`) on objects of this class an error with this text.
 
-    Only the method that Python looks up first is there: with both, frameworks that enter every
-    context manager would take the objects for one.
+    Only the method that Python looks up first is set: with both, frameworks that enter every
+    context manager would think that the object is one.
     """
     name = "exit" if sys.version_info >= (3, 14) else "enter"
     setattr(of, f"__{'a' if is_async else ''}{name}__", MissingMethod(text))
@@ -90,7 +90,7 @@ def refuse_with(of: type, text: str, *, is_async: bool = False) -> None:
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """For imports of what `stillfresh[extra]` brings, which `what` needs."""
+    """For imports of libraries that `what` needs and `stillfresh[extra]` installs."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -106,19 +106,19 @@ def shown(value: object) -> str:
 
 
 def shown_address(value: object) -> str:
-    """As `shown`, without what may be a password."""
+    """Like `shown`, without a possible password."""
     return _cut(without_password(_printed(value)))
 
 
 def without_password(address: str) -> str:
-    """As it may be shown: a name and a password become `***`; a file's name stays."""
+    """An address for errors: a name and a password become `***`; a file's name stays."""
     return USERINFO.sub(r"\1***@", address, count=1)
 
 
 def without_secrets(text: str) -> str:
-    """As it may be logged: no name and password of a URL, no query, no credential of a request.
+    """A text for logs: no name and password of a URL, no query, no credential of a request.
 
-    Takes time in proportion to the text, whatever is in it.
+    The time is proportional to the length of any text.
     """
     if "//" in text:
         text = AFTER_SLASHES.sub(_without_userinfo, text)
@@ -138,10 +138,10 @@ def _without_query(found: re.Match[str]) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """E25: an exception's type and what it says, as any store, log or client can take it.
+    """E25: an exception's type and text, in a form that any store, log or client can take.
 
-    Somebody else wrote it: its text may be huge, not be UTF-8, or raise. The type of a
-    `_plain` one, which stillfresh's own loaders raise, is left out: its text says it all.
+    Its text may be huge, not be UTF-8, or raise. The type of a `_plain` exception, which
+    stillfresh's own loaders raise, is left out.
     """
     start = "an exception: "
     try:

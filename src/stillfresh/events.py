@@ -19,12 +19,12 @@ class Events(Generic[E]):
     __slots__ = ("_listeners",)
 
     def __init__(self) -> None:
-        # Keyed by a token of its own: one listener subscribed twice is told twice, and each
+        # Keyed by a token: a listener that subscribed twice is called twice, and each
         # unsubscribe ends its own subscription only.
         self._listeners: dict[object, Callable[[E], object]] = {}
 
     def subscribe(self, listener: Callable[[E], object]) -> Unsubscribe:
-        """From now on `listener` is told, until the returned function is called."""
+        """Call `listener` for each event, until the returned function is called."""
         token = object()
         self._listeners[token] = listener
 

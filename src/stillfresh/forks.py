@@ -1,7 +1,7 @@
 """A fork copies open files, threads and event loops that are of no use in the child (E20, E21, F2).
 
-What other threads do with them is held for the moment of the fork, so that the child finds no lock
-taken and no step half done.
+Threads that use them pause during the fork, so that the child finds no lock taken and no step half
+done.
 """
 
 import os
@@ -12,20 +12,20 @@ from weakref import WeakSet
 
 
 class Forkable(Protocol):
-    """What is bound to the process that opened it."""
+    """An object that is bound to the process that opened it."""
 
     def forked(self) -> None:
-        """In the child: refuse everything from now on, or begin anew."""
+        """In the child: refuse everything from now on, or start again."""
 
 
 class Holdable(Forkable, Protocol):
-    """What works in a thread of its own."""
+    """An object that works in its own thread."""
 
     def hold(self) -> None:
-        """In the parent, before the fork: returns when its thread rests."""
+        """In the parent, before the fork: return when its thread pauses."""
 
     def go_on(self) -> None:
-        """In the parent, after the fork."""
+        """In the parent, after the fork: continue."""
 
 
 _LIVE: WeakSet[Forkable] = WeakSet()
@@ -34,13 +34,13 @@ _ONE_FORK = Lock()
 
 
 def tell_of_forks(one: Forkable) -> None:
-    """Tell it in every child that is forked from now on."""
+    """Call its `forked` in every child that is forked from now on."""
     _LIVE.add(one)
     _register()
 
 
 def hold_for_forks(one: Holdable) -> None:
-    """The same, and hold its thread meanwhile."""
+    """The same, and pause its thread during each fork."""
     _HELD.add(one)
     tell_of_forks(one)
 

@@ -1,4 +1,4 @@
-"""A shell that tells of trouble in its own words keeps the log from telling it again (G8, G10)."""
+"""A program that reports errors itself keeps the log from repeating them (G8, G10)."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quietly(level: int) -> Iterator[None]:
-    """Nothing below this level is logged meanwhile; afterwards all is as it was."""
+    """Inside the block, stillfresh logs nothing below this level."""
     logger = logging.getLogger("stillfresh")
     before = logger.level
     logger.setLevel(level)

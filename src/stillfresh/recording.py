@@ -1,7 +1,7 @@
-"""A recording of reads for `stillfresh plan`: which keys were read when, and what loads took.
+"""A recording of reads for `stillfresh plan`: which keys were read when, and how long loads took.
 
-One JSON line for each: never a value, and an id only as a hash that nobody can undo. What is
-sampled is sampled by key, so that a key which is recorded keeps its own pattern of reads.
+One JSON line for each: never a value, and ids as hashes that nobody can undo, unless plain ids are
+asked for. Sampling is by key, so that a recorded key keeps its own pattern of reads.
 Lines are written by a thread; a recording that cannot be written ends, and no read notices.
 """
 
@@ -25,14 +25,14 @@ VERSION: Final = 1
 DIGEST: Final = 6
 """Bytes of an id's hash."""
 BUFFER: Final = 65_536
-"""Bytes that are written in one go."""
+"""Bytes that are written together."""
 FLUSH_EVERY: Final = 1.0
-"""Seconds after which fewer are."""
+"""Seconds after which fewer bytes are written too."""
 MOST_WAITING: Final = 4_000_000
-"""Bytes that wait for a slow disk; with more it ends: one with holes would mislead."""
+"""Bytes that wait for a slow disk. Beyond that the recording ends: one with gaps would mislead."""
 ENCODE: Final = json.Encoder().encode
 Span: TypeAlias = Annotated[float, Meta(ge=0, le=366 * 86_400)]
-"""Seconds: a recording is not longer than a year."""
+"""Seconds; a recording lasts at most a year."""
 What: TypeAlias = Literal["read", "put", "invalidate", "soft", "delete", "watch", "unwatch"]
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,11 @@ class RecordingHead(Struct, frozen=True, array_like=True, tag="stillfresh-record
 
     version: int
     share: Annotated[float, Meta(gt=0, le=1)]
-    """Of the keys that are recorded."""
+    """The share of keys that are recorded."""
 
 
 class RecordedKind(Struct, frozen=True, array_like=True, tag="kind"):
-    """A resource as it was declared: before its first read."""
+    """The declaration of a resource; written before its first read."""
 
     kind: str
     fresh_for: float
@@ -60,7 +60,7 @@ class RecordedKind(Struct, frozen=True, array_like=True, tag="kind"):
 
 
 class RecordedUse(Struct, frozen=True, array_like=True, tag="use", gc=False):
-    """What was done to keys, together: it decides what is loaded."""
+    """One action on keys: a read, a change or a watch."""
 
     at: Span
     """Seconds since the recording began."""
@@ -70,20 +70,20 @@ class RecordedUse(Struct, frozen=True, array_like=True, tag="use", gc=False):
 
 
 class RecordedLoad(Struct, array_like=True, tag="load", gc=False):
-    """One call of a loader; of its keys those that are recorded."""
+    """One call of a loader; `ids` are its recorded keys."""
 
     at: Span
     kind: str
     ids: tuple[str, ...]
     took: Span
     of: Annotated[int, Meta(ge=1)]
-    """Keys that were loaded together, the others as well."""
+    """All keys that were loaded together, recorded or not."""
     size: float = 0
     """Bytes of all recorded values, as they are stored."""
     failed: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     terms: tuple[float, float, float] | None = None
-    """Where the loader said its own: fresh_for, stale_for, error_for."""
+    """The loader's own fresh_for, stale_for and error_for, if it gave any."""
 
 
 Line: TypeAlias = RecordingHead | RecordedKind | RecordedUse | RecordedLoad
@@ -107,7 +107,7 @@ class Recording:
         self.path = Path(file)
         self.share = checked_share("share", share)
         self.kinds: set[str] = set()
-        """Those whose terms are written."""
+        """Kinds whose declaration is written."""
         self.is_over = False
         self._most = checked_bytes("max_bytes", max_bytes, 10_000)
         self._plain = checked_flag("plain_ids", plain_ids)
@@ -119,7 +119,7 @@ class Recording:
         self._flushed = 0.0
 
     def begin(self, now: float) -> None:
-        """Make the file anew, once: `serve` does so before it forks its workers."""
+        """Create or empty the file, once: `serve` does so before it forks its workers."""
         if self._began is None:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             self._make_own()
@@ -128,7 +128,7 @@ class Recording:
             self._write(ENCODE(RecordingHead(VERSION, self.share)) + b"\n")
 
     def _make_own(self) -> None:
-        """Its old content goes, unless another recording is being written to it."""
+        """Lock and empty the file. Raises if another recording is being written to it."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(self._file, 0o600)
@@ -139,14 +139,14 @@ class Recording:
             raise StillfreshError(f"{self.path}: {said}") from exc
 
     def open(self, now: float) -> None:
-        """For one more cache."""
+        """Use it for one more cache."""
         self.begin(now)
         if not self._users:
             self._thread = ThreadPoolExecutor(1, "stillfresh-recording")
         self._users += 1
 
     def close(self) -> None:
-        """With the last cache, all that was recorded is in the file."""
+        """A cache ends. After the last one, everything recorded is in the file."""
         self._users -= 1
         if not self._users:
             self._thread.submit(self._write, self._taken())
@@ -156,7 +156,7 @@ class Recording:
             self.kinds.clear()
 
     def chosen(self, kind: str, texts: Iterable[str]) -> tuple[str, ...]:
-        """What these ids are called in the recording; those that are not recorded are left out."""
+        """The names of these ids in the recording; ids outside the share are left out."""
         found = []
         for text in texts:
             name = f"{kind} {text}".encode(errors="replace")
@@ -166,11 +166,11 @@ class Recording:
         return tuple(found)
 
     def since(self, now: float) -> float:
-        """To the millisecond: what one turn of a loop reads is read at one time."""
+        """Seconds since the beginning, in whole milliseconds."""
         return max(0.0, round(now - (self._began or 0.0), 3))
 
     def note(self, line: Line, at: float) -> None:
-        """One more line; it is written soon, by a thread."""
+        """Add a line; a thread writes it soon."""
         if not self.is_over:
             self._buffer += ENCODE(line) + b"\n"
             if len(self._buffer) >= BUFFER or at - self._flushed >= FLUSH_EVERY:

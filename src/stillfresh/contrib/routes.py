@@ -1,7 +1,7 @@
-"""What FastAPI's routes and Flask's views share: how a kept response is told from one that is not.
+"""What FastAPI's routes and Flask's views share: which responses may be stored for all.
 
-No framework is imported here. Design's rule: anything personal is never shared unless the key says
-so.
+No framework is imported here. The rule of the design: nothing personal is shared unless the key
+says for whom it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +15,9 @@ from stillfresh.http.fields import directives, values
 from stillfresh.http.freshness import cache_status, status_of
 
 MARK: Final = "stillfresh.refresh"
-"""In a request's scope or environ: it refreshes a copy, and nobody gets its response."""
+"""Key in a scope or environ: the request refreshes a copy, and nobody gets its response."""
 MAX_BODY: Final = 1_048_576
-"""Bytes of a response that is kept."""
+"""Bytes of the largest response that is stored."""
 UNSHARED: Final = {"private", "no-store"}
 
 Tags = str | Sequence[str] | Callable[..., str | Sequence[str]]
@@ -25,7 +25,7 @@ RouteSpec = Spec[Call[Any], Any]
 
 
 class KeptResponse(msgspec.Struct, frozen=True):
-    """A response as it was, for any number of callers."""
+    """A stored response, for any number of callers."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -40,7 +40,7 @@ def check_cache(cache: object, of: type) -> None:
 
 
 def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -> bool:
-    """False: only the caller whose request made it may have it."""
+    """False if only the caller whose request made it may have it."""
     fields = [(name.lower(), value) for name, value in headers]
     said = directives(values(fields, b"cache-control")).keys()
     is_own = values(fields, b"set-cookie") or not UNSHARED.isdisjoint(said)
@@ -48,6 +48,6 @@ def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -
 
 
 def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
-    """RFC 9211 and RFC 9111: what a response says of its freshness."""
+    """RFC 9211 and RFC 9111: the header fields about a response's freshness."""
     status = cache_status([], status_of(answer, fresh_for - answer.age))
     return {"age": f"{int(answer.age)}", "cache-status": status.decode()}

@@ -14,7 +14,7 @@ GZIP_WINDOW: Final = 31
 
 
 class Unreadable(ValueError):
-    """What came is not what was asked for; the sentence says why."""
+    """The body cannot be used; the text says why."""
 
 
 class BodyReader:
@@ -29,7 +29,7 @@ class BodyReader:
         self._gzip = zlib.decompressobj(GZIP_WINDOW) if name.endswith("gzip") else None
 
     def add(self, chunk: bytes) -> None:
-        """Inflates no more than fits: a small answer can stand for gigabytes."""
+        """Add bytes. Decompresses no more than fits: a small answer can expand to gigabytes."""
         room = self._most + 1 - len(self.data)
         self.data += chunk[:room] if self._gzip is None else self._inflated(self._gzip, chunk, room)
         if len(self.data) > self._most:
@@ -45,7 +45,7 @@ class BodyReader:
         return data
 
     def end(self) -> bytes:
-        """All of it has come; or has it?"""
+        """Return the body. Raises Unreadable if its gzip stream is incomplete."""
         if self._gzip is not None and not self._gzip.eof:
             raise Unreadable("a gzip stream that was cut short")
         return bytes(self.data)

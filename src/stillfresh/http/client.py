@@ -1,8 +1,8 @@
 """The one HTTP client: checked addresses, and a whole answer within a time and a size (C12).
 
 The library is httpx2; a client of httpx's may be given too. Their errors end here: a request that
-failed is `LoadFailed`, one that was told when to come back is `RetryAfter`. Redirects are not
-followed: ids and header fields are told to nobody else.
+failed is `LoadFailed`, and `RetryAfter` if the upstream says when to come back. Redirects are not
+followed, so ids and header fields reach no other server.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def checked_url(
     like: str = "must begin with http:// or https:// and a host",
     may_sign_in: bool = False,
 ) -> httpx2.URL:
-    """A whole address of a server; what stands before an @ is never shown."""
+    """Check the whole address of a server; an error never shows the part before an @."""
     text = url if isinstance(url, str) else ""
     try:
         parsed = httpx2.URL(text)
@@ -62,9 +62,9 @@ def checked_url(
 
 
 def new_client(timeout: float, *, kept: int) -> httpx2.AsyncClient:
-    """So many idle connections are kept, and given up before servers hang up; no cookies.
+    """A client without cookies that keeps `kept` idle connections, closed before servers do.
 
-    Connecting has a time-out of its own: cancelled from outside, it leaves a socket open.
+    Connecting has its own timeout: cancelled from outside, it would leave a socket open.
     """
     limits = httpx2.Limits(
         max_connections=100, max_keepalive_connections=kept, keepalive_expiry=4.0
@@ -75,7 +75,7 @@ def new_client(timeout: float, *, kept: int) -> httpx2.AsyncClient:
 
 
 def checked_client(client: object) -> httpx2.AsyncClient:
-    """httpx's has the same methods, and is taken for one of httpx2's."""
+    """Accept a client of httpx too: it has the same methods as one of httpx2."""
     if not isinstance(client, tuple(library.AsyncClient for library in _libraries())):
         raise ConfigError(
             f"client: must be an httpx2.AsyncClient or an httpx.AsyncClient, not {shown(client)}"
@@ -84,7 +84,7 @@ def checked_client(client: object) -> httpx2.AsyncClient:
 
 
 def request_errors() -> tuple[type[Exception], ...]:
-    """What a request may raise; `UnicodeError`: a redirect to a host that has no such name."""
+    """The errors of a request; `UnicodeError`: a redirect to a host with an invalid name."""
     errors = ((it.HTTPError, it.InvalidURL, it.StreamError) for it in _libraries())
     return (UnicodeError, *chain.from_iterable(errors))
 
@@ -96,13 +96,13 @@ def _libraries() -> list[ModuleType]:
 
 
 def pause_asked(response: httpx2.Response) -> float | None:
-    """Seconds until the upstream wants to be asked again; None if it does not say."""
+    """Seconds after which the upstream accepts another request; None if it does not say."""
     told = response.headers
     return pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
 
 
 class Refused(LoadFailed):
-    """The upstream answered, and not with what was asked for."""
+    """The upstream answered with an unexpected status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -137,10 +137,10 @@ class Endpoint:
         self._headers: Raw = tuple((name.encode(), it.encode()) for name, it in given.items())
         told = urlsplit(url)
         self._where = f"{told.netloc}{told.path}"
-        """As an operator is told of it: what stands behind ? may be a secret."""
+        """The address in errors, without the query, which may be a secret."""
 
     async def ask(self, asked: dict[str, Any] | None = None) -> bytes:
-        """The body; of an answer without one (204) an empty list. Nothing asked: a GET."""
+        """The body of the answer; an empty list for 204. Without `asked`: a GET."""
         answer = await self.answer(asked, takes=(OK, NOTHING))
         return answer.body if answer.status == OK else b"[]"
 
@@ -152,7 +152,7 @@ class Endpoint:
         *,
         takes: tuple[int, ...] = (OK,),
     ) -> HttpAnswer:
-        """An answer of a status that it takes, with the body of a 200. `url`: not its own."""
+        """An answer with one of the statuses `takes`; only 200 has a body. `url`: another one."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._answered(asked, url or self._url, headers, takes)

@@ -1,8 +1,8 @@
 """Header fields: reading them, and which of them go where (I12, I14).
 
-Pure. Reading is total: whatever bytes come in, nothing is raised; what cannot be read is None or
-zero. RFC 9110 §5.6 (lists, dates), §7.6.1 (Connection), §10.2.3 (Retry-After) and §12.5
-(preferences), RFC 9111 §1.2, §4.1 and §5.2, RFC 9211, RFC 9651.
+Pure. Reading never raises, for any bytes: a value that cannot be read is None or zero. RFC 9110
+§5.6 (lists, dates), §7.6.1 (Connection), §10.2.3 (Retry-After) and §12.5 (preferences), RFC 9111
+§1.2, §4.1 and §5.2, RFC 9211, RFC 9651.
 """
 
 import re
@@ -24,7 +24,7 @@ def names_in(text: bytes) -> frozenset[bytes]:
 
 
 MOST_SECONDS: Final = 2**31
-"""RFC 9111 §1.2.2: what is greater counts as this."""
+"""RFC 9111 §1.2.2: a greater number counts as this."""
 MEMBER: Final = re.compile(rb'(?:[^",]|"(?:\\.|[^"\\])*"?)+', re.DOTALL)
 TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -35,7 +35,7 @@ def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
 
 
 def with_field(headers: Iterable[tuple[bytes, bytes]], name: bytes, value: bytes) -> Raw:
-    """With one line of this field, in the place of what it said."""
+    """The fields, with this one line of the field in place of its lines."""
     return (*[it for it in headers if it[0] != name], (name, value))
 
 
@@ -65,9 +65,9 @@ _MEMBER: Final = re.compile(rf"({_KEY})(?:=({_BARE}|{_INNER}))?{_PARAMS}[ \t]*(,
 
 
 def dictionary(lines: Iterable[bytes]) -> dict[str, str]:
-    """RFC 9651 §4.2.2: a structured field's members; of several the last counts.
+    """RFC 9651 §4.2.2: the members of a structured field; the last one of a name counts.
 
-    What is malformed anywhere is ignored whole.
+    A field with a mistake anywhere is ignored.
     """
     text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
     result: dict[str, str] = {}
@@ -85,7 +85,7 @@ _STRING: Final = re.compile(
 
 
 def strings(lines: Iterable[bytes]) -> list[str]:
-    """RFC 9651 §4.2.1: a list of strings; with anything else in it, it is ignored whole."""
+    """RFC 9651 §4.2.1: a list of strings; a list with anything else in it is ignored."""
     text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
     result: list[str] = []
     while at < len(text):
@@ -97,7 +97,7 @@ def strings(lines: Iterable[bytes]) -> list[str]:
 
 
 TAG_FIELDS: Final = names_in(b"cache-groups cache-tag surrogate-key")
-"""By which a site tags its pages, for caches that it is in front of."""
+"""Fields by which a site tags its pages for the caches in front of it."""
 
 
 MOST_TAGS: Final = 100
@@ -106,7 +106,7 @@ LONGEST_TAG: Final = 1_024
 
 
 def tag_names(headers: Raw) -> list[str] | None:
-    """Each once; a group (RFC 9875) is one of them. None: too many, or too long."""
+    """The tags, each once, and groups (RFC 9875). None if they are too many, or one is too long."""
     if TAG_FIELDS.isdisjoint(name for name, _ in headers):
         return []
     keys = [it for line in values(headers, b"surrogate-key") for it in line.split()]
@@ -157,13 +157,13 @@ _DATES: Final = tuple(
 )
 """IMF-fixdate, and the two obsolete forms."""
 LONGEST_PAUSE: Final = 86_400.0
-"""An upstream that asks for more is asked again after a day: nobody meant for ever."""
+"""Seconds; an upstream that asks for a longer pause is tried again after a day."""
 
 
 def http_date(value: bytes) -> float | None:
-    """RFC 9110 §5.6.7: one of the three forms, as seconds; None: it is no date.
+    """RFC 9110 §5.6.7: a date in one of the three forms, in seconds; None if it is not a date.
 
-    A year of two digits is of 1969 to 2068.
+    A year of two digits is from 1969 to 2068.
     """
     if (found := next(filter(None, (form.fullmatch(value) for form in _DATES)), None)) is None:
         return None
@@ -185,9 +185,9 @@ def http_date_text(moment: float) -> bytes:
 
 
 def pause_of(retry_after: str, date: str, now: float) -> float | None:
-    """Seconds to wait; None if it does not say, or says no time at all.
+    """Seconds to wait; None if none are given, or the time is over.
 
-    A date is compared with the server's own (`now` where it tells none): clocks differ.
+    A date is compared with the server's own `Date` (else with `now`), because clocks differ.
     """
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
@@ -211,7 +211,7 @@ BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def field_value(text: str) -> bytes | None:
-    """RFC 9110 §5.5: as a header field's value; None if it can be none."""
+    """RFC 9110 §5.5: the text as a field value; None if it cannot be one."""
     try:
         value = text.encode("latin-1")
     except UnicodeEncodeError:
@@ -223,7 +223,7 @@ _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 
 
 def checked_headers(headers: object) -> dict[str, str]:
-    """Names only in the error: values are often secrets."""
+    """Check header fields. Errors show names only: values are often secrets."""
     if not isinstance(headers, Mapping):
         raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
     for name, value in headers.items():
@@ -242,29 +242,29 @@ NOT_LISTED: Final = names_in(
     b"age cache-control cdn-cache-control content-encoding content-length date expires "
     b"host set-cookie vary"
 )
-"""A Connection header that names these would change what others keep; it is not obeyed in that."""
+"""Fields that a Connection field cannot remove: others store and judge a response by them."""
 
 
 def end_to_end(headers: Raw) -> Raw:
-    """Without what concerns one connection only, by name or by the Connection header's list."""
+    """Without the fields of one connection, which have fixed names or are in `Connection`."""
     dropped = _hop_by_hop(tuple(values(headers, b"connection")))
     return tuple([it for it in headers if it[0] not in dropped])
 
 
-@lru_cache(maxsize=64)  # every request says one of two or three things
+@lru_cache(maxsize=64)  # requests have only a few different values
 def _hop_by_hop(connection: tuple[bytes, ...]) -> frozenset[bytes]:
     return HOP_BY_HOP | ({it.lower() for it in members(connection)} - NOT_LISTED)
 
 
 ENCODINGS: Final = ("br", "zstd", "gzip")
-"""In the order in which an app is offered those that the client takes: eight variants at most."""
+"""The codings that an app is offered, in this order, if the client accepts them: 8 variants."""
 LONGEST_HEADER: Final = 1_024
 WEIGHT: Final = re.compile(r";\s*q\s*=([^;]*)", re.IGNORECASE)
 QUALITY: Final = re.compile(r"\s*[01](?:\.[0-9]{0,3})?\s*")
 
 
 def normalised(name: str, headers: Raw) -> str | None:
-    """A request header so that what means the same is the same; None: too long to be kept by."""
+    """A request field in one form for all equal meanings; None if it is too long for a key."""
     lines = values(headers, name.encode("latin-1", "replace"))
     if sum(map(len, lines)) > LONGEST_HEADER:
         return None
@@ -278,7 +278,7 @@ def normalised(name: str, headers: Raw) -> str | None:
 
 
 def _encodings(parts: Iterable[str]) -> str:
-    """RFC 9110 §12.5.3: those of ours that the client takes; `*` is for those it does not name."""
+    """RFC 9110 §12.5.3: our codings that the client accepts; `*` covers those it does not name."""
     said: dict[str, bool] = {}
     for part in parts:
         name = part.partition(";")[0].strip().lower()
@@ -288,9 +288,9 @@ def _encodings(parts: Iterable[str]) -> str:
 
 
 def _languages(parts: Iterable[str]) -> str:
-    """The best first; then those that a wider range would mean, and that are refused (§12.5.4).
+    """The best first; then refused ones that a wider range would include (§12.5.4).
 
-    Of those that are as good as each other the order means nothing.
+    Languages of equal quality are sorted: their order means nothing.
     """
     said = [(part.partition(";")[0].strip().lower(), _quality(part)) for part in parts]
     ranked = [it for it, _ in sorted((it for it in said if it[1]), key=lambda it: (-it[1], it[0]))]
@@ -300,7 +300,7 @@ def _languages(parts: Iterable[str]) -> str:
 
 
 def _quality(part: str) -> float:
-    """RFC 9110 §12.4.2; a weight that cannot be read is taken for a refusal."""
+    """RFC 9110 §12.4.2; a weight that cannot be read counts as a refusal."""
     if (found := WEIGHT.search(part)) is None:
         return 1.0
     return float(found[1]) if QUALITY.fullmatch(found[1]) else 0.0

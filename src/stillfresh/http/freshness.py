@@ -1,7 +1,7 @@
-"""How long a response is good for, as it says itself, and what a request asks of that (I14).
+"""How long a response is fresh by its own fields, and what a request accepts (I14).
 
-Also what an answer of the engine says of itself over HTTP. Pure. RFC 9111 §4.2 (lifetime and age),
-§5.2.1 (what a request says), §5.2.2 (what a response says); RFC 5861 (stale-while-revalidate,
+Also the fields for an answer of the engine over HTTP. Pure. RFC 9111 §4.2 (lifetime and age),
+§5.2.1 (request directives), §5.2.2 (response directives); RFC 5861 (stale-while-revalidate,
 stale-if-error); RFC 9211 (Cache-Status); RFC 9213 (CDN-Cache-Control).
 """
 
@@ -26,9 +26,9 @@ from stillfresh.http.fields import (
 
 FOR_EVER: Final = float("inf")
 RETRY_AFTER: Final = 5.0
-"""Seconds, where nobody said when to come back."""
+"""Seconds for `Retry-After`, if neither a cooldown nor the upstream sets it."""
 BY_GUESS: Final = frozenset({200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501})
-"""RFC 9110 §15.1: statuses that may be kept without a word on freshness."""
+"""RFC 9110 §15.1: statuses that may be stored without stated freshness."""
 LONGEST_GUESS: Final = 86_400.0
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
@@ -41,36 +41,36 @@ class PageTerms:
     stale_for: float
     error_for: float
     absent_for: float | None = None
-    """I23: by a route's own duration, how long "there is no such page" is kept; None: as others."""
+    """I23: with a route's duration, how long a missing page is remembered; None: as any page."""
 
     def absent(self) -> "PageTerms":
-        """Of a page that does not exist: a short while, and no longer."""
+        """The times of a page that does not exist: short, and never served stale."""
         if self.absent_for is None:
             return self
         return PageTerms(min(self.absent_for, self.fresh_for), 0.0, 0.0)
 
 
 def targeted(headers: Raw) -> dict[str, str]:
-    """RFC 9213 §2.1: the directives for such caches as this one; none if they cannot be read."""
+    """RFC 9213 §2.1: the directives for caches like this one; none if they cannot be read."""
     known = dictionary(values(headers, b"cdn-cache-control"))
     seconds = (known[name].removeprefix("-") for name in IN_SECONDS & known.keys())
     return known if all(text.isdigit() for text in seconds) else {}
 
 
 def controls(headers: Raw, *, is_targeted: bool = False) -> dict[str, str]:
-    """The directives that count; `is_targeted`: those of CDN-Cache-Control (RFC 9213 §2.2)."""
+    """The directives that apply; `is_targeted`: those of CDN-Cache-Control (RFC 9213 §2.2)."""
     return targeted(headers) if is_targeted else directives(values(headers, b"cache-control"))
 
 
 def stated(headers: Raw, fetched_at: float, *, is_targeted: bool = False) -> PageTerms | None:
-    """What the response says of its own freshness; None: nothing."""
+    """The freshness that the response states; None if it states none."""
     known = controls(headers, is_targeted=is_targeted)
     lifetime = _lifetime(headers, known, fetched_at, is_targeted=is_targeted)
     return None if lifetime is None else _terms(lifetime, headers, known, fetched_at)
 
 
 def guessed(status: int, headers: Raw, fetched_at: float) -> PageTerms | None:
-    """§4.2.2: a tenth of the time since its last change, a day at most; None: not for this one."""
+    """§4.2.2: a tenth of the time since its last change, at most a day; None if not allowed."""
     known, modified = controls(headers), date_of(headers, b"last-modified")
     if modified is None or (status not in BY_GUESS and "public" not in known):
         return None
@@ -80,10 +80,10 @@ def guessed(status: int, headers: Raw, fetched_at: float) -> PageTerms | None:
 
 
 def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float) -> PageTerms:
-    """It is already `initial_age` old, so much less is left of it."""
+    """Its times; the age that it already has is subtracted."""
     stale_for, error_for = _after(known)
     fresh_for = lifetime - initial_age(headers, fetched_at)
-    if fresh_for < 0:  # what follows counts from the end of freshness, which is past
+    if fresh_for < 0:  # these count from the end of freshness, which is in the past
         stale_for, error_for = max(0.0, stale_for + fresh_for), max(0.0, error_for + fresh_for)
     return PageTerms(max(0.0, fresh_for), stale_for, error_for)
 
@@ -91,7 +91,7 @@ def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: 
 def _lifetime(
     headers: Raw, known: Mapping[str, str], fetched_at: float, *, is_targeted: bool
 ) -> float | None:
-    """§4.2.1: s-maxage, else max-age, else Expires minus Date; no-cache leaves none (§5.2.2.4)."""
+    """§4.2.1: s-maxage, else max-age, else Expires minus Date; 0 with no-cache (§5.2.2.4)."""
     if "no-cache" in known:
         return 0.0
     for name in ("s-maxage", "max-age"):
@@ -101,7 +101,7 @@ def _lifetime(
 
 
 def longest_lifetime(headers: Raw) -> float:
-    """How long any cache or browser could take it for fresh, by whichever statement it goes."""
+    """The longest time for which any cache or browser could think it fresh."""
     fields = (
         directives(values(headers, name)) for name in (b"cache-control", b"cdn-cache-control")
     )
@@ -110,7 +110,7 @@ def longest_lifetime(headers: Raw) -> float:
 
 
 def _until_expires(headers: Raw, fetched_at: float) -> float | None:
-    """§5.3: one that cannot be read, or several that differ, mean that it is over."""
+    """§5.3: an `Expires` that cannot be read, or several that differ, mean: not fresh."""
     if not (expires := values(headers, b"expires")):
         return None
     until = http_date(expires[0])
@@ -121,7 +121,7 @@ def _until_expires(headers: Raw, fetched_at: float) -> float | None:
 
 
 def _after(known: Mapping[str, str]) -> tuple[float, float]:
-    """RFC 5861 §3 and §4; RFC 9111 §5.2.2.2: must-revalidate forbids all of it."""
+    """RFC 5861 §3 and §4; RFC 9111 §5.2.2.2: must-revalidate forbids both."""
     if known.keys() & {"no-cache", "must-revalidate", "proxy-revalidate"}:
         return 0.0, 0.0
     stale_for = number(known, "stale-while-revalidate") or 0.0
@@ -129,7 +129,7 @@ def _after(known: Mapping[str, str]) -> tuple[float, float]:
 
 
 def initial_age(headers: Raw, fetched_at: float) -> float:
-    """§4.2.3: how old it was when it was asked for, by its own Age or by its Date."""
+    """§4.2.3: its age when it was requested, by its Age or its Date."""
     ages = members(values(headers, b"age"))
     age = number({"age": ages[0].decode("latin-1")}, "age") if ages else None
     date = date_of(headers, b"date")
@@ -139,7 +139,7 @@ def initial_age(headers: Raw, fetched_at: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """§5.2.1: what a request asks of a stored response."""
+    """§5.2.1: which stored responses a request accepts."""
 
     max_age: float | None = None
     min_fresh: float = 0.0
@@ -150,7 +150,7 @@ class Wish:
 
 
 def wish_of(headers: Raw) -> Wish:
-    """Pragma counts where there is no Cache-Control (§5.4)."""
+    """Pragma counts if there is no Cache-Control (§5.4)."""
     if not (lines := values(headers, b"cache-control")):
         pragma = b"no-cache" in (it.lower() for it in members(values(headers, b"pragma")))
         return Wish(no_cache=pragma)
@@ -167,7 +167,7 @@ def wish_of(headers: Raw) -> Wish:
 
 
 def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) -> bool:
-    """`ttl` is what is left of its freshness; `may_be_stale`: it is served stale to anybody."""
+    """`ttl`: its remaining freshness; `may_be_stale`: it may be served stale to any request."""
     if wish.no_cache or (wish.max_age is not None and age > wish.max_age + wish.max_stale):
         return False
     if wish.min_fresh and ttl < wish.min_fresh:
@@ -177,7 +177,7 @@ def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) ->
 
 @lru_cache(maxsize=256)  # one text for all pages of a route
 def cache_control(terms: PageTerms) -> bytes:
-    """I14: browsers ask each time, and are told 304; caches between keep it as we do."""
+    """I14: browsers ask each time, and get 304; caches in between store it as we do."""
     parts = f"public, max-age=0, s-maxage={int(terms.fresh_for)}"
     if terms.stale_for:
         parts += f", stale-while-revalidate={int(terms.stale_for)}"
@@ -185,7 +185,7 @@ def cache_control(terms: PageTerms) -> bytes:
 
 
 def policy_headers(headers: Raw, terms: PageTerms) -> Raw:
-    """A route's own duration, in the place of what the app said of freshness."""
+    """The fields, with a route's times in place of the app's fields about freshness."""
     said = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
     kept = tuple(it for it in headers if it[0] not in said)
     return (*kept, (b"cache-control", cache_control(terms)))
@@ -197,7 +197,7 @@ def cache_status(before: Sequence[bytes], what: str) -> bytes:
 
 
 def status_of(answer: Answer[Any], ttl: float) -> str:
-    """A hit, or forwarded because there was none, for this one or for another as well."""
+    """`hit`, or `fwd=miss`; `collapsed` if another caller had started the load."""
     what = "hit" if answer.origin in HITS else "fwd=miss; stored"
     if answer.origin is Origin.ANOTHER:
         what += "; collapsed"
@@ -206,7 +206,7 @@ def status_of(answer: Answer[Any], ttl: float) -> str:
 
 
 def pause_after(error: LoadFailed, now: float) -> int:
-    """Whole seconds, one at least: until the cooldown is over, or as the upstream said."""
+    """Whole seconds, at least 1: until the cooldown ends, or as the upstream asked."""
     if error.retry_at is not None:
         return max(1, math.ceil(error.retry_at - now))
     cause = error.__cause__

@@ -1,4 +1,4 @@
-"""Same as before? ETags, dates, what a 304 changes, and a part of a body (I14, I15).
+"""Validation: ETags, dates, what a 304 changes, and a part of a body (I14, I15).
 
 Pure. RFC 9110 §8.8, §13 (conditions) and §14 (ranges), RFC 9111 §4.3.
 """
@@ -23,13 +23,13 @@ ETAG: Final = re.compile(rb'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 KEPT: Final = names_in(
     b"content-digest content-encoding content-length content-md5 content-range repr-digest"
 )
-"""RFC 9111 §3.2: of the bytes that are kept, whatever a 304 says."""
+"""RFC 9111 §3.2: fields of the stored bytes, which a 304 does not change."""
 OF_CONTENT: Final = names_in(b"content-digest content-md5 content-range")
-"""RFC 9530 §2: of the bytes of one message; those of a part, or of a joined page, are others."""
+"""RFC 9530 §2: fields of one message's bytes; a part or a combined page has other bytes."""
 
 
 def etag_of(body: bytes | memoryview) -> bytes:
-    """Strong: other bytes, another tag."""
+    """A strong ETag: other bytes have another one."""
     return b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
 
 
@@ -61,7 +61,7 @@ def if_range_holds(request: Raw, stored: Raw) -> bool:
 
 
 def conditions(stored: Raw) -> Raw:
-    """§4.3.1: what to ask upstream with, from its own validators."""
+    """§4.3.1: the condition fields of a request, from the stored validators."""
     pairs = ((b"etag", b"if-none-match"), (b"last-modified", b"if-modified-since"))
     return tuple(
         (ask, found[0]) for field, ask in pairs if (found := values(stored, field)) and found[0]
@@ -80,8 +80,8 @@ def is_refresh(stored: Raw, answer: Raw) -> bool:
 def refreshed(stored: Raw, answer: Raw, received_at: float) -> Raw:
     """§3.2: the fields of the 304 in place of the stored ones, except those of the body.
 
-    One without a Date is of when it came (RFC 9110 §6.6.1), not of when the page did. What the body
-    was chosen by stays in `Vary`, whatever the 304 leaves out: the body is still of that request.
+    A 304 without a Date gets the time when it came (RFC 9110 §6.6.1). Fields by which the body was
+    chosen stay in `Vary`, even if the 304 leaves them out.
     """
     new = tuple(it for it in end_to_end(answer) if it[0] not in KEPT)
     if said := {it.lower() for it in members(values(new, b"vary"))}:
@@ -97,7 +97,7 @@ IN_304: Final = names_in(
     b"age cache-control cache-status cdn-cache-control content-location date etag expires "
     b"last-modified vary via"
 )
-"""RFC 9110 §15.4.5: about the page, not about its body."""
+"""RFC 9110 §15.4.5: fields about the page, not about its body."""
 
 
 def not_modified_headers(headers: Raw) -> Raw:
@@ -106,11 +106,11 @@ def not_modified_headers(headers: Raw) -> Raw:
 
 SPEC: Final = re.compile(rb"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE)
 DIGITS: Final = 18
-"""More of them are past the end of any page."""
+"""The most digits of a position; more are past the end of any page."""
 
 
 class RangeAsked(Enum):
-    """What is answered but a part."""
+    """Answers to a range that are not a part."""
 
     WHOLE = 0
     UNSATISFIABLE = 1

@@ -1,7 +1,7 @@
 """The access log (G16): a line for each request: how the cache answered, and how long it took.
 
-Never the query, a header field or an address: they may hold secrets, or say who somebody is.
-An answer that is given again from its kept bytes (`hits`) is logged too, as it was the first time.
+Never the query, a header field or an address: they may hold secrets, or identify a visitor. An
+answer that is sent again from its kept bytes (`hits`) is logged too, as it was the first time.
 """
 
 import re
@@ -27,12 +27,12 @@ OURS: Final = b"stillfresh; "
 """How our member of Cache-Status begins; it is the last one."""
 SWITCHED: Final = 101
 REFUSED: Final = 403
-"""What a WebSocket is told that is closed before it is accepted."""
+"""The status of a WebSocket that is closed before it is accepted."""
 BROKEN: Final = 500
 
 
 class LoggedRequest:
-    """What is known of a request so far, and then of its answer."""
+    """What is known about a request, and then about its answer."""
 
     __slots__ = ("again", "cache", "method", "path", "size", "status")
 
@@ -43,7 +43,7 @@ class LoggedRequest:
         self.size = 0
         self.cache: bytes | None = None
         self.again: bytes | None = None
-        """Its line without the time, if the answer is given again."""
+        """Its line without the time, for an answer that is sent again."""
 
     def hear(self, message: Message) -> None:
         match message["type"]:
@@ -105,7 +105,7 @@ class AccessLog:
         try:
             await app(scope, receive, told)
         except Exception:
-            request.status = request.status or BROKEN  # which the server says then
+            request.status = request.status or BROKEN  # the server then answers with it
             raise
         finally:
             if isinstance(tunnel := scope.get(TUNNEL), ClientEnd):
@@ -115,7 +115,7 @@ class AccessLog:
     def _kept(
         self, keep: Callable[[Holds], None], request: LoggedRequest
     ) -> Callable[[Holds], None]:
-        """An answer that holds is given again, and is then another line."""
+        """Log another line each time when the answer is sent again."""
 
         def keep_logged(holds: Holds) -> None:
             def holds_logged() -> bool:
@@ -136,12 +136,12 @@ class AccessLog:
 
 
 def shown_path(path: bytes) -> str:
-    """On one line and without spaces, whatever was asked for; percent-encoded, and cut."""
+    """Any path as one word: percent-encoded."""
     return UNSEEN.sub(lambda found: b"%%%02X" % found[0][0], path).decode("ascii")
 
 
 def shown_status(cache: bytes | None) -> str | None:
-    """How our cache answered: `hit; ttl=20; detail=fresh`; None: it had no part in it."""
+    """How our cache answered: `hit; ttl=20; detail=fresh`; None if it was not asked."""
     _, found, said = (cache or b"").rpartition(OURS)
     return said.decode("ascii", "backslashreplace") if found else None
 

@@ -1,6 +1,6 @@
-"""What workers tell each other: bytes in memory that their processes share, and nobody waits for.
+"""What workers tell each other: bytes in shared memory; no process ever waits for another.
 
-The memory is made before the fork. It has no file and no name: it goes with the processes.
+The memory is made before the fork. It has no file and no name, and ends with the processes.
 """
 
 import mmap
@@ -17,9 +17,9 @@ TRIES: Final = 100
 class Board:
     """Bytes that each worker writes for the others, in shared memory.
 
-    A worker writes only its own place. A place has two halves: new bytes go to the half that is not
-    shown, which then is shown. So a worker that is killed while it writes leaves what it wrote
-    before, and no worker waits. A checksum finds a half that was written twice while it was read.
+    A worker writes only its own place. A place has two halves: new bytes go to the hidden half,
+    which is then shown. So a worker that is killed while it writes leaves its earlier bytes, and no
+    worker waits. A checksum finds a half that was written twice while it was read.
     """
 
     def __init__(self, places: int, size: int) -> None:
@@ -29,7 +29,7 @@ class Board:
         self._memory = mmap.mmap(-1, places * self._size)
 
     def write(self, place: int, data: bytes) -> None:
-        """From the first write on the worker of this place lives, and holds what it says."""
+        """Write. From the first call on, the worker of this place counts as alive."""
         if HEAD.size + len(data) > self._half:
             raise ValueError(f"{len(data)} bytes do not fit into {self._half - HEAD.size}")
         start = place * self._size
@@ -40,7 +40,7 @@ class Board:
         self._memory[start : start + 2] = bytes((hidden, True))
 
     def read(self, place: int) -> bytes:
-        """What was written last; empty: nothing yet."""
+        """The last bytes of this place; empty if there are none yet."""
         start = place * self._size
         for _ in range(TRIES):
             begin = start + 2 + self._memory[start] * self._half
@@ -51,7 +51,7 @@ class Board:
         raise StillfreshError(f"worker {place + 1}: its numbers change too fast to be read")
 
     def read_all(self) -> list[tuple[bytes, bool]]:
-        """Of every place what was written last, and whether its worker lives."""
+        """The last bytes of every place, and whether its worker lives."""
         is_alive = [bool(self._memory[it * self._size + 1]) for it in range(self.places)]
         return [(self.read(place), is_alive[place]) for place in range(self.places)]
 

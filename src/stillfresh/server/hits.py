@@ -1,8 +1,8 @@
-"""Answers that are given again, found by the bytes of a request's head (I29).
+"""Answers that are sent again, found by the bytes of a request's head (I29).
 
-The answer to a request is a function of its head and of the state of the cache. So what was written
-for a head is written once more for the same head, before anything is parsed, while the app says
-that its answer holds. Nothing here knows what a page is.
+The answer to a request depends on its head and on the state of the cache. So the bytes of an answer
+are sent again for the same head, before anything is parsed, while the app says that the answer is
+still right. Nothing here knows what a page is.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ MOST_HEADS: Final = 2_048
 """Request heads whose answers are kept."""
 LONGEST_KEPT_HEAD: Final = 2_048
 LONGEST_ANSWER: Final = 65_536
-"""Bytes. What is longer takes the long way."""
+"""Bytes; longer ones take the normal path."""
 MOST_BYTES: Final = 16_777_216
-"""Of all answers: each may be a copy of its page, and stay when the page is gone."""
+"""Bytes of all answers: each may be a copy of its page, and outlive it."""
 
 
 class KeptAnswer(NamedTuple):
-    """All that was written, and whether it is still right."""
+    """All bytes of an answer, and a check that it is still right."""
 
     text: bytes
     holds: Holds
@@ -37,7 +37,7 @@ class Hits(BoundedDict[bytes, KeptAnswer]):
 
 
 class Recorder:
-    """The transport of one answer. It notes what is written after the app has called `keep`."""
+    """The transport of one answer. It records the bytes written after the app called `keep`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -48,12 +48,12 @@ class Recorder:
         self.is_closing = transport.is_closing
 
     def keep(self, holds: Holds) -> None:
-        """The answer that is about to be written may be given again while `holds()` is true."""
+        """The answer that follows may be sent again while `holds()` is true."""
         self._holds = holds
         self.write = self._note
 
     def kept(self) -> KeptAnswer | None:
-        """The whole answer, if it may be given again."""
+        """The whole answer, if it may be sent again."""
         if self._holds is None or sum(map(len, self._parts)) > LONGEST_ANSWER:
             return None
         return KeptAnswer(b"".join(self._parts), self._holds)

@@ -24,7 +24,7 @@ from stillfresh.server.protocol import new_protocol
 from stillfresh.server.sockets import SocketProtocol
 
 GRACE: Final = 10
-"""Seconds that requests under way are given when the server is told to end."""
+"""Seconds for running requests when the server ends."""
 NOBODY: Final = ("unknown", 0)
 """RFC 7239 §6: a client that has no address."""
 LONGEST_FRAME: Final = 1_048_576
@@ -132,9 +132,9 @@ def server_config(
 
 
 def finished(app: ASGIApp) -> ASGIApp:
-    """Every answer has a Date (a page the one it was made at), and every request an answer.
+    """Give every answer a Date (a page keeps its own), and every request an answer.
 
-    What is still under way when the server's time is over is cancelled by uvicorn: told as 503.
+    Uvicorn cancels requests that still run when the server's time is over: they get a 503.
     """
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +152,7 @@ def finished(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, tell)
         except asyncio.CancelledError:
-            # Else it is cut, as the client sees; a lifespan only where nobody waits for its end.
+            # An answer that has begun is cut off, and the client sees it. A lifespan just ends.
             if scope["type"] == "http" and not is_begun:
                 headers = {"cache-control": "no-store", "retry-after": "5"}
                 ending = JSONResponse(ENDING, 503, headers, "application/problem+json")

@@ -1,7 +1,7 @@
 """HTTP/1.1 as clients speak it to a gateway (G1, I12, I13): uvicorn's protocol, within limits.
 
-RFC 9112: a head has a size and a time, a target that is a whole URL names the host (§3.2.2), who
-speaks HTTP/1.0 is sent no chunks (§6.1). A request for a WebSocket of the site is passed on like
+RFC 9112: a head has limits of size and time, a target that is a whole URL names the host (§3.2.2),
+HTTP/1.0 clients get no chunks (§6.1). A request for a WebSocket of the site is passed on like
 any other, with its connection. Needs `stillfresh[web]`.
 """
 
@@ -41,7 +41,7 @@ TOO_LONG: Final = b"The request's head is too long.\n"
 
 
 class Part(enum.Enum):
-    """Of a message, what comes next."""
+    """The part of a message that comes next."""
 
     NOTHING = enum.auto()
     HEAD = enum.auto()
@@ -53,7 +53,7 @@ class Protocol(HttpToolsProtocol):
 
     hits: Hits
     is_site: Callable[[str], bool]
-    """Whether a WebSocket for this path is the site's."""
+    """Whether a WebSocket for this path belongs to the site."""
     access: AccessLog | None
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
@@ -62,7 +62,7 @@ class Protocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _cycles: Sequence[RequestResponseCycle] = ()
     _head: bytes | None = None
-    """What was received, if it is one whole head."""
+    """The received bytes, if they are one whole head."""
     _data = b""
     _answered_at = -math.inf
 
@@ -85,7 +85,7 @@ class Protocol(HttpToolsProtocol):
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """What the parser holds back, because it is not whole, is counted until it tells it."""
+        """Count the bytes of a head that the parser has not finished."""
         kept = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
         if kept is not None and self._is_idle() and kept.holds():
             self._give_again(kept)
@@ -107,7 +107,7 @@ class Protocol(HttpToolsProtocol):
             self._hang_up(431, TOO_LONG)
 
     def _is_idle(self) -> bool:
-        """Nothing is half read, under way, or waiting to be written."""
+        """True if nothing is half read, running, or waiting to be written."""
         return (
             self._part is Part.NOTHING
             and not (self._unread or self._is_refused or self.pipeline or self.flow.write_paused)
@@ -116,7 +116,7 @@ class Protocol(HttpToolsProtocol):
         )
 
     def _give_again(self, kept: KeptAnswer) -> None:
-        """As `data_received` and `on_response_complete` do it, but for the parsing and the app."""
+        """Do what `data_received` and `on_response_complete` do, without the parser and the app."""
         if self._timer is not None:
             self._stop_timer()
         self._answered_at = self.loop.time()
@@ -168,13 +168,14 @@ class Protocol(HttpToolsProtocol):
             self._tunnel = ClientEnd(self.transport, self.flow)
 
     def _should_upgrade(self) -> bool:
-        """Not to a WebSocket of the gateway's own, if it is the site's."""
+        """False for a WebSocket of the site: the gateway does not speak it."""
         return self._tunnel is None and super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Here the parser has stopped: of what came behind the head, it knows nothing.
+        """The parser has stopped here: it has not seen the bytes after the head.
 
-        It is the tunnel's; else a request that is not answered, so that no other may be.
+        They belong to the tunnel. Otherwise they are a request that is not answered, so the
+        connection ends after this answer.
         """
         stopped = sys.exception()
         behind = self._data[stopped.args[0] :] if stopped is not None else b""
@@ -184,7 +185,7 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _record(self, cycle: RequestResponseCycle) -> None:
-        """Offer the app to keep its answer; a request with a body is not in its head alone."""
+        """Let the app keep its answer, unless the request has more than a head."""
         head, self._head = self._head, None
         if head is None or any(name in WITH_MORE for name, _ in self.headers):
             return
@@ -200,7 +201,7 @@ class Protocol(HttpToolsProtocol):
         cycle.scope[KEEP] = recorder.keep  # type: ignore[typeddict-unknown-key]
 
     def _follow(self, cycle: RequestResponseCycle) -> None:
-        """Of requests in a row all are told when the client leaves, not just the last one."""
+        """If the client leaves, all its running requests must know, not just the last one."""
         self._cycles = [*(it for it in self._cycles if not it.response_complete), cycle]
         if self._tunnel is not None:
             self._tunnel.attach(cycle)
@@ -220,7 +221,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _name_host(self) -> None:
-        """Of several Hosts none is believed, and the request refused."""
+        """The host in the target replaces the field. Several Hosts are left: they are refused."""
         hosts = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
         if len(hosts) == 1 and (named := _named(self.url)):
             self.headers[hosts[0]] = b"host", named
@@ -244,7 +245,7 @@ class Protocol(HttpToolsProtocol):
             self._hang_up(408, b"The request's head did not come.\n")
 
     def _hang_up(self, status: int, text: bytes) -> None:
-        """It reads on for a moment, and forgets: else what it says might not reach the client."""
+        """Refuse. It reads on for a moment, or the answer might not reach the client."""
         self._is_refused = True
         self._stop_timer()
         if self.transport.is_closing():
@@ -262,7 +263,7 @@ class Protocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER, self.transport.abort)
 
     def _may_speak(self) -> bool:
-        """Not within another answer, nor in the place of one."""
+        """False within another answer, or in place of one."""
         if self.pipeline or self.cycle is None:
             return not self.pipeline
         if self._part is Part.BODY:
@@ -277,16 +278,16 @@ def new_protocol(is_site: Callable[[str], bool], access: AccessLog | None) -> ty
 
 
 def _cut(cycle: RequestResponseCycle) -> None:
-    """Its app hears that the client is gone."""
+    """Tell its app that the client has left."""
     if not cycle.response_complete:
         cycle.disconnected = True
     cycle.message_event.set()
 
 
 def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
-    """RFC 9110 §15.2: an interim response, before the answer has begun; 1.0 knows none.
+    """RFC 9110 §15.2: send an interim response before the answer; HTTP/1.0 has none.
 
-    A client that does not read is not told: it may do without.
+    A client that does not read gets none: it can do without.
     """
     if not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused):
         cycle.transport.write(STATUS_LINE[status] + _written(fields))
@@ -304,7 +305,7 @@ def _last_words(status: int, text: bytes) -> bytes:
 
 
 def _named(target: bytes) -> bytes | None:
-    """The host and port in `http://host:port/path`; None: there is none."""
+    """The host and port in `http://host:port/path`; None if there is none."""
     if target[:1] in {b"/", b"*"} or b"://" not in target:
         return None
     return urlsplit(target).netloc.rpartition(b"@")[2]

@@ -1,7 +1,7 @@
 """WebSockets as browsers speak them to a gateway (G3): uvicorn's protocol, within limits.
 
-A client that is let go is cut off after a moment, read or not. So is one that sends only pings, or
-parts of a message without end. Needs `stillfresh[web]`.
+A connection that is being closed is cut off after a moment, even if the client does not read. So is
+one that sends only pings, or parts of a message without end. Needs `stillfresh[web]`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 LINGER: Final = 2.0
-"""Seconds to read what is left, and to say goodbye; then the connection is cut."""
+"""Seconds for a client to read the rest and to close; then the connection is cut."""
 RATE: Final = 50.0
 BURST: Final = 1_000.0
 """Control frames and parts of messages, a second and at once: browsers send hardly any."""
@@ -70,7 +70,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Rubbish is the client's mistake: told to it, not to the log."""
+        """Invalid data is the client's mistake: close with a reason, without a log line."""
         try:
             if self.curr_msg_data_type == "text":
                 b"".join(self.frames).decode()
@@ -134,5 +134,5 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 @lru_cache(maxsize=32)
 def framed(text: str) -> bytes:
-    """A server's frames are not masked: what many clients are sent is encoded once (E28)."""
+    """A server's frames are not masked, so a message to many clients is encoded once (E28)."""
     return Frame(Opcode.TEXT, text.encode()).serialize(mask=False)

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from stillfresh.isr.edge import Inbox
 
 LINGER: Final = 2.0
-"""Seconds for a client to read the rest of what it was sent."""
+"""Seconds for a client to read the rest of its data."""
 
 
 class ClientEnd:
@@ -46,7 +46,7 @@ class ClientEnd:
             await self._flow.drain()
 
     def finish(self) -> None:
-        """Send what was written, and close."""
+        """Send the remaining bytes, and close."""
         if self._cycle is not None:
             self._cycle.response_complete = True
         if not self._transport.is_closing():

@@ -29,14 +29,14 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 30.0
 """Seconds before a worker that ended is replaced: longer each time that it ended soon."""
 SOON: Final = 10.0
-"""Seconds; a worker that lived longer starts the pauses anew."""
+"""Seconds; after a worker that lived longer, the pauses start again at the first."""
 MOST_FAILED_STARTS: Final = 5
 """In a row, while no worker is ready: then the parent gives up."""
 KILLED_AFTER: Final = 30.0
 """Seconds that workers have to end: requests under way have their own grace, and stores close."""
 LONGEST_ERROR: Final = 10_000
 READY, FAILED, WRONG = b"r", b"f", b"w"
-"""What a worker says: it listens; or it failed, and why, or what is wrong in the settings."""
+"""A worker's messages: it listens; it failed, and why; or its settings are wrong."""
 TAKEN: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ class Slot:
     """One of the workers that there should be, whichever process it is now."""
 
     pid = 0
-    """0: there is none now."""
+    """0 if there is none now."""
     line: socket.socket | None = None
     is_ready = False
     error = b""
-    """What it said before it ended."""
+    """Its last message before it ended."""
     started_at = due = 0.0
     failures = 0
     """Processes in a row that ended soon."""
@@ -105,7 +105,7 @@ class Workers:
         reload: Callable[[], bool] = lambda: False,
     ) -> None:
         self._reload = reload
-        """On SIGHUP, in the parent; True: the workers are told too."""
+        """Called in the parent on SIGHUP; if True, the workers get the signal too."""
         self._patience = KILLED_AFTER + drain
         self._listener = listener
         self._board = board
@@ -134,13 +134,13 @@ class Workers:
             raise self._error
 
     def _missing(self) -> list[Slot]:
-        """The first one starts alone: what keeps it from starting is told once."""
+        """The first worker starts alone, so that an error of its start is reported once."""
         wanted = self._slots if self._was_ready else self._slots[:1]
         return [slot for slot in wanted if not slot.pid]
 
     def _start(self, slot: Slot, signals: socket.socket) -> None:
         slot.is_ready, slot.error, slot.started_at = False, b"", time.monotonic()
-        sys.stdout.flush()  # what is not written yet would be written by both
+        sys.stdout.flush()  # buffered text would be written by both processes
         sys.stderr.flush()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
         try:
@@ -157,7 +157,7 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _wait(self, signals: socket.socket) -> None:
-        """Until something happens, or something is due."""
+        """Wait until something happens, or something is due."""
         starting = [it.line for it in self._slots if it.line and not (it.is_ready or it.error)]
         if self._killed_at is None:
             due = min((slot.due for slot in self._missing()), default=None)
@@ -185,12 +185,12 @@ class Workers:
             self._tell_ready()
 
     def _end(self, number: int) -> None:
-        """All workers are told, and given their time; a second SIGINT makes them hurry."""
+        """Tell all workers to end, and give them their time; a second SIGINT hurries them."""
         if self._killed_at is None:
             self._killed_at = time.monotonic() + self._patience
-            self._listener.close()  # nobody is let in where nobody answers
+            self._listener.close()  # accept no connection that nobody would answer
             self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)  # one that is stopped would not hear
+            self._send(signal.SIGCONT)  # a stopped process would not get it
         elif number == signal.SIGINT:
             self._send(signal.SIGINT)
 
@@ -200,7 +200,7 @@ class Workers:
                 os.kill(slot.pid, number)
 
     def _reap(self) -> None:
-        """Of all children, so that none stays a zombie."""
+        """Collect all children that ended, so that none stays a zombie."""
         by_pid = {slot.pid: slot for slot in self._slots if slot.pid}
         while by_pid:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -213,7 +213,7 @@ class Workers:
                 self._ended(slot, f"(process {pid}) ended by {how}")
 
     def _ended(self, slot: Slot, how: str) -> None:
-        """Replaced after a pause; what ended while it should is not missed."""
+        """Replace it after a pause, unless all are ending."""
         was_ready, lived = slot.is_ready, time.monotonic() - slot.started_at
         if slot.line is not None:
             slot.line.close()
@@ -234,7 +234,7 @@ class Workers:
         logger.warning("worker %d %s; another one starts in %g s", slot.place + 1, how, pause)
 
     def _hopeless(self, slot: Slot, how: str) -> StillfreshError | None:
-        """Why it gives up, if it does: an error of the first start is one of every start."""
+        """Why to give up, if so: an error of the first start would come at every start."""
         if slot.error and not self._was_ready:
             failed = ConfigError if slot.error[:1] == WRONG else StillfreshError
             return failed(slot.error[1:].decode(errors="replace"))
@@ -246,7 +246,7 @@ class Workers:
 
 @contextmanager
 def _heard_signals() -> Iterator[socket.socket]:
-    """Where the numbers of signals are read, so that waiting for them is like all other waiting."""
+    """A socket that receives the numbers of signals, so that one `select` waits for everything."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.settimeout(0)
@@ -273,7 +273,7 @@ def _become(
     mask: set[int | signal.Signals],
     lines: Sequence[socket.socket],
 ) -> NoReturn:
-    """A child begins and ends here: nothing of what the parent has begun is for it to finish."""
+    """A child begins and ends here, so it finishes nothing that the parent has begun."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -1,7 +1,7 @@
 """The cache backend: Django's cache API over one resource of a SyncCache (E2, E17, E20).
 
-Values are kept as bytes and decoded for each caller, since Django code changes what it is given.
-`get` sees what is fresh; only `get_or_set` and pages are served what is stale.
+Values are stored as bytes and decoded for each caller, because Django code changes values that it
+gets. `get` returns only fresh values; `get_or_set` and pages may be served stale ones.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -76,7 +76,7 @@ class StillfreshCache(BaseCache):
         return {name: value for name, value in values.items() if value is not MISSING}
 
     def _value(self, answer: object, default: Any) -> Any:
-        """What cannot be decoded, since another release wrote it, is not there (E11)."""
+        """The value; one that cannot be decoded, from another release, counts as missing (E11)."""
         if not isinstance(answer, Answer) or not _is_there(answer):
             return default
         return self._shared.decoded(answer.value, default)
@@ -178,7 +178,7 @@ class StillfreshCache(BaseCache):
         return was_there
 
     def _amend(self, key: str, version: int | None, change: BytesChange) -> bool:
-        """The entry keeps its tags: a lease records those of the key that asks for it."""
+        """Change an entry and keep its tags: a lease would replace them by its own."""
         tags: tuple[str, ...] = ()
 
         def checked(answer: Answer[bytes] | None) -> object:
@@ -218,7 +218,7 @@ class StillfreshCache(BaseCache):
             return self.loaded(made, timeout, tags, stale_for, error_for)
 
         value = self.read(key, load, version=version, tags=tags)
-        if value is MISSING:  # it was made and cannot be kept, or may not be made yet
+        if value is MISSING:  # it was made and cannot be stored, or it cools down
             loaded = load() if made is MISSING else None
             value = made
             if loaded is not None:

@@ -1,7 +1,7 @@
 """Pages: `cache_page` and a middleware that serve stale pages, and render each one once (E2, E5).
 
-What may be cached, for how long and under which key is for Django's own cache middleware to say: an
-`PageExchange` stands where it expects a cache.
+Django's own cache middleware decides what may be cached, for how long and under which key. A
+`PageExchange` takes the place of its cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ from stillfresh.engine import Loaded, Private
 from stillfresh.errors import StoreError
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]
-"""Of a page; or a function of the request and the view's arguments."""
+"""The tags of a page, or a function of the request and the view's arguments."""
 
 
 class ServerSideError(Exception):
-    """The view answered with a 5xx status: no reason to forget the page there is."""
+    """The view answered with a 5xx status; the old page is kept."""
 
 
 class PageMiddleware(CacheMiddleware):
@@ -37,7 +37,7 @@ class PageMiddleware(CacheMiddleware):
     stale_for: Duration | None = None
     error_for: Duration | None = None
     standing_in: Any = None
-    """What Django's rules ask in place of the cache."""
+    """The object that Django's rules use as their cache."""
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         return self.respond(request, self.get_response)
@@ -82,7 +82,7 @@ class PageMiddleware(CacheMiddleware):
 
 
 class PageExchange:
-    """One request for a page. Django's rules take it for their cache."""
+    """One request for a page. Django's rules use it as their cache."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class PageExchange:
         tags: Sequence[str],
     ) -> None:
         self.response: HttpResponse | None = None
-        """What the view answered, if this request had to ask it."""
+        """The view's response, if this request called the view."""
         self._rules = rules
         self._backend = rules.backend
         self._request = request
@@ -101,7 +101,7 @@ class PageExchange:
         self._thread = get_ident()
 
     def get(self, key: str) -> Any:
-        """A page, or the headers that pages of its address vary on."""
+        """A page, or the header fields that pages of its address vary by."""
         if self._request.method != "GET":
             return self._backend.get(key)
         if self.response is not None:
@@ -113,12 +113,12 @@ class PageExchange:
         return None if found is MISSING else found
 
     def set(self, key: str, value: object, timeout: float) -> None:
-        """A store that is unavailable is no reason to withhold the page."""
+        """Store a page. If the store is unavailable, the visitor still gets it."""
         with suppress(StoreError):
             self._backend.put(key, self._loaded(key, value, timeout), tags=self._tags_of(key))
 
     def _load(self, key: str) -> object:
-        """Ask the view; keep all that Django's rules say of its answer, and return this key's."""
+        """Call the view; store all that Django's rules store, and return this key's value."""
         is_own = get_ident() == self._thread
         request = self._request if is_own else copy(self._request)
         request._cache_update_cache = True
@@ -135,7 +135,7 @@ class PageExchange:
         return Private(None, is_noted=False) if own is None else self._loaded(key, *own)
 
     def _loaded(self, key: str, value: object, timeout: float) -> Loaded[bytes]:
-        """The headers of an address outlive its pages, so that they are learned only once."""
+        """The `Vary` entry of an address outlives its pages, so that it is learned only once."""
         rules, backend = self._rules, self._backend
         loaded = backend.loaded(
             value, timeout, self._tags_of(key), rules.stale_for, rules.error_for
@@ -155,7 +155,7 @@ def _rendered(response: Any) -> HttpResponse:
 
 
 def _names_visitor(request: Any, response: HttpResponse) -> bool:
-    """Whether it is for this visit alone. One that read the session is for this cookie alone."""
+    """True if it is only for this visit. If the session was read, it varies by cookie."""
     session: Any = getattr(request, "session", None)
     messages: Any = getattr(request, "_messages", None)
     has_token = request.META.get("CSRF_COOKIE_NEEDS_UPDATE", False)
@@ -169,7 +169,7 @@ def _names_visitor(request: Any, response: HttpResponse) -> bool:
 
 
 class Kept(dict[str, tuple[Any, float]]):
-    """What Django's rules want to keep of one answer, and for how many seconds."""
+    """The values that Django's rules store of one response, and for how many seconds."""
 
     def set(self, key: str, value: object, timeout: float) -> None:
         self[key] = value, timeout

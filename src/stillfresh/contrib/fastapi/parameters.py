@@ -1,8 +1,8 @@
 """Which parameters of a route make its key, and which it refuses to guess about (E15, E19).
 
-Pure: a signature and what was declared in, what they mean out, or a `ConfigError`. What belongs
-here: everything that is known before the first request. Design's rule: anything personal is never
-shared unless the key says so.
+Pure: a signature and options in, the rule of the key out, or a `ConfigError`. Everything that is
+known before the first request belongs here. The rule of the design: nothing personal is shared
+unless the key says for whom it is.
 """
 
 import inspect
@@ -25,11 +25,11 @@ from stillfresh.errors import ConfigError, shown
 Per = str | Iterable[str] | Mapping[str, Callable[[Any], object]]
 
 INJECTED: Final[tuple[type, ...]] = (HTTPConnection, Response, BackgroundTasks, SecurityScopes)
-"""FastAPI gives them to a function by their type."""
+"""Types of parameters that FastAPI itself provides."""
 
 
 def typed_signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
-    """The function's signature, its annotations read; a stream is refused."""
+    """The function's signature with evaluated annotations. Refuses a stream."""
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigError(f"{name}: a stream cannot be kept; remove @fresh, or return a value")
     try:
@@ -39,7 +39,7 @@ def typed_signature(name: str, function: Callable[..., Any]) -> inspect.Signatur
 
 
 def kept_type(name: str, signature: inspect.Signature, model: Any) -> Any:  # noqa: ANN401 (types)
-    """What the store keeps: `model`, or what the function is annotated to return."""
+    """The type of stored values: `model`, or the return annotation."""
     kept = signature.return_annotation if model is None else model
     origin = get_origin(kept) or kept
     is_stream = isinstance(origin, type) and issubclass(
@@ -68,7 +68,7 @@ class KeyRule:
         for parameter in known.values():
             self._check(parameter, ignored)
         self._defaults = {it: _default(known[it]) for it in known if it not in ignored}
-        """Of each parameter in the key."""
+        """The default of each parameter in the key."""
 
     def _check(self, parameter: inspect.Parameter, ignored: set[str]) -> None:
         name, what = parameter.name, _kind(parameter)
@@ -91,18 +91,18 @@ class KeyRule:
 
     @property
     def is_personal(self) -> bool:
-        """The key says for which caller an answer is."""
+        """True if `per` is given: the key then says for which caller an answer is."""
         return bool(self._by)
 
     def call(self, values: Mapping[str, Any]) -> Call[Any]:
-        """The entry that a request is for; by those in `per`, what their functions say."""
+        """The entry of a request; parameters in `per` count by the result of their function."""
         by = self._by
         return self._named(
             {it: by[it](values[it]) if it in by else values[it] for it in self._defaults}
         )
 
     def named(self, given: Mapping[str, Any]) -> Call[Any]:
-        """The same by hand: with defaults, and for those in `per` what its function would say."""
+        """The same by hand: with defaults; for `per`, give the result of the function."""
         for unknown in given.keys() - self._defaults.keys():
             there = ", ".join(self._defaults)
             raise ConfigError(f"{self._name}: {unknown!r} is not in the key; it has: {there}")
@@ -134,7 +134,7 @@ def _itself(value: object) -> object:
 
 
 def _default(parameter: inspect.Parameter) -> object:
-    """`Query("x")` stands for its own default; what a factory makes is of its own request."""
+    """The default in `Query("x")`; a factory's value differs by request, so it is none."""
     default = parameter.default
     if isinstance(default, FieldInfo):
         is_none = default.is_required() or default.default_factory is not None
@@ -143,7 +143,7 @@ def _default(parameter: inspect.Parameter) -> object:
 
 
 def _kind(parameter: inspect.Parameter) -> str:
-    """What it is, if it is not data that a request sends; "form" is data that comes once."""
+    """What the parameter is, if it is not plain data of a request; "form" can be read only once."""
     annotation = getattr(parameter.annotation, "__value__", parameter.annotation)  # type X = …
     of, *said = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
     said.append(parameter.default)

@@ -1,8 +1,8 @@
-"""A route's load: by the request that waits for it, or by the same request once more (E3).
+"""A route's load: by the request that waits for it, or by the same request again (E3).
 
 A request that waits runs the function itself, with its own dependencies, in its own context. A
-refresh runs after its request has ended, when sessions and connections are closed: then the request
-goes through the app again, and every dependency is solved anew and closed after it.
+refresh runs after its request has ended, when sessions and connections are closed. So the request
+goes through the app again, with new dependencies, which are closed after it.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ KEPT: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"}
     | {"root_path", "headers", "client", "server"}
 )
-"""What a request is; everything else in its scope was found out on its way through the app."""
+"""The request itself; everything else in its scope was added on its way through the app."""
 
 Run = Callable[[], Awaitable[object]]
 
 
 class Replay:
-    """The request once more: for one entry, and without a client."""
+    """The same request again, for one entry, without a client."""
 
     def __init__(self, request: Request, call: Call[Any]) -> None:
         self._request = request
@@ -40,7 +40,7 @@ class Replay:
         self._ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
     async def value(self) -> object:
-        """What the function returned, or raised, when its dependencies are closed."""
+        """Return or raise the function's result, after its dependencies are closed."""
         asked = self._request.scope
         scope: Scope = {name: it for name, it in asked.items() if name in KEPT}
         scope[MARK], scope["state"] = self, dict(asked.get("state", {}))
@@ -87,7 +87,7 @@ class RouteLoad:
         self._has_left = False
 
     async def __call__(self) -> object:
-        """E3: a request that is cancelled ends its own run; the others' load goes on by replay."""
+        """E3: a cancelled request ends its own run; other callers get the load by replay."""
         if not self._has_left:
             run = _run(self._run)
             self._running = asyncio.get_running_loop().create_task(run, context=self._context)
@@ -99,12 +99,12 @@ class RouteLoad:
         return await Replay(self._request, self._call).value()
 
     def is_handled(self, error: Exception) -> bool:
-        """True if the app has a handler of its own for it: then it is an answer, and no outage."""
+        """True if the app has its own handler for it: then it is an answer, not a failure."""
         known = self._request.app.exception_handlers
         return any(kind in known for kind in type(error).__mro__ if kind is not Exception)
 
     async def leave(self) -> None:
-        """The request ends, and with it its dependencies: nothing may use them any more."""
+        """The request ends, and its dependencies too: stop the run that uses them."""
         self._has_left = True
         if self._running is not None and not self._running.done():
             self._running.cancel()

@@ -1,4 +1,4 @@
-"""`@fresh`: a route whose answers are kept, served at once, and refreshed behind the caller (E19).
+"""`@fresh`: a route's answers are stored, served at once, and refreshed in the background (E19).
 
 FastAPI sees the function's own signature, so validation, dependencies and OpenAPI are as without
 the cache. Dependencies run for every request, so a caller without the right to ask is refused.
@@ -51,11 +51,11 @@ P = ParamSpec("P")
 EXCHANGE: Final = "stillfresh_exchange"
 """The parameter that is added to a route."""
 KEPT_BY: Final = "__stillfresh_route__"
-"""Of a function: the route that `@fresh` made of it."""
+"""Attribute of a function: the route that `@fresh` made of it."""
 
 
 class Exchange(Struct):
-    """What a route needs to know of its request, whatever its function takes."""
+    """What a route needs of its request, whatever parameters its function has."""
 
     request: Request
     response: Response
@@ -102,12 +102,12 @@ def fresh(
         name: The kind of the entries; None: the function's name.
         model: The type of the values; None: the return annotation.
         codec: Turns values into bytes; None: chosen by the type.
-        jitter: The share, below 1, by which each copy's freshness is shortened at random.
+        jitter: The largest share, below 1, by which `fresh_for` is shortened at random.
         memory_for: How long memory is believed without asking a shared store.
         max_entries: The most values in memory.
         max_bytes: The most bytes of values in memory.
         concurrency: The most calls of the function at once.
-        load_timeout: When a call of the function has failed.
+        load_timeout: How long a call of the function may take; after that it has failed.
     """
 
     check_cache(cache, Cache)
@@ -159,7 +159,7 @@ class FreshRoute(Generic[P]):
             setattr(function, KEPT_BY, self)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (its own)
-        """The function's answer: what is kept, or what a load brings."""
+        """Return the stored value, or load it."""
         given: Any = kwargs.pop(EXCHANGE, None)
         run = partial(self._run, *args, **kwargs)
         if not isinstance(given, Exchange) or is_past(self._core.owner):
@@ -201,18 +201,18 @@ class FreshRoute(Generic[P]):
                 return value
             case LoadFailed():
                 self._fail(said)
-            case Answer(found=False):  # what another caller got was its own
+            case Answer(found=False):  # the load was for another caller only
                 return await run()
         return self._marked(said, call, given.response)
 
     async def _load(self, load: RouteLoad, call: Call[Any]) -> object:
-        """The function's value, ready to be kept; its exceptions are not."""
+        """The function's value, ready to be stored; exceptions are never stored."""
         try:
             return self._values.kept(await load())
         except HTTPException as exc:
             if exc.status_code >= 500:
                 raise
-            if await self._core.look(call) is not None:  # which is not true any more
+            if await self._core.look(call) is not None:  # the copy is out of date
                 return Private(exc, is_noted=False)
             raise Dropped("the route refused the request") from exc
         except Exception as exc:
@@ -221,7 +221,7 @@ class FreshRoute(Generic[P]):
             raise
 
     def _fail(self, failed: LoadFailed) -> NoReturn:
-        """As without the cache; 503 where the function was not called, because of a cooldown."""
+        """Raise as without the cache; 503 if the function was not called, during a cooldown."""
         cause = failed if isinstance(failed, BadValue) else failed.__cause__
         if isinstance(cause, Dropped):
             cause = cause.__cause__
@@ -231,7 +231,7 @@ class FreshRoute(Generic[P]):
         raise HTTPException(503, headers={"Retry-After": pause}) from failed
 
     def _marked(self, answer: Answer[Any], call: Call[Any], response: Response) -> object:
-        """The value, and what the response says of its freshness."""
+        """The value; its freshness goes into the header fields of the response."""
         value = self._values.served(answer.value)
         headers = (value if isinstance(value, Response) else response).headers
         headers.update(freshness_fields(answer, self._core.fresh_for(call)))
@@ -241,7 +241,7 @@ class FreshRoute(Generic[P]):
 
 
 async def _shareable(run: Run, response: Response) -> object:
-    """Its caller's own, if the function put a cookie, a status or the like on the response."""
+    """The value; private if the function set a cookie, a status or the like on the response."""
     before = list(response.raw_headers)
     value = await run()
     added = [it for it in response.raw_headers if it not in before]
@@ -250,7 +250,7 @@ async def _shareable(run: Run, response: Response) -> object:
 
 
 def check_order(routes: Iterable[object]) -> None:
-    """ConfigError for a function that FastAPI has without its cache: `@fresh` stood above."""
+    """Raise ConfigError if `@fresh` is above `@app.get`: FastAPI then has only the function."""
     endpoints = list(_endpoints(routes))
     for function in endpoints:
         kept = None if isinstance(function, FreshRoute) else getattr(function, KEPT_BY, None)
@@ -269,7 +269,7 @@ def _endpoints(routes: Iterable[object]) -> Iterator[object]:
 def _tagger(
     kind: str, key_rule: KeyRule, tags: Tags
 ) -> Callable[[Call[Any]], Sequence[str]] | None:
-    """A function of the arguments gets those that it names."""
+    """The function that tags an entry; a `tags` function gets the arguments that it names."""
     if not callable(tags):
         return (lambda _: tags) if tags else None
     names = tuple(inspect.signature(tags).parameters)

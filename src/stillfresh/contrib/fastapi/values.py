@@ -1,6 +1,6 @@
-"""What a route returned, as the store keeps it, and as FastAPI gets it back (E11, E19).
+"""A route's values: as the store keeps them, and as FastAPI gets them back (E11, E19).
 
-A value is kept by its declared type; a whole response is kept as its bytes, if it can
+A value is stored by its declared type; a whole response is stored as its bytes, if it can
 be shared. No request may be needed here.
 """
 
@@ -21,7 +21,7 @@ from stillfresh.errors import ConfigError
 
 
 def kept_response(response: Response) -> "KeptResponse | Private[Response]":
-    """One that only its own caller may have is not kept."""
+    """The response to store; `Private` if only its own caller may have it."""
     if isinstance(response, StreamingResponse | FileResponse) or response.background is not None:
         return Private(response, is_noted=False)
     headers, body = list(response.raw_headers), bytes(response.body)
@@ -31,7 +31,7 @@ def kept_response(response: Response) -> "KeptResponse | Private[Response]":
 
 
 class RouteCodec:
-    """The codec of what a route returns; a dict or an ORM's row becomes the declared type first."""
+    """The codec of a route's values; a dict or an ORM's row becomes the declared type first."""
 
     def __init__(self, of: Any, route: str) -> None:  # noqa: ANN401 (a type form)
         codec: Codec[Any] = codec_for(Any if of is Signature.empty else of, route)
@@ -40,7 +40,7 @@ class RouteCodec:
         self.decode = codec.decode
 
     def encode(self, value: object) -> bytes:
-        """As FastAPI does it: checked, or without a type made ready for JSON."""
+        """As FastAPI does it: validated, or without a type converted for JSON."""
         return self._encode(self._ready(value))
 
 
@@ -55,7 +55,7 @@ def _ready(of: Any, route: str) -> Callable[[object], Any]:  # noqa: ANN401 (a t
 
 
 class RouteValues:
-    """What a route returns, to what is kept of it, and back."""
+    """Turns a route's values into stored ones, and back."""
 
     def __init__(self, route: str, of: Any, codec: Codec[Any] | None) -> None:  # noqa: ANN401
         origin = get_origin(of) or of
@@ -66,13 +66,13 @@ class RouteValues:
         self._is_response = is_response
 
     def kept(self, value: object) -> object:
-        """For the engine: a value, or a `Private` that is the caller's alone."""
+        """For the engine: a value, or a `Private` for its caller only."""
         if not isinstance(value, Response):
             return value
         return kept_response(value) if self._is_response else Private(value, is_noted=False)
 
     def served(self, value: object) -> object:
-        """A response is a new one for each caller: what is sent may change it."""
+        """The value; a response is made again for each caller, because sending may change it."""
         if not isinstance(value, KeptResponse):
             return value
         response = Response(value.body, value.status)

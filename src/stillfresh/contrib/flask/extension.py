@@ -19,11 +19,11 @@ P = ParamSpec("P")
 
 PREFIX: Final = "STILLFRESH_"
 SETTINGS: Final = {"STILLFRESH_STORE": "store", "STILLFRESH_GRACE": "grace"}
-"""And what each is called in `SyncCache(...)`."""
+"""The settings, and their names in `SyncCache(...)`."""
 
 
 class AppViews(NamedTuple):
-    """What an app has of this package."""
+    """The cache and the views of one app."""
 
     cache: SyncCache
     cores: dict[str, ViewCore]
@@ -62,7 +62,7 @@ class Fresh:
         return self._of_app().cache
 
     def core_of(self, view: FreshView[Any]) -> ViewCore:
-        """Return where the current app keeps the responses of a view."""
+        """Return the part of the current app's cache that stores the responses of a view."""
         return self._of_app().cores[view.kind]
 
     def _of_app(self) -> AppViews:

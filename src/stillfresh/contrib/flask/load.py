@@ -1,8 +1,8 @@
-"""A view's load: by the request that waits for it, or by the same request once more (E3, E20).
+"""A view's load: by the request that waits for it, or by the same request again (E3, E20).
 
-A view that is kept for each visitor (`per`) is run by the waiting request itself. All else is run
-in a request of its own: a view that is kept for all must not see the visitor, and a refresh runs
-when its request has ended, and its database session is closed.
+A view with a copy for each visitor (`per`) is run by the waiting request itself. All others run in
+a request of their own: a view for all visitors must not see one of them, and a refresh runs after
+its request has ended and its database session is closed.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ KEPT: Final = frozenset(
     {"SCRIPT_NAME", "PATH_INFO", "HTTP_HOST", "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL"}
     | {"wsgi.url_scheme", "wsgi.version", "wsgi.errors"}
 )
-"""What a request has in common with all that are answered by the same copy."""
+"""The parts that are equal in all requests for the same copy."""
 VISITOR: Final = ("HTTP_COOKIE", "HTTP_AUTHORIZATION", "REMOTE_USER")
 
 NOBODYS: Final = Private[Response | None](None, is_noted=False)
-"""Not kept, and not for the visitor either: it has to run the view itself."""
+"""Neither stored nor for the visitor, whose request must run the view itself."""
 
 Run = Callable[[], Any]
 Query = list[tuple[str, str]]
@@ -33,7 +33,7 @@ Environ = dict[str, Any]
 
 
 def replayed(environ: Environ, query: Query, *, whole: bool) -> Environ:
-    """The request once more, as a GET without a client; `whole`: with what its visitor sent."""
+    """The same request again, as a GET without a client; `whole`: with the visitor's fields."""
     kept = {
         name: it
         for name, it in environ.items()
@@ -46,7 +46,7 @@ def replayed(environ: Environ, query: Query, *, whole: bool) -> Environ:
 
 
 class ViewLoad:
-    """The loader that one request brings. `report` is told why a response for all is not kept."""
+    """The loader that one request brings. `report` is called if a response cannot be stored."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class ViewLoad:
         has_all = sorted(request.args.items(multi=True)) == sorted(query)
         is_known = any(name in self._own for name in VISITOR)
         self._is_whole = has_all and (is_personal or not is_known)
-        """Nothing of the request is left out that might matter."""
+        """True if no part of the request is left out that might matter."""
         self._said: KeptResponse | Private[Response | None] | Exception | None = None
 
     def __call__(self) -> object:
-        """For the engine: what is kept, or a `Private` that is the caller's alone."""
+        """For the engine: the response to store, or a `Private` for its caller only."""
         is_here = has_request_context() and request.environ is self._own
         if is_here and self._is_personal and self._is_whole and request.method == "GET":
             response, said = self._judged(self._run)
@@ -80,7 +80,7 @@ class ViewLoad:
             return self._replay()
 
     def _replay(self) -> object:
-        """Through the app's functions and all decorators, to the view."""
+        """Run the request through the app's functions and all decorators, to the view."""
         try:
             if self._app.preprocess_request() is None:
                 self._app.dispatch_request()
@@ -98,7 +98,7 @@ class ViewLoad:
         return self._said
 
     def ran(self, call: Call[Any], run: Run) -> Response:
-        """Called in place of the view's read, by the request once more."""
+        """Called by the repeated request in place of the view's read."""
         if call != self._call:
             self._said = Dropped(f"made again, the request is for {call!r}, not {self._call!r}")
             self.report(f"{self._said}")
@@ -114,7 +114,7 @@ class ViewLoad:
         return response
 
     def _judged(self, run: Run) -> tuple[Response, KeptResponse | Private[Response | None]]:
-        """The response, and what becomes of it; the app's error handlers are asked as always."""
+        """The response, and what to store; the app's error handlers run as always."""
         app, is_error = self._app, False
         try:
             response = app.make_response(run())
@@ -136,7 +136,7 @@ class ViewLoad:
 
 
 def _visitors(response: Response) -> str:
-    """Why it is one visitor's own, though the view was run as for a visitor that nobody knows."""
+    """Why it is for one visitor, although the view was run without one; empty if it is not."""
     if session.modified:
         return "the view changed the session"
     return f"it says Vary: {response.vary.to_header()}" if response.vary else ""

@@ -1,4 +1,4 @@
-"""`@fresh.view`: a view whose responses are kept, served at once, and refreshed behind it (E20).
+"""`@fresh.view`: responses are stored, served at once, and refreshed in the background (E20).
 
 Flask's own functions before and after each request run as without the cache, for hits as well.
 """
@@ -83,7 +83,7 @@ class FreshView(Generic[P]):
             )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (Flask's)
-        """The view's answer: what is kept, or what a load brings."""
+        """Return the stored response, or load it."""
         if not has_request_context() or request.method not in {"GET", "HEAD"}:
             return self._run(*args, **kwargs)
         run = partial(self._run, *args, **kwargs)
@@ -104,7 +104,7 @@ class FreshView(Generic[P]):
         return current_app.ensure_sync(self._function)(*args, **kwargs)
 
     def _call(self, query: Query, arguments: dict[str, Any], personal: object) -> Call[Any]:
-        """The path has what routing found; what decorators above added is named as well."""
+        """The entry: by the path, with its arguments, and by arguments that decorators added."""
         kind, found = self.kind, request.view_args or {}
         added = {it: arguments[it] for it in arguments if arguments[it] is not found.get(it)}
         address = [request.scheme, request.host, request.root_path, request.path]
@@ -139,10 +139,10 @@ class FreshView(Generic[P]):
             case LoadFailed() as failed if not isinstance(failed.__cause__, Dropped):
                 pause = pause_after(failed, core.now())
                 raise failed.__cause__ or ServiceUnavailable(retry_after=pause)
-        return run()  # what another caller got was its own, or the view is not for all
+        return run()  # the load was for another caller only, or failed for visitors without `per`
 
     def _response(self, answer: Answer[KeptResponse], fresh_for: float) -> Response:
-        """A new one for each request: what is sent may change it."""
+        """A new response for each request, because sending may change it."""
         kept = answer.value
         headers = [(name.decode(), it.decode("latin-1")) for name, it in kept.headers]
         response: Response = current_app.response_class(kept.body, kept.status, headers)
@@ -155,7 +155,7 @@ class FreshView(Generic[P]):
 
 
 def _checked_names(kind: str, function: Callable[..., Any], tags: Callable[..., Any]) -> list[str]:
-    """Those of the view's arguments that `tags` takes."""
+    """The view's arguments that `tags` takes."""
     names, known = list(inspect.signature(tags).parameters), inspect.signature(function).parameters
     takes_any = any(it.kind is it.VAR_KEYWORD for it in known.values())
     for unknown in [] if takes_any else [name for name in names if name not in known]:
