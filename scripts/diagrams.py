@@ -19,10 +19,10 @@ PAGES = (DOCS / "coordinator.md", DOCS / "engine.md", DOCS / "architecture.md")
 MARKS = re.compile(r"(<!-- (lane|load|ends|packages) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 BOXES = {"sweeper": "ttl_cache", "loop_thread": "sync"}
 """Modules beside the packages that have no box of their own, and are not vocabulary."""
-CALLERS = ("nobody", "before it began", "before its copy was sent", "at any time")
+CALLERS = ("nobody", "before it began", "before its copy was sent to the store", "at any time")
 AGAIN = {
     flight.Again.IF_WAITED: "for the callers that are left",
-    flight.Again.AS_WANTED: "for the callers that are left, or in the background if this load was",
+    flight.Again.AS_WANTED: "for the callers that are left; also if this was a background refresh",
     flight.Again.LIMITED: f"at once, {flight.MAX_ROUNDS} times; then for the callers that are left",
     flight.Again.ALWAYS: "at once",
 }
