@@ -106,7 +106,7 @@ class TestE20Extension:
         seen = [app.test_client().get("/early").text for app in (*apps, *apps)]
         assert seen == ["1", "2", "1", "2"]
         assert [apps[0].test_client().get("/late").text for _ in range(2)] == ["3", "3"]
-        with pytest.raises(ConfigError, match="this Fresh has 2 apps, none of which is current"):
+        with pytest.raises(ConfigError, match="this Fresh has 2 apps, and the current app is none"):
             _ = fresh.cache
         for app in apps:
             with app.app_context():
@@ -134,12 +134,15 @@ class TestE20Extension:
 
     def test_declarations_that_are_refused(self) -> None:
         """E15: each names the view."""
-        fresh = Fresh()
+        fresh, app = Fresh(), app_of()
+        fresh.init_app(app)
 
         def page(id: int) -> str:  # noqa: A002
             return f"{id}"
 
         fresh.view("10m")(page)
+        with pytest.raises(ConfigError, match=r"above: @fresh\.view stands above the route"):
+            fresh.view("10m", name="above")(app.get("/above")(lambda: "above"))
         bad: list[tuple[dict[str, Any], str]] = [
             ({}, "page: another view has this name; write name='page_2'"),
             ({"name": "Page"}, "resource name 'Page'"),

@@ -74,9 +74,9 @@ class Fresh:
             found = next(iter(self._apps.values())) if len(self._apps) == 1 else None
         if found is None:
             raise ConfigError(
-                f"this Fresh has {len(self._apps)} apps, none of which is current: call "
-                f"init_app(app), and work in `with app.app_context():`; for functions that are "
-                f"declared before that, write Fresh(cache=SyncCache(...))"
+                f"this Fresh has {len(self._apps)} apps, and the current app is none of them: call "
+                f"init_app(app), and outside of requests work in `with app.app_context():`; to "
+                f"decorate functions before there is an app, write Fresh(cache=SyncCache(...))"
             )
         return found
 
@@ -109,6 +109,9 @@ class Fresh:
             kind = checked_kind(str(name or getattr(function, "__name__", "")))
             if kind in self._views:
                 raise ConfigError(f"{kind}: another view has this name; write name='{kind}_2'")
+            if any(function in app.view_functions.values() for app in self._apps):
+                said = "@fresh.view stands above the route"
+                raise ConfigError(f"{kind}: {said}; write it below @app.get(…)")
             spec: RouteSpec = Spec(
                 kind,
                 no_loader,
