@@ -379,6 +379,10 @@ class TestE20Settings:
 
         with pytest.raises(ConfigError, match=said):
             StillfreshCache("memory://", {"OPTIONS": options})
+        with pytest.raises(ConfigError, match="LOCATION is ''; write a store's address"):
+            StillfreshCache("", {})
+        with pytest.raises(ConfigError, match="TIMEOUT is '1h'; write a number of seconds"):
+            StillfreshCache("memory://", {"TIMEOUT": "1h"})
 
     def test_aliases_of_one_place_agree(self, cache: Any, url: str) -> None:
         """Two that disagree on what they share are told which option it is."""

@@ -18,7 +18,7 @@ from django.utils.timezone import override as override_zone
 from django.utils.translation import get_language
 from django.utils.translation import override as override_language
 
-from stillfresh.contrib.django.shared import SharedCache, TaggedKey, shared
+from stillfresh.contrib.django.shared import SharedCache, TaggedKey, options_of, shared
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, StoreError
@@ -51,7 +51,7 @@ class StillfreshCache(BaseCache):
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(params)
-        given = params.get("OPTIONS", {})
+        given = options_of(params)
         self._shared: SharedCache = shared(location, given)
         self._core = self._shared.core
         self.location = location

@@ -110,8 +110,23 @@ _caches: dict[tuple[str, str], SharedCache] = {}
 _lock = Lock()
 
 
+def options_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The OPTIONS of an alias. Raises ConfigError for a TIMEOUT that Django reads as 300."""
+    if (timeout := params.get("TIMEOUT")) is not None:
+        try:
+            int(timeout)
+        except (ValueError, TypeError):
+            said = "write a number of seconds, or None for no end"
+            raise ConfigError(f"CACHES: TIMEOUT is {shown(timeout)}; {said}") from None
+    options: Mapping[str, Any] = params.get("OPTIONS", {})
+    return options
+
+
 def shared(location: str, given: Mapping[str, Any]) -> SharedCache:
     """What the backends of this LOCATION and NAME share. Nothing is opened here."""
+    if not location or not isinstance(location, str):
+        said = "write a store's address, such as 'sqlite:///cache.db'"
+        raise ConfigError(f"CACHES: LOCATION is {shown(location)}; {said}")
     if unknown := sorted(given.keys() - SHARED.keys() - set(OWN)):
         names = ", ".join([*SHARED, *OWN])
         raise ConfigError(f"CACHES: there is no OPTIONS[{unknown[0]!r}]; there are {names}")
