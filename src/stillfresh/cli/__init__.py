@@ -1,6 +1,6 @@
-"""The command line (G10): it chooses the adapters and prints what they answer.
+"""The command line (G10): it chooses the adapters and prints their answers.
 
-Nothing is decided here, and nothing large is imported before a command needs it.
+It decides nothing, and imports nothing large before a command needs it.
 """
 
 import sys

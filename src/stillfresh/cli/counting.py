@@ -91,7 +91,7 @@ async def _metrics(url: str) -> str:
 
 
 def counted(text: str) -> dict[str, Any]:
-    """The numbers of `/metrics`, by kind, and those of the gateway as a whole."""
+    """The numbers of `/metrics`, by kind and for the whole gateway."""
     kinds: dict[str, dict[str, float]] = {}
     whole = {"connections": 0.0, "bypassed": 0.0}
     for name, labels, number in map(_sample, filter(SAMPLE.fullmatch, text.splitlines())):
@@ -115,7 +115,7 @@ def _sample(line: str) -> tuple[str, dict[str, str], float]:
 
 
 def sizes(stats: StoreStats) -> dict[str, int]:
-    """Also what one kind of store counts besides: a feed its topics and comments."""
+    """The counts of a store; a feed also has topics and comments."""
     named = structs.asdict(stats).items()
     return {name: value for name, value in named if name != "costs" and value is not None}
 

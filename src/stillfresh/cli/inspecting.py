@@ -204,7 +204,7 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
 
 
 async def _record(address: str, kind: str, id_: str) -> tuple[Record, str | None]:
-    """And a hint, where there is none."""
+    """The record of an entry; if there is none, an empty one and a hint."""
     async with opened(address) as store:
         found = await store.read(kind, [id_])
         return found.get(id_, Record()), None if found else await about_names(store, kind)

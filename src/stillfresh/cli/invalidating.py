@@ -69,9 +69,9 @@ async def _reach(
     *,
     soft: bool,
 ) -> tuple[int, str | None]:
-    """How many there were, and a hint where there were none.
+    """Invalidate; return how many entries there were, and a hint if there were none.
 
-    Ids that are not there are told too: one of them may be loading just now.
+    Missing ids are invalidated too: one of them may be loading just now.
     """
     async with opened(address, to_change=True) as store:
         if tags:
@@ -112,7 +112,7 @@ def evict(*, store: str, is_json: bool) -> None:
 
 async def _evict(address: str) -> int:
     async with opened(address, to_change=True) as store:
-        await store.stats()  # one that sweeps by itself would not notice that it is unavailable
+        await store.stats()  # a store that evicts by itself would not notice that it is unavailable
         return await store.evict(time.time())
 
 

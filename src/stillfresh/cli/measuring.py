@@ -114,7 +114,7 @@ async def _measured(address: str, lasts: float, advance: Callable[[int], None]) 
 
 @asynccontextmanager
 async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
-    """Operations that take an id; what they wrote is deleted in the end."""
+    """The measured operations, each of one id; their entries are deleted at the end."""
     is_memory = address.startswith("memory:")
     store, ids = store_for(address, time.time), [uuid4().hex]
     cache = Cache(address if is_memory else store)
@@ -142,7 +142,7 @@ async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
     try:
         await cache.open()
         for step in reads.values():
-            await step("")  # a store that is unavailable is told now
+            await step("")  # raises now if the store is unavailable
         try:
             await load(ids[0])
             many = f"{BATCH} misses in one call"

@@ -1,7 +1,7 @@
-"""From STORE on the command line to a store that is there: looking never makes one (G10).
+"""From STORE on the command line to an existing store: looking never creates one (G10).
 
-And what was probably meant, where a store knows nothing of a name that was given: on stderr, and
-only for people. An id that is not there is no mistake, it may be loading just now.
+Also a hint on stderr, for people, if a store does not have the given name. A missing id is not an
+error, because it may be loading just now.
 """
 
 import logging
@@ -25,13 +25,13 @@ from stillfresh.stores.contract import Store
 
 TEMPORARY: Final = "sqlite:///"
 LOOKED_AT: Final = 1_000
-"""Entries whose kinds are named."""
+"""Entries whose kinds a hint names."""
 
 
 @asynccontextmanager
 async def opened(address: str, *, to_change: bool = False) -> AsyncIterator[Store]:
-    """To look into: a file is not changed, not even one that is damaged. Or to change."""
-    with quietly(logging.CRITICAL):  # what it would log, the command's error says
+    """Open a store to read it; a file is not changed, even if damaged. `to_change`: to write."""
+    with quietly(logging.CRITICAL):  # the command's own error says the same
         path = file_of(address)
         async with _at(address) if path is None else _file(path, address, to_change) as store:
             yield store
@@ -49,7 +49,7 @@ async def _at(address: str) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _file(path: str, address: str, to_change: bool) -> AsyncIterator[Store]:
-    """Also to be changed it is looked into first: it is there, and ours."""
+    """Open a file; before a change it is read first, to check that it exists and is ours."""
     from stillfresh.feed.view import FeedView, edited, is_feed  # noqa: PLC0415 (only when named)
     from stillfresh.stores.sqlite import SqliteStore, SqliteView  # noqa: PLC0415
 
@@ -77,10 +77,10 @@ async def _running(store: Store) -> AsyncIterator[Store]:
 
 
 def file_of(address: str) -> str | None:
-    """The file of a SQLite store; its name alone will do: what has a colon may be an address.
+    """The file of a SQLite store, given by address or by name; None for another store.
 
-    `store_for` takes a name that ends in .db or .sqlite, since it may make the file; to look into
-    a file that is there, any name will do.
+    `store_for` takes only names that end in .db or .sqlite, because it may create the file. To look
+    into an existing file, any name is accepted.
     """
     if address and (":" not in address or ("://" not in address and Path(address).is_file())):
         return address
@@ -90,7 +90,7 @@ def file_of(address: str) -> str | None:
 
 @contextmanager
 def own_file(address: str, command: str) -> Iterator[str]:
-    """A SQLite store is measured or proved beside itself: its file keeps no trace of it."""
+    """For a SQLite store, a temporary file beside it, so that the store itself is not changed."""
     path = None if address == TEMPORARY else file_of(address)
     if path is None and address != TEMPORARY:
         yield address
@@ -101,7 +101,7 @@ def own_file(address: str, command: str) -> Iterator[str]:
 
 
 async def about_names(store: Store, kind: str) -> str:
-    """Of ids of this kind none is there."""
+    """A hint for an id that the store does not have."""
     if await store.entries(kind, "", None, 1):
         whole = "; a page's id is its whole URL" if kind == PAGE else ""
         return f"the store has no such id; `inspect` lists those it has{whole}"

@@ -107,7 +107,7 @@ def _rows(name: str, found: Planned) -> Iterator[tuple[str, ...]]:
 
 
 def _plot(name: str, found: Planned) -> Iterator[str]:
-    """Where all of them stand: both ways logarithmic."""
+    """A plot of all tries; both axes are logarithmic."""
     marked = _marked(name, found, found.tried[name])
     ages, requests = [it.p99 for _, it in marked], [it.requests for _, it in marked]
     grid = [[" "] * COLUMNS for _ in range(LINES)]
@@ -143,7 +143,7 @@ def _html(found: Planned, title: str) -> Iterator[str]:
 
 
 def _sentences(plan: Planned) -> Iterator[str]:
-    """What was recorded, what is proposed, and whether that is enough."""
+    """The recorded figures, the proposal, and whether it meets the objective."""
     for name, traffic in plan.kinds.items():
         keys = len({id_ for event in traffic.events for id_ in event.ids})
         share = "" if traffic.share == 1 else f" ({percent(traffic.share)} of all keys)"
@@ -158,7 +158,7 @@ def _sentences(plan: Planned) -> Iterator[str]:
 
 
 def _sentence(it: Figures) -> str:
-    """What one policy means."""
+    """The figures of one policy."""
     waits = f", {percent(it.waited)} of reads wait for a load" if it.waited >= 0.001 else ""
     return f"{it.terms}: {_each(it.requests)}, 99% of reads younger than {age_text(it.p99)}{waits}"
 

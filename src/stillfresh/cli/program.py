@@ -1,8 +1,8 @@
-"""What every command shares: its help, what it prints, and how it ends (G10).
+"""What every command shares: its help, its output, and its exit codes (G10).
 
 Tables for people, one JSON document for scripts. An error is one line and an exit code: 1, it
-failed; 2, it was called wrongly; 130, Ctrl-C. Anything else that is raised is a mistake of ours.
-Ids, errors and addresses are anybody's text: nothing in them reaches a terminal as a command.
+failed; 2, it was called wrongly; 130, Ctrl-C. Any other exception is a mistake of ours. Ids, errors
+and addresses may contain anything: control characters never reach the terminal.
 """
 
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
-"""As shells tell of a process that SIGINT ended."""
+"""The exit code of a process that SIGINT ended, as in shells."""
 COLOURS: Final = {
     "fresh": "green",
     "stale": "yellow",
@@ -35,7 +35,7 @@ COLOURS: Final = {
 }
 """As on the dashboard."""
 WIDE: Final = 10_000
-"""Columns where nobody looks: what reads a pipe wants whole lines."""
+"""Columns of a pipe, so that lines stay whole."""
 UNITS: Final = ("B", "kB", "MB", "GB")
 SPANS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 PATIENCE: Final = 1.0
@@ -45,13 +45,13 @@ as_json = click.option("--json", "is_json", is_flag=True, help="One JSON documen
 
 
 def extra(module: str, named: str = "aws") -> ModuleType:
-    """A part that needs libraries of its own; without one, the error names the extra."""
+    """Import a part that needs an extra; if a library is missing, the error names the extra."""
     with needs(named, "this command"):
         return import_module(module)
 
 
 def plain(text: str) -> str:
-    """With what a terminal would obey written out."""
+    """The text with control characters written out."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -67,7 +67,7 @@ def size_text(size: float | None) -> str:
 
 
 def age_text(seconds: float | None) -> str:
-    """In the largest unit that it has two of."""
+    """An age in the largest unit of which it has at least two."""
     if seconds is None:
         return "-"
     size, unit = next((span for span in SPANS if abs(seconds) >= 2 * span[0]), SPANS[-1])
@@ -126,7 +126,7 @@ def print_table(
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal for what takes longer than a second; call what it gives to count."""
+    """A bar on the terminal for work of more than a second; it yields a function that counts."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -147,7 +147,7 @@ def working(what: str) -> Iterator[Callable[[int], None]]:
 
 
 class Text(click.ParamType[str]):
-    """What a store can have a name for; a shell may hand on bytes that are none."""
+    """Text that can be a name in a store; refuses bytes of a shell that are not UTF-8."""
 
     name = "text"
 
@@ -163,7 +163,7 @@ TEXT: Final = Text()
 
 
 class Command(click.Command):
-    """A command whose help ends with how it is called."""
+    """A command whose help ends with examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
@@ -231,7 +231,7 @@ def _said(exc: Exception) -> str:
 
 
 def _line(exc: click.ClickException) -> str:
-    """What was wrong, and where help is; help itself where nothing was asked for."""
+    """The error, and how to get help; without arguments the help itself."""
     if isinstance(exc, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return exc.format_message()
     ctx = exc.ctx if isinstance(exc, click.UsageError) else None

@@ -10,7 +10,7 @@ from stillfresh.cli.program import WRONG_USE, as_json, command, extra, plain, pr
 from stillfresh.errors import ConfigError
 
 NUMBER: Final = "seconds as a number, or "
-"""What a file can say of a duration, and an option cannot."""
+"""A part of errors about durations that is true for files, not for options."""
 
 
 def routes_of(
@@ -26,7 +26,7 @@ def routes_of(
 
 
 def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The options as a file would say them, and the option that stands for each key."""
+    """The options as tables of a file, and the option of each key."""
     tables: dict[str, dict[str, Any]] = {}
     options: dict[str, str] = {}
     for param in ctx.command.params:
@@ -189,7 +189,7 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
 
 
 def _following(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (of extras that may be absent)
-    """It looks so often that its lag stays below the limit, in a process that stands by, too."""
+    """A consumer that polls often enough to stay below `max_lag`, even while it stands by."""
     postgres = extra("stillfresh.contrib.postgres", "postgres")
     poll = min(5.0, max(outbox.max_lag, 1.0) / 4)
     return postgres.OutboxConsumer(
@@ -198,7 +198,7 @@ def _following(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (of extras th
 
 
 def _told(mistake: str, options: dict[str, str]) -> str:
-    """A mistake names the option where one was given, not its key; an option is always text."""
+    """A mistake that names the option, if one was given, in place of its key."""
     for key, option in options.items():
         if mistake.startswith((f"{key}:", f"{key}.")):
             return option + mistake.removeprefix(key).replace(NUMBER, "")

@@ -89,7 +89,7 @@ def show(step: str, options: dict[str, str | None], how: dict[str, bool], is_jso
 
 
 async def done(step: str, given: dict[str, str | None], how: dict[str, bool]) -> dict[str, Any]:
-    """Where the address is a store's, what that store would refuse is refused here."""
+    """Run the step. An address of a store is checked as the store itself would check it."""
     address = given["table"] or ""
     if address.startswith(("postgresql://", "postgres://")):
         if wrong := [name for name, it in given.items() if it is not None and name != "table"]:

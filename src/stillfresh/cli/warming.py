@@ -1,7 +1,7 @@
-"""`stillfresh warm`: fills a cache by asking for what visitors will ask for (G18).
+"""`stillfresh warm`: fills a cache by requesting pages and entities before visitors do (G18).
 
-A store does not know where its entries come from. So a running gateway is asked over HTTP, or one
-is made here for as long as it takes, from a file of settings, or from a store and a site.
+A store does not know where its entries come from. So the command asks a running gateway over HTTP,
+or runs one itself for a while, from a file of settings or from a store and a site.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ async def _asked(client: "httpx2.AsyncClient", line: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.AsyncClient"]:
-    """A client of the gateway that is asked."""
+    """A client of the gateway at `target`, or of one that runs here."""
     client = extra("stillfresh.http.client", "web")
     if target.startswith(("http://", "https://")):
         _refuse(upstream, "a URL")

@@ -80,7 +80,7 @@ class TtlCoordinator:
             self._tracks[POST].follows_reposts = follow_reposts
 
     def start(self) -> None:
-        """Start: tick at once, and then at every interval. Again, it changes nothing."""
+        """Start: tick at once, and then at every interval. A second call changes nothing."""
         asyncio.get_running_loop()
         if not self._is_started:
             self._is_started = True
@@ -125,7 +125,7 @@ class TtlCoordinator:
         self._tick_now()
 
     def sign_out(self) -> None:
-        """Sign the viewer out: ticks stop, and what is in flight for the viewer is dropped."""
+        """Sign the viewer out: ticks stop, and the viewer's requests in flight are dropped."""
         self._controller.begin_session(None)
         if self._viewer is not None:
             self._viewer = None
@@ -140,7 +140,7 @@ class TtlCoordinator:
             self._tick_now()
 
     def set_route(self, route: str) -> None:
-        """Tell that another page is shown: a new path resets the subscriptions."""
+        """The page now has this path: a new path resets the subscriptions."""
         before, self._route = self._route, checked_id("route", route)
         if before not in {None, route}:
             self.reset()
@@ -231,7 +231,7 @@ class TtlCoordinator:
         await self.stop()
 
     def _is_open(self) -> bool:
-        """C7: visibility is asked for, not assumed."""
+        """C7: True if it may tick; asks `visible`."""
         if not self._is_started or self._viewer is None:
             return False
         return self._config.refresh_when_hidden or self._can_be_seen()
@@ -246,7 +246,7 @@ class TtlCoordinator:
             return False
 
     def _tick_now(self) -> None:
-        """At once, or as soon as the tick that is running ends."""
+        """Tick at once, or as soon as the running tick ends."""
         self._tick_again = self._ticking is not None
         if self._ticking is None:
             self._arm(0 if self._knows_visibility or self._is_open() else None)

@@ -1,7 +1,7 @@
 """FeedCache: topics, comments and when they were fetched, in one SQLite file (F1-F5, F11, F12).
 
-The seed's C functions with Python manners: plain calls, from any thread. Reads take a failing file
-for a miss; writes raise StoreError. `FeedEngine` is what a feed screen uses.
+The seed's C functions in Python's style: plain calls, from any thread. Reads treat a failing file
+as a miss; writes raise StoreError. `FeedEngine` is what a feed screen uses.
 """
 
 import logging

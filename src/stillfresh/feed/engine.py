@@ -1,7 +1,7 @@
-"""FeedEngine: a feed shown at once from the file, and refreshed behind it (F6-F8, F10; seed 001).
+"""FeedEngine: a feed from its file, refreshed in the background (F6-F8, F10; seed 001).
 
-The engine's loads, leases and cooldowns do the work; here is what a feed adds: rows that are fresh,
-stale with a refresh behind, or fetched first; what a write changes; and which listeners are told.
+The engine's loads, leases and cooldowns do the work. A feed adds: which rows are fresh, stale or
+missing, what a write changes, and which listeners are called.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ Served: TypeAlias = tuple[FoundRows[Any], Freshness]
 GRACE: Final = 5.0
 """Seconds for everything to end when the engine is closed."""
 AT_ONCE: Final = 16
-"""Keys fetched side by side."""
+"""Keys that are fetched at the same time."""
 MAX_KEYS: Final = 1_000
 """Keys about which something is remembered: background refreshes, unreadable rows, due events."""
 MAX_OVERTAKEN: Final = 3
@@ -212,7 +212,7 @@ class FeedEngine:
             if again is not None:
                 self._broken.note(key, again.broken)
         except StillfreshError as exc:
-            logger.debug("%s: not refreshed: %s", key, exc)  # the engine has said why
+            logger.debug("%s: not refreshed: %s", key, exc)  # the engine has logged why
         finally:
             self._behind.discard(key)
 
@@ -221,7 +221,7 @@ class FeedEngine:
         fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
         try:
             if not fetched.failed or not await self._store.store_part(key, fetched, at):
-                return {key: InRows.of(fetched)}  # F8: one that was overtaken is fetched once more
+                return {key: InRows.of(fetched)}  # F8: a fetch that was overtaken is repeated once
         except StoreError as exc:
             logger.warning("%s: could not be stored: %s", key, exc)
         error = PartlyFailed(fetched)
@@ -259,9 +259,9 @@ class FeedEngine:
     async def _write(
         self, change: Callable[[Writes], Change], ask: Callable[[], Awaitable[object]]
     ) -> None:
-        """F10: here, then upstream. Cancelled before upstream is asked, it is undone.
+        """F10: write to the file, then upstream. If cancelled before the request, undo it.
 
-        Cancelled while upstream is being asked, it stands: the next refresh will tell.
+        If cancelled during the request, keep it: the next refresh shows what upstream did.
         """
         self._check_open()
         changing, is_settled = self._tasks.child(self._run(change)), False
@@ -304,14 +304,14 @@ class FeedEngine:
         work.add_done_callback(self._writes.discard)
 
     def on_remote_comment(self, uuid: str) -> "asyncio.Task[None]":
-        """Tell that the upstream has a new comment: the stored ones are stale, and refreshed."""
+        """The upstream has a new comment: the stored ones become stale, and are refreshed."""
         self._check_open()
         task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))))
         self._awaited(task)
         return task
 
     async def _remote_comment(self, key: str) -> None:
-        """By the engine, since what could not be stored is in its memory alone."""
+        """Invalidate through the engine: its memory may have comments that could not be stored."""
         await self._keys.invalidate(key)
         self._updated.emit(FeedCacheUpdated(key, changed=True))
 

@@ -40,8 +40,8 @@ class Live:
     Args:
         hub: What viewers can subscribe to.
         authenticate: Returns the viewer's id for a token, or None. Without it, all are guests.
-        origins: Sites whose pages may connect, beside the app's own.
-        stats: Returns what operators are sent. `is_operator` says which sessions are operators.
+        origins: Sites whose pages may connect, besides the app's own.
+        stats: Returns the figures for operators. `is_operator` says which sessions are operators.
         is_operator: Called with the connection and its token.
         max_message: The most bytes of a viewer's message.
         max_subscriptions: The most subscriptions of a viewer.
@@ -118,7 +118,7 @@ class Live:
     def register(self, notice: type[msgspec.Struct], *, newest_of: Iterable[str] = ()) -> None:
         """Allow `push` to send messages of this type: a Struct whose tag is their `type`.
 
-        A viewer that reads too slowly is sent only the newest of each. `newest_of` names the fields
+        A viewer that reads too slowly gets only the newest of each. `newest_of` names the fields
         that tell one message from another.
         """
         is_struct = isinstance(notice, type) and issubclass(notice, msgspec.Struct)

@@ -30,7 +30,7 @@ FOUND: Final = 20_000
 TOLD: Final = 50
 """Viewers that are notified in one turn of the loop: each then sends a frame."""
 GATHERED: Final = 0.01
-"""Seconds in which copies are collected into one frame, with more viewers than that (G20)."""
+"""Seconds in which copies are collected, if more than `TOLD` viewers are connected (G20)."""
 
 
 class Viewed:
@@ -193,7 +193,7 @@ class Hub:
     def _begin(self) -> None:
         """Watch each kind, when the first viewer connects.
 
-        StillfreshError without an event loop.
+        StillfreshError without a running loop, or if other viewers are on another one.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ class Hub:
         if self._connections and self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise StillfreshError("viewers are connected on another event loop; connect there")
-            for connection in self._connections:  # E21: nobody of that loop can be told
+            for connection in self._connections:  # E21: no viewer of that loop can be notified
                 connection.is_open = False
             self._forget()
         if not self._connections:
@@ -242,7 +242,7 @@ class Hub:
         """A copy has arrived, or a refresh has failed: `answer.error` says why."""
         if answer.error is None:
             viewed.absent = None if answer.found else answer
-        elif viewed in self._coming:  # a view is worth more; the next failure is told
+        elif viewed in self._coming:  # a view counts more; the next failure is reported
             return
         self._coming[viewed] = answer
         if (self._spreading is None or self._spreading.done()) and self._loop is not None:

@@ -28,7 +28,7 @@ MAX_BAD: Final = 10
 CLOSING = 3.0
 """Seconds for the closing message."""
 WAITED: Final = 0.01
-"""Seconds; if sending took longer, the viewer does read."""
+"""Seconds; a send that took longer has waited for the viewer, so the viewer reads."""
 IN_A_TURN: Final = 10
 """Frames to one viewer before others get their turn."""
 

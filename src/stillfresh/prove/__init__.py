@@ -1,7 +1,7 @@
-"""`stillfresh prove`: is a store kept right while processes die and connections break? (T11)
+"""`stillfresh prove`: does a store keep its promises while processes and connections fail? (T11)
 
-Real processes read, load and invalidate (`worker`), a log is told all they do (`witness`), faults
-come one after another (`crowd`, `proxy`), and the history is judged (`history`).
+Real processes read, load and invalidate (`worker`) and log everything (`witness`). Faults come one
+after another (`crowd`, `proxy`), and `history` judges the log.
 """
 
 from stillfresh.prove.history import CHECKS, DOUBLED, LOST

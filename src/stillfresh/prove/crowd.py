@@ -17,16 +17,16 @@ from stillfresh.prove.worker import LEASE_FOR, ProofJob, main
 
 FORKS: Final = get_context("forkserver")
 FORKS.set_forkserver_preload(["stillfresh.stores.dynamodb.store", "stillfresh.stores.redis"])
-"""The libraries are imported once, and the workers forked from there."""
+"""Libraries that are imported once; workers are forked after that."""
 PATIENCE: Final = 60.0
-"""Seconds until everybody must work again after a fault, or have ended when told to."""
+"""Seconds within which all processes must work again after a fault, or end when told to."""
 ENDED: Final = (0, -signal.SIGTERM)
-"""Exit codes of processes that were told to end, the second one before they were ready."""
+"""Exit codes of processes that were told to end; the second one if they were not ready yet."""
 MOVES: Final = (3600.0, -2.0, -20.0, 0.7)
 
 
 class Crowd:
-    """The processes, and what can be done to them."""
+    """The processes, and the faults that they can have."""
 
     def __init__(self, stage: Stage, folder: Path, seed: int) -> None:
         self._stage = stage
@@ -40,7 +40,7 @@ class Crowd:
         move_clock(self.clock, 0.0)
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it
-        forkserver.ensure_running()  # a terminal's Ctrl-C reaches them, and is not for them
+        forkserver.ensure_running()  # or a terminal's Ctrl-C would end them too
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def start(self, count: int) -> None:
@@ -79,7 +79,7 @@ class Crowd:
         return self._dice.choice(sorted(self.pids))
 
     def finish(self) -> list[str]:
-        """Each is told to end, and ends; what they complained of."""
+        """End all processes; return their errors."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -96,12 +96,12 @@ class Crowd:
 
 
 def is_complaint(line: str) -> bool:
-    """A store that was away is a warning, and is meant to be said."""
+    """True for an error; a warning that the store is unavailable is expected."""
     return "Traceback" in line or "itself failed" in line or "never awaited" in line
 
 
 def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, Fault]:
-    """What is done to the processes and their clock, and to this store."""
+    """The faults of the processes, of their clock, and of this store."""
 
     @contextmanager
     def paused(dice: random.Random) -> Iterator[None]:
@@ -115,7 +115,7 @@ def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, F
 
     @contextmanager
     def moved(dice: random.Random) -> Iterator[None]:
-        """Told before and after: in between nobody knows."""
+        """Logged before and after: in between, the time of the move is not known."""
         log.tell(Seen("moved", time.monotonic()))
         move_clock(crowd.clock, dice.choice(MOVES))
         log.tell(Seen("moved", time.monotonic()))

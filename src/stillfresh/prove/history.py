@@ -1,7 +1,7 @@
 """What a history of real processes must never show (T4, and T2 as far as it can be seen outside).
 
-Pure: the events of a log in, sentences out. A step that is not known to have ended may have been
-done at any time after it began, or never: it accuses nobody.
+Pure: the events of a log in, sentences out. A step without a known end may have been done at any
+time after it began, or never, so it proves no mistake.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,10 +20,10 @@ GRAIN: Final = 0.001
 
 
 class ProofHistory:
-    """The events by what and by key."""
+    """The events, by what happened and by key."""
 
     def __init__(self, events: Iterable[Seen], fresh_for: float, lag: float = 0.0) -> None:
-        """`lag`: what others did may be missed for so long (`memory_for`)."""
+        """`lag`: seconds for which changes by others may be missed (`memory_for`)."""
         self.fresh_for = fresh_for
         self.lag = lag
         self._by: dict[str, dict[str, list[Seen]]] = defaultdict(lambda: defaultdict(list))
@@ -45,11 +45,11 @@ class ProofHistory:
         return sorted(self._by[what])
 
     def moved(self, began: float, ended: float) -> bool:
-        """The clock was, in between."""
+        """True if the clock was moved in between."""
         return bisect_left(self._moves, began) != bisect_right(self._moves, ended)
 
     def is_sighted(self, event: Seen) -> bool:
-        """What a process served that could ask the store, and stored with a lease."""
+        """True if the process could ask the store, and the load had a lease and was stored."""
         load = self.loads.get(event.load)
         return not event.blind and load is not None and load.lease not in self._unstored
 
@@ -57,14 +57,14 @@ class ProofHistory:
         return [event for event in self.all("served") if self.is_sighted(event)]
 
     def publication(self, token: str) -> tuple[float, float]:
-        """When it was, at the earliest and at the latest."""
+        """The earliest and the latest time of a publication."""
         if (done := self._published.get(token)) is not None:
             return done.at, done.ended
         begun = self._publishing.get(token)
         return (begun.at if begun is not None else -NEVER), NEVER
 
     def ends(self, held: Seen, before: float) -> bool:
-        """Something may have ended this lease early: its own holder, or an invalidation."""
+        """True if its own holder or an invalidation may have ended this lease early."""
         own = [*self.of("publishing", held.key), *self.of("releasing", held.key)]
         if any(event.lease == held.lease and event.at <= before for event in own):
             return True
@@ -76,7 +76,7 @@ class ProofHistory:
 
 
 class Latest:
-    """Of steps that were done: the latest beginning among those that had ended before a moment."""
+    """The latest beginning among the steps that had ended before a moment."""
 
     def __init__(self, steps: Iterable[Seen]) -> None:
         done = sorted(steps, key=lambda step: step.ended)
@@ -89,7 +89,7 @@ class Latest:
 
 
 def law(history: ProofHistory) -> Iterator[str]:
-    """Nobody is served as fresh, or as stale, what was invalidated before they asked."""
+    """A copy that was invalidated before a read is not served to it as fresh or stale."""
     latest = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
     for event in history.sighted():
         if event.key not in latest or event.verdict not in USABLE:
@@ -100,7 +100,7 @@ def law(history: ProofHistory) -> Iterator[str]:
 
 
 def newest(history: ProofHistory) -> Iterator[str]:
-    """Nobody is served as fresh what had been replaced before they asked."""
+    """A copy that was replaced before a read is not served to it as fresh."""
     latest = {key: Latest(history.of("published", key)) for key in history.keys("published")}
     for event in history.sighted():
         if event.key in latest and event.verdict == "fresh":
@@ -157,7 +157,7 @@ def voided(history: ProofHistory) -> Iterator[str]:
 
 
 def kept(history: ProofHistory) -> Iterator[str]:
-    """What was published is there, or what was published after it."""
+    """The store has the last published copy, or a later one."""
     for key in history.keys("found"):
         latest = Latest(history.of("published", key))
         for event in history.of("found", key):
@@ -169,13 +169,13 @@ def kept(history: ProofHistory) -> Iterator[str]:
 
 
 def answered(history: ProofHistory) -> Iterator[str]:
-    """Readers are answered, whatever becomes of the store."""
+    """Readers are answered, whatever happens to the store."""
     for event in history.all("failed"):
         yield f"{event.key}: a read failed: {event.text}"
 
 
 def recovered(history: ProofHistory) -> Iterator[str]:
-    """After a fault everybody works again, by themselves."""
+    """After a fault all processes work again by themselves."""
     for event in history.all("stuck"):
         yield f"after {event.text}: not all worked again"
 
@@ -201,16 +201,16 @@ CHECKS: Final[Checks] = {
 }
 """Each promise, and the function that finds where a history breaks it."""
 PEER_CHECKS: Final[Checks] = {it: CHECKS[it] for it in (LOST, ANSWERED, RECOVERED)}
-"""What can be asked of any cache: others have no leases, and say nothing of freshness."""
+"""Checks that suit any cache: other libraries have no leases and state no freshness."""
 
 
 def violations(history: ProofHistory, checks: Checks = CHECKS) -> dict[str, list[str]]:
-    """Of each promise."""
+    """The violations of each promise."""
     return {promise: list(dict.fromkeys(check(history))) for promise, check in checks.items()}
 
 
 def ages_at_serving(history: ProofHistory) -> dict[str, float]:
-    """How old what readers got was, in seconds, where the clock was not moved."""
+    """The ages of served copies in seconds, at times when the clock was not moved."""
     served = (it for it in history.all("served") if not history.moved(it.at - 1, it.ended))
     ages = sorted(max(0.0, it.wall - it.fetched_at) for it in served) or [0.0]
     return {"p50": ages[len(ages) // 2], "p99": ages[len(ages) * 99 // 100], "max": ages[-1]}

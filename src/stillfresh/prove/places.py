@@ -27,12 +27,12 @@ MEANING: Final = {
     RECOVERED: "Within 60 seconds not every process could read and publish: can the store be "
     "reached, may it be written to, and has it room?",
 }
-"""What a broken promise says of a store."""
+"""What a broken promise means for a store."""
 
 
 @contextmanager
 def proving(address: str, peer: str = "") -> Iterator[Stage]:
-    """The store, with what can be done to its connections; what is written there is deleted."""
+    """The store, and the faults of its connections; entries of the proof are deleted at the end."""
     bare, tenant = split_tenant(address)
     if tenant is not None or bare.startswith("memory:"):
         said = "tenant: a proof has its own" if tenant else "memory:// is in one process"
@@ -52,7 +52,7 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             peer=peer,
             moves_clock=False,
         )
-        asyncio.run(_cleaned(bare + mark, stage))  # a store that is unavailable is told now
+        asyncio.run(_cleaned(bare + mark, stage))  # raises now if the store is unavailable
         try:
             yield stage
         finally:
@@ -73,7 +73,7 @@ async def _cleaned(url: str, stage: Stage) -> None:
 
 
 def tcp_place(url: str) -> tuple[str, int] | None:
-    """Where a proxy leads to; None where it cannot stand between: files, TLS, several servers."""
+    """The server behind a proxy; None if no proxy is possible: files, TLS, several servers."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     if parts.scheme == "dynamodb":

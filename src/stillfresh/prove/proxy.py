@@ -9,7 +9,7 @@ HOST: Final = "127.0.0.1"
 
 
 class Proxy:
-    """Stands between the processes of a proof and their store."""
+    """A proxy between the processes of a proof and their store."""
 
     def __init__(self, host: str, port: int) -> None:
         self.delay = 0.0
@@ -33,7 +33,7 @@ class Proxy:
         self._thread.join()
 
     def lead_to(self, host: str, port: int) -> None:
-        """New connections reach another server, as after a failover; those that are there break."""
+        """Lead new connections to another server, as after a failover; present ones break."""
         self._to = host, port
         self.cut()
 

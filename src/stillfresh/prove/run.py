@@ -30,7 +30,7 @@ from stillfresh.stores.contract import Record, Store
 
 @dataclass
 class Report:
-    """What a run has shown."""
+    """The result of a run."""
 
     store: str
     seed: int
@@ -48,12 +48,12 @@ class Report:
 
     @property
     def sentences(self) -> list[str]:
-        """Whatever was not as promised; empty after a good run."""
+        """The broken promises, in sentences; empty after a good run."""
         return [each for found in self.broken.values() for each in found] + self.complaints
 
 
 class Reader:
-    """What has come to the log since the last look."""
+    """Reads new lines of the log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,7 +85,7 @@ def await_work(reader: Reader, pids: set[int], since: float, over: threading.Eve
 
 
 async def found(stage: Stage, clock: MovedClock) -> list[Seen]:
-    """What the store has of each key, seen from outside."""
+    """The copy of each key in the store, read from outside."""
     store = store_for(stage.url, clock)
     await store.open()
     try:
@@ -123,7 +123,7 @@ class ProofRun:
         *,
         over: threading.Event | None = None,
     ) -> None:
-        """Once `over` is set, the run ends, and what was seen until then is judged."""
+        """When `over` is set, the run ends, and the events so far are judged."""
         self._over = over or threading.Event()
         self.report = Report(name, seed, workers, stage.peer)
         self._stage = stage
@@ -146,7 +146,7 @@ class ProofRun:
             yield name
 
     def go(self, faults: Iterable[str]) -> Report:
-        """Cause the faults one after another, and judge what was seen."""
+        """Cause the faults one after another, and judge the events."""
         began = time.monotonic()
         try:
             self._crowd.start(self.report.workers)

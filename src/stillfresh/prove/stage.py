@@ -1,4 +1,4 @@
-"""A store under proof, and what is done to it: faults that begin, last for a while, and end."""
+"""A store under proof, and its faults, which begin, last for a while, and end."""
 
 import random
 import time
@@ -25,7 +25,7 @@ class Stage:
         peer: str = "",
         moves_clock: bool = True,
     ) -> None:
-        """`memory_for`: what others did may be missed for so long, and no longer (S10)."""
+        """`memory_for`: changes by others may be missed for this time, and no longer (S10)."""
         self.url = url
         self.keys = tuple(f"sku-{number}" for number in range(keys))
         self.faults = dict(faults)
@@ -33,10 +33,10 @@ class Stage:
         self.memory_for = memory_for
         self.fresh_for = fresh_for
         self.peer = peer
-        """Another library, whose own answers are judged."""
+        """Another library, whose answers are judged instead."""
         self.moves_clock = moves_clock
         self.left = ""
-        """Says what could not be deleted in the end."""
+        """A sentence about entries that could not be deleted at the end."""
 
 
 def lasting(begin: Callable[[], object], end: Callable[[], object], *hold: float) -> Fault:

@@ -1,7 +1,7 @@
 """What happened to a store, as one process saw it: appended to a log that all processes share (T4).
 
-A line is written in one system call, so a process that is killed leaves whole lines, and what it
-had begun is seen to have begun. Times are the machine's monotonic clock's, which all share.
+A line is written in one system call, so a killed process leaves whole lines, and its begun steps
+are known. Times are of the machine's monotonic clock, which all processes share.
 """
 
 import asyncio
@@ -49,12 +49,12 @@ class Seen(msgspec.Struct, omit_defaults=True):
     lease: str = ""
     """Its token."""
     wall: float = 0.0
-    """By the clock of the process that tells it."""
+    """By the clock of the process that logs it."""
     until: float = 0.0
     verdict: str = ""
     fetched_at: float = 0.0
     blind: bool = False
-    """The store could not be asked: what memory or the loader had was served."""
+    """True if the store did not answer: memory or the loader served it."""
     text: str = ""
 
 
@@ -82,7 +82,7 @@ class Log:
 
 
 class MovedClock:
-    """The machine's clock, moved by what the shared file says."""
+    """The machine's clock, moved by the seconds in the shared file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -104,7 +104,7 @@ def move_clock(path: Path, by: float) -> None:
 
 
 class LoadNames:
-    """Loads whose values are their names: what is served can be traced to its beginning."""
+    """Gives each load a name, which is its value: a served value shows its load."""
 
     def __init__(self, seed: float, log: Log, clock: Callable[[], float]) -> None:
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
@@ -130,7 +130,7 @@ class LoadNames:
 
 
 class Witness(WrappedStore):
-    """A store that tells the log what it was asked and what it did."""
+    """A store that logs its steps and their results."""
 
     def __init__(self, store: Store, log: Log, clock: Callable[[], float]) -> None:
         super().__init__(store)

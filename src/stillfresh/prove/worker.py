@@ -1,7 +1,7 @@
 """One of several processes under load on one store (T4).
 
-Visitors read and now and then invalidate, and the log is told what they were served. Ends cleanly
-when it is told to by SIGTERM, or when nobody is left to tell it; the rest is done to it.
+Visitors read and sometimes invalidate, and log what they were served. It ends cleanly on SIGTERM,
+or when its parent is gone; other ends are faults of the proof.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ MANY: Final = 6
 
 
 class ProofJob(NamedTuple):
-    """What a process is given; `peer`: another library to read with, in place of stillfresh."""
+    """The settings of a process; `peer`: another library to read with, in place of stillfresh."""
 
     log: Path
     clock: Path
@@ -45,7 +45,7 @@ class ProofJob(NamedTuple):
 
 
 class StillfreshShelf:
-    """A cache on a store that tells the log what it does."""
+    """A cache on a store that logs its steps."""
 
     def __init__(self, job: ProofJob, log: Log, clock: MovedClock) -> None:
         self._names = LoadNames(job.seed, log, clock)
@@ -99,7 +99,7 @@ class StillfreshShelf:
 
 
 class Life:
-    """What one process does, from its start to its end."""
+    """The work of one process, from start to end."""
 
     def __init__(self, job: ProofJob, log: Log, shelf: StillfreshShelf | PeerShelf) -> None:
         self._keys, self._pace = job.keys, job.pace
@@ -135,7 +135,7 @@ class Life:
         began = time.monotonic()
         try:
             await self._shelf.invalidate(key)
-        except StoreError as exc:  # its caller is told, and may try again
+        except StoreError as exc:  # its caller gets the error, and may try again
             self._log.tell(Seen("refused", began, time.monotonic(), key=key, text=str(exc)))
 
     async def _read(self, keys: list[str]) -> None:
@@ -147,7 +147,7 @@ class Life:
 
 
 def main(job: ProofJob) -> None:
-    """In a process of its own; what it complains of goes to a file."""
+    """Run in its own process; its errors go to a file."""
     os.environ.update(job.environment)
     with job.complaints.open("ab") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())

@@ -1,4 +1,4 @@
-"""What a store keeps: copies, marks, tags, failures, and how they are listed (S1)."""
+"""Tests of what a store keeps: copies, marks, tags, failures, and listings (S1)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from stillfresh.testing.conformance_kit import KIND, POLICY, ConformanceKit, on_
 IDS: Final = (
     "", "A", "a", " a", "a ", "a b", "a\x00b", "a:b", "a%", "a_", "a*", "[a]", "ключ", "'; --", "1",
 )  # fmt: skip
-"""That a store may mistake for each other, or for something else."""
+"""Ids that a store may confuse with each other, or with something else."""
 
 
 @on_open_stores
@@ -33,7 +33,7 @@ class CopyConformance(ConformanceKit):
         assert await store.read(KIND, ["a", "b"]) == {"a": Record(copy)}
 
     async def test_absent_is_not_an_empty_value(self, store: Store) -> None:
-        """That upstream has no such thing, and a value of no bytes, are two things."""
+        """An absence and an empty value are different."""
         for value in (None, b""):
             await self.published(store, value=value)
             assert (await self.kept(store)).value == value
@@ -56,7 +56,7 @@ class CopyConformance(ConformanceKit):
         assert (await self.kept(store)).mark == Mark.NONE
 
     async def test_the_value_is_left_out_for_who_has_it(self, store: Store) -> None:
-        """Who knows the generation may be spared the value; who knows another one gets it."""
+        """A reader that knows the generation may get UNREAD; others get the value."""
         copy = await self.published(store)
         known = (await store.read(KIND, ["a"], {"a": copy.generation}))["a"].copy
         other = (await store.read(KIND, ["a"], {"a": "another"}))["a"].copy
@@ -70,7 +70,7 @@ class CopyConformance(ConformanceKit):
         assert (await store.read(KIND, ["a"], {"a": copy.generation}))["a"].copy == copy
 
     async def test_reads_inline_what_it_reads(self, store: Store) -> None:
-        """A store that says so reads the same without a turn of the loop."""
+        """A store that declares it reads the same inline, without a turn of the loop."""
         await self.published(store)
         await self.lease(store, "b")
         if store.reads_inline:
@@ -112,7 +112,7 @@ class CopyConformance(ConformanceKit):
         assert sorted(await store.invalidate_tag("shop")) == [(KIND, "copy"), (KIND, "ended")]
 
     async def test_a_tag_that_comes_with_the_copy_reaches_it(self, store: Store) -> None:
-        """I26: beside the tags of its lease, in every kind, and whatever others there are."""
+        """I26: besides the tags of its lease, in every kind, and with other tagged entries."""
         assert await self.publish(store, await self.lease(store, "other"), tags=()) == set()
         lease = await self.lease(store, "a", None, "shop")
         assert await self.publish(store, lease, tags=("eu", "shop", "")) == set()
@@ -123,7 +123,7 @@ class CopyConformance(ConformanceKit):
         assert (await self.kept(store, "other")).mark == Mark.NONE
 
     async def test_a_tag_that_was_invalidated_while_loading_supersedes(self, store: Store) -> None:
-        """I26, the law for tags that only the load could tell; the next one gets the lease."""
+        """I26, the law for tags that come with the load; the next caller gets the lease."""
         await self.publish(store, await self.lease(store, "tagged"), tags=("eu",))
         lease, other = await self.lease(store, "a", None, "shop"), await self.lease(store, "b")
         assert await store.invalidate_tag("eu") == [(KIND, "tagged")]
@@ -148,7 +148,7 @@ class CopyConformance(ConformanceKit):
             assert await store.invalidate_tag(tag, soft=True) == [(KIND, "a")]
 
     async def test_tags_of_a_copy_reach_it_until_it_is_replaced(self, store: Store) -> None:
-        """I26: while the next load runs, after it failed, and after one that tells no tags."""
+        """I26: while the next load runs, after it failed, and after a load without tags."""
         first = await self.lease(store, "a", None, "own")
         await self.publish(store, first, tags=("eu", "shop"))
         loading = await self.lease(store, "a", first.token, "own")
@@ -179,7 +179,7 @@ class CopyConformance(ConformanceKit):
         assert await store.invalidate_tag("eu") == []
 
     async def test_a_failure_is_remembered_until_a_success(self, store: Store) -> None:
-        """E7: it stands beside the copy, which it leaves alone, until a publication."""
+        """E7: it is kept beside the unchanged copy, until a publication."""
         copy = await self.published(store)
         failure = Failure(3, self.clock() + 4, "TimeoutError: upstream")
         lease = await self.lease(store, seen=copy.generation)
@@ -205,7 +205,7 @@ class CopyConformance(ConformanceKit):
         assert await store.invalidate_tag("tag") == []
 
     async def test_evicts_what_nobody_can_be_served(self, store: Store) -> None:
-        """Copies past all their terms go; what may still be served, or is being loaded, stays."""
+        """GONE copies are dropped; copies that can be served, and keys being loaded, stay."""
         await self.published(store, "old")
         terms = POLICY.lasts
         self.clock.advance(terms / 2)
@@ -225,7 +225,7 @@ class CopyConformance(ConformanceKit):
         assert stats.bytes > 0
 
     async def test_keeps_to_its_bytes(self, store: Store) -> None:
-        """E23: past `max_bytes` the least recently used go, in a while; what is leased stays."""
+        """E23: above `max_bytes` the least recently used are dropped soon; leased keys stay."""
         if (most := store.max_bytes) is None:
             return
         leased, *others, last = (f"{number:03}" for number in range(30))
@@ -241,7 +241,7 @@ class CopyConformance(ConformanceKit):
         assert set(await store.read(KIND, [leased, others[0], last])) == {leased, last}
 
     async def publish_all(self, store: Store, kind: str, ids: Sequence[str]) -> None:
-        """A copy of each, which had none."""
+        """Publish a copy of each id, which had none."""
         grants = await store.acquire(kind, [Ask(id_) for id_ in ids], self.LEASE)
         leases = [grant for grant in grants.values() if isinstance(grant, Lease)]
         assert await self.publish(store, *leases, kind=kind) == set()
@@ -275,7 +275,7 @@ class CopyConformance(ConformanceKit):
         ]
 
     async def test_a_listing_has_every_page_once(self, store: Store) -> None:
-        """However small the pages are, in every kind, whatever the ids are."""
+        """With pages of any size, in every kind, with any ids."""
         kinds = (KIND, f"{KIND}_1", f"{KIND}1")
         names = {(kind, id_) for kind in kinds for id_ in IDS}
         for kind in kinds:
@@ -298,7 +298,7 @@ class CopyConformance(ConformanceKit):
             assert {*await self.listed(store, search=search)} == expected
 
     async def test_a_listing_goes_on_behind_what_went(self, store: Store) -> None:
-        """The entry that a page ended with may be deleted before the next is asked for."""
+        """The last entry of a page may be deleted before the next page is requested."""
         await self.publish_all(store, KIND, [f"{number:02}" for number in range(20)])
         first = await store.entries(limit=10)
         await store.delete(KIND, [entry.id for entry in first])
@@ -307,7 +307,7 @@ class CopyConformance(ConformanceKit):
         assert {entry.id for entry in [*first, *rest]} == {f"{n:02}" for n in range(20)}
 
     async def test_a_listing_is_asked_for_by_the_page(self, store: Store) -> None:
-        """A limit that is none, or beyond all reason, is refused."""
+        """A limit below 1, or too large, is refused."""
         for limit in (0, -1, 1_000_000, True, 1.5):
             try:
                 await store.entries(limit=limit)  # type: ignore[arg-type]
@@ -316,7 +316,7 @@ class CopyConformance(ConformanceKit):
             raise AssertionError(f"a limit of {limit!r} was taken")
 
     async def test_opens_and_closes_any_number_of_times(self) -> None:
-        """Closed, it says so; opened again, it works."""
+        """A closed store raises NotOpen; opened again, it works."""
         store = await self.new_store(self.clock)
         for _ in range(2):
             await store.open()

@@ -24,9 +24,9 @@ KIND: Final = "price"
 POLICY: Final = Policy(30, 60, 90)
 LASTING: Final = Policy(300, 300, 300)
 COSTLY: Final = frozenset({"invalidate", "invalidate_tag", "delete"})
-"""Steps that may cost a load when they arrive late, and what was published."""
+"""Steps that may cost a load, and a published copy, if they arrive late."""
 TAKING: Final = frozenset({"acquire", "take_over"})
-"""Steps that take the lease for nobody when they arrive late."""
+"""Steps that take the lease without a holder if they arrive late."""
 
 Deliver: TypeAlias = Callable[[], Awaitable[object]]
 """Lets a request arrive at the server once more; done when it returns."""
@@ -36,7 +36,7 @@ class ConformanceKit:
     """The store under test, its clock, and short ways to ask it."""
 
     LEASE: float = 10.0
-    """How long a lease is asked for; a store that counts whole seconds may need more."""
+    """Seconds of a lease; a store that counts whole seconds may need more."""
 
     clock: ManualClock
 
@@ -44,7 +44,7 @@ class ConformanceKit:
         self.clock = ManualClock(start=1_700_000_000.0)
 
     async def new_store(self, clock: Clock) -> Store:
-        """A store with nothing in it, not opened yet."""
+        """Return an empty store that is not opened yet."""
         raise NotImplementedError
 
     async def pass_time(self, seconds: float) -> None:
@@ -52,7 +52,7 @@ class ConformanceKit:
         self.clock.advance(seconds)
 
     async def set_back(self, seconds: float) -> None:
-        """Let the store's clock go back, where that can be done."""
+        """Set the store's clock back, if that is possible."""
         await self.pass_time(-seconds)
 
     async def delayed(self, step: Awaitable[T]) -> tuple[T, Deliver | None]:
@@ -281,7 +281,7 @@ async def taken_over(it: History, *, is_cold: bool) -> None:
 
 
 async def tagged_late(it: History) -> None:
-    """I26: loads that tell their tag: one is overtaken, the next publishes, and it is reached."""
+    """I26: loads with a tag: one is overtaken, the next publishes, and the tag reaches it."""
     tag = f"late {it.id}"
     lease = await it.acquire()
     await it.invalidate_tag(tag)

@@ -1,12 +1,12 @@
-"""Who may write, and when: leases, the law, late requests (S1, S2, S8); and the whole suite.
+"""Tests of who may write, and when: leases, the law, late requests; and the suite (S1, S2, S8).
 
     class TestMyStore(StoreConformance):
         async def new_store(self, clock):
             return MyStore(clock=clock)
 
-The tests are coroutines: run them with pytest-asyncio or anyio. A store whose clock is not ours
-to give (a server's) overrides `pass_time`. A store that is reached over a network overrides
-`delayed`, so that the suite can let requests arrive late (S8).
+The tests are coroutines: run them with pytest-asyncio or anyio. A store with a clock
+of its own (a server's) overrides `pass_time`. A store over a network overrides `delayed`, so that
+the suite can let requests arrive late (S8).
 """
 
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ class LeaseConformance(ConformanceKit):
     """Tests of leases: one holder at a time, and no publication without a live lease."""
 
     async def test_one_lease_at_a_time(self, store: Store) -> None:
-        """The second caller is told until when it is held."""
+        """The second caller learns until when it is held."""
         lease = await self.lease(store)
         denied = await self.ask(store)
         assert isinstance(denied, Held)
@@ -84,7 +84,7 @@ class LeaseConformance(ConformanceKit):
         assert isinstance(await self.ask(store), Lease)
 
     async def test_a_lease_from_before_the_clock_was_set_back_is_over(self, store: Store) -> None:
-        """S2: it ends further away than a lease can; its holder can do nothing any more."""
+        """S2: its end is later than any lease can end; its holder can do nothing any more."""
         old = await self.lease(store)
         await self.set_back(3600)
         new = await self.lease(store)
@@ -102,7 +102,7 @@ class LeaseConformance(ConformanceKit):
         assert isinstance((await store.acquire(KIND, [Ask("b")], 3600))["b"], Held)
 
     async def test_a_lease_that_ends_now_is_over(self, store: Store) -> None:
-        """S2: `expires_at > now` is held; at its very end nobody publishes, renews or holds it."""
+        """S2: held while `expires_at > now`; at its end nobody publishes, renews or holds it."""
         publishing, renewing = await self.lease(store, "a"), await self.lease(store, "b")
         await self.lease(store, "c")
         await self.pass_time(self.LEASE)
@@ -129,7 +129,7 @@ class LeaseConformance(ConformanceKit):
             assert (record.copy, record.failure) == (None, None)
 
     async def test_a_lease_is_taken_over_only_for_the_copy_seen(self, store: Store) -> None:
-        """E17, S8: a late request for it gets the newer copy, and the holder keeps its lease."""
+        """E17, S8: a late takeover gets the newer copy, and the holder keeps its lease."""
         copy = await self.published(store)
         lease = await self.lease(store, seen=copy.generation)
         held_until = (await self.record(store)).held_until
@@ -148,7 +148,7 @@ class LeaseConformance(ConformanceKit):
         assert await store.invalidate_tag("us") == [(KIND, "a")]
 
     async def test_a_free_lease_is_taken_over_in_spite_of_failures(self, store: Store) -> None:
-        """E7, E17: what is published then ends the cooldown."""
+        """E7, E17: the publication ends the cooldown."""
         failure = Failure(3, self.clock() + 50, "TimeoutError: upstream")
         await store.release(KIND, [await self.lease(store)], {"a": failure})
         lease = await self.take_over(store)
@@ -176,7 +176,7 @@ class LeaseConformance(ConformanceKit):
         assert await self.kept(store) == self.copy(new, b"new")
 
     async def test_who_is_past_the_lease_publishes_nothing(self, store: Store) -> None:
-        """S7: also when nobody has taken over."""
+        """S7: also if nobody has taken the lease over."""
         lease = await self.lease(store)
         await self.pass_time(self.LEASE * 1.1)
         assert await self.publish(store, lease) == {"a"}
@@ -193,9 +193,9 @@ class LeaseConformance(ConformanceKit):
         assert await self.publish(store, lease) == set()
 
     async def test_a_failure_that_was_not_seen_denies_the_lease(self, store: Store) -> None:
-        """E7: a caller that looked before the failure is told of it, unless it asks in spite of it.
+        """E7: a caller that looked before the failure gets it, unless it ignores failures.
 
-        With a copy, which comes along, and without one.
+        With a copy, which is returned too, and without one.
         """
         copy = await self.published(store, "b")
         for id_, kept in (("a", None), ("b", copy)):
@@ -236,7 +236,7 @@ class LeaseConformance(ConformanceKit):
         assert isinstance(await self.ask(store, seen=lease.token), Lease)
 
     async def test_of_many_publications_each_stands_alone(self, store: Store) -> None:
-        """One superseded id takes none of the others with it."""
+        """A superseded id does not affect the others."""
         leases = [await self.lease(store, id_) for id_ in "abc"]
         await store.invalidate(KIND, ["b"])
         assert await self.publish(store, *leases) == {"b"}
@@ -263,7 +263,7 @@ class LeaseConformance(ConformanceKit):
         assert await self.publish(store, trailing) == set()
 
     async def test_late_requests_around_an_invalidation(self, store: Store) -> None:
-        """S8: they neither revive a voided lease nor undo what was published."""
+        """S8: they neither revive a voided lease nor undo a publication."""
         cold = partial(overtaken, by=History.invalidate, is_cold=True)
         await play_late(self, store, cold, partial(cold, is_cold=False))
 

@@ -1,7 +1,8 @@
 """Every history of a small model, up to a depth: the shortest one that breaks a promise (W13).
 
-For whatever is driven by events: write the world around it (what is on its way, what may fail) as
-a frozen, hashable state and a function that lists every next one. Nothing here knows of caches.
+For any code that is driven by events: write the world around it (messages on their way, possible
+faults) as a frozen, hashable state, and a function that lists every next state. Nothing here knows
+of caches.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping

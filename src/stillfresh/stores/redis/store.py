@@ -299,7 +299,7 @@ class RedisStore(Store):
         await self._each(scripts.DELETE, kind, dict.fromkeys(ids, ()), urgent=True)
 
     async def evict(self, before: float) -> int:
-        """Drop expired ids; with a given clock, also those that the server would keep."""
+        """By its own clock the server drops ids itself; by a given clock, drop them here."""
         self._opened()
         if self._clock is None and before <= time.time():
             return 0

@@ -206,7 +206,7 @@ class KindTables:
 
 
 def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | None:
-    """E5: Held only if the copy is the one seen; else Newer with the present one."""
+    """E5: why the lease is denied, in the order of the contract; None if it is granted."""
     if record.copy is not None and record.copy.generation != ask.seen:
         return Newer(record)
     until = None if ask.take_over else record.held_until

@@ -67,7 +67,7 @@ class SqliteView(SqliteStore):
         return self.look(job)
 
     def look(self, job: Callable[[apsw.Connection], T]) -> T:
-        """Read at once: no job waits for this."""
+        """Read now, in the caller's thread."""
         if self._reader is None:
             raise NotOpen("this view is closed; open it again with open()")
         try:

@@ -1,7 +1,7 @@
-"""The way on which the simulated store tells what is done to it (T7, S10).
+"""The channel on which the simulated store announces changes (T7, S10).
 
-Messages are late, come twice and out of order, and now and then the way breaks without a word:
-then nothing comes any more, no beat either. A beat comes back behind all that was told before it.
+Messages are late, come twice and out of order. Sometimes the channel breaks silently: then nothing
+comes any more, and no beat either. A beat comes back after all earlier announcements.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
 
 LATENCY: Final = (0.0001, 0.005)
-"""Quicker than an answer: what is told may overtake what was read before."""
+"""Seconds; faster than an answer, so an announcement may overtake an earlier read."""
 SLOW: Final = (0.1, 3.0)
 PATIENCE: Final = 1.0
 BREAKS: Final = 0.1
@@ -27,10 +27,10 @@ LATE: Final = 0.1
 
 @asynccontextmanager
 async def listening(process: "Process", tell: Tell) -> AsyncIterator[Channel]:
-    """Refused while the store is away."""
+    """Listen; refused while the store does not answer."""
     world = process.world
     if world.is_over or world.weather.is_now(Blow.AWAY):
-        raise StoreError("the store is away")
+        raise StoreError("the store does not answer")
     channel = SimulatedChannel(process, tell)
     world.channels.add(channel)
     try:
@@ -48,7 +48,7 @@ class SimulatedChannel(Channel):
         self._world = process.world
         self._tell = tell
         self._quiet_at = 0.0
-        """When all that was sent so far has come."""
+        """When everything sent so far has arrived."""
         self._is_broken = False
 
     def cut(self) -> None:
@@ -56,7 +56,7 @@ class SimulatedChannel(Channel):
         self._is_broken = True
 
     def send(self, kind: str, id_: str, generation: str | None) -> None:
-        """The store has done it; the process hears of it some time later, or never more."""
+        """Announce a change; the process receives it later, or never."""
         dice = self._world.weather.dice
         self._is_broken = self._is_broken or dice.random() < BREAKS
         if self._is_broken:

@@ -1,7 +1,7 @@
 """What goes wrong in a run, and when (T1).
 
-Drawn from the seed at once, so that a run can be repeated with less: a seed in, a plan out. While
-the run lasts, `Weather` says what the plan has for now.
+A plan is drawn from the seed before the run, so that a run can be repeated with fewer faults.
+During the run, `Weather` says which faults are on.
 """
 
 import random
@@ -34,23 +34,23 @@ class Blow(StrEnum):
     JUMP = "has its clock set"
     SLOW = "the store is slow"
     FULL = "the store is full"
-    AWAY = "the store is away"
+    AWAY = "the store does not answer"
 
 
 STRIKES_PROCESS: Final = frozenset({Blow.KILL, Blow.PAUSE, Blow.JUMP})
 REQUESTS: Final = 400
-"""Those that may meet trouble; a run that asks for more is a quiet one from then on."""
+"""The first requests, which may fail; later ones do not."""
 RATES: Final = (0.0, 0.02, 0.1, 0.25)
 CLOCKS: Final = 8
 NODES: Final = 3
-"""Of a cluster (S9)."""
+"""Nodes of a cluster (S9)."""
 SLOWNESS: Final = 2.0
 """Seconds that a slow store adds, at most, each way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A blow: at which second, to which process (if it is one's), how long or how far."""
+    """A blow: at which second, to which process (if to one), how long or how far."""
 
     at: float
     blow: Blow
@@ -68,7 +68,7 @@ class Faults:
     """Which faults a simulation may inject."""
 
     troubles: Collection[Trouble] | None = None
-    """What may happen to requests; None: anything."""
+    """What may happen to requests; None: everything."""
     blows: Collection[Blow] | None = None
     most_blows: int = 6
     within: float = 30.0
@@ -94,7 +94,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run, whole: with the scenario it says everything that will happen."""
+    """One run: together with the scenario it determines everything that happens."""
 
     seed: int
     troubles: tuple[tuple[int, Trouble], ...] = ()
@@ -104,15 +104,15 @@ class Plan:
     resends: bool = False
     """A request without an answer is sent once more, as the real clients do (S8)."""
     shuffled: bool = True
-    """What is ready runs in any order; else in the order in which it came."""
+    """Ready callbacks run in any order; otherwise in the order in which they came."""
     steps: int | None = None
     """At most so many steps of each loop over `world.steps(...)`."""
     processes: int | None = None
     salt: int = 0
-    """Another run of the same plan: what is drawn while it runs is drawn anew."""
+    """For another run of the same plan, with other random numbers during the run."""
 
     def dice(self, what: str) -> random.Random:
-        """For one purpose: what others draw does not change what this one does."""
+        """The dice for one purpose, so that other draws do not change its results."""
         return random.Random(f"{what} {self.seed} {self.salt}")  # noqa: S311 (a seed, no secret)
 
     @property
@@ -167,13 +167,13 @@ def _strike(dice: random.Random, blows: list[Blow], within: float) -> Strike:
 
 
 class Weather:
-    """What the store and the way to it are like now: slow, full, away; which request fails."""
+    """The present state of the store: slow, full, unavailable; and which requests fail."""
 
     def __init__(self, plan: Plan, time: Clock) -> None:
         self.dice = plan.dice("network")
         self.requests = 0
         self.faults = 0
-        """That came to pass so far."""
+        """Faults that have happened so far."""
         self._time = time
         self._troubles = dict(plan.troubles)
         self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
@@ -186,7 +186,7 @@ class Weather:
         return number, trouble
 
     def strikes(self, strike: Strike) -> bool:
-        """False if the blow is a process's."""
+        """False if the blow is for a process."""
         self.faults += 1
         if strike.blow in self._until:
             self._until[strike.blow] = self._time() + strike.amount
@@ -194,7 +194,7 @@ class Weather:
         return strike.blow in self._until
 
     def is_now(self, blow: Blow, node: int | None = None) -> bool:
-        """`node`: of a cluster, of which it strikes one."""
+        """`node`: in a cluster, only one node is struck."""
         return self._time() < self._until[blow] and node in {None, self._struck[blow] % NODES}
 
     def slowness(self) -> float:

@@ -1,7 +1,7 @@
 """SQLite files in a simulation: real ones, written at once and without a thread (T1).
 
-The writer's jobs are done in the caller's turn, in the same transactions. A store that is full or
-away is a disk that is.
+The writer's jobs are done in the caller's turn, in the same transactions. A full or unavailable
+store is a disk that cannot be written.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class InlineWriter(Writer):
         return weather.dice.uniform(0, 0.01) + weather.slowness()
 
     def wake(self) -> None:
-        """The next job looks whether the file is still the one that was opened."""
+        """The next job checks whether the file was replaced."""
 
     def stop(self) -> None:
         if not self.is_stopping:

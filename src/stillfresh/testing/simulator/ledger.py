@@ -1,7 +1,7 @@
 """The ledger: who holds which lease, what was loaded under it, what was invalidated when (T2).
 
-It sees what the store did and what callers were given, and compares; it trusts neither. Upstream is
-here too: a version for each key, raised by every change, so that "old" is a comparison of numbers.
+It compares the store's steps with the answers of callers, and trusts neither. The upstream is here
+too: a version for each key, raised by every change, so that "old" is a comparison of numbers.
 """
 
 from collections import Counter, defaultdict
@@ -55,13 +55,13 @@ class KeyLoad:
     process: int
     key: Key
     token: str | None
-    """None: the store could not be asked for a lease."""
+    """None if the store did not answer the request for a lease."""
     is_published: bool = False
     is_refused: bool = False
     is_unstored: bool = False
-    """The store did not say that it keeps it: its loader alone may show it for a moment (S5)."""
+    """The store did not confirm it: only its own process may serve it, for a moment (S5)."""
     put_until: float = float("-inf")
-    """E17: a value that its process put. What is announced while it does may come before it."""
+    """E17: until when its process put it; an invalidation meanwhile may come before the put."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Invalidation:
-    """One that has ended: what was loaded before it began is older than `version`."""
+    """An invalidation that has ended: loads from before it are older than `version`."""
 
     began: float
     ended: float
@@ -84,7 +84,7 @@ class Invalidation:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Somebody has asked."""
+    """A read of a caller."""
 
     process: int
     key: Key
@@ -95,7 +95,7 @@ class Reading:
 class Ledger:
     """Times are the world's; `now` in a store's step is the clock that the store read.
 
-    `fail` is told what was broken.
+    `fail` is called with each broken promise.
     """
 
     def __init__(self, fail: Callable[[BrokenPromise], object]) -> None:
@@ -103,7 +103,7 @@ class Ledger:
         self.upstream: Counter[Key] = Counter()
         self.loads: list[KeyLoad] = []
         self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
-        """When each key was asked of upstream last."""
+        """When each key was last loaded from the upstream."""
         self._by_token: dict[str, KeyLoad] = {}
         self._holders: dict[Key, Holder] = {}
         self._permits: dict[tuple[int, Key], str | None] = {}
@@ -132,7 +132,7 @@ class Ledger:
         return Version(self.change(key), len(self.loads) - 1)
 
     def has_put(self, value: Version, now: float) -> None:
-        """It has ended, well or not: from now on every invalidation comes after it."""
+        """The put has ended, well or not: later invalidations come after it."""
         self.loads[value.load].put_until = now
 
     def _permit(self, process: int, key: Key) -> str | None:
@@ -200,7 +200,7 @@ class Ledger:
         return copy(self._holders.get(key))
 
     def restore(self, key: Key, holder: Holder | None) -> None:
-        """S9: a failover has undone what was done to its lease since."""
+        """S9: a failover has undone later changes of its lease."""
         self._holders.pop(key, None)
         if holder is not None:
             self._holders[key] = holder
@@ -212,17 +212,17 @@ class Ledger:
                 self._permits[process, (kind, id_)] = grant.token
 
     def unleased(self, process: int, kind: str, ids: Iterable[str]) -> None:
-        """S5: what the store could not be asked to lease is loaded all the same."""
+        """S5: ids whose lease request got no answer are loaded without a lease."""
         for id_ in ids:
             self._permits[process, (kind, id_)] = None
 
     def unread(self, process: int, kind: str, ids: Iterable[str], now: float) -> None:
-        """S5: what the store could not be asked for is taken from memory."""
+        """S5: ids that the store could not read are answered from memory."""
         for id_ in ids:
             self._unread[process, (kind, id_)] = now
 
     def unstored(self, tokens: Iterable[str]) -> None:
-        """S5: what the store did not say that it keeps is shown by its loader for a moment."""
+        """S5: copies that the store did not confirm are served by their loader for a moment."""
         for token in tokens:
             if (load := self._by_token.get(token)) is not None:
                 load.is_unstored = True
@@ -236,7 +236,7 @@ class Ledger:
         ended: float,
         began: float | None = None,
     ) -> None:
-        """`versions`: as upstream had them when the invalidation began."""
+        """`versions`: those of the upstream when the invalidation began."""
         began = ended if began is None else began
         for key, version in versions.items():
             self._ended[key].append(Invalidation(began, ended, process, version, soft))
@@ -262,7 +262,7 @@ class Ledger:
                 )
 
     def _is_known(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
-        """Had it ended when they asked? And could their process know, its store being there?"""
+        """True if it had ended when the caller asked, and the caller's process could know of it."""
         if one.began <= load.put_until:
             return False
         if one.process == reading.process:

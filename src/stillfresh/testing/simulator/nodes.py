@@ -1,8 +1,8 @@
 """A simulated cluster: three nodes with a part of the keys each, and their replicas (T7, S9).
 
 A step on keys of several nodes is one request to each; reads and leases may be answered in part. A
-change is confirmed when the node's replica has it. When a node fails, its replica takes over: what
-it does not have yet was never done.
+change is confirmed when the node's replica has it. If a node fails, its replica takes over, without
+the changes that it does not have yet.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ def node_of(id_: str) -> int:
 
 @dataclass(slots=True)
 class Node:
-    """What was done on a node and is not known to its replica yet."""
+    """Changes on a node that its replica does not have yet."""
 
     caught_up_at: float = 0.0
-    """When the replica has all that was done so far."""
+    """When the replica will have all changes so far."""
     steps: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
     def done(self, now: float, lag: float, undo: Callable[[], None]) -> float:
@@ -97,7 +97,7 @@ class ClusterWire(StoreWire):
         super()._take_effect(request, some, answer, back)
 
     def _kept(self, key: Key) -> Callable[[], None]:
-        """What puts an entry back as it is now."""
+        """A function that restores an entry to its present state."""
         rows, holder = self._store._rows, self._ledger.holder(key)  # noqa: SLF001 (all of it)
         row = copy(rows.get(key))
 

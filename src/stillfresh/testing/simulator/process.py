@@ -35,20 +35,20 @@ class Process:
         self.is_closed = False
         self.failure_rate = FAILS
         self.dice = world.plan.dice(f"upstream of {number}")
-        """For what upstream does when this process asks it."""
+        """The dice for the upstream's answers to this process."""
         self.store = StoreWire(self)
         """The shared store, over a network."""
         self.file_store = StoreWire(self, inline=True)
-        """The same one, as a file that is read on the spot."""
+        """The same store, as a file that is read inline."""
         self._skew = skew
         self._set_back = 0.0
-        """Seconds by which its clock went back: what memory may lag behind, it lags longer then."""
+        """Seconds by which its clock went back: memory may lag behind by that much more."""
         self._closing = AsyncExitStack()
         self._ending = ExitStack()
         self.at_close = self._closing.push_async_callback
-        """When the scenario has ended and the process is alive: last come, first closed."""
+        """Registers a function for the end of the scenario, if the process lives; last one first."""
         self.at_end = self._ending.callback
-        """Whatever became of it: files are closed."""
+        """Registers a function that is called however the process ends, to close files."""
         self.end = self._ending.close
 
     def clock(self) -> float:
@@ -99,7 +99,7 @@ class Process:
     def observe(
         self, kind: str, resource: Resource[str, Version], *, lag: float = 0.0
     ) -> "Observed":
-        """Return the resource with checks: no answer may be older than what was invalidated.
+        """Return the resource with checks: no answer may be older than an invalidation.
 
         `lag` is the resource's `memory_for`.
         """
@@ -174,14 +174,14 @@ class Process:
         self._set_back += max(0.0, -by)
 
     async def close(self) -> None:
-        """Close what the process opened."""
+        """Close everything that the process opened."""
         self.is_closed = True
         await self._closing.aclose()
 
 
 @dataclass
 class Observed:
-    """A resource of one process; each answer is compared with what was invalidated before."""
+    """A resource of one process; each answer is compared with earlier invalidations."""
 
     process: Process
     kind: str

@@ -24,7 +24,7 @@ SHOWN: Final = 60
 MOST_RUNS: Final = 250
 """To make a failing plan smaller."""
 SALTS: Final = 8
-"""Runs of a plan without faults: what is left to chance may have to be drawn more than once."""
+"""Runs of a plan without faults, because chance may hide an error in a single run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Simulated:
     requests: int
     loads: int
     faults: int
-    """Faults that happened, of those that were planned."""
+    """Faults that happened, out of those planned."""
     trace: tuple[str, ...]
     broken: BrokenPromise | None = None
 
@@ -134,11 +134,11 @@ def _check(scenario: object, seed: object, faults: object) -> None:
 
 @contextmanager
 def alone(world: World) -> Iterator[None]:
-    """A run has dice, a log, garbage and files of its own; all is left as it was.
+    """A run has its own dice, log, garbage and files; afterwards everything is as before.
 
-    One at a time in a program: what is patched here is everybody's. Dice that nobody was given come
+    Only one run at a time in a program, because this patches global state. The global dice come
     from the seed too. Garbage is collected when the run ends, so that it is noticed at the same
-    step; what was there before is passed over, which saves time.
+    step; earlier garbage is skipped, which saves time.
     """
     dice, log, listener = random.getstate(), logging.getLogger("stillfresh"), LogListener(world)
     propagates, is_collecting, is_first = log.propagate, gc.isenabled(), not gc.get_freeze_count()
@@ -162,7 +162,7 @@ def alone(world: World) -> Iterator[None]:
 
 
 class LogListener(logging.Handler):
-    """What stillfresh logs as an error of its own breaks the simulation."""
+    """An internal error in stillfresh's log breaks the simulation."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)

@@ -43,7 +43,7 @@ PATIENCE: Final = (0.05, 2.0)
 
 
 def finished(work: Awaitable[T]) -> T:
-    """What a coroutine returns that never waits, as those of the memory store."""
+    """The result of a coroutine that never waits, such as a step of the memory store."""
     try:
         next(work.__await__())
     except StopIteration as stop:
@@ -52,12 +52,12 @@ def finished(work: Awaitable[T]) -> T:
 
 
 class NoAnswer(StoreError):
-    """Whether the store did what it was asked is not known."""
+    """No answer: it is not known whether the store did the step."""
 
 
 @dataclass(slots=True)
 class StoreRequest(Generic[T]):
-    """One on its way: what it does, for which ids."""
+    """A request on its way: its step, its ids, and its effect."""
 
     step: str
     kind: str
@@ -65,7 +65,7 @@ class StoreRequest(Generic[T]):
     effect: Callable[[Sequence[str]], T]
     tokens: Sequence[str] = ()
     node: int | None = None
-    """S9: the one that it goes to, in a cluster."""
+    """S9: the node that it goes to, in a cluster."""
 
     def __str__(self) -> str:
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
@@ -91,7 +91,7 @@ def _grant(grant: Grant) -> str:
 
 @dataclass(slots=True)
 class Asking:
-    """A request for leases, however often it arrives: it knows those that it was granted (S8)."""
+    """A request for leases, which may arrive more than once: it knows its granted leases (S8)."""
 
     process: "Process"
     kind: str
@@ -121,7 +121,7 @@ class Asking:
 
 
 class StoreWire(WrappedStore):
-    """A store, as one process sees it over a network; or as a file, which is read on the spot."""
+    """A store as one process sees it: over a network, or as a file, which is read inline."""
 
     def __init__(self, process: "Process", *, inline: bool = False, pushes: bool = False) -> None:
         super().__init__(process.world.store)
@@ -133,13 +133,13 @@ class StoreWire(WrappedStore):
         self._ledger = process.world.ledger
 
     async def open(self) -> None:
-        """There is nothing to connect."""
+        """Nothing to do."""
 
     async def close(self) -> None:
-        """What is kept is everybody's."""
+        """Nothing to do: the store is shared."""
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """A step that is of no id."""
+        """A step without ids."""
         return await self._ask(name, "", (), lambda _: finished(work()))
 
     async def _ask(
@@ -152,7 +152,7 @@ class StoreWire(WrappedStore):
     ) -> dict[str, Record]:
         if self._world.is_over or self._world.weather.is_now(Blow.AWAY):
             self._unanswered(StoreRequest("read", kind, ids, len))
-            raise StoreError("the store is away")
+            raise StoreError("the store does not answer")
         return self._store.read_now(kind, ids, known)
 
     async def read(
@@ -325,7 +325,7 @@ class StoreWire(WrappedStore):
     def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
         world = self._world
         if world.weather.is_now(Blow.AWAY, request.node):
-            raise StoreError("the store is away")
+            raise StoreError("the store does not answer")
         if world.weather.is_now(Blow.FULL, request.node) and request.step not in READS:
             raise StoreError("the store is full")
         world.asked_by = self._process

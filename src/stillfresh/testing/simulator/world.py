@@ -1,4 +1,4 @@
-"""The world of a simulation: virtual time, processes that share a store, what befalls them (T1)."""
+"""The world of a simulation: virtual time, processes that share a store, and their faults (T1)."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ MAX_TASKS: Final = 1_000
 MAX_COPIES: Final = 10_000
 MAX_TRACE: Final = 5_000
 LOOK_EVERY: Final = 64
-"""Steps between two looks at what costs more than a comparison."""
+"""Steps between two of the more expensive checks."""
 RESTART: Final = (0.5, 5.0)
 """Seconds until a process that was killed runs again."""
 
@@ -44,13 +44,13 @@ class World:
         self.ledger = Ledger(self.fail)
         self.trace: deque[str] = deque(maxlen=MAX_TRACE)
         self.processes: list[Process] = []
-        """All that ever were, the killed as well."""
+        """All processes, including killed ones."""
         self.is_over = False
         tokens = iter(range(1, 1 << 62))
         self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
         finished(self.store.open())
         self.channels: set[SimulatedChannel] = set()
-        """S10: those that are told what the store does."""
+        """S10: channels to the listening processes."""
         self.nodes = [Node() for _ in range(NODES)]
         """S9: of the store, if it is a cluster."""
         self.asked_by: Process | None = None
@@ -115,7 +115,7 @@ class World:
             channel.send(kind, id_, generation)
 
     def fail_over(self, node: int) -> None:
-        """S9: one node's replica takes over, without what it does not have yet."""
+        """S9: one node's replica takes over, without the changes that it does not have yet."""
         self.nodes[node].fail(self.time())
         for channel in self.channels:
             channel.cut()
@@ -168,7 +168,7 @@ class World:
         self.fail(error)
 
     def killed(self, process: Process) -> None:
-        """Somebody starts it anew, a while later."""
+        """Start it again, some time later."""
         self._changed.set()
         if (app := self._apps.pop(process, None)) is not None:
             with self.loop.acting(WORLD):
@@ -179,19 +179,19 @@ class World:
         self._launch(app)
 
     def store_now(self) -> float:
-        """S2: a server has a clock of its own; a file is judged by the clock of who asks."""
+        """S2: a server has its own clock; for a file, the caller's clock counts."""
         if self._asks_callers and self.asked_by is not None:
             return self.asked_by.clock()
         return self.wall()
 
     def run(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
-        """Raises what was broken."""
+        """Run; raises the first broken promise."""
         for strike in self.plan.strikes:
             self.loop.call_at(strike.at, self._strike, strike)
         self.loop.run(self._play(scenario), self._after_step)
 
     async def _play(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
-        """The scenario, all that it started, and that closing leaves nothing behind."""
+        """Run the scenario and everything it started; check that closing leaves nothing behind."""
         await scenario(self)
         await self.joined()
         while opened := [process for process in self._living() if not process.is_closed]:
@@ -226,7 +226,7 @@ class World:
             self._look()
 
     def unheard(self) -> BrokenPromise | None:
-        """What was raised where nobody could hear it, as it is let go of."""
+        """The first error that no code handled, after garbage was collected; or None."""
         gc.collect()
         return self._heard()
 
