@@ -148,7 +148,7 @@ class TestT1Requests:
         assert grants(Trouble.HALF, ids=2) == ["no answer", Held, Lease]
 
     @pytest.mark.parametrize("blow", [Blow.AWAY, Blow.FULL])
-    def test_a_store_that_is_away_or_full(self, blow: Blow) -> None:
+    def test_a_store_that_does_not_answer_or_is_full(self, blow: Blow) -> None:
         """Full, it can be read."""
         told: list[str] = []
 
@@ -164,7 +164,7 @@ class TestT1Requests:
             await asked(process)
 
         assert run(scenario, Plan(1, (), (Strike(0.5, blow, 1, 3.0),))).broken is None
-        assert told == [f"the store is {blow.split()[-1]}"] * (2 if blow is Blow.AWAY else 1)
+        assert told == [str(blow)] * (2 if blow is Blow.AWAY else 1)
 
 
 class TestT7SentAgain:

@@ -1,7 +1,7 @@
-"""What every answer of the demo's site says, and what it refuses (G8).
+"""The header fields of every answer of the demo's site, and what it refuses (G8).
 
-A page of another site can send neither a header of ours nor our cookie, and its name is not ours:
-so it turns no switch here, also not by a name that it made point at this machine.
+A page of another site can send neither our header field nor our cookie, and it has another name. So
+it cannot turn a switch here, even by a name that its owner points at this machine.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from stillfresh.web.guard import LOCAL_NAMES, host_name, is_address, is_of_this_
 from stillfresh.web.replies import POLICY, SAFETY
 
 HEADER: Final = "x-stillfresh-demo"
-"""Only a script of this origin can set it without being asked by the browser whether it may."""
+"""Only a script of this origin can set it without a preflight request of the browser."""
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 SAID: Final = {
     **SAFETY,
@@ -25,9 +25,9 @@ SAID: Final = {
 
 
 class Guard:
-    """`hosts`: names that the site may be asked by, besides those of loopback.
+    """`hosts`: the allowed names of the site, besides those of loopback.
 
-    Bound to all addresses, it may be asked by each of them, but by no name: that can be anybody's.
+    If it is bound to all addresses, each address is allowed, but no other name: anybody may own it.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:

@@ -1,8 +1,8 @@
 """One visitor's games as the site shows them: the header's next game, and a board (G8; seed 003).
 
 A `WaitingClient` keeps the order of the games that wait, from the service's events, and asks it
-only when the order cannot be proved. Boards are entries of the gateway's cache: shown old while
-the service is away.
+only when the order cannot be proved. Boards are entries of the gateway's cache: while the service
+is unavailable, old ones are shown.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ PATIENCE: Final = "2s"
 """To wait for the service before a game is shown as it was."""
 
 AHEAD: Final = 7.0
-"""Seconds: a board that is on screen is asked for before its freshness ends."""
+"""Seconds; a board on screen is refreshed before its freshness ends."""
 
 Boards = Function[[str, str], dict[str, Any]]
 
@@ -48,7 +48,7 @@ def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
 
 @dataclass(eq=False)
 class Playing:
-    """Begun with the first look, ended with the visitor; `tell` hears of every change."""
+    """The games of one visitor, from the first look to the end; `tell` is called on each change."""
 
     user: str
     http: httpx2.AsyncClient
@@ -61,14 +61,14 @@ class Playing:
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
     _is_seated: bool = False
     _is_outdated: bool = False
-    """The service told something since the board was asked for."""
+    """True if the service sent an event since the board was requested."""
     _over: dict[str, Any] = field(default_factory=dict)
     """The board on screen, once its game has ended."""
     _looked_at: str | None = None
     """The game that the service knows to be on screen."""
 
     async def state(self) -> dict[str, Any]:
-        """What the header offers, why its order is right, and the board on screen."""
+        """The games of the header, why their order is right, and the board on screen."""
         waiting = await self._begun()
         await self._look()
         board = await self._shown()
@@ -84,7 +84,7 @@ class Playing:
         }
 
     async def open(self, game_id: str) -> None:
-        """A game comes on screen; shown as it was if the service is away."""
+        """Show a game; while the service is unavailable, the old board."""
         waiting = await self._begun()
         if game_id not in waiting.state.pool:
             raise MoveRefused("this game does not wait for you any more")
@@ -92,7 +92,7 @@ class Playing:
         await self._look()
 
     async def play(self, cell: int) -> None:
-        """The header moves on at once, on trust; a move that fails is taken back."""
+        """Play. The header moves on at once; a move that fails is taken back."""
         waiting, game_id = await self._begun(), self.current
         if game_id is None:
             raise MoveRefused("open a game first")
@@ -109,7 +109,7 @@ class Playing:
         await self._stack.aclose()
 
     async def _look(self) -> None:
-        """Tells the service what is on screen; later, if it is away now."""
+        """Tell the service which game is on screen; later, if it is unavailable now."""
         game_id, client = self.current, self._client
         if game_id is None or game_id == self._looked_at or client is None:
             return
@@ -119,7 +119,7 @@ class Playing:
                 self._looked_at = game_id
 
     async def _begun(self) -> WaitingCache:
-        """Seats the visitor; tried again while the service is away."""
+        """Seat the visitor; while the service is unavailable, the next call tries again."""
         async with self._beginning:
             if self._client is None:
                 url, headers = str(self.http.base_url), {PLAYER: self.user}
@@ -133,7 +133,7 @@ class Playing:
         return self._client.cache
 
     async def _nap(self, seconds: float) -> None:
-        """Never long: somebody is playing with the upstream's switch."""
+        """A short pause: the visitor plays with the upstream's switch."""
         await asyncio.sleep(min(seconds, self.pause))
 
     def _changed(self, _: WaitingCache) -> None:
@@ -141,7 +141,7 @@ class Playing:
         self.tell()
 
     async def _shown(self) -> dict[str, Any] | None:
-        """None: no game is open, or nothing is kept of it. What is over is not asked for again."""
+        """The board; None if there is none. An ended game is not loaded again."""
         if self.current is None or self._over.get("id") == self.current:
             return self._over or None
         try:
@@ -174,7 +174,7 @@ class Playing:
 
 
 def freshness(answer: Answer[Any] | Dated) -> dict[str, Any]:
-    """How fresh an answer is, as the page is told."""
+    """How fresh an answer is, for the page."""
     error = None if answer.error is None else str(answer.error)
     return {"verdict": str(answer.verdict), "age": round(answer.age, 1), "error": error}
 

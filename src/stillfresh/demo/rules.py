@@ -49,12 +49,12 @@ def free(board: str) -> tuple[int, ...]:
 
 
 def played(board: str, cell: int, mark: str) -> str | None:
-    """The board after it; None: not a cell that is free."""
+    """The board after the move; None if the cell is not free."""
     return f"{board[:cell]}{mark}{board[cell + 1 :]}" if cell in free(board) else None
 
 
 def outcome(board: str) -> str | None:
-    """`x` or `o` has won, `draw`, or None: it goes on."""
+    """The winner `x` or `o`, `draw`, or None if the game goes on."""
     for a, b, c in LINES:
         if board[a] == board[b] == board[c] != ".":
             return board[a]
@@ -62,7 +62,7 @@ def outcome(board: str) -> str | None:
 
 
 def bot_cell(board: str, choose: Callable[[tuple[int, ...]], int]) -> int:
-    """Wins if it can, stops a win if it must, and else does as it likes: it can be beaten."""
+    """The bot's move: it wins if it can, stops a win if it must, and else chooses at random."""
     for mark in ("o", "x"):
         for cell in free(board):
             if outcome(played(board, cell, mark) or board) == mark:
@@ -71,7 +71,7 @@ def bot_cell(board: str, choose: Callable[[tuple[int, ...]], int]) -> int:
 
 
 class Polled(NamedTuple):
-    """Requests, one for each item; or with as many items in one as stillfresh puts in."""
+    """Requests of polling: one for each item, or in batches like those of stillfresh."""
 
     each: float
     in_batches: float
@@ -81,7 +81,7 @@ def polling(seconds: float, *kinds: tuple[int, float, int]) -> Polled:
     """What polling costs: each open tab asks for every item each time its freshness ends.
 
     `seconds`: of all tabs. `kinds`: how many items, for how long each is fresh, how many go
-    into one request. stillfresh asks only for what is on a screen, once for all tabs.
+    into one request. stillfresh requests only items on a screen, once for all tabs.
     """
     each = sum(seconds / fresh_for * items for items, fresh_for, _ in kinds)
     batched = sum(seconds / fresh_for * ceil(items / most) for items, fresh_for, most in kinds)

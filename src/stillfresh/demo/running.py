@@ -45,9 +45,9 @@ from stillfresh.web import gateway
 PATIENCE: Final = "15s"
 """Longer than the slowest lookup: slow is not failing."""
 GRACE: Final = 2
-"""Seconds that requests under way are given when the demo is told to end."""
+"""Seconds for running requests when the demo ends."""
 NO_KEEPING: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=0)
-"""An upstream that was switched off leaves no connection behind to stumble over."""
+"""No idle connections: one to an upstream that was switched off would fail."""
 SEED: Final = 7
 """Two runs begin alike."""
 
@@ -180,9 +180,9 @@ async def site_of(
 
 
 async def soon(asked: Awaitable[T], pause: float) -> T:
-    """Ask a failing upstream again after `pause`: somebody is playing with its switch.
+    """Try a failing upstream again after `pause`: the visitor plays with its switch.
 
-    Without this, failures double the pause up to a minute, as is right anywhere else.
+    Otherwise failures double the pause up to a minute, which is right everywhere else.
     """
     try:
         return await asked
@@ -218,7 +218,7 @@ def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:
 
 
 async def changes(world: UpstreamData, pace: Pace) -> None:
-    """The upstream's data goes on changing, also while its server is down."""
+    """Change the upstream's data, also while its server is down."""
     while True:
         await asyncio.sleep(pace.change_every)
         world.change(int(time.time()))
@@ -231,7 +231,7 @@ async def ticks(made: Demo) -> None:
 
 
 async def wakings(made: Demo) -> None:
-    """C9 asks for what has failed one by one: here everybody knows that the upstream is back."""
+    """When the upstream is back, refresh all watched items at once, not one by one (C9)."""
     hub = made.app.hub
     while True:
         await made.recovered.wait()
@@ -247,7 +247,7 @@ async def refresh_watched(hub: Hub, kind: str) -> None:
 
 @asynccontextmanager
 async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """While the block runs; what one of them raised is raised at the end of it."""
+    """Run these works while the block runs; an error of one is raised at its end."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield

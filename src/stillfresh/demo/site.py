@@ -1,7 +1,7 @@
-"""The demo's site: one page, the small API behind its parts, and the state that it is told (G8).
+"""The demo's site: one page, the small API of its parts, and the state for open pages (G8).
 
-What the gateway does not answer itself comes here. Answers to expected trouble (the upstream is
-away) are no HTTP errors: the page shows them.
+Requests that the gateway does not answer itself come here. If the upstream is unavailable, the
+answer is not an HTTP error: the page shows it.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ STATIC: Final = Path(__file__).parent / "static"
 GATEWAYS: Final = ("stillfresh.web", "static")
 """The look that the demo shares with the dashboard."""
 EVERY: Final = 1.0
-"""Seconds between two states that are told to an open page."""
+"""Seconds between two states that are sent to an open page."""
 MAX_BATCH: Final = 20
 DAYS: Final = 7
 MOST_BODY: Final = 4_096
@@ -48,12 +48,12 @@ MOST_COMMENT: Final = 280
 TRIED: Final = "stillfresh_demo_tried"
 """The cookie of a visitor that wants no more hints."""
 TROUBLE: Final = {"failing": "answers with errors", "down": "does not answer"}
-"""What is the matter with the upstream, in each mode in which something is."""
+"""What is wrong with the upstream, for each mode with a fault."""
 PRIVATE: Final = {"Cache-Control": "private, no-store"}
 
 
 class PageRequest(msgspec.Struct, frozen=True):
-    """What a page may send, and what stands for all that it leaves out."""
+    """What a page may send, with defaults."""
 
     mode: str = ""
     body: str = ""
@@ -61,7 +61,7 @@ class PageRequest(msgspec.Struct, frozen=True):
 
 
 async def _asked(request: Request) -> PageRequest:
-    """A small JSON object; anything else is an empty one."""
+    """The request's small JSON object; anything else counts as empty."""
     if int(request.headers.get("content-length") or MOST_BODY + 1) > MOST_BODY:
         return PageRequest()
     try:
@@ -72,7 +72,7 @@ async def _asked(request: Request) -> PageRequest:
 
 @dataclass
 class Demo:
-    """The site, and what stands behind it; its maker opens and closes the parts."""
+    """The site and its parts, which its maker opens and closes."""
 
     pace: Pace
     world: UpstreamData
@@ -83,10 +83,10 @@ class Demo:
     app: Gateway = field(init=False)
     """Set once the site that it serves is made."""
     recovered: asyncio.Event = field(default_factory=asyncio.Event)
-    """The upstream was switched on again: what is on a screen need not wait any longer."""
+    """Set when the upstream is switched on again, so that items on screen are refreshed at once."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _updates: int = 0
-    """Revalidations that brought news: a page that shows a smaller number reads again."""
+    """Refreshes of the feed so far; a page that shows a smaller number reads again."""
     _open_for: float = 0.0
     """Seconds, of all open tabs together."""
     _counted_until: float = field(default_factory=time.monotonic)
@@ -118,7 +118,7 @@ class Demo:
         self._tell()
 
     def _tell(self) -> None:
-        """Every open page is told the state now, not only with the next second."""
+        """Send the state to every open page now, not only at the next second."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -165,7 +165,7 @@ class Demo:
         return answer
 
     async def prices(self, _: Request) -> Response:
-        """Slow, and broken with the upstream: the page cache in front of it is what is fast."""
+        """The page of prices: slow, and failing with the upstream; the page cache makes it fast."""
         asked_at = time.time()
         try:
             prices = (await self.http.get("/prices")).raise_for_status().json()
@@ -180,7 +180,7 @@ class Demo:
     async def events(self, request: Request) -> Response:
         visitor = self._visitor(request)
         if visitor is None:
-            return Response(status_code=204)  # tells the browser not to ask again
+            return Response(status_code=204)  # so that the browser does not reconnect
         headers = {**PRIVATE, "X-Accel-Buffering": "no"}
         return StreamingResponse(self._told(visitor), 200, headers, "text/event-stream")
 
@@ -278,7 +278,7 @@ class Demo:
         return TROUBLE.get(self.upstream.mode, "has not answered yet")
 
     async def _or_why(self, asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """There is no copy, and the upstream has none to give: said in one sentence."""
+        """The answer, or a sentence why there is none."""
         try:
             return await asked
         except StillfreshError:
@@ -299,7 +299,7 @@ def _spans(pace: Pace) -> dict[str, str]:
 
 
 def _post(post_id: str) -> str:
-    """Empty until it has been on screen: what it says comes through the gateway."""
+    """The frame of a post; its content comes through the gateway once it is on screen."""
     author = escape(post_id.partition(":")[0])
     return _template("post.html").substitute(id=escape(post_id), author=author)
 

@@ -1,7 +1,7 @@
 """The game service behind the demo: real games of noughts and crosses against bots (G8, W12).
 
-`Games` keeps whose turn it is since when; here are the boards, and the bots, who move at their own
-pace. Part of the upstream: down with it, and asked over HTTP like the rest.
+`Games` keeps whose turn it is since when; this module has the boards, and the bots, which move at
+their own pace. It is part of the upstream: down with it, and reached over HTTP.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from stillfresh.waiting.backend import GameError, Games, Player
 
 BOTS: Final = ("Ada", "Bo", "Cleo", "Dex", "Edda", "Fin")
 MOST_PLAYERS: Final = 64
-"""Beyond, who sat down first has to leave."""
+"""Beyond that, the player that came first must leave."""
 REMATCH_AFTER: Final = 6.0
 LOOK_EVERY: Final = 0.2
 
@@ -54,7 +54,7 @@ class Tables:
         self._games_begun = 0
 
     async def sit(self, user: str) -> None:
-        """Six games, each waiting for the visitor; who sits already keeps theirs."""
+        """Start six games that wait for the visitor; a seated visitor keeps the present ones."""
         if user in self._players:
             return
         while len(self._players) >= MOST_PLAYERS:
@@ -69,7 +69,7 @@ class Tables:
                 await self._games.abandon(game_id)
 
     def shown(self, user: str, game_id: str) -> dict[str, Any] | None:
-        """As its player sees it; None: not theirs, or long over."""
+        """The board as its player sees it; None for another player's game, or one long over."""
         table = self._players.get(user, {}).get(game_id)
         if table is None:
             return None

@@ -31,13 +31,13 @@ from stillfresh.waiting.backend.app import games_app
 
 MODES: Final = ("fine", "slow", "failing", "down")
 QUICK: Final = 0.1
-"""A game's own requests take this share of a lookup: somebody is playing."""
+"""Requests of a game take this share of a lookup, because a visitor waits for the board."""
 PLAYER: Final = "x-player"
-"""The header by which the site tells the game service who plays."""
+"""The header field with the player's id, from the site to the game service."""
 KNOWN: Final = (
     "posts", "users", "comments", "waiting-longest", "games", "days", "prices",
 )  # fmt: skip
-"""What a path asks for, by the first of these that is in it."""
+"""The kinds of requests: the first of these words in the path."""
 
 
 class BreakableUpstream:
@@ -46,7 +46,7 @@ class BreakableUpstream:
     def __init__(self, app: ASGIApp, pace: Pace, world: UpstreamData) -> None:
         self.mode = "fine"
         self.requests: Counter[str] = Counter()
-        """By what was asked for: posts, users, days, …; whatever became of them."""
+        """Requests by kind (posts, users, days, …), answered or not."""
         self._app = app
         self._pace = pace
         self._dice = world.dice
@@ -87,18 +87,18 @@ class BreakableUpstream:
             await self._pause(QUICK if what == "games" else 1.0)
             if self.mode == "failing" or self._hung_up.is_set():
                 answer = JSONResponse({"error": "this upstream was told to fail"}, 500)
-        with contextlib.suppress(ClientDisconnect):  # switched off while it was asked
+        with contextlib.suppress(ClientDisconnect):  # switched off during the request
             await answer(scope, receive, send)
 
     async def _pause(self, share: float) -> None:
-        """As long as a lookup takes, or until the power is gone: then nobody waits any more."""
+        """Wait as long as a lookup takes, or until the upstream is switched off."""
         span = self._pace.slow_lookup if self.mode == "slow" else self._pace.lookup
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._dice.uniform(*span) * share):
                 await self._hung_up.wait()
 
     async def _listen(self) -> None:
-        """Always on the same port, once it has one."""
+        """Listen, always on the same port."""
         self._hung_up.clear()
         listener = bound("127.0.0.1", self._port)
         self._port = listener.getsockname()[1]

@@ -37,7 +37,7 @@ ASKS: Final = (
 
 
 class Approvals:
-    """Of one visitor. A new request comes while somebody looks, a third of a lifetime apart."""
+    """The requests of one visitor. While they are shown, a new one comes every third of the TTL."""
 
     def __init__(self, ttl: float, dice: random.Random, clock: Clock = monotonic) -> None:
         self._ttl = ttl
@@ -48,7 +48,7 @@ class Approvals:
         self._pending = TtlCache[str, dict[str, Any]](ttl, max_entries=AT_ONCE, clock=clock)
 
     def shown(self) -> dict[str, Any]:
-        """What is pending, the oldest first, and how long each has left."""
+        """The pending requests, the oldest first, with their remaining time."""
         self._pending.cleanup_expired()
         now = self._clock()
         if now - self._last >= self._ttl / 3 and len(self._pending) < AT_ONCE:
@@ -64,7 +64,7 @@ class Approvals:
         return {"pending": pending, "ttl": self._ttl, "expired": expired, "decided": self._decided}
 
     def decide(self, key: str) -> bool:
-        """False: it is too late, or somebody was quicker."""
+        """False if it is too late, or it was decided already."""
         is_ours = self._pending.remove(key) is not None
         self._decided += is_ours
         return is_ours
@@ -82,9 +82,9 @@ class DemoVisitor:
 
 @dataclass
 class Visitors:
-    """By token; a new one beyond the limit ends the one that was longest away.
+    """The visitors, by token; beyond the limit, the one not seen for longest is dropped.
 
-    `key` signs the tokens: one that we did not make is nobody's.
+    `key` signs the tokens; a token that we did not sign is refused.
     """
 
     playing_of: Callable[[str], Playing]
@@ -101,8 +101,9 @@ class Visitors:
         )
 
     def find(self, token: str | None) -> DemoVisitor | None:
-        """Seen again: kept for another hour. One that was forgotten begins anew: its page is open,
-        and goes on after a restart.
+        """The visitor of a token, kept for another hour.
+
+        A forgotten one starts again, so that an open page works after a restart.
         """
         return None if token is None or not self._is_ours(token) else self._seen(token)
 
@@ -126,7 +127,7 @@ class Visitors:
         return token.isascii() and hmac.compare_digest(token, self._signed(token.partition(".")[0]))
 
     def authenticate(self, token: str) -> str | None:
-        """For the gateway: whose connection it is."""
+        """For the gateway: the visitor's id for a token."""
         visitor = self.find(token)
         return None if visitor is None else visitor.id
 

@@ -13,7 +13,7 @@ from stillfresh.feed import Comment, Topic
 
 POSTS: Final = 240
 MOST_COMMENTS: Final = 60
-"""Of one topic; the oldest go."""
+"""Comments of one topic; the oldest are dropped."""
 DAY: Final = 86_400
 
 PEOPLE: Final = (
@@ -73,7 +73,7 @@ GOODS: Final = (
 
 @dataclass
 class UpstreamData:
-    """All that the upstream knows; `now` begins it, `change` moves it on."""
+    """All data of the upstream; it begins at `now`, and `change` changes it."""
 
     now: int
     dice: random.Random
@@ -119,7 +119,7 @@ class UpstreamData:
         return [it for it in topics if datetime.fromtimestamp(it.created_at, UTC).date() == day]
 
     def add_comment(self, uuid: str, comment: Comment) -> bool:
-        """Twice is once: a writer who did not hear the answer may ask again."""
+        """Add a comment once: a writer that got no answer may send it again."""
         kept = self.comments.get(uuid)
         if kept is None:
             return False
@@ -157,7 +157,7 @@ class UpstreamData:
         self.add_comment(uuid, Comment(id_, uuid, self._someone(), at, body))
 
     def _near_the_top(self) -> dict[str, Any]:
-        """Any post, but mostly where readers begin: what nobody sees change shows nothing."""
+        """Any post, but mostly one of the first, where readers see it change."""
         number = self.dice.randrange(12 if self.dice.random() < 0.6 else POSTS)
         return list(self.posts.values())[number]
 

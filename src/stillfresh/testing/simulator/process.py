@@ -46,7 +46,7 @@ class Process:
         self._closing = AsyncExitStack()
         self._ending = ExitStack()
         self.at_close = self._closing.push_async_callback
-        """Registers a function for the end of the scenario, if the process lives; last one first."""
+        """Registers a function for the end of the scenario if the process lives; last in, first."""
         self.at_end = self._ending.callback
         """Registers a function that is called however the process ends, to close files."""
         self.end = self._ending.close
