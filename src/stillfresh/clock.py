@@ -1,4 +1,4 @@
-"""What a clock is: a callable that returns seconds, given as `clock=` to all that need one.
+"""A clock is a callable that returns seconds, given as `clock=` to everything that needs one.
 
 In memory use `monotonic`, which never jumps; for times that are stored or shared use `wall`.
 Tests use `stillfresh.testing.ManualClock`.

@@ -32,19 +32,19 @@ LONGEST_LINE: Final = select.PIPE_BUF
 GATHERED_FOR: Final = 0.02
 """Seconds between an entry and its writing: one wake-up for many entries."""
 PATIENCE: Final = 1.0
-"""Seconds that a reader has for what is left when the server ends."""
+"""Seconds for a reader to read the rest when the server ends."""
 WRITES_WITHIN: Final = 5.0
-"""Seconds until its thread is left behind at the end: a reader may stop in the midst of a piece."""
+"""Seconds to wait for the thread at the end: a reader may stop in the middle of a piece."""
 LONGEST_RECORD: Final = 4 * LONGEST_LINE
 """Characters of a record as text: of a longer one, its middle is left out."""
 SHORTEST_SECRET: Final = 4
 """Characters; hiding shorter ones would hide half of the log."""
 PASSWORD: Final = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
-"""In a connection string of PostgreSQL that is not a URL, or in the query of one that is."""
+"""A password in a connection string of PostgreSQL, or in the query of a URL."""
 UNSEEN: Final = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]"
 )
-"""Control characters, with which a terminal would do things, and halves of characters."""
+"""Control characters, which a terminal would obey, and lone surrogates."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class LineWriter:
         self._is_ending = threading.Event()
         self._is_running = False
         self.dropped = 0
-        """Lines that the log has not said yet are lost."""
+        """Lost lines that the log has not reported yet."""
 
     def put(self, render: Render) -> None:
         """From any thread; never waits."""
@@ -108,14 +108,14 @@ class LineWriter:
     def _sent(self, data: bytes, *, waits: bool) -> bool:
         try:
             while data and self._has_room(waits=waits):
-                with suppress(BlockingIOError):  # somebody else took the room
+                with suppress(BlockingIOError):  # another process filled the pipe
                     data = data[os.write(self._fd, data) :]
         except OSError:  # nobody reads any more
             return False
         return not data
 
     def _has_room(self, *, waits: bool) -> bool:
-        """A reader that does not read is waited for; at the end of the server, `PATIENCE` long."""
+        """Wait until the reader has read; at the end of the server, at most `PATIENCE`."""
         while waits and not self._is_ending.is_set():
             if select.select([], [self._fd], [], self._patience)[1]:
                 return True
@@ -137,7 +137,7 @@ def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Hidden:
-    """Secrets that are known by name, beside what looks like one: neither is ever logged."""
+    """Hides known secrets, and text that looks like one, from the log."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._known = set[str]()
@@ -145,7 +145,7 @@ class Hidden:
         self.add(secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """As they are, and as an address, Python or JSON writes them."""
+        """Hide these, also as an address, Python or JSON would write them."""
         for it in {form for secret in secrets for form in (secret, unquote(secret))}:
             self._known |= {it, quote(it), quote(it, safe=""), repr(it)[1:-1]}
             self._known.add(msgspec.json.encode(it)[1:-1].decode())
@@ -159,7 +159,7 @@ class Hidden:
 
 
 def passwords_in(address: str) -> Iterator[str]:
-    """Of a URL, or of a connection string."""
+    """The passwords in a URL or a connection string."""
     for quoted, plain in PASSWORD.findall(address):
         yield from (re.sub(r"\\(.)", r"\1", quoted), quoted, plain, plain.partition("&")[0])
     with suppress(ValueError):
@@ -176,7 +176,7 @@ class LineHandler(logging.Handler):
         self._is_json = is_json
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Rendered here: what a record speaks of may change."""
+        """Render the record now, because its arguments may change."""
         try:
             line = self._json(record) if self._is_json else self._text(record)
         except Exception:  # noqa: BLE001 (a message or an exception of somebody else's)
@@ -184,7 +184,7 @@ class LineHandler(logging.Handler):
         self._writer.put(lambda: line)
 
     def _text(self, record: logging.LogRecord) -> bytes:
-        """Further lines are indented: none looks like a record of its own."""
+        """Further lines are indented, so that none looks like another record."""
         head = f"{moment(record.created)} {record.levelname} {record.name}: "
         said = self._hide("\n".join([record.getMessage(), *filter(None, [_traceback(record)])]))
         if len(said) > LONGEST_RECORD:
@@ -200,7 +200,7 @@ class LineHandler(logging.Handler):
 
 
 def _standard_error() -> int:
-    """If it was closed as the program began, its number may be that of a connection by now."""
+    """Standard error; if it was closed at the start, its number may belong to a connection."""
     return 2 if sys.__stderr__ is not None else os.open(os.devnull, os.O_WRONLY)
 
 
@@ -210,7 +210,7 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 def json_line(said: dict[str, Any]) -> bytes:
-    """Its longest text is shortened until the line is no longer than a pipe takes whole."""
+    """One JSON line; its longest text is shortened until a pipe takes the line in one piece."""
     while len(line := msgspec.json.encode(said)) >= LONGEST_LINE:
         longest = max(said, key=lambda name: len(str(said[name])))
         half = str(said[longest])

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: one thread, no sockets; what is ready runs in any order (T1).
+"""An event loop in virtual time: one thread, no sockets; ready callbacks run in any order (T1).
 
 Every callback belongs to an owner, the simulated process in whose name it was scheduled. An owner
 can be paused (its callbacks wait) or killed (they never run).
@@ -15,16 +15,16 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 T = TypeVar("T")
 
 WORLD: Final = 0
-"""The owner of what no process does: the network, the store, the scenario itself."""
+"""The owner of everything outside processes: the network, the store, the scenario."""
 ROUNDS: Final = 100
 
 
 class Deadlock(Exception):
-    """Nothing can run any more, at any time, and somebody waits."""
+    """A task waits, and nothing can ever run again."""
 
 
 class ReadyHandle(NamedTuple):
-    """Of one task there is never more than one; of plain callbacks, the first to come."""
+    """A callback that is ready; a task has at most one at a time."""
 
     task: int
     number: int
@@ -33,16 +33,16 @@ class ReadyHandle(NamedTuple):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`dice` chooses what runs next; without it, what came first."""
+    """`dice` chooses the next callback; without it, they run in the order in which they came."""
 
     def __init__(self, dice: random.Random | None) -> None:
         super().__init__()
         self.owner = WORLD
         self.steps = 0
         self.errors: list[tuple[int, str]] = []
-        """What was raised where nobody could hear it, and in whose name."""
+        """Errors that no code handled, with their owners."""
         self.tasks: dict[asyncio.Task[Any], tuple[int, int]] = {}
-        """Those that have not ended: their number, and whose they are."""
+        """Tasks that have not ended: their number and their owner."""
         self._dice = dice
         self._now = 0.0
         self._count = 0
@@ -50,7 +50,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, int, asyncio.TimerHandle]] = []
         self._paused: dict[int, list[ReadyHandle]] = {}
         self._dead: dict[int, list[ReadyHandle]] = {}
-        """What the killed would have done; it is let go of at the end."""
+        """Callbacks of killed owners, which are dropped at the end."""
         self._is_ending = False
 
     def time(self) -> float:
@@ -111,7 +111,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @contextmanager
     def acting(self, owner: int) -> Iterator[None]:
-        """What is scheduled in the block is scheduled in this owner's name."""
+        """Callbacks that are scheduled in the block belong to this owner."""
         before, self.owner = self.owner, owner
         try:
             yield
@@ -125,11 +125,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._queue += self._paused.pop(owner, [])
 
     def kill(self, owner: int) -> None:
-        """What it was doing stays as it is; nothing of it runs, cleans up or is told."""
+        """Stop it in the middle of its work: no callback of it runs again, not even cleanup."""
         self._dead[owner] = self._paused.pop(owner, [])
 
     def run(self, main: Coroutine[Any, Any, T], after_step: Callable[[], None]) -> T:
-        """Until `main` has ended; `after_step` is called after every callback."""
+        """Run until `main` has ended; `after_step` is called after every callback."""
         with self.running():
             task = self.create_task(main, name="scenario")
             while not task.done():
@@ -138,7 +138,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return task.result()
 
     def advance(self, until: float) -> None:
-        """Inside `running()`: run all that is due by then, in its order; then it is that late."""
+        """Inside `running()`: run everything that is due until then, and set the time to it."""
         while True:
             while self._queue:
                 ready, self._queue = self._queue, []
@@ -152,7 +152,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = max(self._now, until)
 
     def end(self) -> None:
-        """What is left, of the killed as well, is cancelled and comes to its end, unobserved."""
+        """Cancel all tasks that are left, also of killed owners, and let them end."""
         self._is_ending = True
         for left in (*self._dead.values(), *self._paused.values()):
             self._queue += left
@@ -171,7 +171,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """It is this thread's running loop meanwhile."""
+        """Inside the block, it is this thread's running loop."""
         asyncio._set_running_loop(self)  # noqa: SLF001
         try:
             yield
@@ -201,7 +201,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._queue.pop(self._dice.randrange(len(self._queue)))
 
     def _fire(self) -> None:
-        """Timers whose time has come are ready; set aside what cannot run now, or never will."""
+        """Make due timers ready; set callbacks of paused and killed owners aside."""
         if not self._queue and not (self._timers and self._timers[0][0] <= self._now):
             return
         ready, self._queue = self._queue, []

@@ -29,7 +29,7 @@ __all__ = ["TelemetryHook"]
 
 NAME: Final = "stillfresh"
 COUNTED_EVERY: Final = 0.5
-"""Seconds: all instruments of one collection tell the same moment."""
+"""Seconds for which counts are reused, so that one collection shows one moment."""
 
 
 class TelemetryHook:
@@ -130,7 +130,7 @@ def _outcome(span: Span) -> dict[str, str]:
 
 
 def _place(span: Span) -> tuple[Context | None, list[Link]]:
-    """The parent's context, and links. None: the span that is current, as for a load's steps."""
+    """The parent's context, and links. None: the current span, as for the steps of a load."""
     if trace.get_current_span().get_span_context().is_valid:
         return None, []
     asked = [caller.run(get_current) for caller in span.callers]

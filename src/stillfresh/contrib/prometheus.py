@@ -25,8 +25,8 @@ __all__ = ["CacheCollector"]
 class CacheCollector(Collector):
     """Collects from one cache, or from several whose resources have different names.
 
-    One collector for each registry: two of them would tell the same metrics twice. Any thread may
-    collect. Nothing is asked of the stores.
+    Use one collector for each registry: two would report the same metrics twice. Any thread may
+    collect. The stores are not asked.
     """
 
     def __init__(self, cache: Cache | SyncCache, *others: Cache | SyncCache) -> None:

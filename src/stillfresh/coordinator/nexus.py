@@ -1,6 +1,6 @@
 """NexusClient: the two `by_ids` endpoints of a Nexus server, over HTTP (C12).
 
-Plain: what is asked, and the shape of what comes; `http.client` does the asking.
+Only the requests and the shape of the answers; `http.client` sends them.
 """
 
 from typing import TYPE_CHECKING, Any, Final, Self

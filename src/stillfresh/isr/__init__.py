@@ -1,4 +1,4 @@
-"""Pages rendered once for everybody, served at once, regenerated behind (I8-I16, seed 004)."""
+"""Pages rendered once for all, served at once, refreshed in the background (I8-I16, seed 004)."""
 
 from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.isr.model import Headers, Page, ServedPage

@@ -149,7 +149,7 @@ class AppAnswer:
             self.is_given_up = True
         if not more:
             is_passed = self.is_going or self.is_given_up
-            self.body.end(None if is_passed else self._fault())  # otherwise the server finds it out
+            self.body.end(None if is_passed else self._fault())  # passed on: the server checks it
             if not self.is_given_up:
                 self._settle()
 

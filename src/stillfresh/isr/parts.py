@@ -34,7 +34,7 @@ def is_one(request: Raw) -> bool:
 
 
 def unfit_to_add(request: Raw) -> Reason | None:
-    """Why its answer must not be stored: with `If-Range` it may be partial."""
+    """Why its answer must not be stored: after `If-Range` it may leave out header fields."""
     return Reason.RANGE if values(request, b"if-range") else None
 
 

@@ -82,7 +82,7 @@ class AppRequest:
 
     def judge(self, fetched_at: float, status: int, headers: Raw) -> Judgement:
         """By its key the request is empty, so the response is about no visitor."""
-        if self.visit.is_part:  # only codings that can be cut and combined
+        if self.visit.is_part:  # only responses that can be cut or combined
             if status != 200 and not (status == PART and fits(self.request, headers)):
                 return Reason.RANGE
             status = 200

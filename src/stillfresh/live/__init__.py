@@ -1,6 +1,6 @@
-"""Live: many viewers of one cache, each told what is new of what it looks at (C14, G3, G4).
+"""Live: many viewers of one cache, each notified of changes of its items (C14, G3, G4).
 
-`Hub` keeps what viewers look at fresh; `Live` is the WebSocket over it, as an ASGI app.
+`Hub` keeps the viewers' items fresh; `Live` is the WebSocket over it, as an ASGI app.
 """
 
 from stillfresh.live.app import Live

@@ -1,6 +1,7 @@
-"""`WS /v1/live`: what a viewer looks at, pushed when it changes (G3, G4).
+"""`WS /v1/live`: a viewer's items, pushed when they change (G3, G4).
 
-A plain ASGI app: lets viewers in, knows them all, and lets them go. One viewer is `session.py`.
+A plain ASGI app: it accepts viewers, knows all sessions, and closes them. One viewer is
+`session.py`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""One viewer on `WS /v1/live`: what is heard is done, what is new is sent (G3).
+"""One viewer on `WS /v1/live`: handles its messages, and sends news (G3).
 
 Two tasks: the server's own sends, one more listens. `messages.py` says what is a message and what
 is allowed, the outbox has what waits to be sent, and a connection of the hub the subscriptions.

@@ -38,7 +38,7 @@ SPARE: Final = 5.0
 
 
 def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
-    """Its timeout exceeds the client's, so a site that hangs is a 504 for all callers."""
+    """The page cache. A render outlasts the client's timeout, so a hung site is a 504 for all."""
     return PageCache(
         store.url,
         memory_for=store.memory_for,

@@ -332,9 +332,9 @@ def _is_there(answer: Answer[bytes] | None) -> bool:
 
 
 def in_background(load: Callable[[], T]) -> Callable[[], T]:
-    """As `load`; in another thread, with this one's language and time zone.
+    """`load` for another thread, with this one's language and time zone.
 
-    That thread is no request's: the database connections that it opened are closed.
+    That thread serves no request, so it closes the database connections that it opened.
     """
     caller, language, zone = get_ident(), get_language(), get_current_timezone()
 

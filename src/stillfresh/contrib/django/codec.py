@@ -1,8 +1,8 @@
-"""What Django stores, as bytes that cannot run code: plain data, responses, model instances (E11).
+"""Django's values as bytes that cannot run code: plain data, responses, model instances (E11).
 
 msgpack holds text, numbers, lists, and dicts whose keys are text. Every other type has an extension
-of its own, in the table below: what is not there can be neither stored nor made of what is read. A
-model's class is looked up in Django's registry of apps; nothing is imported by a stored name.
+in the table below; types without one can be neither stored nor read. A model's class is looked up
+in Django's registry of apps; nothing is imported by a stored name.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from django.utils.safestring import SafeString
 from msgspec import msgpack
 
 Plain: TypeAlias = Any
-"""What msgpack holds by itself."""
+"""A value that msgpack itself can hold."""
 
 LEAVES: Final = frozenset({type(None), bool, float, str, bytes})
 INT64: Final = range(-(2**63), 2**64)
@@ -36,7 +36,7 @@ RESPONSES: Final = {
     for name, it in vars(django.http).items()
     if isinstance(it, type) and issubclass(it, HttpResponse)
 }
-"""What a response can come back as; one of another class is the nearest of these."""
+"""The classes of decoded responses; another class becomes its nearest base in this table."""
 ADVICE: Final = (
     "Store plain data (text, numbers, lists, tuples, sets, dicts, dates, Decimal, UUID), "
     "a response or a model instance; or give this cache a codec of its own in OPTIONS['CODEC']"
@@ -99,7 +99,7 @@ class Encoding:
         return [known, *status, headers, self.plain(value.cookies), value.content]
 
     def instance(self, value: Any) -> Plain:
-        """Its fields, what it was annotated with, and the related instances that it has loaded."""
+        """Its fields, its annotations, and the related instances that it has loaded."""
         of, state, held = type(value), value._state, value.__dict__
         fields = [it.attname for it in of._meta.concrete_fields if it.attname in held]
         others = held.keys() - set(fields)
@@ -122,7 +122,7 @@ class Extension(NamedTuple):
     """One type beyond msgpack's."""
 
     code: int
-    """Never used for anything else: it is in the stored bytes."""
+    """Never reused for another type, because it is in the stored bytes."""
     parts: Callable[[Encoding, Any], Plain]
     made: Callable[[Any], Any]
 
@@ -186,7 +186,7 @@ def _response_of(parts: Any) -> HttpResponse:
 
 
 def _instance_of(parts: Any) -> Model:
-    """A field that was deferred, or is new since, is loaded when it is asked for."""
+    """The instance; deferred and new fields are loaded when they are used."""
     label, database, adding, own, more, related = parts
     model = apps.get_model(label)
     fields = [it.attname for it in model._meta.concrete_fields if it.attname in own]
@@ -226,7 +226,7 @@ _BY_CODE: Final = {it.code: it.made for it in TABLE.values()}
 
 
 def _extension_of(kind: type) -> Extension | None:
-    """Of exactly this type; of a response or a model also of a subclass."""
+    """The extension of exactly this type; for responses and models, of subclasses too."""
     if kind in TABLE:
         return TABLE[kind]
     base = next((it for it in (HttpResponseBase, Model) if issubclass(kind, it)), None)

@@ -65,7 +65,7 @@ def _related(
     using: str,
     **_: object,
 ) -> None:
-    """Both sides; after a `clear()` nobody knows which were related."""
+    """Invalidate both sides; for `clear()` read them before, since they are unknown after it."""
     if action == "pre_clear":
         name = field.remote_field.get_accessor_name() if reverse else field.name
         pk_set = getattr(instance, name).using(using).values_list("pk", flat=True)
@@ -75,7 +75,7 @@ def _related(
 
 
 def _after_commit(cache: str, using: str, changed: list[Model]) -> None:
-    """Earlier, a reader would load the old rows again and keep them. A child is its parents too."""
+    """Invalidate after the commit: earlier, a reader would load the old rows. With parents."""
     tags: set[str] = set()
     for it in changed:
         concrete = it._meta.concrete_model

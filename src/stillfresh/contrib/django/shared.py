@@ -1,6 +1,6 @@
 """What all threads and aliases of one LOCATION share: the cache, its resource, values as bytes.
 
-Django makes a backend object for each thread and alias. The cache behind them is one.
+Django makes a backend object for each thread and alias. They share one cache.
 """
 
 from collections.abc import Mapping
@@ -123,7 +123,7 @@ def options_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def shared(location: str, given: Mapping[str, Any]) -> SharedCache:
-    """What the backends of this LOCATION and NAME share. Nothing is opened here."""
+    """The cache that the backends of this LOCATION and NAME share. Opens nothing."""
     if not location or not isinstance(location, str):
         said = "write a store's address, such as 'sqlite:///cache.db'"
         raise ConfigError(f"CACHES: LOCATION is {shown(location)}; {said}")

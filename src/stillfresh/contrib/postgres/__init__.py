@@ -1,4 +1,4 @@
-"""The database says what is stale: changes of a PostgreSQL database invalidate tags (E6, E8).
+"""An outbox: changes in a PostgreSQL database invalidate tags (E6, E8).
 
 ```python
 await create_outbox(DATABASE, {"products": "product:{id}"})      # once, or in a migration
@@ -8,7 +8,7 @@ async with cache, OutboxConsumer(cache, DATABASE, "shop"):       # in every proc
 ```
 
 A trigger writes the tags of changed rows into an outbox, in the transaction of the change. The
-consumer invalidates them in a cache, whatever its store. Needs `stillfresh[postgres]`.
+consumer invalidates them in a cache, with any store. Needs `stillfresh[postgres]`.
 """
 
 from stillfresh.errors import needs

@@ -1,6 +1,6 @@
-"""The consumer of an outbox: it invalidates what the database says is stale, and loses nothing.
+"""The consumer of an outbox: it invalidates the tags in it, and loses none.
 
-Of several processes with one consumer's name, one works at a time, and any of them goes on where
+Of several processes with one consumer's name, one works at a time, and any of them continues where
 another stopped. A cycle is one transaction: take the turn, read the rows of the transactions that
 are not in `seen`, invalidate their tags, set `seen`. If it ends before its commit, the next cycle
 does all of it again, which does no harm. A NOTIFY begins a cycle at once; a lost one costs `poll`.
@@ -26,19 +26,19 @@ from stillfresh.isr.routes import own_tag
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 ROWS: Final = 500
-"""That are read together."""
+"""Rows that are read together."""
 AT_ONCE: Final = 32
-"""Invalidations under way."""
+"""The most invalidations at once."""
 SWEPT: Final = 10_000
 """Rows that are deleted together."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 LOOKED_EVERY: Final = 0.1
-"""Seconds between two looks at another process's work, while somebody waits for it."""
+"""Seconds between two looks at another process's work, while a caller waits for it."""
 TURN: Final = 0x5F0B
 """The first half of the advisory lock's number."""
 IDLE: Final = "30s"
-"""A process that holds the turn and says nothing for so long has lost it."""
+"""A process that holds the turn and is silent for this time has lost it."""
 SAID_EVERY: Final = 10.0
 """Seconds of work between two signs of life."""
 
@@ -53,7 +53,7 @@ SELECT hashtextextended(concat_ws(' ', system_identifier,
     'stillfresh_outbox.consumer'::regclass::oid), 0)
 FROM pg_control_system(), pg_control_checkpoint(), pg_control_recovery(), pg_database d
 WHERE datname = current_database())"""
-"""Another one after a restore and after a failover: the database may have gone back in time."""
+"""A number that changes after a restore or a failover: the data may have gone back in time."""
 LOOK: Final = f"""
 SELECT c.name IS NOT NULL AND c.system = s.system, c.seen::text,
     pg_current_snapshot()::text,
@@ -123,9 +123,9 @@ class OutboxConsumer:
         self._soft = soft
         self._task: asyncio.Task[None] | None = None
         self._caught_up = time.monotonic()
-        """All that was committed before this time of ours was delivered."""
+        """Everything that was committed before this time, by our clock, was delivered."""
         self._looked: tuple[float, str] | None = None
-        """When it looked at what there is, and the snapshot then."""
+        """When it last looked, and the snapshot then."""
         self._wake, self._cycled = asyncio.Event(), asyncio.Event()
         self._waiting = 0
 
@@ -223,7 +223,7 @@ class OutboxConsumer:
         self._pulse()
 
     def _compare(self, began: float, seen: str, now: str) -> None:
-        """Another process may have delivered all that this one saw at its last look."""
+        """Note if another process has delivered everything that this one saw at its last look."""
         if self._looked is not None:
             at, snapshot = self._looked
             if not covers(seen, snapshot):
@@ -232,9 +232,9 @@ class OutboxConsumer:
         self._looked = began, now
 
     async def _deliver(self, link: OutboxLink, seen: str | None, now: str) -> bool:
-        """What is in the snapshot `now` and not in `seen`; True: all there is, as nobody can say.
+        """Invalidate the tags in the snapshot `now` and not in `seen`. True if all entries were.
 
-        A tag that the store refuses does not hold up the others; the cycle fails after them.
+        A tag that the store refuses does not delay the others; the cycle fails after them.
         """
         if seen is None:
             await self._invalidate_all(link, "it is new, or its database was restored")
@@ -268,7 +268,7 @@ class OutboxConsumer:
         await self._while_alive(link, self._cache.invalidate_all(soft=self._soft))
 
     async def _while_alive(self, link: OutboxLink, work: Coroutine[Any, Any, object]) -> None:
-        """The turn is kept while the work goes on, and lost if the connection is."""
+        """Keep the turn while the work runs; it ends if the connection is lost."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait([task], timeout=SAID_EVERY))[0]:
@@ -279,7 +279,7 @@ class OutboxConsumer:
         task.result()
 
     async def _rest(self, link: OutboxLink) -> None:
-        """Until a change is notified, a caller wants to know, or `poll` is over."""
+        """Wait until a change is notified, a caller waits for it, or `poll` is over."""
         longest = LOOKED_EVERY if self._waiting else self._poll
         tasks = [
             asyncio.ensure_future(link.notified()),

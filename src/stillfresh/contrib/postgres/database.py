@@ -32,20 +32,20 @@ Row: TypeAlias = tuple[Any, ...]
 
 
 class OutboxLink:
-    """One connection; every statement ends in time, or the connection is of no more use."""
+    """One connection; after a statement that did not end in time it is no longer used."""
 
     def __init__(self, connection: PgConnection) -> None:
         self.connection = connection
 
     async def ask(self, statement: str, *values: object) -> list[Row]:
-        """The rows; of a statement that returns none, one row: how many it changed."""
+        """The rows; for a statement without rows, one row with the number of changed rows."""
         with translated():
             async with asyncio.timeout(PATIENCE):
                 cursor = await self.connection.execute(statement.encode(), values or None)
                 return await cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
 
     async def notified(self) -> None:
-        """Until a notification comes."""
+        """Wait for a notification."""
         with translated():
             async for _ in self.connection.notifies(stop_after=1):
                 pass
@@ -53,7 +53,7 @@ class OutboxLink:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[OutboxLink]:
-    """To the database at this address, until the block ends: also one that cannot be asked."""
+    """Connect to the database at this address; the connection is closed at the block's end."""
     with translated():
         try:
             connection = await PgConnection.connect(address, **LINK)
@@ -70,7 +70,7 @@ async def connected(address: str) -> AsyncIterator[OutboxLink]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """What it says becomes a `StoreError`, or a `ConfigError` that says what to do."""
+    """Turn the database's errors into StoreError, or ConfigError that says what to do."""
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName) as exc:

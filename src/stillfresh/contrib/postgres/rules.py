@@ -26,10 +26,10 @@ QUOTE: Final = "$stillfresh"
 KEPT: Final = "1 hour"
 """A consumer that was last caught up longer ago is dropped, and begins with everything stale."""
 KEPT_BY_WRITERS: Final = "2 hours"
-"""Rows that are older are replaced by "everything is stale", in slices, by those that write.
+"""Writers replace older rows by "everything is stale", in slices.
 
-One write in a thousand looks (one in a hundred of ten rows), since a look may have to pass rows
-that are deleted and not vacuumed yet; it drops twice what was added since the last look.
+One write in a thousand does so (one in a hundred if it has ten rows), because finding old rows may
+mean to pass deleted rows that are not vacuumed yet. It drops twice the rows added since.
 """
 
 SETUP: Final = """\
@@ -139,7 +139,7 @@ def outbox_sql(tables: Tables) -> str:
 
 
 def _triggered(table: str, templates: Sequence[str]) -> tuple[str, str]:
-    """The name of the table's function, which tells its text apart from any other, and the SQL."""
+    """The name of the table's function, which contains a hash of its text, and the SQL."""
     quoted, values = quoted_table(table), ", ".join(f"({_value(it)})" for it in templates)
     new, old = (TAGS.format(rows, values, MAX_TAGS) for rows in ("new_rows", "old_rows"))
     body = FUNCTION.format(new=new, old=old, kept=KEPT_BY_WRITERS)
@@ -162,7 +162,7 @@ def covers(seen: str, earlier: str) -> bool:
 
 
 def _snapshot(text: str) -> tuple[int, set[int]]:
-    """As PostgreSQL writes it, `xmin:xmax:running`: the end, and what was running before it."""
+    """Read PostgreSQL's `xmin:xmax:running`: the end, and the transactions that still ran."""
     _, end, running = text.split(":")
     return int(end), set(map(int, running.split(","))) if running else set()
 
@@ -181,7 +181,7 @@ def templates_of(table: str, told: object) -> list[str]:
 
 
 def columns_of(table: str, template: object) -> list[str]:
-    """The columns that a template names; one that cannot be used is a `ConfigError`."""
+    """The columns that a template names. Raises ConfigError if it cannot be used."""
     said = f"table {shown(table)}: the template {shown(template)}"
     try:
         parts = list(_parts(template)) if isinstance(template, str) else []
@@ -195,7 +195,7 @@ def columns_of(table: str, template: object) -> list[str]:
 
 
 def quoted_table(table: object) -> str:
-    """As SQL has it whatever it is called: folded and quoted."""
+    """The name for SQL: folded and quoted."""
     found = TABLE.fullmatch(table) if isinstance(table, str) else None
     if found is None or QUOTE in found[0]:
         raise ConfigError(
@@ -207,7 +207,7 @@ def quoted_table(table: object) -> str:
 
 
 def _parts(template: str) -> Iterator[tuple[str, str | None]]:
-    """Text and the column behind it, as `str.format` would take them apart."""
+    """Pairs of text and the column after it, as `str.format` splits them."""
     for text, column, options, conversion in Formatter().parse(template):
         if column == "" or options or conversion:
             raise ValueError("columns have a name and nothing else in their braces")
@@ -215,7 +215,7 @@ def _parts(template: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _value(template: str) -> str:
-    """Of the row `r`; NULL if one of the columns is. Compared byte by byte, as the cache does."""
+    """The tag of row `r` in SQL; NULL if a column is. Compared byte by byte, as in the cache."""
     parts = (
         (_literal(text) if text else None, column and f"r.{_identifier(column)}::text")
         for text, column in _parts(template)
@@ -224,7 +224,7 @@ def _value(template: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Whatever `standard_conforming_strings` is in the session that runs it."""
+    """A literal that is right for any `standard_conforming_strings` of the session."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"
 

@@ -1,4 +1,4 @@
-"""Making an outbox in a database, taking it away, and looking at its consumers."""
+"""Creates and drops an outbox in a database, and shows its consumers."""
 
 import difflib
 from typing import Final
@@ -14,9 +14,9 @@ from stillfresh.contrib.postgres.rules import (
 from stillfresh.errors import ConfigError, shown
 
 TYPES: Final = ("smallint", "integer", "bigint", "text", "character varying", "uuid")
-"""Of columns in a tag: what the database writes of them is what Python's `str` does.
+"""Types of columns in a tag, whose text in the database equals Python's `str`.
 
-A trigger sees no value in a virtual generated column, whatever its type.
+A trigger sees no value in a virtual generated column of any type.
 """
 ONE_AT_A_TIME: Final = """
 BEGIN; SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock(hashtext('stillfresh_outbox'))"""

@@ -206,8 +206,8 @@ class Link:
         """Send the commands, return the replies. `settle`: what to send if replies were lost.
 
         Urgent: sent even while the server is unavailable. Lasting: replicas must confirm it, if
-        `wait_replicas` says so. Partly, in a
-        cluster: a node that is unavailable has StoreErrors for replies, if another one answered.
+        `wait_replicas` says so. Partly, in a cluster: the replies of an unavailable node are
+        StoreErrors, if another node answered.
         """
         del partly
         given = await self.replies(commands, settle=settle, urgent=urgent, lasting=lasting)

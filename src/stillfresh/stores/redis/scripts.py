@@ -230,7 +230,7 @@ for at, key in ipairs(KEYS) do
 end
 return found
 """)
-"""Like GLANCES, on a server that drops keys: a copy missing from its tag's set is invalidated."""
+"""Like GLANCES, on a server that drops keys: a copy missing from its tag's set counts as marked."""
 
 
 def glance(keys: list[bytes], *, doubts: bool = False) -> Command:
