@@ -237,7 +237,7 @@ class HttpFeedSource:
         )
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
-        """Reads follow redirects within their host, so that no header is told to another one."""
+        """Reads follow redirects within their host, so that no header field reaches another one."""
         for _ in range(MOST_REDIRECTS):
             response = await self._send_once(request)
             following = response.next_request

@@ -1,7 +1,7 @@
-"""What a feed is made of: its topics and comments, its cache keys, its answers (F5, F15; seed 001).
+"""The data of a feed: its topics and comments, its cache keys, its answers (F5, F15; seed 001).
 
-Pure data: no clock is read here but through an answer's own `age`. A category is normalised here
-and nowhere else, so that `General` and ` general` are one.
+Pure data; only an answer's `age` reads a clock. Categories are normalised here and nowhere else, so
+that `General` and ` general` are the same.
 """
 
 from collections.abc import Callable
@@ -96,16 +96,16 @@ class FeedCacheUpdated:
 
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """What the file holds."""
+    """The contents of the file."""
 
     topics: int
     comments: int
     expired: int
     """Rows that eviction would drop now."""
     bytes: int
-    """Of the database; its log comes and goes."""
+    """Bytes of the database, without its log."""
     skipped: int
-    """F12: how often a row that could not be read was met since opening."""
+    """F12: how often an unreadable row was found since opening."""
 
 
 class Freshness(Struct, frozen=True):
@@ -118,7 +118,7 @@ class Freshness(Struct, frozen=True):
 
 
 class Dated:
-    """What every answer says besides its data."""
+    """The freshness of an answer, besides its data."""
 
     freshness: Freshness
 
@@ -205,17 +205,17 @@ def subject(key: str) -> str:
 
 
 def category_of(name: str) -> str:
-    """As it is stored and compared."""
+    """The category as it is stored and compared."""
     return name.strip().casefold()
 
 
 def spelled(stored: bytes) -> str:
-    """The category that a column names, whatever another implementation has put there."""
+    """The category in a column that another implementation may have written."""
     return category_of(stored.decode(errors="replace"))
 
 
 def named_category(name: object) -> str:
-    """A category that somebody asks for: a word of their own, and not the word for everything."""
+    """Check a category of a caller: not empty, and not the word for all categories."""
     category = category_of(name) if isinstance(name, str) else ""
     checked_unicode("category", category)
     if category in {"", EVERYTHING}:

@@ -27,11 +27,11 @@ Row: TypeAlias = tuple[bytes, bytes, int, int]
 MAX_BYTES: Final = 64_000_000
 """F18: JSON of the topics kept decoded, for each thread that reads."""
 SLICE: Final = 4_000_000
-"""F18: what one slice of a list may cost: a few milliseconds."""
+"""F18: the cost of one slice of a list, about in bytes: a few milliseconds."""
 ROW_COST: Final = 2_000
-"""What a row costs besides its bytes."""
+"""The cost of a row besides its bytes."""
 NOTHING: Final = (None,) * 5
-"""The state of a key of which nothing is known."""
+"""The state of an unknown key."""
 INFINITY: Final = float("inf")
 
 # Cast, since SQLite lets another implementation put any type into any column.
@@ -76,7 +76,7 @@ _comments: Final = rules.JsonRecords(Comment, strict=False)
 
 @dataclass(slots=True, eq=False)
 class FoundRows(Generic[T]):
-    """What the file has under one key, since when, and how its last load failed."""
+    """The rows of one key, when they were fetched, and how the last load failed."""
 
     value: T
     state: tuple[Any, ...] = NOTHING
@@ -95,14 +95,14 @@ class FoundRows(Generic[T]):
 
     @property
     def fetched_at(self) -> float:
-        """When upstream was asked, as far as is known."""
+        """When upstream was asked, if known."""
         known = (self.state[0], self.cached_at, self.deleted_at)
         return float(next((moment for moment in known if moment is not None), 0))
 
     def is_fresh(self, fresh_for: float, now: float, known: frozenset[bytes] | None) -> bool:
-        """F3; F8: what was deleted here stays away; F12: unreadable rows are refetched, once.
+        """F3; F8: a deletion here counts as fresh; F12: unreadable rows are refetched once.
 
-        `known` are those that a refetch has not replaced.
+        `known`: unreadable rows that a refetch has not replaced.
         """
         if self.deleted_at is not None and -MAX_SKEW <= now - self.deleted_at < fresh_for:
             return True
@@ -110,10 +110,10 @@ class FoundRows(Generic[T]):
         return is_read and not rules.is_stale(self.state[0], fresh_for, now)
 
     def cooling(self, key: str, now: float) -> LoadFailed | None:
-        """E7: why no load may begin now; a failure from before a clock was set back is none."""
+        """E7: the error during a cooldown; one from before a clock was set back does not count."""
         _, count, retry_at, text, _ = self.state
         if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
-            return None  # nobody, or somebody else, wrote there
+            return None  # no failure, or another program wrote here
         failure = cooling(Failure(int(count), retry_at / 1000, str(text)), now)
         if failure is None or self._is_ahead(now):
             return None
@@ -125,7 +125,7 @@ class FoundRows(Generic[T]):
         return error
 
     def forces(self, now: float) -> bool:
-        """F3, F12: the engine would not load by itself what it takes for fresh, or for cooling."""
+        """F3, F12: True if the engine must be forced: it sees a fresh copy or a cooldown."""
         is_from_the_future = self.state[0] is not None and self.state[0] > now
         return bool(self.broken) or is_from_the_future or self._is_ahead(now)
 
@@ -274,7 +274,7 @@ class FeedReader:
         return learned
 
     def _make_room(self, uuid: bytes, topics: list[Topic]) -> None:
-        """By forgetting what is not in this list; if that is too little, by this row."""
+        """Drop topics that are not in this list; if that is not enough, this row."""
         known = self._known
         if len(known) > len(topics) + 1:
             names = (topic.topic_uuid.encode() for topic in topics)
@@ -297,7 +297,7 @@ class FeedReader:
         return found
 
     def _one(self, key: str) -> FoundRows[Any]:
-        """A topic or its comments; what was fetched and cannot be read is a miss."""
+        """A topic or its comments; rows that cannot be read are a miss."""
         kind, _, uuid = key.partition(":")
         is_topic = kind != "comments"
         text, cached_at, deleted_at, *state = self.execute(
@@ -313,13 +313,13 @@ class FeedReader:
         return FoundRows(value, tuple(state), cached_at, deleted_at)
 
     def _spellings(self, category: str) -> list[str]:
-        """F1, F5: as stillfresh writes it, and as another implementation may have."""
+        """F1, F5: all spellings of a category in the file, also of other implementations."""
         names = {name for (name,) in self.execute(_SPELLINGS) if spelled(name) == category}
         return sorted({category} | {name.decode(errors="replace") for name in names})
 
 
 def unstored(key: str, fetched: rules.Fetched, now: float) -> FoundRows[Any]:
-    """What was fetched and could not be stored, as it would have been found."""
+    """A fetch that could not be stored, as if it had been read from the file."""
     if (index := index_of(key)) is not None:
         topics = rules.listed(fetched, index, now)
         return ListedTopics(

@@ -1,9 +1,9 @@
 """The feed's writes, each inside one transaction: by callers, and by a fetch (F1, F2, F6-F10).
 
-What changes what a key would show voids the lease of the load under way: the law. A note says what
-was written or deleted here: for `fresh_for` no fetch overwrites, deletes or brings it back. Each
-write leaves its own token on its note, so that undoing one write never undoes another's. A row
-that cannot be read counts as none (F12).
+A write that changes what a key shows voids the lease of its running load: the law. A note says what
+was written or deleted here: for `fresh_for` no fetch overwrites, deletes or restores it. Each write
+leaves its own token on its note, so that undoing one write never undoes another. A row that cannot
+be read counts as missing (F12).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,13 +33,13 @@ Stored: TypeAlias = tuple[Any, ...]
 
 
 class Change(Struct, frozen=True):
-    """What a write has done, and what stood there before: enough to undo it, and nothing else."""
+    """What a write has done, and what was there before: just enough to undo it."""
 
     uuid: str
     comment_uuid: str
-    """Empty where the topic itself was written."""
+    """Empty if the topic itself was written."""
     token: str
-    """On the note that the write left."""
+    """The token on the note that the write left."""
     notes: list[Stored]
     topic: Stored | None = None
     comments: Stored | None = None
@@ -68,7 +68,7 @@ class Writes:
         self.since = (at - fresh_for, (at if now is None else now) + MAX_SKEW)
 
     def put_topic(self, topic: Topic) -> Change:
-        """A full topic and its meta row; loads of lists that show it began too early."""
+        """Store a full topic and its meta row; running loads of its lists began too early."""
         uuid = topic.topic_uuid
         before, notes = self.row(sql.SELECT_TOPIC, uuid), self.notes(uuid, "")
         self.put_row(topic)
@@ -79,13 +79,13 @@ class Writes:
         return Change(uuid, "", token, notes, before, categories=frozenset(categories))
 
     def create_topic(self, topic: Topic) -> Change:
-        """F10: shown at once; its lists are stale."""
+        """F10: show it at once; its lists become stale."""
         change = self.put_topic(topic)
         self.forget(self.lists(change.categories))
         return change
 
     def delete_topic(self, uuid: str) -> Change:
-        """F10: the row, its comments and meta rows go; a note stays that it must not come back."""
+        """F10: delete the row, its comments and meta rows; a note keeps it from coming back."""
         notes = self.notes(uuid, None)
         topic, comments = self.row(sql.SELECT_TOPIC, uuid), self.row(sql.SELECT_COMMENTS, uuid)
         self.drop_topics([uuid])
@@ -100,7 +100,7 @@ class Writes:
         self.mark(comments_key(uuid))
 
     def add_comment(self, comment: Comment) -> Change:
-        """F10: shown at once, to be revalidated."""
+        """F10: show it at once; the comments become stale."""
         uuid, name = comment.topic_uuid, comment.comment_uuid
         notes, before = self.notes(uuid, name), self.row(sql.SELECT_COMMENTS, uuid)
         self.put_array(uuid, lambda old: rules.with_comment(old, comment))
@@ -109,13 +109,13 @@ class Writes:
         return Change(uuid, name, token, notes, comments=before)
 
     def settle(self, change: Change, again: Callable[["Writes"], Change]) -> None:
-        """Upstream accepted it: done again if a refresh, meanwhile, undid it."""
+        """Upstream accepted it: write it again if a refresh has undone it meanwhile."""
         if self._shows(change) is change.is_deletion and self.is_last(change):
             again(self)
         self.forget(self._shown_by(change))
 
     def undo(self, change: Change) -> None:
-        """Upstream refused it: as it was before, unless another write came since."""
+        """Upstream refused it: restore the state before, unless another write came since."""
         uuid = change.uuid
         if self.is_last(change):
             self.run(sql.TAKE_NOTE_OFF, (uuid, change.comment_uuid))
@@ -132,14 +132,14 @@ class Writes:
         self.forget([*([] if change.comment_uuid else own), *self._shown_by(change)])
 
     def _take_out(self, change: Change) -> None:
-        """A comment; what came since stays."""
+        """Remove a comment; later ones stay."""
         uuid, name, before = change.uuid, change.comment_uuid, _array(change.comments)
         self.put_array(uuid, lambda now: rules.without_comment(now, name, before or []))
         if before is None and not _array(self.row(sql.SELECT_COMMENTS, uuid)):
             self.run(sql.DROP_COMMENTS, (uuid,))
 
     def _shows(self, change: Change) -> bool:
-        """What was written, or deleted, is there."""
+        """True if the written or deleted row is in the file."""
         if change.comment_uuid:
             rows = _array(self.row(sql.SELECT_COMMENTS, change.uuid)) or []
             return any(row.get("comment_uuid") == change.comment_uuid for row in rows)
@@ -151,7 +151,7 @@ class Writes:
         return [comments_key(change.uuid)] if change.comment_uuid else self.lists(change.categories)
 
     def put_topics(self, topics: Sequence[Topic], key: str, covers: rules.Window | None) -> None:
-        """An index result that a caller puts here: it is newer than what was noted."""
+        """Store an index result of a caller; it is newer than the notes."""
         for topic in topics:
             self.run(sql.TAKE_NOTE_OFF, (topic.topic_uuid, ""))
             self.put_row(topic, is_listed=True)
@@ -159,14 +159,14 @@ class Writes:
         self.mark(key)
 
     def store(self, key: str, fetched: rules.Fetched) -> bool:
-        """What a fetch brought; True if it was news. F6: the meta row only if no day failed."""
+        """Store a fetch; True if it was news. F6: with a meta row only if no day failed."""
         changed = self._store(key, fetched)
         if changed is not None and not fetched.failed:
             self.run(sql.PUT_META, (key, int(self.at)))
         return bool(changed)
 
     def _store(self, key: str, fetched: rules.Fetched) -> bool | None:
-        """None: F8, nothing of a topic that was deleted here comes back."""
+        """None if the topic was deleted here: it must not come back (F8)."""
         uuid, deleted = subject(key), self.noted(deleted=True)
         if index_of(key) is not None:
             return self._store_list(key, fetched, deleted)
@@ -195,7 +195,7 @@ class Writes:
         return any(news) or gone
 
     def _drop_gone(self, topics: Iterable[Topic], key: str, covers: rules.Window | None) -> bool:
-        """F9: what upstream no longer has, of the time asked for; by row, for odd uuids."""
+        """F9: drop topics of the requested time that upstream no longer has."""
         if covers is None:
             return False
         index = index_of(key)
@@ -213,13 +213,13 @@ class Writes:
         return bool(gone)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Stale from now on, and a load under way began too early."""
+        """Make these keys stale; their running loads began too early."""
         rows = [(key,) for key in keys]
         self.file.executemany(sql.DROP_META, rows)
         self.file.executemany(sql.VOID_LEASE, rows)
 
     def erase(self, keys: Iterable[str]) -> None:
-        """All that is known of them; topics that a list shows are not its own, and stay."""
+        """Delete everything about these keys; the topics of a list stay."""
         for key in keys:
             self.run(sql.DROP_META, (key,))
             uuid = subject(key)
@@ -229,7 +229,7 @@ class Writes:
                 self.run(sql.DROP_COMMENTS, (uuid,))
 
     def mark(self, key: str) -> None:
-        """Fetched just now, by a caller without a lease: a load under way began earlier."""
+        """A caller without a lease has just fetched it: a running load began earlier."""
         self.run(sql.PUT_META, (key, int(self.at)))
         self.void([key])
 
@@ -237,7 +237,7 @@ class Writes:
         self.file.executemany(sql.VOID_LEASE, [(key,) for key in keys])
 
     def lists(self, categories: frozenset[str]) -> list[str]:
-        """F10: of the categories and of "all", whatever their days; all there are, if none."""
+        """F10: the lists of these categories and of "all", for any days; without any, all lists."""
         keys = [key.decode(errors="replace") for (key,) in self.run(sql.SELECT_LISTS)]
         shown = {None, *categories}
         return [
@@ -251,10 +251,10 @@ class Writes:
         return row
 
     def put_row(self, topic: Topic, *, is_listed: bool = False, is_index: bool = False) -> bool:
-        """Merged with the row there is; whether it is news.
+        """Store a topic, merged with its present row; return whether it is news.
 
-        What is listed now is not absent, whatever was said before; a meta row says that the old
-        row was read as a whole.
+        A listed topic is not absent, so a meta row without a row is dropped. With a meta row, the
+        present row is a whole topic.
         """
         before, key = self.row(sql.SELECT_TOPIC, topic.topic_uuid), topic_key(topic.topic_uuid)
         if is_listed and before is None:
@@ -276,7 +276,7 @@ class Writes:
         return rules.is_news(old, new)
 
     def put_array(self, uuid: str, change: Callable[[list[rules.Row]], list[rules.Row]]) -> bool:
-        """The comments, made of those there are; whether they are news."""
+        """Store what `change` makes of the present comments; return whether it is news."""
         before = self.row(sql.SELECT_COMMENTS, uuid)
         rows = change(_array(before) or [])
         text = msgspec.json.encode(rows)
@@ -284,7 +284,7 @@ class Writes:
         return before is None or before[1] != text
 
     def drop_topics(self, uuids: Sequence[str]) -> None:
-        """With their comments and their own meta rows."""
+        """Drop topics with their comments and their own meta rows."""
         rows = [(uuid,) for uuid in uuids]
         keys = [(key(uuid),) for uuid in uuids for key in (topic_key, comments_key)]
         self.file.executemany(sql.DROP_TOPIC, rows)

@@ -1,8 +1,8 @@
-"""What a feed decides, and what its records are in JSON: rows and times in, decisions out.
+"""The decisions of a feed, and its records in JSON: rows and times in, decisions out.
 
-What is stale, which days to ask for, what a new row keeps of the old one (F3, F4, F6, F9); and what
-may enter the file (F2, F12, F15): fields that have names here stand beside those of others. A bad
-record is a ConfigError for a caller, and a failed call for a network. Pure: `now` is an argument.
+What is stale, which days to request, what a new row keeps of the old one (F3, F4, F6, F9); and what
+may enter the file (F2, F12, F15): our fields, and unknown ones as extras. A bad record is a
+ConfigError for a caller, and a failed call for a network. Pure: `now` is an argument.
 """
 
 from collections.abc import Iterable, Sequence
@@ -104,7 +104,7 @@ def _held(split: dict[str, Raw]) -> Row:
 
 
 def is_shallow(value: object, levels: int = DEEPEST) -> bool:
-    """Whether lists and objects stand in one another to so many levels at most."""
+    """True if lists and objects are nested at most so many levels deep."""
     if type(value) is dict:
         return levels > 0 and all(is_shallow(item, levels - 1) for item in value.values())
     if type(value) is list:
@@ -113,7 +113,7 @@ def is_shallow(value: object, levels: int = DEEPEST) -> bool:
 
 
 def record_of(row: object, kind: type[R], *, strict: bool = True) -> R:
-    """Of a JSON object; raises ValidationError."""
+    """The record of a JSON object; raises ValidationError."""
     found: R = _joined(convert(row, _TWINS[kind], strict=strict), row, kind)
     return found
 
@@ -130,14 +130,14 @@ def _joined(named: Struct, row: Any, kind: Any) -> Any:  # noqa: ANN401 (R, and 
 
 
 def json_object(record: Topic | Comment) -> Row:
-    """All its fields side by side, in their order."""
+    """All fields of a record, in their order."""
     kind = Topic if isinstance(record, Topic) else Comment
     named = {name: getattr(record, name) for name in _TWINS[kind].__struct_fields__}
     return named | record.extra
 
 
 def checked_topic(topic: object) -> Topic:
-    """With its category normalised, so that here and upstream it has one name."""
+    """The topic with its category normalised, so that it has one name here and upstream."""
     kept = _checked(topic, Topic)
     checked_uuid(kept.topic_uuid)
     return replace(kept, category_id=category_of(kept.category_id))
@@ -148,7 +148,7 @@ def checked_topics(topics: Iterable[object]) -> list[Topic]:
 
 
 def checked_comments(uuid: str, comments: Iterable[object]) -> list[Comment]:
-    """All of them on this topic."""
+    """The comments, checked to be on this topic."""
     kept = [_checked(comment, Comment) for comment in each_of(comments, Comment)]
     for comment in kept:
         checked_uuid(comment.comment_uuid)
@@ -167,7 +167,7 @@ def each_of(records: object, kind: type[R]) -> Iterable[object]:
 
 
 def _checked(record: object, kind: type[R]) -> R:
-    """Of the right types, and text that UTF-8 can say; a subclass's own fields are extras (F15)."""
+    """A record of valid types and text; a subclass's own fields become extras (F15)."""
     if not isinstance(record, kind):
         raise ConfigError(f"expected a {kind.__name__}, not {shown(record)}")
     try:
@@ -184,7 +184,7 @@ def _checked(record: object, kind: type[R]) -> R:
 
 
 def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
-    """As they will come back from JSON; raises ValueError."""
+    """The extra fields as JSON returns them; raises ValueError."""
     own = {name: value for name, value in plain.items() if name not in NAMED[kind]}
     if not own:
         return {}
@@ -199,7 +199,7 @@ def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
 
 DAY: Final = 86_400
 ENRICHED: Final = ("body", "tags", "verified")
-"""F9: what a full topic has and an index has not."""
+"""F9: fields that a full topic has and an index lacks."""
 
 
 class Window(Struct, frozen=True):
@@ -213,16 +213,16 @@ class Window(Struct, frozen=True):
 
 
 class Fetched(Struct, frozen=True):
-    """What upstream said of one key."""
+    """The upstream's answer for one key."""
 
     topics: tuple[Topic, ...] = ()
     comments: tuple[Comment, ...] = ()
     covers: Window | None = None
-    """F9: topics of this time that are not among these are gone; None: nobody can say."""
+    """F9: other topics of this time no longer exist; None: not known."""
     failed: str = ""
     """F6: why some days are missing."""
     pause: float | None = None
-    """E7: how long the days that failed asked to be left alone."""
+    """E7: the pause that the failed days asked for."""
 
 
 def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:
@@ -231,7 +231,7 @@ def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:
 
 
 def window(days_back: int, now: float) -> Window:
-    """F4: what a list holds; without a limit if it is not positive."""
+    """F4: the time of a list's topics; without a limit if `days_back` is not positive."""
     return Window(now - days_back * DAY if days_back > 0 else float("-inf"))
 
 
@@ -242,16 +242,16 @@ def buckets(days: int, now: float) -> list[date]:
 
 
 def covered(days: Sequence[date]) -> Window:
-    """The time that these days, all of them answered, speak for."""
+    """The time that these days cover, if all of them were answered."""
     since, last = (datetime.combine(day, datetime.min.time(), UTC) for day in (days[-1], days[0]))
     return Window(since.timestamp(), last.timestamp() + DAY)
 
 
 def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> Row:
-    """F9: the new row keeps fields of others, and from a full row what an index does not carry.
+    """F9: the new row keeps unknown fields, and from a full row the fields that an index lacks.
 
-    An index may carry a preview: `is_index` says that its body, too, is none. Nor does a field of
-    others that is null in it replace one that is not.
+    An index may carry a preview: with `is_index`, its body does not replace a full one. An unknown
+    field that is null in it does not replace a value.
     """
     new, before = _object(topic), topic_of(old)
     others = _others(old or {}, Topic)
@@ -272,7 +272,7 @@ def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bo
 
 
 def topic_of(row: Row | None) -> Topic | None:
-    """None as well for a row of another shape (F12)."""
+    """The topic of a row; None for a row of another shape (F12)."""
     try:
         return None if row is None else record_of(row, Topic, strict=False)
     except ValidationError:
@@ -280,7 +280,7 @@ def topic_of(row: Row | None) -> Topic | None:
 
 
 def is_news(old: Row | None, new: Row) -> bool:
-    """Not if a row says the same in another order, or leaves out what goes without saying."""
+    """True if the topics differ; the order of fields and omitted defaults do not count."""
     before = topic_of(old)
     return before is None or before != topic_of(new)
 
@@ -288,7 +288,7 @@ def is_news(old: Row | None, new: Row) -> bool:
 def comment_rows(
     old: Iterable[Row], comments: Iterable[Comment], kept: Iterable[str] = ()
 ) -> list[Row]:
-    """The new array keeps fields of others, and comments in `kept` that upstream has not yet."""
+    """The new array keeps unknown fields, and comments in `kept` that upstream lacks."""
     before = {row.get("comment_uuid"): row for row in old}
     new = {
         comment.comment_uuid: _merged_comment(before.get(comment.comment_uuid), comment)
@@ -299,7 +299,7 @@ def comment_rows(
 
 
 def with_comment(rows: Iterable[Row], comment: Comment) -> list[Row]:
-    """Behind the others; an earlier version of it is replaced."""
+    """Add the comment at the end; it replaces an earlier version."""
     before = {row.get("comment_uuid"): row for row in rows}
     old = before.pop(comment.comment_uuid, None)
     return [*before.values(), _merged_comment(old, comment)]
@@ -310,13 +310,13 @@ def _merged_comment(old: Row | None, comment: Comment) -> Row:
 
 
 def without_comment(rows: Iterable[Row], uuid: str, before: Iterable[Row]) -> list[Row]:
-    """Taken out again; an earlier version of the same comment comes back."""
+    """Remove a comment; an earlier version of it is restored."""
     others = [row for row in rows if row.get("comment_uuid") != uuid]
     return [*others, *(row for row in before if row.get("comment_uuid") == uuid)]
 
 
 def listed(fetched: Fetched, index: Index, now: float) -> list[Topic]:
-    """F4, for what could not be stored: as the list would have been."""
+    """F4: the list of a fetch that could not be stored."""
     asked = window(index.days, now)
     topics = [
         topic
@@ -329,7 +329,7 @@ def listed(fetched: Fetched, index: Index, now: float) -> list[Topic]:
 
 
 def _object(record: Topic | Comment) -> Row:
-    """As a row holds it: a named field of None is left out, one of others is kept."""
+    """The record as a row: our own fields without None; unknown fields are all kept."""
     extra = record.extra
     found = json_object(record).items()
     return {name: value for name, value in found if value is not None or name in extra}

@@ -27,7 +27,7 @@ SLICE: Final = 250
 
 
 class PartlyFailed(StillfreshError):
-    """F6: some days failed; what came is stored without a meta row."""
+    """F6: some days failed; the others are stored without a meta row."""
 
     def __init__(self, fetched: Fetched) -> None:
         super().__init__(fetched.failed)
@@ -35,7 +35,7 @@ class PartlyFailed(StillfreshError):
 
 
 def part_of(error: BaseException | None) -> Fetched | None:
-    """What came, if only some days failed."""
+    """The days that succeeded, if only some failed."""
     while error is not None:
         if isinstance(error, PartlyFailed):
             return error.fetched
@@ -44,12 +44,12 @@ def part_of(error: BaseException | None) -> Fetched | None:
 
 
 class FeedSource(Protocol):
-    """What a feed is fetched from. Every method may be slow, and raises if it fails."""
+    """The upstream of a feed. Every method may be slow, and raises if it fails."""
 
     async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
         """Return all topics of one day (UTC) without bodies; of one category, or of all if None.
 
-        Topics that it leaves out are taken for deleted. `category` is case-folded: compare it
+        Topics that it leaves out count as deleted. `category` is case-folded: compare it
         without regard to case.
         """
 
@@ -70,7 +70,7 @@ class FeedSource(Protocol):
 
 
 async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fetched:
-    """What upstream says of this key; raises if it says nothing at all."""
+    """The upstream's answer for this key; raises if there is none at all."""
     if (index := index_of(key)) is not None:
         return await _fetch_list(source, index, now=now, lookups=lookups)
     uuid = subject(key)

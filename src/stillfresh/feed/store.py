@@ -1,9 +1,8 @@
 """The feed's file as the SQLite store sees it: one kind, whose values are the seed's rows (F17).
 
-Leases, cooldowns and times are the store's own, in tables of ours beside the seed's. A copy stands
-for a meta row: what it brought is in the rows, which are written in the publishing transaction.
-Another implementation knows no leases: a lease notes the meta row's time, and is void when that
-has changed or gone.
+Leases, cooldowns and times are in our own tables beside the seed's. A copy stands for a meta row;
+its data are the rows, which are written in the publishing transaction. Other implementations know
+no leases: a lease notes the meta row's time, and is void if that time has changed or is gone.
 """
 
 import asyncio
@@ -85,7 +84,7 @@ _EVICT_TIMES: Final = """
 
 
 class FeedStatements(sqlite.Statements):
-    """Of the one kind there is, whose copies are meta rows."""
+    """The statements of a feed's only kind, whose copies are meta rows."""
 
     create = sqlite.TIMES
     point = f"{_RECORD} FROM (SELECT ?2 AS id, ?1) k {_FROM} {_THERE}"
@@ -105,9 +104,9 @@ class FeedStatements(sqlite.Statements):
     """
     publish = sqlite.Statements.publish + _UNTOUCHED
     renew = sqlite.Statements.renew + _UNTOUCHED
-    # The end of a lease stays: it tells when a failure was noted, should the clock be set back.
+    # The end of a lease stays: it shows when a failure was noted, if the clock is set back.
     release = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
-    # All at once, whatever the slice: a feed has few lists.
+    # All at once, not in slices: a feed has few lists.
     count = """
         SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM {times}
             WHERE lease_token IS NOT NULL AND lease_expires_at > ?1), 0, ?2 || ?3
@@ -115,7 +114,7 @@ class FeedStatements(sqlite.Statements):
 
 
 class FeedTables(sqlite.KindTables):
-    """The hook: what a publication, an invalidation and an eviction do to the seed's tables."""
+    """Writes publications, invalidations and evictions to the seed's tables."""
 
     def __init__(self, fresh_for: float, keep_for: float, clock: Clock = time.time) -> None:
         # Rows are served until they are evicted, which happens once a day.
@@ -132,12 +131,12 @@ class FeedTables(sqlite.KindTables):
         self._clock = clock
 
     def are_made(self, connection: apsw.Connection) -> bool:
-        """With the file, or beside it where it cannot be written."""
+        """Always True: they are made with the file, or beside one that cannot be written."""
         del connection
         return True
 
     def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
-        """Rows and meta row, in the transaction that has checked the lease."""
+        """Write rows and meta row in the transaction that has checked the lease."""
         for key, copy in copies.items():
             writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
             if isinstance(copy.value, InRows):
@@ -165,7 +164,7 @@ class FeedTables(sqlite.KindTables):
 
 
 def layout(tables: FeedTables, format_: sqlite.Format = FEED) -> sqlite.Layout:
-    """A feed's file has one kind; of any other there is nothing."""
+    """The layout of a feed's file, which has one kind."""
     return sqlite.Layout(
         format_, lambda kind: tables if kind == KIND else sqlite.own_tables(kind), lambda _: [KIND]
     )
@@ -177,9 +176,9 @@ def counted(connection: apsw.Connection, *, before: float, skipped: int) -> Feed
 
 
 class InRows(bytes):
-    """What the store says instead of a value: look into the rows.
+    """The store's value of every key: the data are in the rows.
 
-    Of a load it has what came, which the publication writes there.
+    For a load it carries the fetched data, which the publication writes to the rows.
     """
 
     fetched: Fetched = Fetched()
@@ -193,7 +192,7 @@ class InRows(bytes):
 
 
 class AsItCame:
-    """What was fetched goes to the rows as it is: to encode a long list holds the loop (F18)."""
+    """Passes values through: encoding a long list would block the loop (F18)."""
 
     @staticmethod
     def encode(value: bytes) -> bytes:
@@ -203,7 +202,7 @@ class AsItCame:
 
 
 class FeedStore(sqlite.SqliteStore):
-    """The file on the loop of one FeedEngine, which it tells of what was published."""
+    """The file on the loop of one FeedEngine; it reports publications by `tell`."""
 
     def __init__(
         self,
@@ -218,19 +217,19 @@ class FeedStore(sqlite.SqliteStore):
         self._room = asyncio.Semaphore(sqlite.MAX_QUEUED)
         self._leases: BoundedDict[str, Lease] = BoundedDict(sqlite.MAX_QUEUED)
         self._building: dict[tuple[str, bool], asyncio.Event] = {}
-        """F18: long lists that are being built, or wait for it."""
+        """F18: long lists that are being built, or wait to be."""
         self._alone = asyncio.Lock()
 
     async def open(self) -> None:
         self._cache.check_open()
 
     async def close(self) -> None:
-        """The file is its opener's to close."""
+        """Does nothing: the program that opened the file closes it."""
 
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        """On the file's writer; what is queued is done, also if its caller gives up."""
+        """Run a job on the file's writer; it is done even if its caller gives up."""
         await self._room.acquire()
         try:
             done = asyncio.wrap_future(self._cache.submit(job, writes=writes, urgent=urgent))
@@ -242,7 +241,7 @@ class FeedStore(sqlite.SqliteStore):
         return await asyncio.shield(done)
 
     async def find(self, key: str, now: float, *, raw: bool = False) -> FoundRows[Any] | None:
-        """None if the file cannot be read: then upstream has to do."""
+        """The rows of a key; None if the file cannot be read: then upstream is asked."""
         try:
             while (building := self._building.get((key, raw))) is not None:
                 await building.wait()  # then from memory, or what was written since
@@ -254,7 +253,7 @@ class FeedStore(sqlite.SqliteStore):
             return None
 
     async def _built(self, key: str, now: float, *, raw: bool) -> FoundRows[Any] | None:
-        """F18: one long list at a time, since each has a connection and a memory of its own.
+        """F18: build one long list at a time, because each needs a connection and memory.
 
         The loop has a turn between two slices.
         """
@@ -278,7 +277,7 @@ class FeedStore(sqlite.SqliteStore):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """F5: by any spelling of a category, as everywhere."""
+        """F5: any spelling of a category is accepted."""
         del known
         point, keys = self._tables(KIND).sql.point, ids if kind == KIND else ()
         with self._cache.reading() as reader:
@@ -295,7 +294,7 @@ class FeedStore(sqlite.SqliteStore):
         return grants
 
     async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
-        """F6: what some days brought, without a meta row. F8: False if its lease was lost."""
+        """F6: store the days that succeeded, without a meta row. F8: False if its lease is lost."""
         if (lease := self._leases.get(key)) is None:
             return True
 
@@ -313,7 +312,7 @@ class FeedStore(sqlite.SqliteStore):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """F7: stored, then told. F8: a full disk does not hide that a lease was lost."""
+        """F7: store, then report. F8: a lost lease is noticed even if the disk is full."""
         try:
             superseded = await super().publish(kind, copies, tags)
         except StoreError:

@@ -40,7 +40,7 @@ def _holds_feed(connection: apsw.Connection, path: Path) -> bool:
 
 
 def is_feed(path: str) -> bool:
-    """By its tables; False as well for what is no file, or none that can be read."""
+    """True for a feed's file, by its tables; False if it is not a file, or not readable."""
     if not Path(path).is_file():
         return False
     try:
@@ -55,7 +55,7 @@ def _tables() -> FeedTables:
 
 
 class FeedFileStats(StoreStats, frozen=True, kw_only=True):
-    """And what a feed has besides."""
+    """The counts of a store, and those of a feed."""
 
     topics: int
     comments: int
@@ -116,7 +116,7 @@ class FeedView(SqliteView):
 
 @asynccontextmanager
 async def edited(path: str) -> AsyncIterator[FeedStore]:
-    """To change it. Nothing is evicted on opening: its own program may keep rows for longer."""
+    """Open a feed to change it. Evicts nothing: its own program may keep rows for longer."""
     cache = FeedCache(
         Path(path),
         clock=time.time,

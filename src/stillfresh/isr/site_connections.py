@@ -1,8 +1,8 @@
 """Kept HTTP/1.1 connections to a site (I12, I13): one request at a time on each, over h11.
 
-RFC 9112 §9.2: what comes when nothing was asked for is nobody's answer. A connection that has more
-bytes than its answer, hears some while it rests, or by which the site knows a client, is never used
-again. Needs `stillfresh[web]`.
+RFC 9112 §9.2: bytes without a request are not an answer. A connection is never used again if it has
+more bytes than its answer, receives some while idle, or identifies a client to the site. Needs
+`stillfresh[web]`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Bytes both ways between a client and the site, once the site has switched protocols (I12).
 
-The handshake of a WebSocket is a request like any other. What follows is passed on as it comes, so
-that subprotocol, extensions and close codes are between the two ends. `Inbox` is the reading side
-of a connection, with an end to what it holds.
+The handshake of a WebSocket is a request like any other. Everything after it is passed on
+unchanged, so subprotocol, extensions and close codes are a matter of the two ends. `Inbox` is the
+reading side of a connection, with a limit of unread bytes.
 """
 
 import asyncio

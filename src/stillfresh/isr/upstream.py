@@ -1,6 +1,6 @@
 """A site elsewhere as an ASGI app: a request is passed on over HTTP, its answer streamed back.
 
-What `IsrMiddleware` stands in front of when it is a reverse proxy (I12). RFC 9110 §7.6: hop-by-hop
+As a reverse proxy, `IsrMiddleware` has this app behind it (I12). RFC 9110 §7.6: hop-by-hop
 fields stay behind, Via and Date are added. WebSockets pass through a tunnel, and have places of
 their own, as event streams have. Needs `stillfresh[web]`.
 """

@@ -1,7 +1,7 @@
 """Connection: one viewer's subscriptions, and the news that the viewer has not read yet (C14).
 
-One set of subscriptions: each id with what the viewer was told of it last. Of several new views of
-an id the newest is kept: what waits for a slow reader never grows past what it looks at.
+One set of subscriptions: each id with the last answer that the viewer got. Of several new views of
+an id the newest is kept, so a slow reader never has more waiting views than subscriptions.
 """
 
 import asyncio

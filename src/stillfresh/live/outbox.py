@@ -1,8 +1,8 @@
-"""What waits to be sent to one viewer, as frames: bounded, whatever the viewer does (G3).
+"""The messages that wait for one viewer, as frames: bounded, whatever the viewer does (G3).
 
 Answers come first, in their order; then the newest of each of an application's notices, the last
 figures, and the newest view of each id. A view is encoded when the first viewer needs it; viewers
-that are sent the same at one moment share one frame (E28, G4).
+that get the same at one moment share one frame (E28, G4).
 """
 
 import asyncio

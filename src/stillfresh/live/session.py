@@ -1,7 +1,7 @@
 """One viewer on `WS /v1/live`: handles its messages, and sends news (G3).
 
-Two tasks: the server's own sends, one more listens. `messages.py` says what is a message and what
-is allowed, the outbox has what waits to be sent, and a connection of the hub the subscriptions.
+Two tasks: the server's own task sends, another one receives. `messages.py` defines messages and
+limits, the outbox has the waiting messages, and a connection of the hub has the subscriptions.
 """
 
 import asyncio

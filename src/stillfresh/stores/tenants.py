@@ -1,6 +1,6 @@
 """One store for several tenants: each sees its own entries, and nothing of the others (I17).
 
-A store without partitions of its own for tenants is wrapped: ids and tags stand behind
+A store without its own partitions for tenants is wrapped: ids and tags begin with
 `TENANT#<tenant>#`.
 """
 

@@ -1,4 +1,4 @@
-"""What a test of code that uses stillfresh needs."""
+"""Tools for tests of code that uses stillfresh."""
 
 from stillfresh.testing.clocks import ManualClock
 from stillfresh.testing.conformance_copies import CopyConformance

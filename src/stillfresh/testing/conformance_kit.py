@@ -141,7 +141,7 @@ class History:
     """False: nothing of a step is left on its way when the step has ended."""
     _deliver: Deliver | None = None
     _version: int = 0
-    """Of the thing itself, one higher after each invalidation."""
+    """The upstream's version, one higher after each invalidation."""
     _versions: dict[str, int] = field(default_factory=dict)
     """The version that a lease's load sees, by the lease's token."""
     _stored: str | None = None

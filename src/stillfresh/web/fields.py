@@ -40,7 +40,7 @@ NUMBERS: Final = re.compile(r"[\d.]+", re.ASCII)
 NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 PLACE: Final = re.compile(r"\{(id|viewer_id)\}")
-"""G11: where an id stands in a URL."""
+"""G11: the place of an id in a URL."""
 
 
 def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
@@ -151,7 +151,7 @@ def positive(most: float = math.inf) -> Reader:
 
 
 def _checked(read: Reader, check: Callable[[Any], object], own: str = "") -> Reader:
-    """What `read` makes of a value, if `check` takes it."""
+    """The value that `read` returns, if `check` accepts it."""
 
     def checked(value: object, key: str) -> object:
         found: object = read(value, key)

@@ -52,7 +52,7 @@ PLACE: Final = Struct(f"qd{MOST_GUESSES}I")
 """The hash of an address, the time of its first wrong token, and the hashes of its wrong tokens."""
 BEGINNING: Final = Struct("qdI")
 PORT: Final = re.compile(r"(?:\[(.*)\]|([^:]*))(?::\d+)?")
-"""Of an address in `X-Forwarded-For`, which some proxies write."""
+"""An address in `X-Forwarded-For`; some proxies add a port."""
 IPV6_SHARED: Final = 64
 """Leading bits of an IPv6 address that one customer has."""
 
@@ -75,9 +75,9 @@ def is_local(scope: Scope) -> bool:
 
 
 def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
-    """From this machine: by one of its names, or by one of `hosts` (`*.` stands for any below).
+    """True unless a request from this machine uses a name that is neither local nor in `hosts`.
 
-    A browser here is led to 127.0.0.1 by any name whose owner wishes it.
+    The owner of any name can lead a browser here to 127.0.0.1. `*.name` allows all names below it.
     """
     name = host_name(scope)
     if not _is_loopback(scope) or name in LOCAL_NAMES:

@@ -58,7 +58,7 @@ def serve(
     read: Callable[[], Settings] | None = None,
     follow: Follow | None = None,
 ) -> None:
-    """Until SIGTERM or SIGINT; what cannot work is told before anything is served.
+    """Serve until SIGTERM or SIGINT. Raises for settings that cannot work, before it serves.
 
     `read`: reads the settings again, on SIGHUP (G17). `follow`: makes the outbox's consumer (E8).
     """
@@ -85,7 +85,7 @@ def serve(
         now = settings
 
         def read_anew() -> bool:
-            """In the parent: for workers that start later; they are told if there is no mistake."""
+            """In the parent: read the settings for later workers; True if there is no mistake."""
             nonlocal now
             new = None if read is None else read_again(read, now)
             if new is not None and _size(new) > _size(settings):

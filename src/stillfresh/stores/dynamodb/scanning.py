@@ -1,13 +1,13 @@
 """The whole table, entry by entry: listed, counted, evicted (S1, I5, I7).
 
-The keys are hashes: only rows that say whose they are can be listed, which stillfresh's own do,
-unless the id is very long. A page costs what its rows do, a read unit for every 4 KB, since it must
-not miss what was just leased (E6: `invalidate_all` lists to invalidate); a
-search reads on until enough was found, at worst the whole table.
+The keys are hashes, so only rows that contain their kind and id can be listed: all rows of
+stillfresh, unless the id is very long. A page costs a read unit for every 4 KB of its rows: reads
+are consistent, to see leases of a moment ago (E6: `invalidate_all` lists to invalidate). A search
+reads until it has found enough, at worst the whole table.
 
-DynamoDB's TTL sweeps rows by itself, for nothing, and knows nothing of bodies in S3. An eviction
-drops what is gone with its body, and bodies that no row points to: of rows that TTL swept, and
-of processes that died between writing a body and publishing it.
+DynamoDB's TTL deletes rows by itself, free of charge, but not their bodies in S3. An eviction drops
+GONE entries with their bodies, and bodies that no row points to: those of rows that TTL deleted,
+and of processes that died between writing a body and publishing it.
 """
 
 from collections.abc import AsyncIterator

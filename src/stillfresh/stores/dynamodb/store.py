@@ -1,7 +1,7 @@
 """The DynamoDB store: rows in one table, values in S3 (S1, S2, S6; I1-I7).
 
-Maps the contract to the schema's recipes. One request a row, so many at a time: DynamoDB has no
-step for many rows of which each stands alone. No work is done before `open`.
+Maps the contract to the schema's recipes. One request for each row, some at a time: DynamoDB
+has no step for many rows that succeed or fail one by one. No work is done before `open`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Which entries have a tag, and when it was invalidated last: rows of their own (I6, I26).
+"""Rows that say which entries have a tag, and when it was last invalidated (I6, I26).
 
-An entry's rows are written before its load begins; those of tags that the load tells, before it
-publishes. An invalidation first writes that it begins, and then looks for rows; a publication first
+An entry's rows are written before its load begins; those of tags that come with the load, before it
+publishes. An invalidation first notes that it begins, and then looks for rows; a publication first
 writes its rows, and then looks for invalidations. So one of the two sees the other.
 """
 

@@ -1,9 +1,8 @@
-"""How a Redis store tells what is done to it (S10): each step says so, in the script that does it.
+"""How a Redis store announces changes (S10): each step publishes a message in its own script.
 
-Every bucket has a sharded channel, `<prefix>:v1:{07}:!`, which lies where its keys lie. A message
-is `P`, the generation and the member; `V` and the member; `T` and a tag; or `!` and a beat. A
-server sends what it publishes in the order of its steps, so one beat proves all channels that one
-connection hears.
+Every bucket has a sharded channel, `<prefix>:v1:{07}:!`, on the node of its keys. A message is `P`,
+the generation and the member; `V` and the member; `T` and a tag; or `!` and a beat. A server sends
+messages in the order of its steps, so one beat proves all channels of one connection.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """A cluster's primaries, and which of them holds which keys (S9).
 
-All keys of a bucket lie in one slot, so the route table has 32 rows that matter. A node that does
-not hold a key says which one does, and has done nothing: the command goes there. If a reply got
-lost, the step is settled at the node that holds the key by then. Replicas are never read: one that
-is behind would show what was invalidated.
+All keys of a bucket are in one slot, so the route table has 32 rows that matter. A node that does
+not hold a key names the one that does, and has done nothing: the command goes there. If a reply was
+lost, the step is settled at the node that then holds the key. Replicas are never read: one that is
+behind would serve invalidated copies.
 
 While a slot moves key by key, a step may find its key on one node and the sets of its tags on the
 other. It then changes nothing (`scripts.py`), and is tried again until they are together.

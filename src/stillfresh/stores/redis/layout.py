@@ -1,4 +1,4 @@
-"""How an id lies in Redis: one string for all that is known of it, and where its tags are (S5).
+"""How an id is stored in Redis: one string for everything about it, and sets for its tags (S5).
 
 Every id belongs to one of `BUCKETS` buckets, named in its key as a hash tag, and so do the sets
 that say which ids of that bucket have a tag: a step on an id, its tags included, stays in one hash

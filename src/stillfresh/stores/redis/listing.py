@@ -1,7 +1,7 @@
-"""What walks over whole databases of a Redis store, slice by slice: listing, counting, evicting.
+"""Walks over the whole database of a Redis store, in slices: listing, counting, evicting.
 
-No slice is long for the server. SCAN has no order, so a listing walks over everything: names only;
-then the first bytes of those that are listed. In a cluster each primary is walked over; what moves
+No slice is long for the server. SCAN has no order, so a listing walks over all names, and then
+reads the first bytes of the listed entries. In a cluster it walks over each primary; keys that move
 meanwhile may be missed.
 """
 

@@ -1,19 +1,19 @@
 """The store's atomic steps, scripts that the server runs: each on keys of one slot (S2, S5).
 
 The token is the fence, compared in the step that writes; its time only permits a takeover. A token
-is made here, of what its asker drew and the server's microsecond: an ACQUIRE that arrives late or
-twice never grants the same one again, and one that is sent again finds its lease by its own part
-(S8).
+is made here, from the caller's random part and the server's microsecond: an ACQUIRE that arrives
+late or twice never grants the same one again, and one that is sent again finds its lease by the
+caller's part (S8).
 
-Tags are named before the key is written, and forgotten after: in a cluster a set may have moved to
-another node already, and then the script ends there, with nothing done that shows. A name too many
-in a set does no harm.
+Ids are added to the sets of their tags before the key is written, and removed after it: in a
+cluster a set may have moved to another node, and then the script ends there, without a visible
+change. One id too many in a set does no harm.
 
-What a step leaves has a time to live that covers every reader it may serve, and a minute for clocks
-that differ; the sets of a tag live at least as long as any of their ids.
+Keys have a time to live that covers every possible read, and a minute for differing clocks; the
+sets of a tag live at least as long as any of their ids.
 
 EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids with one reply. They
-are no steps: they may cross slots.
+are not atomic steps: they may cross slots.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """`sqlite:///path`: copies and leases in one file, shared by any number of processes (S4).
 
-Also the door for those who keep a file of their own design with the same writer and leases.
+Other packages keep files of their own schema through this module, with the same writer and leases.
 """
 
 from stillfresh.stores.sqlite.connection import (
