@@ -82,7 +82,7 @@ def noted(mistakes: list[str]) -> Iterator[None]:
 
 @contextmanager
 def keyed(key: str, own: str = "") -> Iterator[None]:
-    """A check that names what it checks in its `own` way is told its key here, once."""
+    """Put the key into an error, in place of the name that the check itself uses (`own`)."""
     try:
         yield
     except ConfigError as exc:
@@ -256,7 +256,7 @@ def hosts(value: object, key: str) -> tuple[str, ...]:
 
 
 def host(value: object, key: str) -> str:
-    """Of a machine: a name, or an address that is one."""
+    """The name or the valid address of a machine."""
     name = text(value, key)
     is_number = ":" in name or NUMBERS.fullmatch(name) is not None
     if not (is_address(name) if is_number else NAME.fullmatch(name)):

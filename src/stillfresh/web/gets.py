@@ -129,10 +129,10 @@ def decoded(body: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
 
 
 def terms_of(fields: Raw, sent: float, own: PageTerms, unkept: Set[str]) -> PageTerms:
-    """`terms = "upstream"`: what the answer says of itself; `own` where it says nothing.
+    """`terms = "upstream"`: the times that the answer states; `own` if it states none.
 
-    An answer that is not to be kept is for the callers that wait for it. An outage is bridged by
-    our own `error_for`, unless the answer speaks of it or forbids it (RFC 9111 §4.2.4).
+    An answer that must not be stored is only for waiting callers. Our own `error_for` applies,
+    unless the answer states another or forbids it (RFC 9111 §4.2.4).
     """
     known = controls(fields)
     if known.keys() & unkept:

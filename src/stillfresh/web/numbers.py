@@ -1,12 +1,12 @@
 """The numbers of a gateway: at one moment, for its dashboard (G6), and `/metrics` (G7).
 
-Counting costs a pass over what memory holds, so it is done at most twice a second, however many
-look; the stores are asked less often, and least those that are paid by the request. Of the last
-minutes a few numbers are kept, for an operator that opens the page when something has happened.
+Counting takes a pass over the entries in memory, so it is done at most twice a second, for any
+number of operators. The stores are asked less often, and least those that charge for requests.
+Some numbers of the last minutes are kept, for an operator that opens the page after an incident.
 `/metrics`, `/healthz` and `/readyz` are cheap enough to be asked every second.
 
-One of several workers writes its numbers on their board, every second and whenever it is asked, and
-tells the sum of what stands there. So what was told once is never taken back, whichever is asked.
+With several workers, each writes its numbers to their board, every second and whenever it is asked,
+and reports the sum of the board. So counts never go down, whichever worker answers.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Purging over HTTP (I27): an operator's list of URLs and tags, and PURGE requests.
 
-The second way is for those who purge Varnish or a CDN so: by the address of the connection's own
-peer, and those for whom a trusted proxy passed it on; never by what a client says.
+PURGE works as with Varnish or a CDN. The connection's peer must be allowed, and so must the client
+that a trusted proxy names; what a client says about itself never counts.
 """
 
 from collections.abc import Callable

@@ -27,11 +27,11 @@ class Totals(msgspec.Struct):
     """Viewers and their subscriptions, now."""
     bypassed: dict[str, int]
     responses: dict[str, dict[str, int]] = {}
-    """By part of the gateway, by status."""
+    """Responses, by part of the gateway and by status."""
     sent: dict[str, int] = {}
     """Bytes, by part."""
     store_seconds: dict[str, Timing] = {}
-    """Of all stores, by step."""
+    """The times of all stores, by step."""
 
 
 NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {

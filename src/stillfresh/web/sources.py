@@ -190,7 +190,7 @@ class Viewer(msgspec.Struct):
 class Authority:
     """`[server] authenticate_url`: POST `{"token": "…"}`, answered by `{"viewer_id": "…"}` (G12).
 
-    401, 403 or 404 stand for an unknown token.
+    401, 403 or 404 mean that the token is not known.
     """
 
     def __init__(self, client: httpx2.AsyncClient, url: str) -> None:

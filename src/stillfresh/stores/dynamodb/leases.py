@@ -158,9 +158,9 @@ class Leases(TagRows):
                 raise _lost(pk) from exc
 
     async def mark(self, pk: str, mark: Mark) -> bool:
-        """I3: `revalidate_seconds` becomes zero if there is a row; a mark never goes down.
+        """I3: `revalidate_seconds` becomes zero if there is a row; a hard mark stays hard.
 
-        I19: it stands in the row of the version where META only points there.
+        I19: if META points to a version's row, that row gets the mark.
         """
         marked = ":mark" if mark is Mark.HARD else "if_not_exists(#mark, :mark)"
         change = {

@@ -163,9 +163,9 @@ def version_of(item: Item) -> str | None:
 
 
 def believed(lock: Lock, now: float, max_lease: float) -> Lock:
-    """I19: another's lease of up to `max_lease` is live, though longer than the engine believes.
+    """I19: a lease of another service, up to `max_lease`, is live, but too long for the engine.
 
-    So the engine is told an end that it believes, and a later one when it looks again.
+    So report an end that the engine accepts, and a later one at its next look.
     """
     until = lock.held_until
     if until is None or until > now + max_lease + MAX_SKEW:

@@ -24,8 +24,9 @@ WORKERS: Final = 16
 
 
 async def each(keys: Iterable[K], step: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """What `step` answered for each key. All run to their end, then the first error is raised:
-    a step that was cut off might or might not have been done.
+    """The result of `step` for each key.
+
+    All run to their end, then the first error is raised: a cancelled step may have been done.
     """
     waiting = list(dict.fromkeys(keys))
     if len(waiting) == 1:
@@ -153,8 +154,8 @@ class Table:
     ) -> AsyncIterator[dict[str, Any]]:
         """Every row of the tenant's entries, page by page; the whole table is read for it.
 
-        In the table's own order; from behind the key `after`, which need not be there, and in
-        pages of so many `rows`, whoever's they are.
+        In the table's own order, after the key `after`, which need not exist; `rows`: the most rows
+        of a page, including those of other tenants.
         """
         return self._pages(
             "scan",

@@ -55,18 +55,18 @@ class TagRows(Table):
     ) -> None:
         """I6: this entry is leased with these tags; rows of their own, so no index is needed.
 
-        They are written before the load begins, outlive the copy, and are taken away when they
-        are found to speak of nothing. `seen`: the lease that probably wrote those that are there.
+        They are written before the load begins, outlive the copy, and are removed when they are
+        found without an entry. `seen`: the lease that probably wrote the present ones.
         """
         beside = attributes(kind=kind, id=id_, lease_token=token, ttl=ceil(ttl))
         pk = self.names.pk(kind, id_)
         await each(tags, lambda tag: self._write_tag(self.names.tag(tag), pk, beside, token, seen))
 
     async def _write_tag(self, tag: str, pk: str, beside: Item, token: str, seen: str) -> None:
-        """In the place of a row that was seen: one that arrives late replaces no later one (S8).
+        """Replace only the row that was seen, so that a late write replaces no later row (S8).
 
-        Nor does a holder whose lease was lost meanwhile, and that cannot publish any more: a row
-        that was seen while the lease still was ours is no later one's.
+        A holder whose lease was lost meanwhile stops: it cannot publish any more. A row that was
+        seen while the lease was still ours is not from a later lease.
         """
         row = key_of(tag, sk := self.names.hashed(pk)) | beside
         for _ in range(TRIES):

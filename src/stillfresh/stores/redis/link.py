@@ -56,9 +56,9 @@ logger = logging.getLogger(__name__)
 class Link:
     """The client library's connections to one server, and steps over them; of one event loop.
 
-    At most `most` at once; further callers wait for a place. A connection on which anything was
-    left unsaid (an error, a cancellation) is closed, never used again: its next reply would be
-    somebody else's. Taking and giving back await nothing, so no cancellation can lose a place.
+    At most `most` at once; further callers wait for a place. A connection with an unread reply
+    (after an error or a cancellation) is closed and never used again: its next reply would be of
+    another request. Taking and giving back never wait, so no cancellation can lose a place.
     """
 
     is_cluster: ClassVar = False  # one reply may bring keys of several slots
@@ -96,10 +96,10 @@ class Link:
         self.drops_keys = False  # any of them when it is full, a tag's set too
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """One round trip; a command that the server refused has the error for its reply.
+        """One round trip; a command that the server refused has its error as reply.
 
-        TimeoutError if the first reply, the connection included, or any next one takes too long:
-        a long answer may take its time as long as it goes on, and so may those before us.
+        TimeoutError if the first reply (with connecting) or any next one takes too long. A long
+        answer may take its time while parts arrive, and so may the requests before this one.
         """
         lost = self._lost
         async with self._places, asyncio.timeout(self._timeout) as limit:

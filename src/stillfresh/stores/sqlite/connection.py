@@ -118,10 +118,10 @@ def by_header(application_id: int, version: int, begin: str, *, is_cache: bool =
 
 
 class Patience:
-    """The busy handler: short pauses of uneven length, shorter for who has waited longer.
+    """The busy handler: short random pauses, shorter for a step that has waited longer.
 
-    SQLite's own doubles its pauses up to 100 ms, so under load the newest comer always wins. A
-    lower `limit` counts at once, also for a step that waits already.
+    SQLite's own doubles its pauses up to 100 ms, so under load the newest step always wins. A lower
+    `limit` applies at once, also to a step that waits already.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Patience:
 
 
 def connect(path: Path, patience: Patience | None = None) -> apsw.Connection:
-    """Whatever may write does; a file on a read-only medium has no log and cannot change."""
+    """Connect for writing; on a read-only medium, without a log, as to an unchanging file."""
     if on_read_only_mount(path) and path.exists() and not log_of(path).exists():
         return _immutable(path)
     create_private(path)
@@ -161,7 +161,7 @@ def _settled(connection: apsw.Connection, patience: Patience | None = None) -> a
 
 
 def _immutable(path: Path) -> apsw.Connection:
-    """Without a log and without locks, since nobody can be writing."""
+    """Connect without a log and locks, because no process can write."""
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     url = f"file:{quote(str(path.absolute()))}?immutable=1"
     return _settled(apsw.Connection(url, flags=flags))

@@ -1,8 +1,8 @@
 """The two connections of one process, and grouped commits (S4). Belongs to the writer's thread.
 
-A group of jobs is one transaction, each job a savepoint of its own: a failing job fails alone.
-A file that was found corrupt is set aside; one that moved or was replaced, or a symbolic link that
-leads elsewhere by now, is opened anew.
+A group of jobs is one transaction, each job in its own savepoint: a failing job fails alone. A
+corrupt file is renamed, and a new one begun. If the file was moved or replaced, or a symbolic link
+leads elsewhere, the file is opened again.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Work:
 
 
 class WriteDatabase:
-    """`adopt` receives the connection for reading, again whenever the file was opened anew."""
+    """`adopt` is called with the connection for reading, whenever the file was opened."""
 
     def __init__(
         self,
@@ -81,21 +81,21 @@ class WriteDatabase:
         patience: float = PATIENCE,
     ) -> None:
         self._name = self._path = path
-        """The file itself, where the name is a symbolic link."""
+        """The file itself, if the name is a symbolic link."""
         self._kind = kind
         self._adopt = adopt
         self.patience = Patience(patience)
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self.identity: Identity | None = None
-        """Of the file that was opened; the name may lead to another by now."""
+        """The identity of the opened file; the name may lead to another file by now."""
         self._neighbours: dict[Path, Identity | None] = {}
         """The log beside the file, and the log's index."""
         self.damaged: apsw.Connection | None = None
-        """The connection that met corruption; one of an older file says nothing of this one."""
+        """The connection that found corruption; one of an earlier file does not count."""
 
     def open(self) -> None:
-        """Under the lock: nobody may open the file while another sets it aside."""
+        """Under the lock: no process may open the file while another one renames it."""
         path = real(self._name)
         with translated(path):
             check_place(path)
@@ -177,7 +177,7 @@ class WriteDatabase:
                 abandon(connection)
 
     def look(self, work: Work) -> None:
-        """Outside any transaction: what only reads asks for no lock and needs no room."""
+        """Run a job that only reads, outside any transaction: it needs no lock or disk space."""
         try:
             work.result = self._mending(lambda: work.job(self._ready(writing=False)))
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
@@ -185,20 +185,20 @@ class WriteDatabase:
             self._explain(work)
 
     def write(self, group: Sequence[Work]) -> None:
-        """Each is done or has its error; what succeeded is committed."""
+        """Run the jobs; each is committed, or gets its error."""
         try:
             self._mending(lambda: commit(self._ready(writing=True), group))
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
             for work in group:
                 if len(group) == 1 or isinstance(exc, CONCERNS_ALL):
                     work.error = exc
-                else:  # one of them broke the transaction: each alone
+                else:  # one of them broke the transaction: run each alone
                     self.write([work])
         for work in group:
             self._explain(work)
 
     def _mending(self, action: Callable[[], T]) -> T:
-        """Once more on a new file, if this one turns out to be corrupt, or not to be there."""
+        """Run the action; once more on a new file, if this one is corrupt or missing."""
         try:
             return action()
         except FAILED as exc:
@@ -209,7 +209,7 @@ class WriteDatabase:
             return action()
 
     def _ready(self, *, writing: bool) -> apsw.Connection:
-        """The connection, opened anew if the file is corrupt, gone, or perhaps writable again."""
+        """The connection; opens the file again if it is corrupt, gone, or maybe writable again."""
         writer = self._writer
         if (
             writer is None
@@ -226,7 +226,7 @@ class WriteDatabase:
         return self._writer
 
     def _refuse_another(self) -> None:
-        """What is no cache is never begun anew, nor is another's state taken for its own."""
+        """Raise if a file that is not a cache was replaced: its data must not be mixed up."""
         if not self._kind.is_cache and self.identity != identity_of(self._name):
             raise StoreError(
                 f"{self._name}: was moved, removed or replaced while it was open; put it back, "

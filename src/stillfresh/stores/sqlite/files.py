@@ -24,7 +24,7 @@ LOCKS: Final = Path("/proc/locks")
 LOCK_LIMIT: Final = 5.0
 """Seconds that an opening waits for the lock beside the file."""
 PRIVATE: Final = 0o600
-"""What is cached may be anybody's secret: a new file is its owner's alone."""
+"""Only the owner may read a new file, because cached values may be secret."""
 
 
 def network_filesystem(mountinfo: str, path: Path) -> str | None:
@@ -34,7 +34,7 @@ def network_filesystem(mountinfo: str, path: Path) -> str | None:
         mount, _, rest = line.partition(" - ")
         unescaped = re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), mount.split()[4])
         point = Path(unescaped)
-        # Of two mounts on one point the later hides the earlier.
+        # If two mounts have the same point, the later one hides the earlier.
         if path.is_relative_to(point) and len(point.parts) >= length:
             found, length = rest.split()[0], len(point.parts)
     return found if found in NETWORK else None
@@ -81,9 +81,9 @@ def on_read_only_mount(path: Path) -> bool:
 
 
 def create_private(path: Path) -> None:
-    """Make the file, 0600 whatever the umask; SQLite gives its log and its index the same mode.
+    """Create the file with mode 0600, for any umask; SQLite gives its log the same mode.
 
-    A file that is there keeps its mode. Where none can be made, SQLite says why.
+    An existing file keeps its mode. If none can be created, SQLite reports why.
     """
     with suppress(OSError):
         create_new(path)

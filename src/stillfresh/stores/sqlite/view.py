@@ -1,6 +1,6 @@
-"""A store's file, looked into and left as it is (S4, S12, G10): for those who only want to see.
+"""A store's file, read and never changed (S4, S12, G10).
 
-`SqliteView` never makes a file, never begins an empty one, never sets a damaged one aside, and
+`SqliteView` never creates a file, never writes to an empty one, never renames a damaged one, and
 takes no lock that a writer would wait for.
 
 `read_only_copy` is for other tools. Another SQLite library in this process, such as the standard
