@@ -520,7 +520,7 @@ class TestI10Middleware:
         """Where they are written."""
         with pytest.raises(ConfigError, match="PageCache"):
             IsrMiddleware(site, "memory://")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match="route '/a': cannot read 'soon' as a duration"):
             IsrMiddleware(site, PageCache("memory://"), routes={"/a": "soon"})
 
     @pytest.mark.parametrize("status", [600, 999])

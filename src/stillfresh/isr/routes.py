@@ -77,14 +77,15 @@ class Routes:
     """Routes by exact path, or else by the longest matching `/prefix/*`."""
 
     def __init__(self, routes: RoutesLike) -> None:
-        self._exact: dict[str, Route] = {}
-        self._below: dict[str, Route] = {}
+        self._exact, self._below = dict[str, Route](), dict[str, Route]()
         for pattern, value in routes.items():
             if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
                 raise ConfigError(f"route {shown(pattern)}: must begin with /, as '/blog/*'")
             prefix, star, rest = pattern.partition("*")
             if rest:
                 raise ConfigError(f"route {shown(pattern)}: * may stand only at the end")
+            if not isinstance(value, Route | None):
+                seconds(value, name=f"route {shown(pattern)}", positive=True)
             route = value if isinstance(value, Route) else Route(value)
             (self._below if star else self._exact)[prefix or "/"] = route
         self._prefixes = sorted(self._below, key=len, reverse=True)
