@@ -542,18 +542,25 @@ class TestE11Values:
         assert await untyped("a") == [1, 2]
 
     async def test_a_stored_value_of_another_shape_is_a_miss(
-        self, url: str, clock: ManualClock, upstream: Upstream
+        self,
+        url: str,
+        clock: ManualClock,
+        upstream: Upstream,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """An older release wrote it: loaded again, no crash."""
+        """An older release wrote it: loaded again, no crash; explained, and logged once."""
         async with Cache(url, clock=clock) as cache:
             prices = declare(cache, upstream)
             lease = (await cache._store.acquire("price", [Ask("a")], 5))["a"]
             assert isinstance(lease, Lease)
             copy = Copy(lease.token, clock(), Policy(30), msgspec.msgpack.encode(["another"]))
             assert await cache._store.publish("price", {"a": (lease, copy)}) == set()
+            assert "no copy" in str(await prices.explain("a"))
             assert await prices("a") == Price("a", 1)
             assert await prices("a") == Price("a", 1)
         assert upstream.calls == [["a"]]
+        (said,) = (record.getMessage() for record in caplog.records)
+        assert said.startswith("price: a stored value does not fit the declared type")
 
     async def test_a_value_that_cannot_be_encoded(self, cache: Cache) -> None:
         """Fails with the resource and the key; the others are kept."""

@@ -207,7 +207,7 @@ class Core(Puts[K, V]):
         return explain(
             self.spec.kind,
             key,
-            records.get(id_, NOTHING),
+            self.memory.readable({key: id_}, records)[key],
             runtime.clock(),
             loading_here=self.queue.is_loading(key),
             in_memory=key in self.memory.entries,

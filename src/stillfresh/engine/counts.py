@@ -4,6 +4,7 @@ A hit is counted on its entry. The count moves here when the verdict or the age 
 hit costs one addition.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,8 @@ from stillfresh.engine.rules_objective import Objective
 from stillfresh.engine.spans import Stopwatch, Timing
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, StoreStats
+
+logger = logging.getLogger(__name__)
 
 MOST_FAILING: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
@@ -152,7 +155,7 @@ class Counts:
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = self.evicted_bytes = 0
-        self.slow_reported, self.load_seconds = False, Stopwatch()
+        self.slow_reported, self.misfit_reported, self.load_seconds = False, False, Stopwatch()
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
         """Ids whose last load failed, for statistics only: the store decides about cooldowns (E7).
         """
@@ -168,6 +171,18 @@ class Counts:
         last = max(least, min(most, now - answer.fetched_at))
         first = min(last, max(least, self.folded_at - answer.fetched_at))
         self.age_sum += hits * (first + last) / 2
+
+    def misfit(self, kind: str, exc: Exception) -> bool:
+        """A stored value cannot be decoded (E11): log the first one. Always False, for no value."""
+        if not self.misfit_reported:
+            self.misfit_reported = True
+            said = (
+                "%s: a stored value does not fit the declared type (%s), so it is loaded again. If "
+                "the type has changed, write version='2'; if another function uses this name on "
+                "the same store, rename one of them"
+            )
+            logger.warning(said, kind, type(exc).__name__)
+        return False
 
     def failed_with(self, id_: str, failure: Failure) -> None:
         """A key's load failed."""

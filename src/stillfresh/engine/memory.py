@@ -271,8 +271,8 @@ class Memory(Evicting[K, V]):
             return False, None
         try:
             return True, self._spec.codec.decode(copy.value)
-        except Exception:  # noqa: BLE001 (a codec may raise anything)
-            return False, None
+        except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
+            return self.counts.misfit(self._spec.kind, exc), None
 
     def put(  # noqa: C901, PLR0917 (called for each key that is loaded)
         self,
