@@ -472,6 +472,21 @@ class TestE5FailingStore:
         assert seen(await task) == (1, FRESH)
         assert upstream.calls == [["a"]]
 
+    async def test_a_caller_that_can_read_the_store_again_waits_for_the_next_load(
+        self, ours: Prices, theirs: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """E6: nothing voids a load without a lease, so it may miss another's invalidation."""
+        store.broken = {"read", "acquire"}
+        tasks = [await upstream.holding(ours.get("a")), asyncio.create_task(ours.get("a"))]
+        await turns()
+        store.broken, upstream.version = set(), 2
+        await theirs.invalidate("a")
+        tasks.append(asyncio.create_task(ours.get("a")))
+        await turns()
+        upstream.let_go()
+        assert [seen(await it) for it in tasks] == [(1, FRESH), (1, FRESH), (2, FRESH)]
+        assert upstream.calls == [["a"]] * 2
+
     async def test_it_recovers_by_itself(
         self, ours: Prices, store: SteppedStore, clock: ManualClock
     ) -> None:

@@ -76,7 +76,8 @@ def memory_does_not_hear_of_invalidations(patch: pytest.MonkeyPatch) -> None:
 def who_comes_late_is_given_the_overtaken_value(patch: pytest.MonkeyPatch) -> None:
     """The oldest bug of the field: fill after invalidate."""
 
-    def join(self: Flight[Any, Any], waiter: Any) -> None:
+    def join(self: Flight[Any, Any], waiter: Any, *, knows: bool = True) -> None:
+        del knows
         self.waiters[waiter] = Joined.BEFORE
 
     patch.setattr(Flight, "join", join)
@@ -357,7 +358,8 @@ def closing_leaves_tasks_behind(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.ALIVE, "over_a_network")
 def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def join(self: Flight[Any, Any], waiter: Any) -> None:
+    def join(self: Flight[Any, Any], waiter: Any, *, knows: bool = True) -> None:
+        del knows
         if self.batch.state is LoadState.QUEUED:
             self.waiters[waiter] = Joined.BEFORE
 

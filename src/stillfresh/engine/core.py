@@ -77,8 +77,8 @@ class Core(Puts[K, V]):
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: load the keys that are not fresh, here or elsewhere. Cooldowns are kept."""
-        records, times, now = await self._watched(keys)
         waiter: Waiter[K, V] = Waiter(each=True)
+        records, times, now = await self._watched(keys, waiter.unread)
         stale = [key for key, at in times.items() if at <= now]
         for key in stale:
             self._join(key, self.text(key), records[key], waiter)
@@ -96,14 +96,16 @@ class Core(Puts[K, V]):
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when to refresh each key."""
-        return (await self._watched(keys))[1]
+        return (await self._watched(keys, set()))[1]
 
-    async def _watched(self, keys: Sequence[K]) -> tuple[dict[K, Record], dict[K, float], float]:
+    async def _watched(
+        self, keys: Sequence[K], unread: set[K]
+    ) -> tuple[dict[K, Record], dict[K, float], float]:
         """The copies that can be read now, and when to refresh each.
 
         Watches receive fresh copies that another process published (C14).
         """
-        runtime, texts, unread = await self.ready(), self.texts(keys), set[K]()
+        runtime, texts = await self.ready(), self.texts(keys)
         since, terms = runtime.clock(), self.spec.terms
         records = self.memory.readable(texts, await self._records(runtime, texts, unread))
         now = runtime.clock()

@@ -145,10 +145,8 @@ class Loads(Generic[K, V]):
             batch.flights = [it for it in batch.flights if it.id not in failed]
         since = self._runtime.clock()
         grants = await self._loader.asked("give leases", self._loader.acquire(asks)) if asks else {}
-        if grants is None:
-            batch.step(LoadEvent.GRANT)
-            return {}
         leases, held = dict[str, Lease](), list[Flight[K, Waiter[K, V]]]()
+        grants = grants or {}
         for flight in batch.flights:
             match grants.get(flight.id):
                 case Lease() as lease:
@@ -162,6 +160,8 @@ class Loads(Generic[K, V]):
         if held:
             self._spawn(self._follow(batch.split(held, LoadEvent.DENY)))
         batch.flights = [it for it in batch.flights if it.id in leases or it.id not in grants]
+        for it in batch.flights:
+            it.is_blind = it.id not in leases
         batch.step(LoadEvent.GRANT)
         return leases
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.flight import (
+    AFTER,
     BEFORE,
     ENDED,
     ENDINGS,
@@ -52,11 +53,9 @@ class Batch:
         self.state = state
         self.span: Span | None = None  # G15: for hooks
         self.takes_place = False  # True if it takes one of the `concurrency` places
-        self.overtaken: set[Hashable] = set()
-        """E6: keys that were invalidated since it began."""
+        self.overtaken: set[Hashable] = set()  # E6: keys that were invalidated since it began
         self.tags: set[str] = set()  # I26: invalidated; whose they are is known at the end
-        self.waiting_for: list[Flight[Any, Any]] = []
-        """The loads that its loader waits for."""
+        self.waiting_for: list[Flight[Any, Any]] = []  # the loads that its loader waits for
         for flight in flights:
             flight.batch = self
 
@@ -110,8 +109,8 @@ class Flight(Struct, Generic[K, W], eq=False):
     """A caller of `refresh` wants a new copy, even during a cooldown (E7)."""
     outgrown: bool = False
     """E18: the copy is too old for a caller's `max_age`."""
-    urgent: bool = False
-    """A loader waits for it, and may hold the only place."""
+    urgent: bool = False  # a loader waits for it, and may hold the only place
+    is_blind: bool = False  # S5: it loads without a lease
     rounds: int = 0
     successor: "Flight[K, W] | None" = None
     batch: Batch = IN_QUEUE
@@ -140,8 +139,10 @@ class Flight(Struct, Generic[K, W], eq=False):
         is_new_enough = copy.generation != seen or not (self.forced or self.outgrown)
         return self.key not in self.batch.overtaken and is_new_enough
 
-    def join(self, waiter: W) -> None:
-        self.last = self.waiters[waiter] = JOINED[self.batch.state]
+    def join(self, waiter: W, *, knows: bool = True) -> None:
+        """E6: nothing voids a load without a lease; what a caller `knows` may be newer."""
+        joined = AFTER if self.is_blind and knows else JOINED[self.batch.state]
+        self.waiters[waiter], self.last = joined, max(self.last, joined)
 
     def overtake(self) -> None:
         """E6: the key was invalidated. A load that has not begun need not know."""
@@ -188,11 +189,10 @@ class Waiter(Generic[K, V]):
         self.context = copy_context()  # G15: for hooks
         self.caller, self.max_age = CALLER.get(), max_age
         """E18: this caller accepts no older copy."""
-        self.each = each
+        self.each, self.unread = each, set[K]()  # keys that the store could not be asked for
         self.wake: Callable[[], object] = bool
         """Called when the last key has ended, or after each one if `each`."""
-        self.private: Private[Any] | None = None
-        """The value of its own loader, for this caller only."""
+        self.private: Private[Any] | None = None  # its own loader's value, for it alone
         self.missing = 0
         self.outcomes: dict[K, Outcome[V]] = {}
         self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}
@@ -233,7 +233,7 @@ class Queue(Generic[K, V]):
         flight = self._add(key, id_, record, waiter)
         flight.forced |= forced
         flight.outgrown |= waiter.max_age < FOR_EVER
-        flight.join(waiter)
+        flight.join(waiter, knows=key not in waiter.unread)
         waiter.missing += 1
 
     def join_missing(self, texts: Mapping[K, str], waiter: Waiter[K, V]) -> None:

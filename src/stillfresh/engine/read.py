@@ -109,11 +109,10 @@ class Reads(Generic[K, V]):
         runtime = await self.ready()
         now, waiter = runtime.clock(), waiter or Waiter(max_age=max_age)
         if texts := self._unheld(keys, now, waiter.outcomes, max_age):
-            unread: set[K] = set()
-            records = await self._records(runtime, texts, unread)
+            records = await self._records(runtime, texts, waiter.unread)
             for key, id_ in texts.items() if records else ():
                 if (record := records.get(id_)) is not None:
-                    self._answer(key, id_, record, now, waiter, unverified=key in unread)
+                    self._answer(key, id_, record, now, waiter, unverified=key in waiter.unread)
                 else:
                     self._join(key, id_, NOTHING, waiter)
             if not records:
@@ -270,7 +269,7 @@ class Reads(Generic[K, V]):
         if self.owner.blocks and is_past(self.owner):
             return await loaded(self, keys, waiter)
         runtime, texts = await self.ready(), self.texts(keys)
-        records = await self._records(runtime, texts)
+        records = await self._records(runtime, texts, waiter.unread)
         for key, id_ in texts.items():
             self._join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
         await self.loads.wait(waiter, texts)
