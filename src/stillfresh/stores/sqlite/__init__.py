@@ -16,7 +16,7 @@ from stillfresh.stores.sqlite.connection import (
     not_ours,
     translated,
 )
-from stillfresh.stores.sqlite.database import Identity, identity_of
+from stillfresh.stores.sqlite.database import Identity, Work, identity_of
 from stillfresh.stores.sqlite.files import locked, real
 from stillfresh.stores.sqlite.schema import BEGIN_FILE, TAGS, TIMES, Row, Statements, record_of
 from stillfresh.stores.sqlite.steps import (
@@ -36,6 +36,6 @@ __all__ = ["SqliteStore", "SqliteView", "read_only_copy"]
 # For a file of another design: its format, its tables, its writer, and connections to it.
 __all__ += ["BEGIN_FILE", "OWN", "STORE", "TAGS", "TIMES", "Format", "by_header", "not_ours"]
 __all__ += ["KindTables", "Layout", "Row", "Statements", "own_kinds", "own_tables", "record_of"]
-__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "Writer", "at_most"]
+__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "Work", "Writer", "at_most"]
 __all__ += ["CORRUPT", "FAILED", "READ_PATIENCE", "Identity", "abandon", "connect_reader"]
 __all__ += ["connect_viewer", "explained", "identity_of", "locked", "real", "translated"]

@@ -13,8 +13,7 @@ from unittest.mock import patch
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.stores.sqlite.database import Work
-from stillfresh.stores.sqlite.writer import Writer
+from stillfresh.stores.sqlite import Work, Writer
 from stillfresh.testing.simulator.faults import Blow
 
 if TYPE_CHECKING:

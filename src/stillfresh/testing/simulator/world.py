@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
 from stillfresh.checks import checked_function, checked_whole
-from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores import MemoryStore
 from stillfresh.testing.simulator.channel import SimulatedChannel
 from stillfresh.testing.simulator.faults import NODES, Blow, Plan, Strike, Weather
 from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
