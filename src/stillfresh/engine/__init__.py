@@ -35,7 +35,7 @@ from stillfresh.engine.model import (
     Span,
     checked_tags,
 )
-from stillfresh.engine.prometheus import prometheus_text
+from stillfresh.engine.prometheus import labelled, metric_lines, prometheus_text
 from stillfresh.engine.put import Change
 from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.rules_objective import Objective
@@ -93,7 +93,9 @@ __all__ = [
     "in_caller",
     "is_past",
     "key_text",
+    "labelled",
     "like_function",
+    "metric_lines",
     "no_loader",
     "prometheus_text",
     "terms_of",

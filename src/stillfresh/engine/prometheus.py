@@ -1,15 +1,17 @@
 """The counts of a cache as text for Prometheus (E12, G14). Numbers in, text out."""
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeVar
 
-from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
+from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.engine.spans import TIME_BUCKETS, Timing
+
+T = TypeVar("T")
 
 OBJECTIVE: Final = (
     ("objective_share", "gauge", "The share of reads that is to meet the objective."),
@@ -26,29 +28,31 @@ def prometheus_text(stats: CacheStats) -> str:
 
 def _lines(stats: CacheStats) -> Iterator[str]:
     resources = stats.resources.items()
-    yield from _head("build_info", "gauge", "Always 1: which version runs, on which Python.")
-    yield f"stillfresh_build_info{{{_build()}}} 1"
-    yield from _head("reads_total", "counter", "Reads by origin and verdict.")
-    for name, one in resources:
-        for origin, reads in one.reads_by_origin.items():
-            labels = f'resource="{name}",origin="{origin}"'
-            for verdict, count in reads.items():
-                yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
+    what = "Always 1: which version runs, on which Python."
+    yield from metric_lines("build_info", "gauge", what, {_build(): 1})
+    reads = {
+        f'resource="{name}",origin="{origin}",verdict="{verdict}"': count
+        for name, one in resources
+        for origin, verdicts in one.reads_by_origin.items()
+        for verdict, count in verdicts.items()
+    }
+    yield from metric_lines("reads_total", "counter", "Reads by origin and verdict.", reads)
     counters = [(f"{name}_total", "counter", name, what) for name, what in COUNTERS]
     for metric, kind, field, what in [*counters, *((it, "gauge", it, what) for it, what in GAUGES)]:
-        yield from _head(metric, kind, what)
-        for name, one in resources:
-            yield f'stillfresh_{metric}{{resource="{name}"}} {getattr(one, field)}'
-    yield from _head("age_seconds", "histogram", "Age at serving.")
-    for name, one in resources:
-        yield from _histogram(name, one)
+        counts = {name: getattr(one, field) for name, one in resources}
+        yield from metric_lines(metric, kind, what, labelled("resource", counts))
+    bounds = [f"{bound:g}" for bound in AGE_BUCKETS]
+    ages = {name: (one.ages, f"{one.age_sum:.3f}") for name, one in resources}
+    yield from _histogram("age_seconds", "Age at serving.", "resource", bounds, ages)
     yield from _objective_lines(stats.resources)
     loads = {name: one.load_seconds for name, one in resources}
     yield from _timings("load_seconds", "Time that the loader took.", "resource", loads)
     what = "Time that steps of the store took. Reads of hits and memory:// are not timed."
     yield from _timings("store_seconds", what, "step", stats.store_seconds)
     if stats.lags:
-        yield from _lag_lines(stats.lags)
+        what = "Commits that are longer ago were delivered."
+        lags = {name: f"{lag.seconds:.3f}" for name, lag in stats.lags.items()}
+        yield from metric_lines("outbox_lag_seconds", "gauge", what, labelled("consumer", lags))
 
 
 @cache
@@ -63,35 +67,40 @@ def _objective_lines(resources: dict[str, ResourceStats]) -> Iterator[str]:
         if it.objective is not None
     }
     for at, head in enumerate(OBJECTIVE if told else ()):
-        yield from _head(*head)
-        for name, numbers in told.items():
-            yield f'stillfresh_{head[0]}{{resource="{name}"}} {numbers[at]}'
-
-
-def _lag_lines(lags: dict[str, Lag]) -> Iterator[str]:
-    yield from _head("outbox_lag_seconds", "gauge", "Commits that are longer ago were delivered.")
-    for name, lag in lags.items():
-        yield f'stillfresh_outbox_lag_seconds{{consumer="{name}"}} {lag.seconds:.3f}'
-
-
-def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
-    bounds = [*(f"{bound:g}" for bound in AGE_BUCKETS), "+Inf"]
-    for bound, count in zip(bounds, accumulate(one.ages), strict=True):
-        yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
-    yield f'stillfresh_age_seconds_sum{{resource="{name}"}} {one.age_sum:.3f}'
-    yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
+        numbers = {name: all_[at] for name, all_ in told.items()}
+        yield from metric_lines(*head, labelled("resource", numbers))
 
 
 def _timings(metric: str, what: str, label: str, timings: Mapping[str, Timing]) -> Iterator[str]:
-    yield from _head(metric, "histogram", what)
-    for name, timing in timings.items():
-        of = f'{label}="{name}"'
-        for bound, count in zip((*TIME_BUCKETS, "+Inf"), accumulate(timing.counts), strict=True):
+    found = {name: (it.counts, f"{it.seconds:.6f}") for name, it in timings.items()}
+    yield from _histogram(metric, what, label, map(str, TIME_BUCKETS), found)
+
+
+def _histogram(
+    metric: str,
+    what: str,
+    label: str,
+    bounds: Iterable[str],
+    found: Mapping[str, tuple[Sequence[int], str]],
+) -> Iterator[str]:
+    """`found`: the counts between the bounds, and the sum."""
+    yield from metric_lines(metric, "histogram", what, {})
+    bounds = [*bounds, "+Inf"]
+    for of, (counts, total) in labelled(label, found).items():
+        for bound, count in zip(bounds, accumulate(counts), strict=True):
             yield f'stillfresh_{metric}_bucket{{{of},le="{bound}"}} {count}'
-        yield f"stillfresh_{metric}_sum{{{of}}} {timing.seconds:.6f}"
-        yield f"stillfresh_{metric}_count{{{of}}} {sum(timing.counts)}"
+        yield f"stillfresh_{metric}_sum{{{of}}} {total}"
+        yield f"stillfresh_{metric}_count{{{of}}} {sum(counts)}"
 
 
-def _head(name: str, kind: str, what: str) -> Iterator[str]:
+def labelled(label: str, samples: Mapping[str, T]) -> dict[str, T]:
+    """Samples by one label, as it is written."""
+    return {f'{label}="{name}"': sample for name, sample in samples.items()}
+
+
+def metric_lines(name: str, kind: str, what: str, samples: Mapping[str, object]) -> Iterator[str]:
+    """The lines of one metric; `samples` by their labels, as they are written."""
     yield f"# HELP stillfresh_{name} {what}"
     yield f"# TYPE stillfresh_{name} {kind}"
+    for labels, sample in samples.items():
+        yield f"stillfresh_{name}{f'{{{labels}}}' if labels else ''} {sample}"

@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.engine import Cache, CacheStats, Lag, prometheus_text
+from stillfresh.engine import Cache, CacheStats, Lag, labelled, metric_lines, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
@@ -47,12 +47,14 @@ KEPT: Final = 60
 NOTED: Final = ("loads", "failed", "store_errors")
 READY_WITHIN: Final = 2.0
 """Seconds for a store to answer."""
-VIEWERS: Final = "Viewers that are connected."
-MOST: Final = "Viewers that may be connected, in all workers together."
-LOOKED_AT: Final = "Ids that viewers look at, each viewer's counted."
-BYPASSED: Final = "Requests that passed through uncached, by reason (I28)."
-RESPONSES: Final = "HTTP responses, by part of the gateway and status."
-SENT: Final = "Bytes of the bodies of those responses."
+METRICS: Final = (
+    ("connections", "gauge", "Viewers that are connected."),
+    ("max_connections", "gauge", "Viewers that may be connected, in all workers together."),
+    ("subscriptions", "gauge", "Ids that viewers look at, each viewer's counted."),
+    ("bypassed_total", "counter", "Requests that passed through uncached, by reason (I28)."),
+    ("http_responses_total", "counter", "HTTP responses, by part of the gateway and status."),
+    ("http_response_bytes_total", "counter", "Bytes of the bodies of those responses."),
+)
 NOBODY: Final = "stillfresh:ready"
 """An id that no entry has."""
 
@@ -132,18 +134,17 @@ class Numbers:
         """All resources, for Prometheus; the stores are not asked."""
         totals = self._totals(await self.write())
         kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
-        by_kind = totals.live["subscriptions"]
-        lines = (
-            *_metric("connections", "gauge", VIEWERS, {"": totals.live["connections"]}),
-            *_metric("max_connections", "gauge", MOST, {"": totals.live["max_connections"]}),
-            *_metric("subscriptions", "gauge", LOOKED_AT, _by("resource", by_kind)),
-            *_metric("bypassed_total", "counter", BYPASSED, _by("reason", totals.bypassed)),
-            *_metric("http_responses_total", "counter", RESPONSES, _by_status(totals.responses)),
-            *_metric("http_response_bytes_total", "counter", SENT, _by("part", totals.sent)),
+        samples = (
+            {"": totals.live["connections"]},
+            {"": totals.live["max_connections"]},
+            labelled("resource", totals.live["subscriptions"]),
+            labelled("reason", totals.bypassed),
+            _by_status(totals.responses),
+            labelled("part", totals.sent),
         )
-        return prometheus_text(
-            CacheStats(kinds, None, self.lags(), totals.store_seconds)
-        ) + "".join(f"{it}\n" for it in lines)
+        own = (metric_lines(*it, some) for it, some in zip(METRICS, samples, strict=True))
+        stats = CacheStats(kinds, None, self.lags(), totals.store_seconds)
+        return prometheus_text(stats) + "".join(f"{it}\n" for lines in own for it in lines)
 
     def history(self) -> list[dict[str, Any]]:
         """A few totals of the last five minutes, the oldest first."""
@@ -279,21 +280,9 @@ async def _reached(cache: Cache) -> Reached:
     return "reachable"
 
 
-def _metric(name: str, kind: str, what: str, samples: Mapping[str, int]) -> Iterator[str]:
-    """`samples` by their labels, as they are written."""
-    yield f"# HELP stillfresh_{name} {what}"
-    yield f"# TYPE stillfresh_{name} {kind}"
-    for labels, number in samples.items():
-        yield f"stillfresh_{name}{labels} {number}"
-
-
-def _by(label: str, counts: Mapping[str, int]) -> dict[str, int]:
-    return {f'{{{label}="{it}"}}': number for it, number in counts.items()}
-
-
 def _by_status(parts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     return {
-        f'{{part="{part}",status="{status}"}}': number
+        f'part="{part}",status="{status}"': number
         for part, statuses in parts.items()
         for status, number in sorted(statuses.items())
     }
