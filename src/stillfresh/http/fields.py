@@ -64,34 +64,30 @@ _INNER: Final = rf"\(\x20*(?:{_BARE}{_PARAMS}(?:\x20+(?!\))|\x20*(?=\))))*\)"
 _MEMBER: Final = re.compile(rf"({_KEY})(?:=({_BARE}|{_INNER}))?{_PARAMS}[ \t]*(,[ \t]*(?!\Z)|\Z)")
 
 
-def dictionary(lines: Iterable[bytes]) -> dict[str, str]:
-    """RFC 9651 §4.2.2: the members of a structured field; the last one of a name counts.
-
-    A field with a mistake anywhere is ignored.
-    """
-    text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
-    result: dict[str, str] = {}
-    while at < len(text):
-        if (found := _MEMBER.match(text, at)) is None:
-            return {}
-        result[found[1]] = found[2] or ""
-        at = found.end()
-    return {name: value for name, value in result.items() if value != "?0"}
-
-
 _STRING: Final = re.compile(
     rf"""\"((?:[ !#-\[\]-~]|\\["\\])*)\"{_PARAMS}[ \t]*(,[ \t]*(?!\Z)|\Z)"""
 )
 
 
+def dictionary(lines: Iterable[bytes]) -> dict[str, str]:
+    """RFC 9651 §4.2.2: the members of a structured field; the last one of a name counts."""
+    result = {found[1]: found[2] or "" for found in _structured(_MEMBER, lines)}
+    return {name: value for name, value in result.items() if value != "?0"}
+
+
 def strings(lines: Iterable[bytes]) -> list[str]:
     """RFC 9651 §4.2.1: a list of strings; a list with anything else in it is ignored."""
+    return [re.sub(r"\\(.)", r"\1", found[1]) for found in _structured(_STRING, lines)]
+
+
+def _structured(member: re.Pattern[str], lines: Iterable[bytes]) -> list[re.Match[str]]:
+    """The members of a structured field; a field with a mistake anywhere is ignored."""
     text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
-    result: list[str] = []
+    result: list[re.Match[str]] = []
     while at < len(text):
-        if (found := _STRING.match(text, at)) is None:
+        if (found := member.match(text, at)) is None:
             return []
-        result.append(re.sub(r"\\(.)", r"\1", found[1]))
+        result.append(found)
         at = found.end()
     return result
 

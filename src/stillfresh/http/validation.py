@@ -6,7 +6,7 @@ Pure. RFC 9110 §8.8, §13 (conditions) and §14 (ranges), RFC 9111 §4.3.
 import hashlib
 import re
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final
 
 from stillfresh.http.fields import (
     Raw,
@@ -116,22 +116,18 @@ class RangeAsked(Enum):
     UNSATISFIABLE = 1
 
 
-WHOLE: Final = RangeAsked.WHOLE
-Part: TypeAlias = tuple[int, int]
-"""First byte and the one after the last."""
-
-
-def part_asked(value: bytes, length: int) -> Part | RangeAsked:
+def part_asked(value: bytes, length: int) -> tuple[int, int] | RangeAsked:
+    """The first byte, and the one after the last."""
     found = SPEC.fullmatch(value)
     if found is None or not (found[1] or found[2]):
-        return WHOLE
+        return RangeAsked.WHOLE
     if not found[1]:
         size = _number(found[2])
         return (max(0, length - size), length) if size and length else RangeAsked.UNSATISFIABLE
     first = _number(found[1])
     last = _number(found[2]) if found[2] else length - 1
     if found[2] and last < first:
-        return WHOLE
+        return RangeAsked.WHOLE
     return (first, min(last + 1, length)) if first < length else RangeAsked.UNSATISFIABLE
 
 
