@@ -8,8 +8,9 @@ import pytest
 
 from stillfresh.coordinator import Kind
 from stillfresh.engine import RetryAfter
+from stillfresh.live import sign_in
 from stillfresh.testing import ManualClock
-from stillfresh.web import Gateway, gateway, rest
+from stillfresh.web import Gateway, gateway
 from tests.kit.gateway import client_of, running
 
 
@@ -246,8 +247,8 @@ class TestG2Failing:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """503 after five seconds, here less, and a time to come back."""
-        assert rest.SIGN_IN_WITHIN == 5
-        monkeypatch.setattr(rest, "SIGN_IN_WITHIN", 0.01)
+        assert sign_in.SIGN_IN_TIMEOUT == 5
+        monkeypatch.setattr(sign_in, "SIGN_IN_TIMEOUT", 0.01)
 
         async def never(_: str) -> str:
             await asyncio.Event().wait()

@@ -39,6 +39,13 @@ class SignInFailed(StillfreshError):
         """True if it is the viewer's mistake."""
 
 
+async def asked(authenticate: Authenticate, token: str) -> str | None:
+    """The result of the application's hook, within a time limit."""
+    async with asyncio.timeout(SIGN_IN_TIMEOUT):
+        found = authenticate(token)
+        return await found if inspect.isawaitable(found) else found
+
+
 class Tokens:
     """The application's hook, within a time limit."""
 
@@ -59,9 +66,7 @@ class Tokens:
         if self._authenticate is None:
             raise SignInFailed("this server has no sign-in", "sign_in_failed")
         try:
-            async with asyncio.timeout(SIGN_IN_TIMEOUT):
-                found = self._authenticate(token)
-                viewer_id = await found if inspect.isawaitable(found) else found
+            viewer_id = await asked(self._authenticate, token)
             if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
                 _refuse(viewer_id)
         except Exception as exc:

@@ -1,7 +1,5 @@
 """`GET /v1/{kind}/{id}` and `POST /v1/{kind}/batch`: reads that say how fresh they are (G2)."""
 
-import asyncio
-import inspect
 import logging
 from typing import Final
 
@@ -17,7 +15,7 @@ from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError,
 from stillfresh.http.freshness import pause_after
 from stillfresh.live import Hub
 from stillfresh.live.messages import NO_ID, is_id
-from stillfresh.live.sign_in import Authenticate
+from stillfresh.live.sign_in import Authenticate, asked
 from stillfresh.web.guard import bearer
 from stillfresh.web.replies import (
     Problem,
@@ -35,8 +33,6 @@ from stillfresh.web.rules_rest import (
     item_of,
 )
 
-SIGN_IN_WITHIN: Final = 5.0
-"""Seconds for `authenticate`."""
 SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
 """Header fields that a page of another origin may read."""
 
@@ -143,11 +139,8 @@ async def _away(request: Request, exc: StillfreshError) -> Response:
 
 
 async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
-    """The result of the application's hook, in time."""
     try:
-        async with asyncio.timeout(SIGN_IN_WITHIN):
-            said = authenticate(token)
-            return await said if inspect.isawaitable(said) else said
+        return await asked(authenticate, token)
     except StillfreshError:
         raise
     except Exception as exc:
@@ -157,8 +150,8 @@ async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
 
 
 async def _ids(request: Request) -> list[str]:
-    asked = await json_body(request, Ids, '{"ids": […]}')
-    return list(dict.fromkeys(asked.ids))
+    given = await json_body(request, Ids, '{"ids": […]}')
+    return list(dict.fromkeys(given.ids))
 
 
 def _is_garbled(id_: str, request: Request) -> bool:
