@@ -1,7 +1,7 @@
 """What keeps memory and the turns of the event loop bounded (E8, E28).
 
-A dict with a limit, room for a number of bytes, an index from tags to keys, and long work in
-slices.
+A dict with a limit, room for a number of bytes, an index from tags to keys, a rate of messages
+(G3), and long work in slices.
 """
 
 import asyncio
@@ -120,6 +120,23 @@ class TagIndex(Generic[K]):
                 found.popitem()
                 yield
             yield
+
+
+class MessageRate:
+    """How many messages a client may still send: `rate` a second, up to `burst` at once."""
+
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._left, self._at = burst, now
+
+    def spend(self, now: float, cost: int = 1) -> bool:
+        """False if it is too much."""
+        passed = max(0.0, now - self._at)
+        self._left = min(self._burst, self._left + passed * self._rate) - cost
+        self._at = now
+        return self._left >= 0
 
 
 class sliced(Generic[V]):  # noqa: N801 (called like `enumerate`)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillfresh.bounded import MessageRate
 from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.engine.model import Origin
@@ -18,13 +19,12 @@ from stillfresh.live.messages import (
     BURST,
     RATE,
     BadMessage,
-    MessageRate,
     OnScreen,
     PingMessage,
     SignOutMessage,
     SubscribeMessage,
+    cost_of,
     is_allowed_origin,
-    items_of,
     pulse,
     read,
 )
@@ -45,7 +45,7 @@ class TestG3Messages:
         assert read('[{"type":"ping"},{"type":"sign_out"}]') == [PingMessage(), SignOutMessage()]
         [message] = read('{"type":"subscribe","items":[["price","a"],["price","b",1.5]]}')
         assert message == SubscribeMessage((OnScreen("price", "a"), OnScreen("price", "b", 1.5)))
-        assert items_of([message]) == 2
+        assert cost_of([message]) == 1
 
     @pytest.mark.parametrize(
         "text",
@@ -114,21 +114,24 @@ class TestG3Messages:
 class TestG3Pace:
     def test_a_burst_then_the_rate(self) -> None:
         """A thousand at once, then a hundred a second; time that passes refills it."""
-        rate = MessageRate(now=0.0)
-        assert all(rate.spend(0, 0.0) for _ in range(int(BURST)))
-        assert not rate.spend(0, 0.0)
-        rate = MessageRate(now=0.0)
-        assert all(rate.spend(0, number / RATE) for number in range(3 * int(BURST)))
+        rate = MessageRate(RATE, BURST, now=0.0)
+        assert all(rate.spend(0.0) for _ in range(int(BURST)))
+        assert not rate.spend(0.0)
+        rate = MessageRate(RATE, BURST, now=0.0)
+        assert all(rate.spend(number / RATE) for number in range(3 * int(BURST)))
 
     def test_items_count(self) -> None:
         """A message of many items is worth more than one of one."""
-        rate = MessageRate(now=0.0)
-        assert not rate.spend(20 * int(BURST), 0.0)
+        items = (OnScreen("price", "a"),)
+        many = cost_of([SubscribeMessage(items * 20 * int(BURST))])
+        assert not MessageRate(RATE, BURST, now=0.0).spend(0.0, many)
+        assert cost_of([SubscribeMessage(items * 19)]) == 1
+        assert cost_of([SubscribeMessage(items * 20)]) == 2
 
     def test_a_clock_set_back_takes_nothing_away(self) -> None:
         """Only time that passed counts."""
-        rate = MessageRate(now=100.0)
-        assert all(rate.spend(0, 50.0) for _ in range(int(BURST)))
+        rate = MessageRate(RATE, BURST, now=100.0)
+        assert all(rate.spend(50.0) for _ in range(int(BURST)))
 
 
 class TestG3Pulse:

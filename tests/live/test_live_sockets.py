@@ -10,9 +10,11 @@ from starlette.types import Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
+from stillfresh.bounded import MessageRate
+from stillfresh.isr.edge import LINGER
 from stillfresh.live import Hub, Live
 from stillfresh.server import sockets
-from stillfresh.server.sockets import BURST, MOST_PARTS, SocketProtocol
+from stillfresh.server.sockets import BURST, MOST_PARTS, RATE, SocketProtocol
 from stillfresh.testing import ManualClock
 from tests.kit.live import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
 
@@ -142,7 +144,7 @@ class TestG3LetGo:
         if done is not None:
             await done
         assert way.call_count == 1
-        theirs.call_later.assert_called_once_with(sockets.LINGER, theirs.abort)
+        theirs.call_later.assert_called_once_with(LINGER, theirs.abort)
 
     async def test_who_was_refused_is_not_listened_to(self) -> None:
         """What it still sends is not even parsed."""
@@ -177,7 +179,7 @@ class TestG3Frames:
         """However slowly they come: empty parts would never be too long."""
         protocol = object.__new__(SocketProtocol)
         protocol.frames = [b""] * MOST_PARTS
-        protocol._left = BURST
+        protocol._rate = MessageRate(RATE, BURST, 0.0)
         refused: list[bool] = []
         monkeypatch.setattr(protocol, "_refuse", lambda: refused.append(True))
         protocol.loop = asyncio.get_running_loop()

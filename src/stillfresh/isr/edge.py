@@ -13,13 +13,13 @@ from stillfresh.isr.clients import Networks, checked_networks, is_host, is_trust
 from stillfresh.isr.model import App, Message, Receive, Scope, Send
 from stillfresh.isr.routes import EDGE, KEEP
 from stillfresh.isr.stored import send_whole, sized
-from stillfresh.isr.tunnels import TUNNEL, Inbox
+from stillfresh.isr.tunnels import LINGER, TUNNEL, Inbox
 
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
-__all__ = ["TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_host", "is_trusted"]
-__all__ += ["refuse"]
+__all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_host"]
+__all__ += ["is_trusted", "refuse"]
 
 logger = logging.getLogger(__name__)
 

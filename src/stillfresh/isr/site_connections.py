@@ -18,7 +18,7 @@ import h11
 import httpx2
 
 from stillfresh.http.fields import Raw, end_to_end
-from stillfresh.isr.tunnels import Inbox
+from stillfresh.isr.tunnels import LINGER, Inbox
 
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""
@@ -28,8 +28,6 @@ BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
 """RFC 4559 §6: these schemes identify a client for everything on a connection."""
 REST: Final = 5.0
 """Seconds that an idle connection is kept for the next request."""
-LINGER: Final = 2.0
-"""Seconds for the site to read the rest of the request."""
 SWITCHED: Final = 101
 Tell: TypeAlias = Callable[[int, Raw], None]
 """Takes the status and fields of an interim response (RFC 9110 §15.2)."""

@@ -12,6 +12,8 @@ TUNNEL: Final = "stillfresh.tunnel"
 """The scope type of a request for a WebSocket, and the scope's key of the client's end."""
 MOST_BUFFERED: Final = 262_144
 """Unread bytes of a connection; beyond that its sender waits."""
+LINGER: Final = 2.0
+"""Seconds for the other side of a connection to read the rest; then it is cut."""
 IDLE: Final = 600.0
 """Seconds without traffic after which a tunnel ends; at most twice as many."""
 

@@ -207,10 +207,10 @@ def _bad(error: Exception) -> BadMessage:
     return BadMessage(f"not a message: {str(error)[:LONGEST_REASON]}")
 
 
-def items_of(messages: Sequence[ClientMessage | BadMessage]) -> int:
-    """How many items a message asks for."""
+def cost_of(messages: Sequence[ClientMessage | BadMessage]) -> int:
+    """What a frame costs: twenty items, or further messages, count as one more message."""
     listing = (it for it in messages if isinstance(it, SubscribeMessage | UnsubscribeMessage))
-    return len(messages) - 1 + sum(len(it.items) for it in listing)
+    return 1 + (len(messages) - 1 + sum(len(it.items) for it in listing)) // 20
 
 
 def is_id(text: str) -> bool:
@@ -231,21 +231,6 @@ class Close(IntEnum):
     FULL = 1013
     SILENT = 4408
     """No message was received, or none was read, for too long."""
-
-
-class MessageRate:
-    """How many messages a viewer may still send: refilled steadily, up to a burst."""
-
-    def __init__(self, now: float) -> None:
-        self._left = BURST
-        self._at = now
-
-    def spend(self, items: int, now: float) -> bool:
-        """False if it is too much. Twenty items count as one more message."""
-        self._left = min(BURST, self._left + max(0.0, now - self._at) * RATE)
-        self._at = now
-        self._left -= 1 + items // 20
-        return self._left >= 0
 
 
 def pulse(

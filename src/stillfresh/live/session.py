@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from stillfresh.bounded import MessageRate
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.live import messages
 from stillfresh.live.hub import Viewed
@@ -47,7 +48,7 @@ class Session:
         self._path: str | None = None
         self._bad = 0
         self._heard_at = live.clock()
-        self._rate = messages.MessageRate(self._heard_at)
+        self._rate = MessageRate(messages.RATE, messages.BURST, self._heard_at)
         self._asked_at: float | None = None
         self._sending_since: float | None = None
         self._ends: tuple[Close, str] | None = None
@@ -170,7 +171,7 @@ class Session:
             heard = messages.read(text)
         except BadMessage as exc:
             heard = [exc]
-        if not self._rate.spend(messages.items_of(heard), self._heard_at):
+        if not self._rate.spend(self._heard_at, messages.cost_of(heard)):
             self._complain("flood", "too many messages; slow down")
             self.end(Close.POLICY, "too many messages")
             return

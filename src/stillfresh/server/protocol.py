@@ -10,32 +10,26 @@ import enum
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import httptools
 from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stillfresh.http.fields import Raw, http_date_text
-from stillfresh.isr.edge import TUNNEL, refuse
+from stillfresh.isr.edge import LINGER, TUNNEL, refuse
 from stillfresh.isr.routes import INTERIM, KEEP
 from stillfresh.server.access import AccessLog
 from stillfresh.server.hits import LONGEST_KEPT_HEAD, Hits, KeptAnswer, Recorder, is_one_head
-from stillfresh.server.tunnels import ClientEnd
+from stillfresh.server.tunnels import ClientEnd, head_of
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
 HEAD_TIME: Final = 30.0
 """Seconds for a head to come, from its first byte, or from the start of the connection."""
-LINGER: Final = 2.0
-"""Seconds for a client to read why it was hung up on."""
 WITH_MORE: Final = frozenset({b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 TOO_LONG: Final = b"The request's head is too long.\n"
 
@@ -290,18 +284,14 @@ def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
     A client that does not read gets none: it can do without.
     """
     if not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused):
-        cycle.transport.write(STATUS_LINE[status] + _written(fields))
-
-
-def _written(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(name + b": " + value + b"\r\n" for name, value in fields) + b"\r\n"
+        cycle.transport.write(head_of(status, fields))
 
 
 def _last_words(status: int, text: bytes) -> bytes:
     date, length = http_date_text(time.time()), b"%d" % len(text)
     fields = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
     fields += [(b"content-length", length), (b"connection", b"close"), (b"date", date)]
-    return STATUS_LINE[status] + _written(fields) + text
+    return head_of(status, fields) + text
 
 
 def _named(target: bytes) -> bytes | None:

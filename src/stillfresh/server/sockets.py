@@ -12,13 +12,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
+from stillfresh.bounded import MessageRate
+from stillfresh.isr.edge import LINGER
+
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-LINGER: Final = 2.0
-"""Seconds for a client to read the rest and to close; then the connection is cut."""
-RATE: Final = 50.0
-BURST: Final = 1_000.0
+RATE, BURST = 50.0, 1_000.0
 """Control frames and parts of messages, a second and at once: browsers send hardly any."""
 MOST_PARTS: Final = 1_000
 """Of one message: empty ones would never be too long."""
@@ -27,8 +27,6 @@ MOST_PARTS: Final = 1_000
 class SocketProtocol(WebSocketsSansIOProtocol):
     """One connection."""
 
-    _left = BURST
-    _left_at = 0.0
     _is_refused = False
     _cut: asyncio.TimerHandle | None = None
 
@@ -36,6 +34,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self.close_timeout = LINGER
         self._gone = asyncio.Event()
+        self._rate = MessageRate(RATE, BURST, self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -116,12 +115,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._cut = self.loop.call_later(LINGER, self.transport.abort)
 
     def _may_send_another(self) -> bool:
-        if self._is_refused:
-            return False
-        now = self.loop.time()
-        self._left = min(BURST, self._left + (now - self._left_at) * RATE) - 1
-        self._left_at = now
-        if self._left < 0:
+        if not self._is_refused and not self._rate.spend(self.loop.time()):
             self._refuse()
         return not self._is_refused
 

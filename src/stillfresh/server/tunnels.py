@@ -5,15 +5,11 @@ Needs `stillfresh[web]`.
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from stillfresh.isr.edge import Inbox
-
-LINGER: Final = 2.0
-"""Seconds for a client to read the rest of its data."""
+from stillfresh.isr.edge import LINGER, Inbox
 
 
 class ClientEnd:
@@ -37,8 +33,7 @@ class ClientEnd:
         self.status = status
         if self._cycle is not None:
             self._cycle.response_started = True
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-        self._transport.write(STATUS_LINE[status] + lines + b"\r\n")
+        self._transport.write(head_of(status, headers))
 
     async def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -52,3 +47,8 @@ class ClientEnd:
         if not self._transport.is_closing():
             self._transport.close()
             asyncio.get_running_loop().call_later(LINGER, self._transport.abort)
+
+
+def head_of(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    lines = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+    return STATUS_LINE[status] + lines + b"\r\n"
