@@ -132,14 +132,13 @@ class Hub:
         _, _, key = self.named(kind, id, viewer_id)
         return await self._resources[kind].get(key)
 
-    def own_terms(
-        self, kind: str, id_: str, viewer_id: str | None, answer: Answer[Any]
-    ) -> Policy | None:
-        """E8: the terms of the copy that this answer was made from, if memory has it."""
-        _, _, key = self.named(kind, id_, viewer_id)
-        entry = self._resources[kind].core.memory.entries.get(key)
-        is_same = entry is not None and entry.answer.fetched_at == answer.fetched_at
-        return entry.copy.policy if entry is not None and is_same else None
+    def own_terms(self, kind: str, id_: str, viewer_id: str | None, answer: Answer[Any]) -> Policy:
+        """E8: the terms of the copy that this answer was made from, or else of its kind."""
+        core, (_, _, key) = self._resources[kind].core, self.named(kind, id_, viewer_id)
+        entry, terms = core.memory.entries.get(key), core.spec.terms
+        if entry is not None and entry.answer.fetched_at == answer.fetched_at:
+            return entry.copy.policy
+        return terms.policy if answer.found else Policy(terms.absent_for, terms.policy.stale_for)
 
     async def get_many(
         self, kind: str, ids: Iterable[str], viewer_id: str | None = None

@@ -9,9 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stillfresh.coordinator import Kind
-from stillfresh.durations import seconds
 from stillfresh.engine import Answer
-from stillfresh.engine.rules import absent_believed_for
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import (
     PageTerms,
@@ -71,25 +69,15 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
     )
 
 
-def freshness_headers(kind: Kind, answer: Answer[Any], own: Policy | None = None) -> dict[str, str]:
-    """The fields of one view; a personal view is for its viewer only. `own`: this copy's times."""
-    age, terms = answer.age, own or terms_of(kind, found=answer.found)
-    fresh_for = terms.fresh_for
+def freshness_headers(kind: Kind, answer: Answer[Any], terms: Policy) -> dict[str, str]:
+    """The fields of one view; a personal view is for its viewer only. `terms`: this copy's."""
+    age = answer.age
     told = {
         "age": f"{int(age)}",
         "cache-control": control_of(kind, answer, terms),
-        "cache-status": cache_status([], status_of(answer, fresh_for - age)).decode(),
+        "cache-status": cache_status([], status_of(answer, terms.fresh_for - age)).decode(),
     }
     return told | ({"vary": "authorization"} if kind.per_viewer else {})
-
-
-def terms_of(kind: Kind, *, found: bool) -> Policy:
-    """An absence is remembered for a shorter time."""
-    fresh_for, stale_for = seconds(kind.fresh_for), seconds(kind.stale_for)
-    if not found:
-        absent_for = None if kind.absent_for is None else seconds(kind.absent_for)
-        fresh_for = absent_believed_for(fresh_for, absent_for)
-    return Policy(fresh_for, stale_for)
 
 
 def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
