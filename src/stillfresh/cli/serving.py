@@ -183,7 +183,9 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     try:
         settings = config.load(file, tables)
     except config.Mistakes as exc:
-        raise ConfigError("\n".join(_told(it, options) for it in exc.mistakes)) from exc
+        told = ((it, config.by_name(it, options)) for it in exc.mistakes)
+        lines = (it if to == it else to.replace(NUMBER, "") for it, to in told)
+        raise ConfigError("\n".join(lines)) from exc
     read = None if file is None else partial(config.load, file, tables)
     serving.serve(settings, click.echo, read, _following)
 
@@ -195,14 +197,6 @@ def _following(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (of extras th
     return postgres.OutboxConsumer(
         pages, outbox.database, outbox.consumer, poll=poll, max_lag=outbox.max_lag
     )
-
-
-def _told(mistake: str, options: dict[str, str]) -> str:
-    """A mistake that names the option, if one was given, in place of its key."""
-    for key, option in options.items():
-        if mistake.startswith((f"{key}:", f"{key}.")):
-            return option + mistake.removeprefix(key).replace(NUMBER, "")
-    return mistake
 
 
 @command("stillfresh check stillfresh.toml")

@@ -16,7 +16,7 @@ from stillfresh.isr.routes import CREDENTIALS, Forward, Route
 from stillfresh.isr.upstream import MAX_STREAMS
 from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
-from stillfresh.web.environment import by_variable, variables_in
+from stillfresh.web.environment import by_name, variables_in
 from stillfresh.web.fields import key, keyed, noted, read_table, unknown
 from stillfresh.web.guard import checked_token
 
@@ -164,13 +164,13 @@ def load(
 ) -> Settings:
     """The file's settings; variables override them, and `over` overrides both (G17)."""
     tables = {} if path is None else _tables(Path(path))
-    told, named, mistakes = from_environment(environ)
+    told, named, mistakes = variables_in(environ, MODELS)
     for table in (told, over or {}):
         _put_over(tables, table)
     try:
         found = settings_of(tables, environ)
     except Mistakes as exc:
-        mistakes += [by_variable(it, named) for it in exc.mistakes]
+        mistakes += [by_name(it, named) for it in exc.mistakes]
         raise Mistakes(mistakes) from exc
     if mistakes:
         raise Mistakes(mistakes)
@@ -187,13 +187,6 @@ def _put_over(tables: dict[str, Any], over: Mapping[str, Any]) -> None:
             _put_over(own, it)
         else:
             tables[name] = {**own, **it}
-
-
-def from_environment(
-    environ: Mapping[str, str],
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Tables as in a file, the variable of each key, and mistakes."""
-    return variables_in(environ, MODELS)
 
 
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

@@ -18,7 +18,7 @@ PARTS: Final = "__"
 def variables_in(
     environ: Mapping[str, str], models: Mapping[str, type]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Tables, the variable of each key, and mistakes.
+    """Tables as in a file, the variable of each key, and mistakes.
 
     A name without `__` may belong to another program, such as a Kubernetes service. It is only
     reported if another `_` would make it one of ours.
@@ -35,19 +35,16 @@ def variables_in(
                 mistakes.append(f"{name}: unknown setting; did you mean {plain[name]}?")
             continue
         table, *kind, key = path
-        if table not in models or key not in keys_of(models[table]) or len(kind) != _depth(table):
+        keys = keys_of(models[table]) if table in models else {}
+        if key not in keys or len(kind) != int(table == "kinds"):
             mistakes.append(f"{name}: unknown setting; {_meant(name, path, known)}")
             continue
         place = tables.setdefault(table, {})
         for part in kind:
             place = place.setdefault(part, {})
-        place[key] = value_of(environ[name], str(keys_of(models[table])[key].type))
+        place[key] = value_of(environ[name], str(keys[key].type))
         named[".".join(path)] = name
     return tables, named, mistakes
-
-
-def _depth(table: str) -> int:
-    return 1 if table == "kinds" else 0
 
 
 def _variable(table: str, key: str) -> str:
@@ -76,8 +73,8 @@ def value_of(text: str, of: str) -> Any:  # noqa: ANN401 (as a file would have i
         return [it.strip() for it in text.split(",")] if of.startswith("tuple[") else text
 
 
-def by_variable(mistake: str, named: Mapping[str, str]) -> str:
-    """A mistake names the variable, if one was set, and not its key."""
+def by_name(mistake: str, named: Mapping[str, str]) -> str:
+    """A mistake names the variable or the option, if one was given, and not its key."""
     for key, name in named.items():
         if mistake.startswith((f"{key}:", f"{key}.")):
             return name + mistake.removeprefix(key)
