@@ -30,7 +30,7 @@ def checked_whole(
 ) -> int:
     """The number itself, if it is whole and within these bounds; `or_else`: what is allowed too."""
     if not is_whole(value, least, most):
-        bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+        bounds = f"of {least:,} or more" if most is None else f"from {least:,} to {most:,}"
         raise ConfigError(f"{name}: must be a whole number {bounds}{or_else}, not {shown(value)}")
     return value
 

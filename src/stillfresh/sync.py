@@ -21,7 +21,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
@@ -49,8 +49,6 @@ H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
-
-GRACE: Final = 5.0
 
 
 class Options(TypedDict, total=False):
@@ -100,7 +98,7 @@ class SyncCache:
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
-        grace: Duration = GRACE,
+        grace: Duration = 5.0,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self._cache = Cache(store, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)

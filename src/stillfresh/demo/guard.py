@@ -11,12 +11,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stillfresh.web.guard import LOCAL_NAMES, host_name, is_address, is_of_this_page
+from stillfresh.web.guard import EVERYWHERE, LOCAL_NAMES, host_name, is_address, is_of_this_page
 from stillfresh.web.replies import POLICY, SAFETY
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without a preflight request of the browser."""
-EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 SAID: Final = {
     **SAFETY,
     "Content-Security-Policy": POLICY,

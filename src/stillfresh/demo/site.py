@@ -105,7 +105,7 @@ class Demo:
             Route("/demo/topics", self.topics),
             Route("/demo/topics/{uuid}", self.topic),
             Route("/demo/topics/{uuid}/comments", self.comment, methods=["POST"]),
-            Route("/demo/games", self.games),
+            Route("/demo/games", self.played),
             Route("/demo/games/{id}/open", self.open_game, methods=["POST"]),
             Route("/demo/games/play", self.play, methods=["POST"]),
             Route("/demo/approvals/{id}", self.approve, methods=["POST"]),
@@ -241,18 +241,15 @@ class Demo:
         except StillfreshError:
             return _json({"refused": f"the upstream {self._trouble}"})
 
-    async def games(self, request: Request) -> Response:
-        return await self._played(request)
-
     async def open_game(self, request: Request) -> Response:
         game_id = request.path_params["id"]
-        return await self._played(request, lambda visitor: visitor.playing.open(game_id))
+        return await self.played(request, lambda visitor: visitor.playing.open(game_id))
 
     async def play(self, request: Request) -> Response:
         cell = (await _asked(request)).cell
-        return await self._played(request, lambda visitor: visitor.playing.play(cell))
+        return await self.played(request, lambda visitor: visitor.playing.play(cell))
 
-    async def _played(
+    async def played(
         self, request: Request, step: Callable[[DemoVisitor], Awaitable[None]] | None = None
     ) -> Response:
         """The games as they are after the step, whether or not it was made."""

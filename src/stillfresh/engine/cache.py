@@ -19,7 +19,7 @@ from inspect import Parameter
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
@@ -48,8 +48,6 @@ H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 P = ParamSpec("P")
 
-GRACE: Final = 5.0
-
 
 class Cache(Lifecycle):
     """A store and the resources that share it: `async with Cache("sqlite:///prices.db") as cache:`.
@@ -73,7 +71,7 @@ class Cache(Lifecycle):
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
-        grace: Duration = GRACE,
+        grace: Duration = 5.0,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.clock = checked_clock(clock)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from stillfresh.checks import checked_share, is_whole
+from stillfresh.checks import checked_share, checked_whole
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.engine import Objective
 from stillfresh.errors import ConfigError, shown, shown_address
@@ -27,12 +27,11 @@ from stillfresh.isr.edge import checked_networks, is_host
 from stillfresh.isr.routes import Forward, Route, Routes, checked_credentials, checked_forward
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores import checked_tenant, store_for
-from stillfresh.web.guard import LOCAL_NAMES, checked_origins, is_address
+from stillfresh.web.guard import EVERYWHERE, LOCAL_NAMES, checked_origins, is_address
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
 WRITTEN: Final = "seconds as a number, or text such as '250ms', '30s', '5m', '1h', '30d'"
-EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared with)
 OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
     *("if-modified-since", "if-none-match", "transfer-encoding")
 }
@@ -121,14 +120,7 @@ def flag(value: object, key: str) -> bool:
 
 
 def whole(least: int, most: int) -> Reader:
-    def read(value: object, key: str) -> int:
-        if not is_whole(value, least, most):
-            raise ConfigError(
-                f"{key}: must be a whole number from {least:,} to {most:,}, not {shown(value)}"
-            )
-        return value
-
-    return read
+    return lambda value, key: checked_whole(key, value, least, most)
 
 
 def duration(value: Any, key: str, most: float | None = None) -> float:  # noqa: ANN401 (as written)

@@ -6,13 +6,13 @@ exist.
 """
 
 import re
+import time
 from collections.abc import Mapping, Set
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from stillfresh.clock import Clock
 from stillfresh.engine import Loaded
 from stillfresh.errors import LoadFailed
 from stillfresh.http.client import OK, Endpoint
@@ -72,13 +72,12 @@ def address(template: str, **names: str | None) -> str | None:
 class GetFetch:
     """Fetches the views of one kind, one in each call."""
 
-    def __init__(self, settings: KindSettings, endpoint: Endpoint, clock: Clock) -> None:
+    def __init__(self, settings: KindSettings, endpoint: Endpoint) -> None:
         self._template = settings.url or ""
         self._is_stated = settings.terms == "upstream"
         self._unkept = {"no-store"} if settings.per_viewer else {"no-store", "private"}
         self._own = PageTerms(settings.fresh_for, settings.stale_for, settings.error_for)
         self._endpoint = endpoint
-        self._clock = clock
 
     async def __call__(
         self, ids: list[str], viewer_id: str | None = None, *, stored: Mapping[str, bytes]
@@ -95,7 +94,7 @@ class GetFetch:
     async def _fetched(self, url: str, known: GotView | None) -> Loaded[GotView] | GotView | None:
         asked = () if known is None else conditions(known.raw)
         takes = (OK, *GONE, *((NOT_MODIFIED,) if asked else ()))
-        sent = self._clock()
+        sent = time.time()
         answer = await self._endpoint.answer(None, url, asked, takes=takes)
         if answer.status in GONE:
             return None
@@ -103,7 +102,7 @@ class GetFetch:
         if answer.status == NOT_MODIFIED and known is not None:
             if not is_refresh(known.raw, fields):  # RFC 9111 §4.3.4: it is about another one
                 return await self._fetched(url, None)
-            view, fields = known.view, refreshed(known.raw, fields, self._clock())
+            view, fields = known.view, refreshed(known.raw, fields, time.time())
         else:
             view = decoded(answer.body)
         kept = tuple(

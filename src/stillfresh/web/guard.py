@@ -31,6 +31,7 @@ from stillfresh.web.replies import Problem
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """The characters of a token: all that a header field can carry."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared with)
 HOST: Final = re.compile(r"(\[[\da-f:.]+\]|[^\s:@/?#\[\]]+)(:\d*)?", re.ASCII)
 PASSED_ON: Final = re.compile(
     rb"forwarded|via|cdn-loop|cf-ray|x-original-host|x-envoy-external-address|x-forwarded.*"

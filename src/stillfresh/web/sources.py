@@ -5,7 +5,6 @@ a JSON list of views, or an object that has the list under `list_field`. A view'
 its own fields. An id without a view does not exist.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from string import Formatter
@@ -15,7 +14,6 @@ import httpx2
 import msgspec
 from starlette.types import ASGIApp
 
-from stillfresh.clock import Clock
 from stillfresh.coordinator import Kind
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.http.client import Endpoint, Refused
@@ -85,12 +83,7 @@ def _route(written: float | Route, query: Sequence[str] | None) -> Route:
     return replace(route, query=query)
 
 
-def kind_for(
-    settings: KindSettings,
-    client: httpx2.AsyncClient,
-    memory_for: float,
-    clock: Clock = time.time,
-) -> Kind:
+def kind_for(settings: KindSettings, client: httpx2.AsyncClient, memory_for: float) -> Kind:
     endpoint = Endpoint(
         client,
         settings.url or settings.batch_url or "",
@@ -101,7 +94,7 @@ def kind_for(
     is_single = settings.url is not None
     return Kind(
         settings.name,
-        fetch=GetFetch(settings, endpoint, clock) if is_single else batches(settings, endpoint),
+        fetch=GetFetch(settings, endpoint) if is_single else batches(settings, endpoint),
         codec=GotCodec() if is_single else None,
         fresh_for=settings.fresh_for,
         max_batch=1 if is_single else settings.max_batch,
