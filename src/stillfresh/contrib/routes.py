@@ -1,4 +1,4 @@
-"""What FastAPI's routes and Flask's views share: which responses may be stored for all.
+"""What FastAPI's routes and Flask's views share: keys, and which responses may be stored for all.
 
 No framework is imported here. The rule of the design: nothing personal is shared unless the key
 says for whom it is.
@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from stillfresh.engine import Answer, Call, Spec
-from stillfresh.errors import ConfigError
+from stillfresh.engine import Answer, Call, Spec, key_text
+from stillfresh.engine.keys import checked_id
+from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import directives, values
 from stillfresh.http.freshness import cache_status, status_of
 
@@ -37,6 +38,15 @@ def check_cache(cache: object, of: type) -> None:
     if not isinstance(cache, of):
         said = f"cache: a {of.__name__} is needed here, not {cache!r}"
         raise ConfigError(f'{said}; write cache = {of.__name__}("sqlite:///app.db")')
+
+
+def id_of(kind: str, parts: Sequence[object], what: object, advice: str) -> str:
+    """The id of these parts; `what`: those of them that an error shows."""
+    try:
+        text = key_text(parts)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{kind}: {shown(what)} cannot be a key: {exc}; {advice}") from exc
+    return checked_id(kind, text)
 
 
 def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -> bool:

@@ -199,14 +199,10 @@ def _instance_of(parts: Any) -> Model:
     return instance
 
 
-def _items(encoding: Encoding, value: Any) -> Plain:
-    return encoding.plain_list(value)
-
-
 TABLE: Final[dict[type, Extension]] = {
-    tuple: Extension(1, _items, tuple),
-    set: Extension(2, _items, set),
-    frozenset: Extension(3, _items, frozenset),
+    tuple: Extension(1, Encoding.plain_list, tuple),
+    set: Extension(2, Encoding.plain_list, set),
+    frozenset: Extension(3, Encoding.plain_list, frozenset),
     dict: Extension(4, Encoding.pairs, dict),
     int: Extension(5, lambda _, it: hex(it), lambda it: int(it, 16)),
     datetime: Extension(6, _moment, lambda it: _moment_of(datetime, it)),

@@ -18,9 +18,9 @@ from starlette.datastructures import UploadFile
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from stillfresh.engine import Call, key_text
-from stillfresh.engine.keys import checked_id
-from stillfresh.errors import ConfigError, shown
+from stillfresh.contrib.routes import id_of
+from stillfresh.engine import Call
+from stillfresh.errors import ConfigError
 
 Per = str | Iterable[str] | Mapping[str, Callable[[Any], object]]
 
@@ -113,14 +113,9 @@ class KeyRule:
         return self._named(whole)
 
     def _named(self, arguments: dict[str, Any]) -> Call[Any]:
-        try:
-            text = ",".join(map(key_text, arguments.values()))
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise ConfigError(
-                f"{self._name}: the arguments {shown(arguments)} cannot be a key: {exc}; say in "
-                f"per= what counts, as per={{'user': lambda user: user.id}}"
-            ) from exc
-        return Call(checked_id(self._name, f"[{text}]"), (), arguments)
+        advice = "say in per= what counts, as per={'user': lambda user: user.id}"
+        id_ = id_of(self._name, list(arguments.values()), arguments, advice)
+        return Call(id_, (), arguments)
 
 
 def _functions(per: Per) -> dict[str, Callable[[Any], object]]:

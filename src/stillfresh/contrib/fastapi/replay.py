@@ -6,7 +6,7 @@ goes through the app again, with new dependencies, which are closed after it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ KEPT: Final = frozenset(
 )
 """The request itself; everything else in its scope was added on its way through the app."""
 
-Run = Callable[[], Awaitable[object]]
+Run = Callable[[], Coroutine[Any, Any, object]]
 
 
 class Replay:
@@ -89,8 +89,8 @@ class RouteLoad:
     async def __call__(self) -> object:
         """E3: a cancelled request ends its own run; other callers get the load by replay."""
         if not self._has_left:
-            run = _run(self._run)
-            self._running = asyncio.get_running_loop().create_task(run, context=self._context)
+            loop = asyncio.get_running_loop()
+            self._running = loop.create_task(self._run(), context=self._context)
             try:
                 return await self._running
             except asyncio.CancelledError:
@@ -110,7 +110,3 @@ class RouteLoad:
             self._running.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([self._running])
-
-
-async def _run(run: Run) -> object:
-    return await run()

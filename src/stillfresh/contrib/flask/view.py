@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 from flask import Response, current_app, has_app_context, has_request_context, request
 from werkzeug.exceptions import ServiceUnavailable
 
-from stillfresh.contrib.flask.load import ViewLoad
+from stillfresh.contrib.flask.load import Query, ViewLoad
 from stillfresh.contrib.routes import (
     MARK,
     KeptResponse,
     RouteSpec,
     Tags,
     freshness_fields,
+    id_of,
 )
-from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags, key_text
-from stillfresh.engine.keys import checked_id
+from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.http.freshness import pause_after
 from stillfresh.sync_resource import SyncCore
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 ViewCore = SyncCore[Call[Any], KeptResponse]
-Query = list[tuple[str, str]]
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +108,8 @@ class FreshView(Generic[P]):
         added = {it: arguments[it] for it in arguments if arguments[it] is not found.get(it)}
         address = [request.scheme, request.host, request.root_path, request.path]
         said = [*address, query, personal, added]
-        try:
-            id_ = checked_id(kind, key_text(said))
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise ConfigError(
-                f"{kind}: {shown(said[5:])} cannot be a key: {exc}; let per= return plain data, "
-                f"such as the user's id"
-            ) from exc
+        advice = "let per= return plain data, such as the user's id"
+        id_ = id_of(kind, said, said[5:], advice)
         tags = self._tags
         if callable(tags):
             tags = tags(**{name: arguments[name] for name in self._tag_names})
