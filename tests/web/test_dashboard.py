@@ -30,7 +30,7 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.entries import CHUNK, MOST_DECODED, MOST_SHOWN, shown_value
-from stillfresh.web.guard import MOST_ADDRESSES, Operators, is_operator
+from stillfresh.web.guard import MOST_ADDRESSES, Operators
 from stillfresh.web.numbers import KEPT, Gauge, Numbers
 from stillfresh.web.replies import Problem
 from stillfresh.web.rules_totals import summed
@@ -643,7 +643,7 @@ class TestG6ThisMachine:
         """Also over the socket, which browsers open to any address."""
         headers = [(b"host", b"localhost:8080"), *fields.items()]
         scope = {"client": ("127.0.0.1", 50_000), "headers": headers}
-        assert is_operator(scope, None, None) is may
+        assert Operators(None).admits(scope, None) is may
 
     @pytest.mark.parametrize("path", READING)
     @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ A board is nine cells, row by row: `x` the visitor, `o` the bot, `.` free.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from stillfresh.errors import ConfigError, shown
 
@@ -70,19 +70,13 @@ def bot_cell(board: str, choose: Callable[[tuple[int, ...]], int]) -> int:
     return choose(free(board))
 
 
-class Polled(NamedTuple):
-    """Requests of polling: one for each item, or in batches like those of stillfresh."""
-
-    each: float
-    in_batches: float
-
-
-def polling(seconds: float, *kinds: tuple[int, float, int]) -> Polled:
+def polling(seconds: float, *kinds: tuple[int, float, int]) -> tuple[float, float]:
     """What polling costs: each open tab asks for every item each time its freshness ends.
 
+    One request for each item, or in batches like those of stillfresh.
     `seconds`: of all tabs. `kinds`: how many items, for how long each is fresh, how many go
     into one request. stillfresh requests only items on a screen, once for all tabs.
     """
     each = sum(seconds / fresh_for * items for items, fresh_for, _ in kinds)
     batched = sum(seconds / fresh_for * ceil(items / most) for items, fresh_for, most in kinds)
-    return Polled(each, batched)
+    return each, batched

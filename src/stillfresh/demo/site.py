@@ -135,7 +135,7 @@ class Demo:
 
     def state(self) -> dict[str, Any]:
         requests = self.upstream.requests
-        polled = polling(
+        each, batched = polling(
             self._open_for,
             (len(self.world.posts), self.pace.post_fresh_for, MAX_BATCH),
             (len(self.world.users), self.pace.user_fresh_for, MAX_BATCH),
@@ -143,8 +143,8 @@ class Demo:
         return {
             "mode": self.upstream.mode,
             "asked": requests["posts"] + requests["users"],
-            "polled": round(polled.each),
-            "polled_in_batches": round(polled.in_batches),
+            "polled": round(each),
+            "polled_in_batches": round(batched),
             "changes": self.world.changes,
             "news": self._updates,
         }

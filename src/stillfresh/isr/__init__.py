@@ -15,20 +15,8 @@ from stillfresh.stores.dynamodb import (
     cache_pk,
 )
 
-__all__ = [
-    "KIND",
-    "LOCK",
-    "MAX_BODY",
-    "META",
-    "TABLE_VARIABLE",
-    "FaceTheoryCacheLease",
-    "FaceTheoryCacheMetadata",
-    "Headers",
-    "IsrMiddleware",
-    "Page",
-    "PageCache",
-    "Route",
-    "ServedPage",
-    "cache_pk",
-    "page_in",
-]
+__all__ = ["KIND", "MAX_BODY", "Headers", "IsrMiddleware", "Page", "PageCache", "Route"]
+__all__ += ["ServedPage", "page_in"]
+# The schema in DynamoDB, which other languages share (I2).
+__all__ += ["LOCK", "META", "TABLE_VARIABLE", "FaceTheoryCacheLease", "FaceTheoryCacheMetadata"]
+__all__ += ["cache_pk"]

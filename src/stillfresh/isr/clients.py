@@ -141,20 +141,31 @@ def forwards_left(headers: Raw) -> int | None:
     return int(found[0]) if is_number else None
 
 
-def reflected(target: bytes, headers: Raw) -> bytes:
+def peer_of(scope: Scope) -> str | None:
+    """The address of the connection's other end."""
+    return scope["client"][0] if scope.get("client") else None
+
+
+def target_of(scope: Scope) -> bytes:
+    """Path and query, byte for byte: the site decides what an escape means."""
+    query: bytes = scope["query_string"]
+    return (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
+
+
+def reflected(scope: Scope) -> bytes:
     """RFC 9110 §9.3.8: a TRACE as it came, without secrets."""
-    lines = [b"TRACE " + target + b" HTTP/1.1"]
-    lines += [name + b": " + value for name, value in headers if name not in SECRET]
+    lines = [b"TRACE " + target_of(scope) + b" HTTP/1.1"]
+    lines += [name + b": " + value for name, value in scope["headers"] if name not in SECRET]
     return b"\r\n".join([*lines, b"", b""])
 
 
-def checked_forward(value: object, name: str = "forward") -> Forward | None:
+def checked_forward(value: object) -> Forward | None:
     """Return the value. Raises ConfigError if it is neither `"request"`, `"key"` nor None."""
     match value:
         case None | "request" | "key":
             return value
         case _:
-            raise ConfigError(f"{name}: must be 'request' or 'key', not {shown(value)}")
+            raise ConfigError(f"forward: must be 'request' or 'key', not {shown(value)}")
 
 
 def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

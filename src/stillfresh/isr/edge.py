@@ -9,7 +9,14 @@ from typing import Final
 
 from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
 from stillfresh.isr import clients
-from stillfresh.isr.clients import Networks, checked_networks, is_host, is_trusted
+from stillfresh.isr.clients import (
+    Networks,
+    checked_networks,
+    is_host,
+    is_trusted,
+    peer_of,
+    target_of,
+)
 from stillfresh.isr.model import App, Message, Receive, Scope, Send
 from stillfresh.isr.routes import EDGE, KEEP
 from stillfresh.isr.stored import send_whole, sized
@@ -19,7 +26,7 @@ FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
 __all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_host"]
-__all__ += ["is_trusted", "refuse"]
+__all__ += ["is_trusted", "peer_of", "refuse", "target_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +80,7 @@ class Edge:
 
         RFC 9110 §7.6.1: fields for this hop stay here, except the framing of the body.
         """
-        peer = scope["client"][0] if scope.get("client") else None
+        peer = peer_of(scope)
         is_ours = clients.is_trusted(peer, self._trusted)
         framing = [it for it in headers if it[0] == b"transfer-encoding"]
         headers = clients.believed((*end_to_end(headers), *framing), is_trusted=is_ours)
@@ -100,9 +107,7 @@ async def _reflect(scope: Scope, send: Send) -> None:
     if scope["method"] == "OPTIONS":
         await refuse(send, 200, b"")
         return
-    query = scope["query_string"]
-    target = scope["raw_path"] + (b"?" + query if query else b"")
-    await refuse(send, 200, clients.reflected(target, scope["headers"]), kind=b"message/http")
+    await refuse(send, 200, clients.reflected(scope), kind=b"message/http")
 
 
 async def refuse(

@@ -20,7 +20,7 @@ from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_
 from stillfresh.isr.model import Reason, Scope
 from stillfresh.isr.sharing import CREDENTIALS, carried_in, checked_credentials, selected
 
-__all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials", "checked_forward"]
+__all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials"]
 
 MOST_URL: Final = 8_192
 """Bytes of path and query; longer ones pass uncached."""

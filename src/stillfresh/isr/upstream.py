@@ -19,7 +19,7 @@ from stillfresh.errors import ConfigError, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
 from stillfresh.isr.answers import LOAD
-from stillfresh.isr.clients import has_body
+from stillfresh.isr.clients import has_body, target_of
 from stillfresh.isr.edge import refuse
 from stillfresh.isr.model import Receive, Scope, Send
 from stillfresh.isr.routes import INTERIM
@@ -283,15 +283,13 @@ class Upstream:
         host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
         kept = [it for it in end_to_end(raw) if it[0] not in OURS]
         told = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
-        query = scope["query_string"]  # byte for byte: the site decides what an escape means
-        target = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
         if host:  # only where it is in the key of what is asked for
             told.append((b"x-forwarded-host", host))
         if scope["type"] == TUNNEL:
             told += SWITCH
         return h11.Request(
             method=scope["method"],
-            target=target,
+            target=target_of(scope),
             headers=[(b"host", host or self._base.netloc), *kept, *_framing(scope), *told],
         )
 

@@ -24,7 +24,7 @@ from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import checked_headers
 from stillfresh.isr.edge import checked_networks, is_host
-from stillfresh.isr.routes import Forward, Route, Routes, checked_credentials, checked_forward
+from stillfresh.isr.routes import Forward, Route, Routes, checked_credentials
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores import checked_tenant, store_for
 from stillfresh.web.guard import EVERYWHERE, LOCAL_NAMES, checked_origins, is_address
@@ -186,6 +186,9 @@ def one_of(*allowed: str) -> Reader:
     return read
 
 
+forward: Final = one_of("request", "key")
+
+
 def is_at(url: str, host: str, port: int) -> bool:
     """True if a request to this URL reaches the gateway itself."""
     parts = httpx2.URL(url)
@@ -200,10 +203,6 @@ def headers(value: object, key: str) -> dict[str, str]:
     if taken := sorted(OURS & {name.lower() for name in found}):
         raise ConfigError(f"{key}: {', '.join(taken)} is written by stillfresh itself")
     return found
-
-
-def forward(value: object, key: str) -> Forward | None:
-    return checked_forward(value or "", key)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from starlette.types import Scope
 from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import members, values
-from stillfresh.isr.edge import Networks, is_trusted
+from stillfresh.isr.edge import Networks, is_trusted, peer_of
 from stillfresh.web.replies import Problem
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
@@ -63,13 +63,6 @@ def bearer(scope: Scope) -> str | None:
     return token.strip() or None if kind.lower() == "bearer" else None
 
 
-def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
-    """`token` is the gateway's own, `given` was sent; compared in constant time."""
-    if token is None:
-        return is_local(scope) and is_of_this_page(scope)
-    return given is not None and hmac.compare_digest(token.encode(), given.encode())
-
-
 def is_local(scope: Scope) -> bool:
     is_passed_on = any(PASSED_ON.fullmatch(name) for name, _ in scope["headers"])
     return _is_loopback(scope) and host_name(scope) in LOCAL_NAMES and not is_passed_on
@@ -102,12 +95,8 @@ def is_of_this_page(scope: Scope) -> bool:
     return not origin or origin.partition("://")[2].lower() == headers.get("host", "").lower()
 
 
-def _peer(scope: Scope) -> str:
-    return str((scope.get("client") or ("",))[0])
-
-
 def _is_loopback(scope: Scope) -> bool:
-    peer = _peer(scope)
+    peer = peer_of(scope) or ""
     return peer == "::1" or peer.removeprefix("::ffff:").startswith("127.")
 
 
@@ -176,15 +165,17 @@ class Operators:
 
         The right token is then refused too: otherwise a guesser would see which one is right.
         """
-        if self._token is None or given is None:
-            return is_operator(scope, self._token, given)
+        if self._token is None:
+            return is_local(scope) and is_of_this_page(scope)
+        if given is None:
+            return False
         address, now = address_of(scope, self.trusted), self._clock()
         began_at, wrong = self.guesses.of(address, now)
         if len(wrong) >= MOST_GUESSES:
             left = f"{max(1, math.ceil(began_at + COUNTED_FOR - now))}"
             said = f"too many wrong tokens from this address; try again in {left} s"
             raise Problem(429, "too_many_guesses", "Too many wrong tokens", said, retry_after=left)
-        if is_operator(scope, self._token, given):
+        if hmac.compare_digest(self._token.encode(), given.encode()):
             return True
         self.guesses.add(address, given, now)
         return False
@@ -200,7 +191,7 @@ def is_address(name: str) -> bool:
 
 def address_of(scope: Scope, trusted: Networks = ()) -> str:
     """The client's address; for IPv6 its network. Peers without an address count together."""
-    peer = _peer(scope)
+    own = peer = peer_of(scope) or ""
     if is_trusted(peer, trusted):
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
         senders = (_without_port(it.decode("latin-1")) for it in reversed(passed_on))
@@ -208,7 +199,7 @@ def address_of(scope: Scope, trusted: Networks = ()) -> str:
     try:
         address = ip_address(peer)
     except ValueError:
-        return _peer(scope)
+        return own
     if not isinstance(address, IPv6Address):
         return peer
     if address.ipv4_mapped is not None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.http.fields import members, tag_names, values
 from stillfresh.isr import PageCache
-from stillfresh.isr.edge import Networks, is_trusted
+from stillfresh.isr.edge import Networks, is_trusted, peer_of, target_of
 from stillfresh.isr.routes import checked_path, own_tag
 from stillfresh.web.replies import Problem, json_reply, problem_reply
 
@@ -84,10 +84,9 @@ class PurgeRequests:
         await app(scope, receive, send)
 
     async def _answer(self, scope: Scope) -> ASGIApp:
-        peer = scope["client"][0] if scope.get("client") else None
         # Behind the edge: the client that a trusted proxy named, and the peer.
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
-        senders = [peer, *(it.decode("latin-1") for it in passed_on)]
+        senders = [peer_of(scope), *(it.decode("latin-1") for it in passed_on)]
         if others := [it for it in senders if not is_trusted(it, self._networks)]:
             said = f"{others[0]} is not in pages.purge_from"
             return problem_reply(Problem(403, "not_allowed", "Not for this address", said))
@@ -107,7 +106,5 @@ def asked_by(scope: Scope) -> Purge:
         raise Problem(422, "bad_purge", "Cannot be purged", "too many tags, or too long ones")
     if tags:
         return Purge(tags=tags, soft=soft)
-    query = scope["query_string"]
-    target = scope["raw_path"] + (b"?" + query if query else b"")
-    place = f"{headers.get('host', '')}{target.decode('latin-1')}"
+    place = f"{headers.get('host', '')}{target_of(scope).decode('latin-1')}"
     return Purge(urls=[f"{scheme}://{place}" for scheme in ("http", "https")], soft=soft)
