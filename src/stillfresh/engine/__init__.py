@@ -43,61 +43,11 @@ from stillfresh.engine.spans import Timing, told
 from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.watch import Update, Watch
 
-__all__ = [
-    "COUNTERS",
-    "DELETE",
-    "GAUGES",
-    "HITS",
-    "LEAVE",
-    "MAX_TAGS",
-    "Amended",
-    "Answer",
-    "Cache",
-    "CacheStats",
-    "CachedFunction",
-    "Call",
-    "Change",
-    "Codec",
-    "Core",
-    "Dropped",
-    "Explanation",
-    "Face",
-    "Function",
-    "Handle",
-    "Hook",
-    "Lag",
-    "Listed",
-    "Loaded",
-    "MemoryEntry",
-    "MsgpackCodec",
-    "Objective",
-    "Origin",
-    "Outcome",
-    "OwnLoad",
-    "OwnTerms",
-    "Private",
-    "Read",
-    "Resource",
-    "ResourceStats",
-    "RetryAfter",
-    "Signature",
-    "Span",
-    "Spec",
-    "ThreadCall",
-    "Timing",
-    "Update",
-    "Watch",
-    "bind",
-    "checked_tags",
-    "codec_for",
-    "in_caller",
-    "is_past",
-    "key_text",
-    "labelled",
-    "like_function",
-    "metric_lines",
-    "no_loader",
-    "prometheus_text",
-    "terms_of",
-    "told",
-]
+__all__ = ["COUNTERS", "DELETE", "GAUGES", "HITS", "LEAVE", "MAX_TAGS", "Amended", "Answer"]
+__all__ += ["Cache", "CacheStats", "CachedFunction", "Call", "Change", "Codec", "Core", "Dropped"]
+__all__ += ["Explanation", "Face", "Function", "Handle", "Hook", "Lag", "Listed", "Loaded"]
+__all__ += ["MemoryEntry", "MsgpackCodec", "Objective", "Origin", "Outcome", "OwnLoad", "OwnTerms"]
+__all__ += ["Private", "Read", "Resource", "ResourceStats", "RetryAfter", "Signature", "Span"]
+__all__ += ["Spec", "ThreadCall", "Timing", "Update", "Watch", "bind", "checked_tags", "codec_for"]
+__all__ += ["in_caller", "is_past", "key_text", "labelled", "like_function", "metric_lines"]
+__all__ += ["no_loader", "prometheus_text", "terms_of", "told"]

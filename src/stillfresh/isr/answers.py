@@ -30,12 +30,7 @@ from stillfresh.isr.model import (
     Stored,
 )
 from stillfresh.isr.routes import Visit
-from stillfresh.isr.sharing import (
-    Judgement,
-    Shared,
-    is_failure,
-    is_of_gateway,
-)
+from stillfresh.isr.sharing import Judgement, Shared, is_failure, is_of_gateway
 from stillfresh.isr.stored import bare, made_of
 
 if TYPE_CHECKING:

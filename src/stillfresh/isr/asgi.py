@@ -9,13 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
-from stillfresh.errors import (
-    ConfigError,
-    NotOpen,
-    StillfreshError,
-    StoreError,
-    shown,
-)
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
 from stillfresh.isr.answers import AppAnswer, GrowingPage

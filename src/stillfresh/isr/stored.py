@@ -15,15 +15,7 @@ import msgspec
 from stillfresh.engine import Answer, Origin
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.http.fields import (
-    Raw,
-    end_to_end,
-    strings,
-    tag_names,
-    untagged,
-    values,
-    with_field,
-)
+from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
 from stillfresh.http.freshness import (
     PageTerms,
     cache_status,

@@ -36,14 +36,7 @@ from stillfresh.isr.pages import PageCache
 from stillfresh.isr.parts import covers, is_one, unfit_to_add
 from stillfresh.isr.render import AppRequest, Renderer, given_to, is_ones_own
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.sharing import (
-    Allowed,
-    allows_authorized,
-    is_for,
-    is_good_for,
-    is_of,
-    selected,
-)
+from stillfresh.isr.sharing import Allowed, allows_authorized, is_for, is_good_for, is_of, selected
 from stillfresh.isr.stored import found_page, notice, opened
 
 KNOWN_KEYS: Final = 10_000

@@ -25,13 +25,7 @@ from stillfresh.web.replies import (
     problem_reply,
     tagged,
 )
-from stillfresh.web.rules_rest import (
-    Ids,
-    Items,
-    freshness_headers,
-    is_failed,
-    item_of,
-)
+from stillfresh.web.rules_rest import Ids, Items, freshness_headers, is_failed, item_of
 
 SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
 """Header fields that a page of another origin may read."""

@@ -11,13 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.http.freshness import (
-    PageTerms,
-    cache_control,
-    cache_status,
-    pause_after,
-    status_of,
-)
+from stillfresh.http.freshness import PageTerms, cache_control, cache_status, pause_after, status_of
 from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200

@@ -13,14 +13,7 @@ from flask import Response, current_app, has_app_context, has_request_context, r
 from werkzeug.exceptions import ServiceUnavailable
 
 from stillfresh.contrib.flask.load import Query, ViewLoad
-from stillfresh.contrib.routes import (
-    MARK,
-    KeptResponse,
-    RouteSpec,
-    Tags,
-    freshness_fields,
-    id_of,
-)
+from stillfresh.contrib.routes import MARK, KeptResponse, RouteSpec, Tags, freshness_fields, id_of
 from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.http.freshness import pause_after
