@@ -435,10 +435,10 @@ class TestG2OtherOrigins:
         """Also if it is our own mistake, which the server logs."""
         world = World(origins=["https://shop.example"])
 
-        async def broken(*_: object) -> None:
+        def broken(*_: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(world.gateway.hub, "get", broken)
+        monkeypatch.setattr(world.gateway.hub, "resource", broken)
         async with client_of(world.gateway) as client:
             headers = {"origin": "https://shop.example"}
             answers = [await client.get(f"/v1/{it}/a", headers=headers) for it in ("price", "no")]

@@ -132,9 +132,9 @@ class Hub:
         _, _, key = self.named(kind, id, viewer_id)
         return await self._resources[kind].get(key)
 
-    def own_terms(self, kind: str, id_: str, viewer_id: str | None, answer: Answer[Any]) -> Policy:
+    def own_terms(self, kind: str, key: str, answer: Answer[Any]) -> Policy:
         """E8: the terms of the copy that this answer was made from, or else of its kind."""
-        core, (_, _, key) = self._resources[kind].core, self.named(kind, id_, viewer_id)
+        core = self._resources[kind].core
         entry, terms = core.memory.entries.get(key), core.spec.terms
         if entry is not None and entry.answer.fetched_at == answer.fetched_at:
             return entry.copy.policy

@@ -78,10 +78,7 @@ class AccessLog:
         self._ticks = ticks
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        async def logged(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._answer(app, scope, receive, send)
-
-        return logged
+        return partial(self._answer, app)
 
     def refused(self, status: int, size: int) -> None:
         """A request that could not be read."""

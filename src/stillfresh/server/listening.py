@@ -120,6 +120,7 @@ def server_config(
         ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,
+        interface="asgi3",  # "auto" takes only coroutine functions for it
         lifespan="on",
         log_config=None,
         log_level="warning",

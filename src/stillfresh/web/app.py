@@ -119,7 +119,10 @@ class Gateway:
         of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
         self._rest = Rest(self.hub, cache.clock, of_reads, origins).app
         routes = [
-            *(Route(f"/{it}", partial(_file, it)) for it in ("stillfresh.js", "stillfresh.d.ts")),
+            *(
+                Route(f"/{it}", partial(file_reply, it))
+                for it in ("stillfresh.js", "stillfresh.d.ts")
+            ),
             Route("/healthz", _healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
@@ -271,10 +274,6 @@ class Gateway:
 
 def _misnamed() -> Problem:
     return Problem(421, "another_host", "Not under this name", OTHER_NAME)
-
-
-async def _file(name: str, request: Request) -> Response:
-    return file_reply(request, name)
 
 
 async def _healthz(_: Request) -> Response:

@@ -111,7 +111,7 @@ class Dashboard:
     async def _file(self, name: str, request: Request) -> Response:
         if not self.operators.has_token and not is_local(request.scope):
             raise _refused()
-        return file_reply(request, name)
+        return await file_reply(name, request)
 
     async def _access(self, request: Request) -> Response:
         """Whether a token is needed, and whether this one is right; never an error."""

@@ -148,7 +148,7 @@ def tagged(request: Request, body: bytes, media_type: str, headers: dict[str, st
     return reply(body, media_type, headers)
 
 
-def file_reply(request: Request, name: str) -> Response:
+async def file_reply(name: str, request: Request) -> Response:
     """A file for browsers, from the package (G5, G6); visitors never choose `name`."""
     headers = {"cache-control": "no-cache"}
     if name.endswith(".html"):

@@ -65,10 +65,9 @@ class Rest:
         return await self._read(request, name, "" if _is_garbled(id_, request) else id_)
 
     async def _read(self, request: Request, name: str, id_: str) -> Response:
-        viewer = await self._viewer(name, request)
-        kind = self._named(name, id_, viewer)
-        answer = await self._hub.get(name, id_, viewer)
-        headers = freshness_headers(kind, answer, self._hub.own_terms(name, id_, viewer, answer))
+        kind, _, key = self._named(name, id_, await self._viewer(name, request))
+        answer = await self._hub.resource(name).get(key)
+        headers = freshness_headers(kind, answer, self._hub.own_terms(name, key, answer))
         if not answer.found:
             detail = f"{name} {id_!r} does not exist upstream"
             raise Problem(404, "absent", "Does not exist", detail, **headers)
@@ -81,10 +80,10 @@ class Rest:
             raise Problem(404, "unknown_kind", "No such kind", f"there are: {known}")
         return name
 
-    def _named(self, name: str, id_: str, viewer: str | None) -> Kind:
+    def _named(self, name: str, id_: str, viewer: str | None) -> tuple[Kind, str, str]:
         try:
             if is_id(id_):
-                return self._hub.named(name, id_, viewer)[0]
+                return self._hub.named(name, id_, viewer)
         except ConfigError as exc:
             raise Problem(422, "bad_id", "Invalid id", str(exc)) from exc
         raise Problem(422, "bad_id", "Invalid id", NO_ID)

@@ -12,12 +12,5 @@ with needs("django", "stillfresh.contrib.django"):
     from stillfresh.contrib.django.invalidation import invalidate, invalidate_on_change, tag_of
     from stillfresh.contrib.django.pages import PageMiddleware, cache_page
 
-__all__ = [
-    "DjangoCodec",
-    "PageMiddleware",
-    "StillfreshCache",
-    "cache_page",
-    "invalidate",
-    "invalidate_on_change",
-    "tag_of",
-]
+__all__ = ["DjangoCodec", "PageMiddleware", "StillfreshCache", "cache_page", "invalidate"]
+__all__ += ["invalidate_on_change", "tag_of"]
