@@ -645,6 +645,13 @@ class TestG6ThisMachine:
         scope = {"client": ("127.0.0.1", 50_000), "headers": headers}
         assert Operators(None).admits(scope, None) is may
 
+    @pytest.mark.parametrize(("port", "may"), [(b"80", True), (b"81", False)])
+    def test_a_default_port_names_the_same_origin(self, port: bytes, *, may: bool) -> None:
+        """Whether it is written or not."""
+        headers = [(b"host", b"localhost"), (b"origin", b"http://localhost:" + port)]
+        scope = {"client": ("127.0.0.1", 50_000), "headers": headers}
+        assert Operators(None).admits(scope, None) is may
+
     @pytest.mark.parametrize("path", READING)
     @pytest.mark.parametrize(
         ("host", "peer", "fields"),

@@ -12,6 +12,7 @@ from stillfresh.isr import clients
 from stillfresh.isr.clients import (
     Networks,
     checked_networks,
+    is_allowed,
     is_host,
     is_trusted,
     peer_of,
@@ -25,8 +26,8 @@ from stillfresh.isr.tunnels import LINGER, TUNNEL, Inbox
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
-__all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_host"]
-__all__ += ["is_trusted", "peer_of", "refuse", "target_of"]
+__all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_allowed"]
+__all__ += ["is_host", "is_trusted", "peer_of", "refuse", "target_of"]
 
 logger = logging.getLogger(__name__)
 

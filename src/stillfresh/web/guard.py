@@ -25,7 +25,8 @@ from starlette.types import Scope
 from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import members, values
-from stillfresh.isr.edge import Networks, is_trusted, peer_of
+from stillfresh.isr.edge import Networks, is_allowed, is_trusted, peer_of
+from stillfresh.live.messages import is_allowed_origin
 from stillfresh.web.replies import Problem
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
@@ -76,10 +77,7 @@ def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
     name = host_name(scope)
     if not _is_loopback(scope) or name in LOCAL_NAMES:
         return True
-    return name is not None and any(
-        name.endswith(it[1:]) if it.startswith("*.") else name == it.strip("[]")
-        for it in map(str.lower, hosts)
-    )
+    return name is not None and is_allowed(name, hosts)
 
 
 def is_of_this_page(scope: Scope) -> bool:
@@ -91,8 +89,7 @@ def is_of_this_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     if site := headers.get("sec-fetch-site"):
         return site in OWN_SITES
-    origin = headers.get("origin")
-    return not origin or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+    return is_allowed_origin(headers.get("origin", ""), headers.get("host", ""), ())
 
 
 def _is_loopback(scope: Scope) -> bool:
@@ -231,14 +228,14 @@ def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
 
 
 def checked_hosts(hosts: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Names without a port: example.com, or *.example.com for all below it."""
+    """Names without a port: example.com, or *.example.com for all below it. In one form."""
     if isinstance(hosts, str):
         raise ConfigError(f"hosts: takes a list of names; write [{hosts!r}]")
     found = None if hosts is None else tuple(hosts)
     for host in found or ():
         if not isinstance(host, str) or not NAME.fullmatch(host):
             raise ConfigError(f"hosts: write example.com or *.example.com, not {shown(host)}")
-    return found
+    return None if found is None else tuple(host.lower().strip("[]") for host in found)
 
 
 def _is_origin(text: str) -> bool:
