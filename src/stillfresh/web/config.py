@@ -5,6 +5,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,7 +146,7 @@ class Settings:
     log: LogSettings = LogSettings()
 
 
-MODELS: Final = {
+MODELS: Final[dict[str, Any]] = {
     "store": StoreSettings,
     "pages": PagesSettings,
     "kinds": KindSettings,
@@ -153,6 +154,7 @@ MODELS: Final = {
     "outbox": OutboxSettings,
     "log": LogSettings,
 }
+OPTIONAL: Final = ("outbox", "pages")
 URL_KEYS: Final = ("terms",)
 BATCH_KEYS: Final = ("ids_field", "id", "list_field", "max_batch", "viewer_field")
 
@@ -192,16 +194,14 @@ def _put_over(tables: dict[str, Any], over: Mapping[str, Any]) -> None:
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings from tables: `{"pages": {"upstream": "http://…"}}`."""
     mistakes = [f"{it}: {unknown(it, MODELS)}" for it in tables if it not in MODELS]
-    store = read_table("store", tables.get("store", {}), StoreSettings, mistakes)
-    has_pages = "pages" in tables
-    pages = read_table("pages", tables["pages"], PagesSettings, mistakes) if has_pages else {}
-    kinds = _kinds(tables.get("kinds", {}), mistakes)
-    server = read_table("server", tables.get("server", {}), ServerSettings, mistakes)
+    found: dict[str, Any] = {}
+    for name in [it for it in MODELS if it in tables or it not in OPTIONAL]:
+        read = _kinds if name == "kinds" else partial(read_table, name, model=MODELS[name])
+        found[name] = read(tables.get(name, {}), mistakes=mistakes)
+    store, kinds, server = found["store"], found.pop("kinds"), found["server"]
+    pages = found.get("pages", {})
     _find_token(server, environ, mistakes)
-    log = read_table("log", tables.get("log", {}), LogSettings, mistakes)
-    has_outbox = "outbox" in tables
-    outbox = read_table("outbox", tables["outbox"], OutboxSettings, mistakes) if has_outbox else {}
-    if has_outbox and not has_pages:
+    if "outbox" in found and "pages" not in found:
         mistakes.append("outbox: goes with [pages]: it says which of them are stale, by their tags")
     if not pages and not kinds and not mistakes:
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
@@ -217,14 +217,8 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
             for_tenant(store_for(store["url"], time.time), pages["tenant"])
     if mistakes:
         raise Mistakes(mistakes)
-    return Settings(
-        StoreSettings(**store),
-        PagesSettings(**pages) if has_pages else None,
-        tuple(KindSettings(**kind) for kind in kinds),
-        ServerSettings(**server),
-        OutboxSettings(**outbox) if has_outbox else None,
-        LogSettings(**log),
-    )
+    made = {name: MODELS[name](**table) for name, table in found.items()}
+    return Settings(kinds=tuple(KindSettings(**kind) for kind in kinds), **made)
 
 
 def _tables(path: Path) -> dict[str, Any]:
