@@ -40,40 +40,32 @@ class OnDemand:
 
         Pages that another program stored under the path itself are reached too (I21).
         """
-        tag, ids = reached(path)
-        there = await self._there(ids)
-        found = await self._invalidate_tag(tag, soft=True)
-        await self.core.invalidate([PageKey(id_) for id_ in ids], soft=True)
-        return list(dict.fromkeys([*there, *found]))
+        return await self._reach(*reached(path), soft=True)
 
     async def revalidate_tag(self, tag: str) -> list[str]:
         """Make every page with this tag stale, wherever the tag came from. Returns the ids."""
-        return await self._invalidate_tag(own_tag(tag), soft=True)
+        return await self._reach(own_tag(tag), [], soft=True)
 
     async def purge(self, key: str) -> list[str]:
         """Delete every variant of a path, or the one page of a whole URL. Returns the ids."""
-        tag, own = reached(key)
-        return await self._purge(tag, own)
+        return await self._reach(*reached(key), soft=False)
 
     async def purge_tag(self, tag: str) -> list[str]:
         """Delete every page with this tag. Returns the ids."""
-        return await self._purge(own_tag(tag), [])
+        return await self._reach(own_tag(tag), [], soft=False)
 
-    async def _purge(self, tag: str, own: list[str]) -> list[str]:
-        there = await self._there(own)
-        found = await self._invalidate_tag(tag)
-        await self.core.delete([PageKey(id_) for id_ in dict.fromkeys([*own, *found])])
-        return list(dict.fromkeys([*there, *found]))
-
-    async def _there(self, ids: list[str]) -> list[str]:
-        """Ids that are stored under their own name."""
+    async def _reach(self, tag: str, own: list[str], *, soft: bool) -> list[str]:
+        """Pages with the tag, and those that are stored under their `own` ids; `soft`: stale."""
         store = (await self.cache.runtime()).store
-        records = await store.read(KIND, ids) if ids else {}
-        return [id_ for id_, record in records.items() if record.copy is not None]
-
-    async def _invalidate_tag(self, tag: str, *, soft: bool = False) -> list[str]:
-        found = await self.cache.invalidate_tag(tag, soft=soft)
-        return [id_ for kind, id_ in found if kind == KIND]
+        records = await store.read(KIND, own) if own else {}
+        there = [id_ for id_, record in records.items() if record.copy is not None]
+        tagged = await self.cache.invalidate_tag(tag, soft=soft)
+        found = [id_ for kind, id_ in tagged if kind == KIND]
+        if soft:
+            await self.core.invalidate([*map(PageKey, own)], soft=True)
+        else:
+            await self.core.delete([*map(PageKey, dict.fromkeys([*own, *found]))])
+        return list(dict.fromkeys([*there, *found]))
 
     async def invalidate(self, name: str) -> None:
         """I12: a page or a group was changed through its URL: no older copy is served.
@@ -112,8 +104,6 @@ class Changes:
 
     def concern(self, url: str) -> bool:
         """True if the stored page of this URL may be older than a change."""
-        if not self.pending:
-            return False
         groups = group_tag(url, "")
         return url in self.pending or any(it.startswith(groups) for it in self.pending)
 
