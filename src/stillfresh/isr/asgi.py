@@ -21,7 +21,6 @@ from stillfresh.isr.model import (
     FoundPage,
     Full,
     Message,
-    PageKey,
     Reason,
     Receive,
     Scope,
@@ -199,8 +198,7 @@ class IsrMiddleware:
         except Busy:
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
-    def _has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
-        ids = [key.id for key in keys]
+    def _has_places(self, address: PageAddress, ids: Sequence[str], now: float) -> bool:
         return self._has_room(address[0], now) and self._visits.places.has(address, ids, now)
 
     def _has_room(self, host: str, now: float) -> bool:

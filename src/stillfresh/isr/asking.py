@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
+from stillfresh.engine.loader import looked_at
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import (
     Busy,
@@ -165,7 +166,7 @@ class PageAsking:
                 if head is not None and head.done():
                     growing, head = head.result(), None
                     if is_begun := growing is self._mine:
-                        asking.add_done_callback(_looked_at)
+                        asking.add_done_callback(looked_at)
                         self._beginning.over = asking
                     if is_begun or await self._may_read(growing):
                         return self._begun(growing)
@@ -231,9 +232,3 @@ class PageAsking:
         if not is_own:  # the load counts its own caller when it ends
             self._pages.core.memory.count([answer], clock())
         return PageRead(answer, is_own, self._before, page, self._beginning.over)
-
-
-def _looked_at(done: "asyncio.Future[ReadOutcome]") -> None:
-    """Mark the result as seen: its visitor has an answer already."""
-    if not done.cancelled():
-        done.exception()

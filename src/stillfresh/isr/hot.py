@@ -32,7 +32,7 @@ PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-ran
 Line: TypeAlias = tuple[Any, ...]
 Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, Stored], int]
 """An entry that was read, and its edition."""
-HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[PageKey], float], bool]
+HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[str], float], bool]
 
 
 class Hot(NamedTuple):
@@ -105,7 +105,7 @@ class HotPages(Face[PageKey, Stored]):
     def _is_prepared(self, hot: Hot, now: float) -> bool:
         """The age in a page's fields is right for part of a second; then it is written again."""
         answer = hot.steps[-1][1].answer
-        if not self._has_places(hot.address, [key for key, _, _ in hot.steps], now):
+        if not self._has_places(hot.address, [key.id for key, _, _ in hot.steps], now):
             return False
         made, age, ttl = ready(answer.value), age_at(answer, now), ttl_at(answer, now)
         made.said = told(answer.value, age, hit_text(ttl))
