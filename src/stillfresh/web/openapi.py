@@ -72,6 +72,7 @@ def openapi(
     types = (Ids, Items, ProblemBody, Purge, Purged, Ready)
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     schemas |= {"Id": msgspec.json.schema(Id), "Problem": schemas.pop("ProblemBody")}
+    refused = {401: "A token is needed.", 429: "Too many wrong tokens."} if has_token else {}
     paths: Schema = {}
     for kind, per_viewer in kinds.items():
         signed = {401: "Sign in first."} if per_viewer else {}
@@ -90,8 +91,8 @@ def openapi(
         "servers": [{"url": root or "/"}],
         "paths": {
             **paths,
-            **_own(has_token=has_token),
-            **(_purging(has_token=has_token) if has_pages else {}),
+            **_own(refused),
+            **(_purging(refused) if has_pages else {}),
         },
         "components": {
             "schemas": schemas,
@@ -126,7 +127,7 @@ def _batch(kind: str, said: Mapping[int, str]) -> Schema:
     return {"post": {**post, "requestBody": {"required": True, "content": _json(_ref("Ids"))}}}
 
 
-def _own(*, has_token: bool) -> Schema:
+def _own(refused: Mapping[int, str]) -> Schema:
     alive = _operation(
         "gateway", "healthz", "It runs.", {200: "It runs."}, _json({"type": "object"})
     )
@@ -134,19 +135,17 @@ def _own(*, has_token: bool) -> Schema:
     ready = _operation("gateway", "readyz", "The stores answer.", {200: "Ready."}, stores)
     away = {"description": "A store does not answer.", "content": stores}
     ready["responses"]["503"] = away
-    refused = {401: "A token is needed.", 429: "Too many wrong tokens."} if has_token else {}
     said, text = "Counts, for Prometheus.", {"text/plain": {"schema": TEXT}}
     metrics = _operation("gateway", "metrics", said, {200: said, **refused}, text)
     own = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
     return {path: {"get": operation} for path, operation in own.items()}
 
 
-def _purging(*, has_token: bool) -> Schema:
-    said = {200: "How many pages each reached.", 403: "Not from here."} | PURGES
-    said |= {401: "A token is needed.", 429: "Too many wrong tokens."} if has_token else {}
+def _purging(refused: Mapping[int, str]) -> Schema:
+    said = {200: "How many pages each reached.", 403: "Not from here.", **PURGES, **refused}
     summary = "Pages by URL or tag: gone, or stale."
     post = _operation("gateway", "purge", summary, said, _json(_ref("Purged")))
-    if not has_token:
+    if not refused:
         own = {"name": "X-Stillfresh", "in": "header", "required": True, "schema": TEXT}
         post["parameters"] = [own]
     body = {"required": True, "content": _json(_ref("Purge"))}
