@@ -197,6 +197,7 @@ class TestG10Errors:
         assert result.stderr.startswith("Error: ")
         assert result.stderr.count("\n") == 1
         assert says.format(dir=tmp_path) in result.stderr
+        assert "tries it again" not in result.stderr  # the command has ended
         assert neighbours(tmp_path / "x") == before
 
     @pytest.mark.parametrize(

@@ -522,6 +522,9 @@ class TestI10Middleware:
             IsrMiddleware(site, "memory://")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="route '/a': cannot read 'soon' as a duration"):
             IsrMiddleware(site, PageCache("memory://"), routes={"/a": "soon"})
+        for routes in (["/a"], "/a", {"/a"}):
+            with pytest.raises(ConfigError, match=r"""routes: write \{"/blog/\*": "60s"\}, not """):
+                IsrMiddleware(site, PageCache("memory://"), routes=routes)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("status", [600, 999])
     async def test_a_status_that_is_none_passes(

@@ -20,6 +20,7 @@ import click
 import msgspec
 
 from stillfresh.errors import ConfigError, StillfreshError, needs
+from stillfresh.stores import TRIED_AGAIN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -226,7 +227,7 @@ def _nowhere() -> TextIO:
 
 def _said(exc: Exception) -> str:
     if not isinstance(exc, OSError):
-        return str(exc)
+        return str(exc).removesuffix(f"; {TRIED_AGAIN}")  # not by a command that has ended
     return ": ".join(str(it) for it in (exc.filename, exc.strerror or exc) if it is not None)
 
 

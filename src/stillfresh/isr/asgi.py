@@ -6,7 +6,7 @@ It decides nothing: `routes` says which requests are for the cache, `visits` fin
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
@@ -85,6 +85,8 @@ class IsrMiddleware:
     ) -> None:
         if not isinstance(pages, PageCache):
             raise ConfigError(f"pages: must be a PageCache, not {shown(pages)}")
+        if not isinstance(routes, Mapping | None):
+            raise ConfigError(f'routes: write {{"/blog/*": "60s"}}, not {shown(routes)}')
         self._app = app
         self._pages = pages
         self._site = Site(routes, hosts, forward, credentials)

@@ -4,10 +4,11 @@ This module opens a store by its address, for a tenant. `contract` defines what 
 and DynamoDB have modules of their own for other packages.
 """
 
+from stillfresh.stores.breaker import TRIED_AGAIN
 from stillfresh.stores.channel import A_TAG, Channel, Tell
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import TenantStore, checked_tenant, for_tenant
 from stillfresh.stores.urls import dynamodb_options, split_tenant, store_for
 
-__all__ = ["A_TAG", "Channel", "MemoryStore", "Tell", "TenantStore", "checked_tenant"]
-__all__ += ["dynamodb_options", "for_tenant", "split_tenant", "store_for"]
+__all__ = ["A_TAG", "TRIED_AGAIN", "Channel", "MemoryStore", "Tell", "TenantStore"]
+__all__ += ["checked_tenant", "dynamodb_options", "for_tenant", "split_tenant", "store_for"]
