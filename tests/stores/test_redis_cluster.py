@@ -12,6 +12,7 @@ from redis.crc import key_slot
 
 from stillfresh import Cache, ConfigError, Policy, StoreError
 from stillfresh.clock import Clock
+from stillfresh.stores import A_TAG
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.cluster import Cluster
@@ -204,6 +205,32 @@ class TestS9MovingSlots:
         assert publishing.result() == {"a"}
         it.end()
         assert await store.invalidate_tag("eu") == [(KIND, "a")]
+
+    async def test_a_tag_reaches_entries_on_both_sides(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
+        """Copies and leases, with listeners told, while `a` and its neighbours are on two nodes."""
+        places = store._places.of(KIND, [f"n{number}" for number in range(400)])
+        (first,) = store._places.of(KIND, ["a"])
+        names = [it.member.decode().partition(":")[2] for it in places if it.base == first.base]
+        some = ["a", *names[:5]]
+        for id_ in some:
+            await published(store, id_, "eu")
+        leases = {id_: await lease_of(store, id_, "eu") for id_ in some}
+        it = move()
+        it.keys(*(place.key for place in store._places.of(KIND, names[:2])))
+        told: set[tuple[str, str]] = set()
+        async with store.listen(lambda kind, id_, _: told.add((kind, id_))) as channel:
+            assert sorted(await store.invalidate_tag("eu")) == sorted((KIND, id_) for id_ in some)
+            await channel.beat()
+        assert told >= {(A_TAG, "eu"), *((KIND, id_) for id_ in some)}
+        for id_ in some:
+            copy = await copy_in(store, id_)
+            assert copy is not None
+            assert copy.mark is Mark.HARD
+        await asyncio.to_thread(it.end)
+        copies = {id_: (lease, copy_by(lease)) for id_, lease in leases.items()}
+        assert await store.publish(KIND, copies) == set(some)
 
     async def test_a_tag_that_a_load_tells_is_not_missed(
         self, store: RedisStore, move: Callable[[], Move]
