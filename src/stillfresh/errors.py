@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
+STORE_CLOSED: Final = "this store is closed; open it again with open()"
 LONGEST_SHOWN: Final = 60
 LONGEST_TEXT: Final = 500
 """Characters of an exception's text that are remembered."""

@@ -436,7 +436,7 @@ class TestS6Away:
             assert proxy.seen["DeleteItem"] == 1
             assert await store.read(KIND, ["a"]) == {}
         away, back = [record.getMessage() for record in caplog.records]
-        assert away.endswith("stillfresh tries it again every 2 s or sooner")
+        assert away.endswith("stillfresh tries it again within 2 s")
         assert back.endswith(": answers again")
 
     async def test_a_busy_one_is_not_away(self, aws: Aws) -> None:

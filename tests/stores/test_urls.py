@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ class TestS5Address:
         """As people write it: none of them may turn the check off by accident."""
         store = store_for(f"rediss://host?ssl_check_hostname={said}", time.time)
         assert isinstance(store, RedisStore)
+        assert isinstance(store._new_link, partial)
         assert store._new_link.keywords["options"] == {"ssl_check_hostname": means}
 
     @pytest.mark.parametrize("said", ["none", "optional", "required", "Required", "CERT_REQUIRED"])
@@ -198,6 +200,7 @@ class TestS5Address:
         """In any case, and as Python names them."""
         store = store_for(f"rediss://host?ssl_cert_reqs={said}", time.time)
         assert isinstance(store, RedisStore)
+        assert isinstance(store._new_link, partial)
         assert store._new_link.keywords["options"] == {
             "ssl_cert_reqs": said.lower().removeprefix("cert_")
         }

@@ -31,7 +31,7 @@ from botocore.exceptions import ConnectionError as NotConnected
 from botocore.loaders import Loader, create_loader
 
 from stillfresh.backoff import pause_after, spread
-from stillfresh.errors import ConfigError, NotOpen, StoreError
+from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.meter import CostMeter
 
@@ -176,7 +176,7 @@ class AwsService:
             answer = await self._ask(operation, then, arguments, PROBE if probes else PATIENCE)
         except Away as exc:
             if not breaker.is_open:
-                logger.warning("%s; stillfresh tries it again every 2 s or sooner", exc)
+                logger.warning("%s; %s", exc, TRIED_AGAIN)
             breaker.failed(began, now())
             raise
         except (AwsRefused, Unanswered):
@@ -195,7 +195,7 @@ class AwsService:
         failures, most = 0, 1 if patience == PROBE else ATTEMPTS
         while True:
             if self._is_closed:
-                raise NotOpen("this store is closed; open it again with open()")
+                raise NotOpen(STORE_CLOSED)
             made = {name: it() if callable(it) else it for name, it in arguments.items()}
             try:
                 return await self._once(operation, then, made, until)

@@ -1,8 +1,11 @@
-"""How a store announces changes, as a contract (S10)."""
+"""How a store announces changes (S10): the contract, and what channels of a server share."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
+
+from stillfresh.errors import StoreError
 
 Tell: TypeAlias = Callable[[str, str, str | None], None]
 """Called with a kind, an id and the new generation; None: it was invalidated or deleted."""
@@ -19,3 +22,37 @@ class Channel(ABC):
 
         Raises StoreError if the channel is broken, or silent for too long.
         """
+
+
+class ServerChannel(Channel):
+    """Tasks read what the server sends; a beat goes through it, and comes back on the same way."""
+
+    def __init__(self, server: str, tell: Tell, within: float) -> None:
+        self._server = server
+        self._tell = tell
+        self._within = within
+        self._readers: list[asyncio.Task[None]] = []
+        self._beats: set[bytes | str] = set()
+        """Beats that have not come back yet."""
+        self._came = asyncio.Event()
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def _hear_beat(self, beat: bytes | str) -> None:
+        self._beats.discard(beat)
+        self._came.set()
+
+    async def _come_back(self, advice: str = "") -> None:
+        """Wait for the beats."""
+        try:
+            async with asyncio.timeout(self._within):
+                while self._beats and not any(reader.done() for reader in self._readers):
+                    await self._came.wait()
+                    self._came.clear()
+        except TimeoutError:
+            raise StoreError(f"{self._server} has sent nothing for too long{advice}") from None
+        if self._beats:
+            raise StoreError(f"{self._server} ended the channel")

@@ -159,6 +159,7 @@ class StoreStats(Struct, frozen=True, gc=False):
 
 
 Generations: TypeAlias = Mapping[str, str] | None  # the generations that a reader has, by id
+After: TypeAlias = tuple[str, str] | None  # the (kind, id) after which a listing goes on
 LateTags: TypeAlias = Mapping[str, tuple[str, ...]] | None  # the tags that came with a load, by id
 
 
@@ -262,11 +263,7 @@ class Store(ABC):
 
     @abstractmethod
     async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[Entry]:
         """The next `limit` entries, of one kind or of all, whose id has `search` in it.
 
@@ -276,7 +273,7 @@ class Store(ABC):
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
         """All entries, of one kind or of all, in any order, some at a time."""
-        after: tuple[str, str] | None = None
+        after: After = None
         while page := await self.entries(kind, "", after, WALKED):
             yield page
             after = page[-1].kind, page[-1].id

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from stillfresh.bounded import BESIDE, SLICE, Room, sliced
 from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.clock import Clock
-from stillfresh.errors import NotOpen
+from stillfresh.errors import STORE_CLOSED, NotOpen
 from stillfresh.freshness import is_lease_over, is_over
 from stillfresh.stores.contract import (
+    After,
     Ask,
     Copy,
     Entry,
@@ -191,11 +192,7 @@ class MemoryStore(Store):
         return StoreStats(rows.copies, live, held, None, *bounds)
 
     async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[Entry]:
         rows, limit = self._opened(), checked_limit(limit)
         found: list[tuple[Key, MemoryRow]] = []
@@ -213,7 +210,7 @@ class MemoryStore(Store):
 
     def _opened(self) -> MemoryRows:
         if not self._open:
-            raise NotOpen("this store is closed; open it again with open()")
+            raise NotOpen(STORE_CLOSED)
         return self._rows
 
     def _forget_if_empty(self, key: Key, row: MemoryRow) -> None:

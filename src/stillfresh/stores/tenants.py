@@ -14,6 +14,7 @@ from stillfresh.checks import checked_unicode
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
+    After,
     Ask,
     Copy,
     Entry,
@@ -123,11 +124,7 @@ class TenantStore(WrappedStore):
         await self.inner.delete(kind, self._named(ids))
 
     async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[Entry]:
         """Read past the entries of other tenants until enough are found."""
         found: list[Entry] = []

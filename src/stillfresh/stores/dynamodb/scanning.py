@@ -20,7 +20,7 @@ from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
 from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.bodies import S3Bodies
-from stillfresh.stores.contract import Entry, StoreStats
+from stillfresh.stores.contract import After, Entry, StoreStats
 from stillfresh.stores.dynamodb.leases import Leases, deletion
 from stillfresh.stores.dynamodb.rows import Lock, Row, lock_of, merged, row_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
@@ -60,9 +60,7 @@ class TableScan:
     bodies: S3Bodies
     clock: Clock
 
-    async def entries(
-        self, kind: str | None, search: str, after: tuple[str, str] | None, limit: int
-    ) -> list[Entry]:
+    async def entries(self, kind: str | None, search: str, after: After, limit: int) -> list[Entry]:
         start = None if after is None else key_of(self.table.names.pk(*after), META)
         rows = None if search else max(FEWEST_ROWS, 2 * limit)
         found: list[Entry] = []

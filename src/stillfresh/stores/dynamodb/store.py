@@ -18,10 +18,11 @@ from typing import Final
 from stillfresh.checks import checked_unicode
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
 from stillfresh.stores.aws import AwsPlace, opened
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
 from stillfresh.stores.contract import (
+    After,
     Ask,
     Copy,
     Entry,
@@ -217,18 +218,14 @@ class DynamoStore(Store):
         return await self._scan().stats(self._meter)
 
     async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[Entry]:
         """Read rows until enough are found; rows of other services have no id and are left out."""
         return await self._scan().entries(kind, search, after, checked_limit(limit))
 
     def _opened(self) -> DynamoSteps:
         if self._steps is None:
-            raise NotOpen("this store is closed; open it again with open()")
+            raise NotOpen(STORE_CLOSED)
         return self._steps
 
     def _scan(self) -> TableScan:

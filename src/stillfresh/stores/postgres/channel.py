@@ -13,8 +13,8 @@ from secrets import token_hex
 from typing import Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import A_TAG, Channel, Tell
-from stillfresh.stores.postgres.link import LOST, PgConnection, PgLink, refused
+from stillfresh.stores.channel import A_TAG, Channel, ServerChannel, Tell
+from stillfresh.stores.postgres.link import LOST, SERVER, PgConnection, PgLink, refused
 from stillfresh.stores.postgres.rows import text_of
 from stillfresh.stores.postgres.schema import quoted
 
@@ -44,22 +44,17 @@ async def listening(link: PgLink, schema: str, tell: Tell, within: float) -> Asy
         await channel.close()
 
 
-class PgChannel(Channel):
+class PgChannel(ServerChannel):
     def __init__(
         self, link: PgLink, connection: PgConnection, schema: str, tell: Tell, within: float
     ) -> None:
+        super().__init__(SERVER, tell, within)
         self._link = link
         self._connection = connection
         self._schema = schema
-        self._tell = tell
-        self._within = within
         self._pieces: list[str] = []
         """Parts of an announcement that is not complete yet."""
-        self._beat = ""
-        """The beat that has not come back yet."""
-        self._came = asyncio.Event()
         self._heard = 0
-        self._reader: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         if not self._link.pushes:
@@ -69,31 +64,19 @@ class PgChannel(Channel):
                 await self._connection.execute(f"LISTEN {quoted(self._schema)}".encode())
         except LOST as exc:
             raise refused(exc, self._schema) from exc
-        self._reader = asyncio.create_task(self._read())
+        self._readers = [asyncio.create_task(self._read())]
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        await super().close()
         await self._connection.close()
 
     async def beat(self) -> None:
         """Through the server, and back on the connection that listens."""
-        self._beat = BEAT + token_hex(8)
+        beat = BEAT + token_hex(8)
+        self._beats = {beat}
         self._came.clear()
-        await self._link.run("SELECT pg_notify($1, $2)", (self._schema, self._beat))
-        try:
-            async with asyncio.timeout(self._within):
-                while self._beat and self._reader is not None and not self._reader.done():
-                    await self._came.wait()
-                    self._came.clear()
-        except TimeoutError:
-            pooled = POOLED if self._link.is_pooled else ""
-            raise StoreError(
-                f"the PostgreSQL server has sent nothing for too long{pooled}"
-            ) from None
-        if self._beat:
-            raise StoreError("the PostgreSQL server ended the channel")
+        await self._link.run("SELECT pg_notify($1, $2)", (self._schema, beat))
+        await self._come_back(POOLED if self._link.is_pooled else "")
 
     async def _read(self) -> None:
         try:
@@ -108,8 +91,7 @@ class PgChannel(Channel):
     async def _hear(self, payload: str) -> None:
         """A part has its number, whether more follow, and a piece of the text."""
         if payload.startswith(BEAT):
-            self._beat = "" if payload == self._beat else self._beat
-            self._came.set()
+            self._hear_beat(payload)
             return
         number, ends, part = payload.partition(".")
         if not number.isdecimal():

@@ -1,16 +1,12 @@
-"""The way to the server: bounded connections, time-outs, lost answers settled (S2, S11).
+"""The way to a PostgreSQL server: statements, limited in time, and errors translated (S2, S11).
 
-Every statement is its own transaction. If its answer was lost, it is sent once more: each step can
-tell whether it was done already, and none does harm if the first one is done later (S8). A step
-that the server has rolled back (a deadlock) is repeated. While the server is unavailable, one step
-at a time tries it (`breaker.py`).
+Every statement is its own transaction. A step that the server has rolled back (a deadlock) is
+repeated.
 """
 
 import asyncio
-import logging
-import time
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from psycopg import AsyncConnection, AsyncRawCursor, InterfaceError, Notify
@@ -19,9 +15,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.waiting import wait_async
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.postgres.rows import Row
 from stillfresh.stores.postgres.schema import SETTINGS, VERSION, quoted
+from stillfresh.stores.server import ServerLink
 
 ENDED: Final = {"57P01", "57P02", "57P03", "57P05", "53300"}
 """Codes of a server that ends its connections, or accepts none now."""
@@ -36,7 +32,7 @@ returns. Nothing of it was done."""
 PREPARED_AFTER: Final = 5
 """Runs on a connection before a statement is prepared; never behind a pooler."""
 REPEATS: Final = 5
-UNAVAILABLE: Final = "the PostgreSQL server is unavailable"
+SERVER: Final = "the PostgreSQL server"
 MISSING: Final = {"3F000", "42P01", "42883", "42703"}
 """No such schema, table, function or column."""
 READ_ONLY: Final = "25006"
@@ -57,8 +53,6 @@ NEVER: Final = 3600.0
 IDLE: Final = TransactionStatus.IDLE
 LOST: Final = (OSError, TimeoutError, PostgresError)
 
-logger = logging.getLogger(__name__)
-
 
 class PgConnection(AsyncConnection[Row]):
     """A connection that can be left at once. Its timeout restarts with each part that arrives."""
@@ -66,6 +60,10 @@ class PgConnection(AsyncConnection[Row]):
     limit: asyncio.Timeout | None = None
     patience = 0.0
     _moved_at = 0.0
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        del nowait
+        await self.close()
 
     async def wait(self, gen: Any, interval: float = 0, timeout: float | None = None) -> Any:  # noqa: ANN401, ASYNC109 (the library's own)
         del interval, timeout
@@ -86,37 +84,32 @@ class PgConnection(AsyncConnection[Row]):
             return exc.value
 
 
-class PgLink:
-    """At most `most` connections, of one event loop; further callers wait for a place.
+def said_by(error: BaseException) -> str:
+    """Return what an error of the server says, in one line, without the statement."""
+    primary = error.diag.message_primary if isinstance(error, PostgresError) else None
+    said = " ".join((primary or str(error)).split())
+    if any(word in said for word in FULL):
+        said = f"{said}; {TOO_MANY}"
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
-    A connection on which anything was left unsaid (an error, a cancellation) is closed, never used
-    again. Taking and giving back await nothing, so no cancellation can lose a place.
-    """
+
+class PgLink(ServerLink):
+    """Connections to the first of several servers that accepts us, and statements over them."""
+
+    failures = lost = LOST
+    _said = staticmethod(said_by)
 
     def __init__(self, hosts: Sequence[str], schema: str, *, most: int, timeout: float) -> None:
         """`hosts`: connection strings, in the order in which they are tried."""
+        super().__init__(SERVER, most=most, timeout=timeout)
         self._hosts = list(hosts)
         self._schema = schema
-        self._most = most
-        self._timeout = timeout
-        self._places = asyncio.Semaphore(most)
-        self._idle: list[PgConnection] = []
-        self._lost = 0  # statements that failed, one after the other
-        self._closed, self._breaker = False, Breaker()
-        self._why = ""  # the last failure
         self._prepares = True
         self.pushes = self.is_pooled = False
         """Whether its schema pushes (S10); and whether a pooler stands before the server."""
 
-    async def greet(self) -> None:
-        """Raise if the server refuses this cache. Without an answer, it is tried again later."""
-        began = time.monotonic()
-        try:
-            await self._once("SELECT 1", ())
-        except LOST as exc:
-            if not is_lost(exc):
-                raise refused(exc, self._schema) from exc
-            self._failed(began, exc)
+    async def _hello(self) -> None:
+        await self._done("SELECT 1", ())
 
     async def run(
         self,
@@ -130,68 +123,30 @@ class PgLink:
 
         An urgent statement is sent even while the server is unavailable.
         """
-        began = time.monotonic()
-        if not self._breaker.allows(began) and not urgent:
-            raise StoreError(f"{UNAVAILABLE}: {self._why}; {TRIED_AGAIN}")
+        again = given if settle is None else settle
+        first, second = (partial(self._done, statement, some) for some in (given, again))
         try:
-            rows = await self._settled(statement, given, given if settle is None else settle)
-        except LOST as exc:
-            if is_lost(exc):
-                self._failed(began, exc)
-            else:
-                self._answered()
-            if _code(exc) == READ_ONLY:
+            return await self._settled(first, second, urgent=urgent)
+        except StoreError as exc:
+            if _code(exc.__cause__) == READ_ONLY:
                 await self.drop_idle()  # no longer the primary: find the new one
-            raise refused(exc, self._schema) from exc
-        self._answered()
-        return rows
-
-    async def _settled(
-        self, statement: str, given: Sequence[Any], settle: Sequence[Any]
-    ) -> list[Row]:
-        """Try twice, the second time on a new connection; once if the last step failed too."""
-        was_away = self._breaker.is_open
-        try:
-            return await self._done(statement, given)
-        except LOST as exc:
-            if was_away or not is_lost(exc):
-                raise
-            await self.drop_idle()
-            return await self._done(statement, settle)
+            raise
 
     async def _done(self, statement: str, given: Sequence[Any]) -> list[Row]:
         """Repeat a step that the server has rolled back."""
+
+        async def exchange(connection: PgConnection, _: asyncio.Timeout) -> list[Row]:
+            return await self._rows(connection, statement, given)
+
         for _ in range(REPEATS):
-            with suppress(Undone):
-                return await self._once(statement, given)
+            try:
+                return await self._once(exchange, None)
+            except PostgresError as exc:
+                if _code(exc) not in UNDONE and not await self._is_unprepared(exc):
+                    raise
         raise StoreError(
             f"the PostgreSQL server rolled a step back {REPEATS} times (deadlock); try again"
         )
-
-    async def _once(self, statement: str, given: Sequence[Any]) -> list[Row]:
-        lost = self._lost
-        await self._take_a_place()
-        try:
-            if self._lost > lost:  # otherwise a long queue would find out one by one
-                raise TimeoutError("the server failed while this request waited for a connection")
-            connection = self._idle.pop() if self._idle else None
-            try:
-                if connection is None:
-                    connection = await self.connected()
-                    connection.add_notify_handler(unheard)
-                rows = await self._rows(connection, statement, given)
-            except BaseException as exc:
-                self._lost += isinstance(exc, LOST) and is_lost(exc)
-                if connection is not None:
-                    await self._give_back(connection)
-                if _code(exc) in UNDONE or await self._is_unprepared(exc):
-                    raise Undone from exc
-                raise
-            self._lost = 0
-            await self._give_back(connection)
-            return rows
-        finally:
-            self._places.release()
 
     async def _take_a_place(self) -> None:
         if not self._places.locked():  # a time-out costs more than the place
@@ -206,11 +161,19 @@ class PgLink:
                 f"{self._timeout:g} s; raise ?max_connections= or ?timeout="
             ) from None
 
-    async def _give_back(self, connection: PgConnection) -> None:
-        if self._closed or connection.info.transaction_status is not IDLE:
-            await connection.close()
-        else:
-            self._idle.append(connection)
+    async def _connect(self) -> PgConnection:
+        connection = await self.connected()
+        connection.add_notify_handler(unheard)
+        return connection
+
+    def _is_clean(self, connection: PgConnection) -> bool:
+        return connection.info.transaction_status is IDLE
+
+    def _is_lost(self, error: BaseException) -> bool:
+        return super()._is_lost(error) and is_lost(error)
+
+    def _refused(self, error: Exception) -> StoreError:
+        return refused(error, self._schema)
 
     async def _is_unprepared(self, error: BaseException) -> bool:
         """True if a prepared statement was lost. From then on new connections prepare nothing."""
@@ -264,27 +227,6 @@ class PgLink:
         if self._prepares and not self.is_pooled:
             connection.prepare_threshold = PREPARED_AFTER
 
-    async def drop_idle(self) -> None:
-        """Close idle connections: they would meet the same failure."""
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.close()
-
-    async def close(self) -> None:
-        self._closed = True
-        await self.drop_idle()
-
-    def _answered(self) -> None:
-        if self._breaker.is_open:
-            self._breaker.succeeded()
-            logger.warning("the PostgreSQL server answers again")
-
-    def _failed(self, began: float, error: BaseException) -> None:
-        if not self._breaker.is_open:
-            logger.warning("%s: %s", UNAVAILABLE, said_by(error))
-        self._why = said_by(error)
-        self._breaker.failed(began, time.monotonic())
-
 
 def unheard(_: Notify) -> None:
     """Ignore notifications of others on a pooler's shared connection."""
@@ -316,18 +258,14 @@ def refused(error: BaseException, schema: str) -> StoreError:
     """The error as a StoreError that says what to do."""
     said, code = said_by(error), _code(error)
     if is_lost(error):
-        return StoreError(f"{UNAVAILABLE}: {said}")
+        return StoreError(f"{SERVER} is unavailable: {said}")
     if code in MISSING:
         return StoreError(f"the database has no schema {schema}; run {COMMAND}")
     advice = f"; {ADVICE[code]}" if code in ADVICE else ""
     return StoreError(f"the PostgreSQL server refused: {said}{advice}")
 
 
-class Undone(Exception):
-    """The server has rolled a step back."""
-
-
-def _code(error: BaseException) -> str:
+def _code(error: BaseException | None) -> str:
     return getattr(error, "sqlstate", None) or ""
 
 
@@ -339,12 +277,3 @@ def is_lost(error: BaseException) -> bool:
     if code:
         return code in ENDED or code.startswith("08")
     return "FATAL" not in said or any(word in said for word in NOT_YET)
-
-
-def said_by(error: BaseException) -> str:
-    """Return what an error of the server says, in one line, without the statement."""
-    primary = error.diag.message_primary if isinstance(error, PostgresError) else None
-    said = " ".join((primary or str(error)).split())
-    if any(word in said for word in FULL):
-        said = f"{said}; {TOO_MANY}"
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stillfresh.stores.contract import Entry, StoreStats
+from stillfresh.stores.contract import After, Entry, StoreStats
 from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.rows import key_of, name_of, record_of, text_of
 from stillfresh.stores.postgres.schema import FIELDS, quoted
@@ -39,13 +39,7 @@ SIZE: Final = """
 
 
 async def list_entries(
-    link: PgLink,
-    schema: str,
-    kind: str | None,
-    search: str,
-    *,
-    after: tuple[str, str] | None,
-    limit: int,
+    link: PgLink, schema: str, kind: str | None, search: str, *, after: After, limit: int
 ) -> list[Entry]:
     """A search reads one slice after the other until it has found enough."""
     at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))

@@ -1,19 +1,17 @@
 """The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
-from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.stores.channel import Channel, Tell
+from stillfresh.durations import Duration
+from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.contract import (
     Ask,
     Copy,
-    Entry,
     Failure,
     Generations,
     Grant,
@@ -23,10 +21,7 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
     Record,
-    Store,
-    StoreStats,
 )
-from stillfresh.stores.listed import checked_limit
 from stillfresh.stores.postgres.channel import listening
 from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.listing import count, list_entries
@@ -40,6 +35,7 @@ from stillfresh.stores.postgres.rows import (
     text_of,
 )
 from stillfresh.stores.postgres.schema import ASKER, SCHEMA, checked_schema, quoted
+from stillfresh.stores.server import ServerStore
 
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 10
@@ -51,7 +47,7 @@ FIRST: Final = (b"", b"")
 """Before all kinds and ids."""
 
 
-class PostgresStore(Store):
+class PostgresStore(ServerStore[PgLink, str]):
     """Entries in PostgreSQL, opened by its address, `postgresql://user@host/database`.
 
     `hosts` are libpq connection strings of the servers that may be the primary. Leases are judged
@@ -59,7 +55,8 @@ class PostgresStore(Store):
     ends a step that takes longer, with a StoreError.
     """
 
-    pushes = True
+    _list, _count = staticmethod(list_entries), staticmethod(count)
+    _listening = staticmethod(listening)
 
     def __init__(
         self,
@@ -69,37 +66,9 @@ class PostgresStore(Store):
         max_connections: int = MAX_CONNECTIONS,
         clock: Clock | None = None,
     ) -> None:
-        self._hosts = hosts
-        self._schema = checked_schema(schema)
-        self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._most = checked_whole("max_connections", max_connections)
-        self._clock = clock
-        self._link: PgLink | None = None
-
-    async def open(self) -> None:
-        """Open. Raises if the server refuses us, not if it is unavailable."""
-        if self._link is not None:
-            return
-        link = PgLink(self._hosts, self._schema, most=self._most, timeout=self._timeout)
-        try:
-            await link.greet()
-        except BaseException:
-            await link.close()
-            raise
-        if self._link is None:
-            self._link = link
-        else:  # two calls opened it at once
-            await link.close()
-
-    async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
-
-    def _opened(self) -> PgLink:
-        if self._link is None:
-            raise NotOpen("this store is closed; open it again with open()")
-        return self._link
+        super().__init__(checked_schema(schema), timeout, clock)
+        most = checked_whole("max_connections", max_connections)
+        self._new_link = partial(PgLink, hosts, self._place, most=most, timeout=self._timeout)
 
     async def _call(
         self,
@@ -109,7 +78,7 @@ class PostgresStore(Store):
         urgent: bool = False,
     ) -> list[Row]:
         places = ", ".join(f"${number}" for number in range(1, len(given) + 1))
-        statement = f"SELECT * FROM {quoted(self._schema)}.{function}({places})"  # noqa: S608 (checked)
+        statement = f"SELECT * FROM {quoted(self._place)}.{function}({places})"  # noqa: S608 (checked)
         return await self._opened().run(statement, given, settle, urgent=urgent)
 
     def _now(self) -> float | None:
@@ -265,25 +234,6 @@ class PostgresStore(Store):
             ((number, *after),) = await self._call("evict", float(before), *after, SLICE)
             dropped += number
         return dropped
-
-    async def stats(self) -> StoreStats:
-        """Counted in slices; an estimate for a very large table."""
-        return await count(self._opened(), self._schema, self._now())
-
-    async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
-    ) -> list[Entry]:
-        """Along the table's order, in slices."""
-        checked_limit(limit)
-        link, schema = self._opened(), self._schema
-        return await list_entries(link, schema, kind, search, after=after, limit=limit)
-
-    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        return listening(self._opened(), self._schema, tell, self._timeout)
 
 
 def _kind(kind: str) -> bytes:

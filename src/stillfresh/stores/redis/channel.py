@@ -16,14 +16,11 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import A_TAG, Channel, Tell
+from stillfresh.stores.channel import A_TAG, Channel, ServerChannel, Tell
 from stillfresh.stores.redis.cluster import Cluster
-from stillfresh.stores.redis.layout import NAME, Places, unpadded
+from stillfresh.stores.redis.layout import BEAT, CHANNEL, NAME, PUBLISHED, TAGGED, Places, unpadded
 from stillfresh.stores.redis.link import LOST, Link
 
-MARK: Final = b"!"
-PUBLISHED: Final = b"P"
-TAGGED: Final = b"T"
 SLICE: Final = 100
 """Messages that are handled in one turn of the loop."""
 
@@ -41,24 +38,19 @@ async def listening(
         await channel.close()
 
 
-class RedisChannel(Channel):
+class RedisChannel(ServerChannel):
     """One connection to each server that holds buckets."""
 
     def __init__(self, link: Link | Cluster, places: Places, tell: Tell, within: float) -> None:
+        super().__init__("the Redis server", tell, within)
         self._link = link
         self._places = places
-        self._tell = tell
-        self._within = within
         self._connections: list[AbstractConnection] = []
-        self._readers: list[asyncio.Task[None]] = []
         self._doors: list[bytes] = []
         """A channel of each server, for its beats."""
-        self._beats: set[bytes] = set()
-        """Beats that have not come back yet."""
-        self._came = asyncio.Event()
 
     async def open(self) -> None:
-        names = [base + MARK for base in self._places.bases]
+        names = [base + CHANNEL for base in self._places.bases]
         try:
             async with asyncio.timeout(self._within):
                 for server, channels in (await self._link.holders(names)).items():
@@ -71,28 +63,18 @@ class RedisChannel(Channel):
         self._readers = [asyncio.create_task(self._read(it)) for it in self._connections]
 
     async def close(self) -> None:
-        for reader in self._readers:
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
+        await super().close()
         for connection in self._connections:
             await connection.disconnect(nowait=True)
 
     async def beat(self) -> None:
         """Through each server, and back on its connection."""
-        tokens = [MARK + token_hex(8).encode() for _ in self._doors]
+        tokens = [BEAT + token_hex(8).encode() for _ in self._doors]
         self._beats = set(tokens)
         self._came.clear()
         beats = zip(self._doors, tokens, strict=True)
         await self._link.run([("SPUBLISH", door, token) for door, token in beats])
-        try:
-            async with asyncio.timeout(self._within):
-                while self._beats and not any(reader.done() for reader in self._readers):
-                    await self._came.wait()
-                    self._came.clear()
-        except TimeoutError:
-            raise StoreError("the Redis server has sent nothing for too long") from None
-        if self._beats:
-            raise StoreError("the Redis server ended the channel")
+        await self._come_back()
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
@@ -110,9 +92,8 @@ class RedisChannel(Channel):
             self._came.set()
 
     def _hear(self, message: bytes) -> None:
-        if message[:1] == MARK:
-            self._beats.discard(message)
-            self._came.set()
+        if message[:1] == BEAT:
+            self._hear_beat(message)
             return
         if message[:1] == TAGGED:
             self._tell(A_TAG, message[1:].decode(errors="surrogatepass"), None)

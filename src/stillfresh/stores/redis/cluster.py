@@ -1,7 +1,7 @@
 """A cluster's primaries, and which of them holds which keys (S9).
 
-All keys of a bucket are in one slot, so the route table has 32 rows that matter. A node that does
-not hold a key names the one that does, and has done nothing: the command goes there. If a reply was
+All keys of a bucket are in one slot, so the route table has 32 rows. A node that does not
+hold a key names the one that does, and has done nothing: the command goes there. If a reply was
 lost, the step is settled at the node that then holds the key. Replicas are never read: one that is
 behind would serve invalidated copies.
 
@@ -15,19 +15,13 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeAlias
 
 from msgspec import Struct
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import (
-    AskError,
-    MovedError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, ReadOnlyError, ResponseError, TryAgainError
 
 from stillfresh.backoff import pause_after
 from stillfresh.errors import StoreError
 from stillfresh.stores.redis import lua, scripts
-from stillfresh.stores.redis.layout import Command, stored_tags
+from stillfresh.stores.redis.layout import TAGGED, Command, announced, stored_tags
 from stillfresh.stores.redis.link import ASKING, Link, checked, is_away
 
 Address: TypeAlias = tuple[str, int]
@@ -70,14 +64,20 @@ class Cluster:
     is_cluster: ClassVar = True
 
     def __init__(
-        self, seeds: Sequence[Address], new_link: Callable[[Address], Link], timeout: float
+        self,
+        seeds: Sequence[Address],
+        new_link: Callable[[Address], Link],
+        timeout: float,
+        bases: Sequence[bytes],
     ) -> None:
+        """`bases`: what the keys of each bucket begin with."""
         self._seeds = seeds
         self._new_link = new_link
         self._timeout = timeout
+        self._slots = {key_slot(base) for base in bases}
         self._links: dict[Address, Link] = {}
         self._primaries: dict[int, Link] = {}
-        """By slot."""
+        """By slot of a bucket."""
         self._located_at = float("-inf")
         self._locating: asyncio.Task[None] | None = None
 
@@ -259,7 +259,7 @@ class Cluster:
         (members,) = await self.run([("SMEMBERS", key)], urgent=True)
         steps = [scripts.INVALIDATE.call([base + it], base, it, mark) for it in members]
         await self.run(steps, urgent=True, lasting=lasting)
-        await self.run([("SPUBLISH", base + b"!", b"T" + tag)])
+        await self.run([announced(base, TAGGED, tag)])
         return b"0", list(members)
 
     def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:
@@ -314,7 +314,7 @@ class Cluster:
                 continue
             # A node that does not know a slot's new holder names none; another node may know it.
             primaries = self._table(rows, host) | primaries
-            if len(primaries) == REDIS_CLUSTER_HASH_SLOTS:
+            if primaries.keys() == self._slots:
                 break
         if not primaries:
             asked = ", ".join(f"{host}:{port}" for (host, port), _ in [*known, *seeds])
@@ -329,7 +329,7 @@ class Cluster:
         table: dict[int, Link] = {}
         for first, last, (host, port, *_), *_ in rows:
             link = self._link(((host or b"").decode() or asked, port))
-            table |= dict.fromkeys(range(first, last + 1), link)
+            table |= {slot: link for slot in self._slots if first <= slot <= last}
         return table
 
 

@@ -56,6 +56,10 @@ MOST_FAILURES: Final = 0xFFFFFFFF
 GLANCE: Final = 512
 """Bytes that hold everything but the value, unless an error or the tags are very long."""
 
+CHANNEL: Final = b"!"
+"""Behind the base of a bucket: its channel (S10)."""
+PUBLISHED, VOIDED, TAGGED, BEAT = b"P", b"V", b"T", b"!"
+"""How a message on a channel begins (`channel.py`)."""
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
 GLOB: Final = pattern(rb"[*?\[\]\\^-]")
@@ -113,6 +117,11 @@ class Places:
         """For each bucket its base, and the key of the set of ids that have the tag."""
         name = tag.encode(errors="surrogatepass")
         return [(base, base + b"#" + name) for base in self.bases]
+
+
+def announced(base: bytes, letter: bytes, about: bytes) -> Command:
+    """S10: a message to all listeners of a bucket."""
+    return ("SPUBLISH", base + CHANNEL, letter + about)
 
 
 def padded(token: str | None) -> bytes:

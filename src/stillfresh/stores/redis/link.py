@@ -1,15 +1,9 @@
-"""The way to the server: failures limited in time, settled and translated (S2, S5).
-
-If the reply of a round trip was lost, it is sent once more: every step can tell whether it was done
-already, and none does harm if the first one arrives later (S8). While the server is unavailable,
-one step at a time tries it (`breaker.py`).
-"""
+"""The way to a Redis server: round trips, limited in time, and errors translated (S2, S5)."""
 
 import asyncio
-import logging
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
@@ -29,9 +23,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.errors import ConfigError, StoreError
-from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.lua import BY_SHA
+from stillfresh.stores.server import ServerLink, said
 
 if TYPE_CHECKING:
     from stillfresh.stores.redis.sentinel import Sentinels
@@ -50,18 +44,12 @@ ASKING: Final = ("ASKING",)
 """Sent before a command to the cluster node that a key moves to."""
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 
-logger = logging.getLogger(__name__)
 
-
-class Link:
-    """The client library's connections to one server, and steps over them; of one event loop.
-
-    At most `most` at once; further callers wait for a place. A connection with an unread reply
-    (after an error or a cancellation) is closed and never used again: its next reply would be of
-    another request. Taking and giving back never wait, so no cancellation can lose a place.
-    """
+class Link(ServerLink):
+    """The client library's connections to one server, and steps over them."""
 
     is_cluster: ClassVar = False  # one reply may bring keys of several slots
+    failures, lost = (*LOST, RedisError), LOST
 
     def __init__(
         self,
@@ -75,6 +63,7 @@ class Link:
         sentinels: "Sentinels | None" = None,
     ) -> None:
         """`node`: its name in a cluster. `sentinels`: they say where the server is."""
+        super().__init__(f"the Redis server {node}".rstrip(), most=most, timeout=timeout)
         self._factory: ConnectionPool = ConnectionPool.from_url(
             url,
             retry=NEVER,
@@ -84,15 +73,10 @@ class Link:
             **options,
         )
         self._node, self._sentinels = node, sentinels
-        self._named = f"the Redis server {node}".rstrip()
-        self._timeout = timeout
         self._wait: Sequence[Command] = ()  # sent after a change that replicas must confirm
         if wait_replicas:
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
-        self._places = asyncio.Semaphore(most)
-        self._idle: list[AbstractConnection] = []
-        self._lost = 0  # round trips that failed, one after the other
-        self._closed, self._breaker, self._why = False, Breaker(), ""
+        self._about: object = None  # the server's INFO
         self.drops_keys = False  # any of them when it is full, a tag's set too
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
@@ -101,28 +85,26 @@ class Link:
         TimeoutError if the first reply (with connecting) or any next one takes too long. A long
         answer may take its time while parts arrive, and so may the requests before this one.
         """
-        lost = self._lost
-        async with self._places, asyncio.timeout(self._timeout) as limit:
-            if self._lost > lost:  # otherwise a long queue would find out one by one
-                raise TimeoutError("the server failed while this request waited for a connection")
-            connection = self._idle.pop() if self._idle else None
-            try:
-                if connection is None:
-                    connection = await self._new_connection()
-                    await self._note_policy(connection)
-                await connection.send_packed_command(connection.pack_commands(commands))
-                replies = await self._replies(connection, len(commands), limit)
-            except BaseException as exc:
-                self._lost += isinstance(exc, Exception) or limit.expired()
-                if connection is not None:
-                    await connection.disconnect(nowait=True)
-                raise
-            self._lost = 0
-            if self._closed:
-                await connection.disconnect()
-            else:
-                self._idle.append(connection)
-            return replies
+
+        async def exchange(connection: AbstractConnection, limit: asyncio.Timeout) -> list[Any]:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            return await self._replies(connection, len(commands), limit)
+
+        return await self._once(exchange, self._timeout)
+
+    async def _connect(self) -> AbstractConnection:
+        connection = await self._new_connection()
+        try:
+            await self._note_policy(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    def _refused(self, error: Exception) -> StoreError:
+        if isinstance(error, LOST):
+            return StoreError(f"{self._named} is unavailable: {said(error)}")
+        return refused(error, self._node)
 
     async def _new_connection(self) -> AbstractConnection:
         if self._sentinels is not None:
@@ -133,9 +115,9 @@ class Link:
 
     async def _note_policy(self, connection: AbstractConnection) -> None:
         """If the server does not say, assume that it drops keys."""
-        await connection.send_command("INFO", "memory")
-        said = await _reply(connection)
-        self.drops_keys = not isinstance(said, bytes) or _drops_keys(said)
+        await connection.send_command("INFO", "memory", "cluster")
+        self._about = await _reply(connection)
+        self.drops_keys = not isinstance(self._about, bytes) or _drops_keys(self._about)
 
     async def _replies(
         self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
@@ -168,31 +150,14 @@ class Link:
             async with asyncio.timeout(self._timeout):
                 return await self._new_connection()
         except (*LOST, RedisError) as exc:
-            raise StoreError(f"{self._named} is unavailable: {_said(exc)}") from exc
+            raise self._refused(exc) from exc
 
-    async def drop_idle(self, *, nowait: bool = True) -> None:
-        """Close idle connections: they would meet the same failure."""
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.disconnect(nowait=nowait)
-
-    async def close(self) -> None:
-        self._closed = True
-        await self.drop_idle(nowait=False)
-
-    async def greet(self) -> None:
-        """Raise if the server refuses this cache. Without an answer, it is tried again later."""
-        began = time.monotonic()
+    async def _hello(self) -> None:
         try:
-            pong, about = await self._once([("PING",), ("INFO", "cluster")])
-            checked([pong])
-            _check_mode(about, self._node)
-        except AuthenticationError as exc:
-            raise _refused(exc, self._node) from exc
-        except LOST as exc:
-            self._failed(began, exc)
-        except RedisError as exc:
-            raise _refused(exc, self._node) from exc
+            checked(await self.send([("PING",)]))
+        except AuthenticationError as exc:  # later, another password is as good as no answer
+            raise refused(exc, self._node) from exc
+        _check_mode(self._about, self._node)
 
     async def run(
         self,
@@ -234,35 +199,13 @@ class Link:
     async def _round_trip(
         self, commands: Sequence[Command], settle: Sequence[Command], *, urgent: bool
     ) -> list[Any]:
-        began = time.monotonic()
-        if not self._breaker.allows(began) and not urgent:
-            raise StoreError(f"{self._named} is unavailable: {self._why}; {TRIED_AGAIN}")
-        try:
-            replies = await self._settled(commands, settle)
-        except LOST as exc:
-            self._failed(began, exc)
-            raise StoreError(f"{self._named} is unavailable: {_said(exc)}") from exc
-        except RedisError as exc:
-            raise _refused(exc, self._node) from exc
-        if self._breaker.is_open:
-            self._breaker.succeeded()
-            logger.warning("%s answers again", self._named)
+        first, again = partial(self._loaded, commands), partial(self._loaded, settle)
+        replies = await self._settled(first, again, urgent=urgent)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
             await self.drop_idle()  # no longer the primary: find the new one
         return replies
 
-    async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
-        """Try twice, the second time on a new connection; once if the last step failed too."""
-        was_away = self._breaker.is_open
-        try:
-            return await self._once(commands)
-        except LOST:
-            if was_away:
-                raise
-            await self.drop_idle()
-            return await self._once(settle)
-
-    async def _once(self, commands: Sequence[Command]) -> list[Any]:
+    async def _loaded(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands. If a restarted server has lost the scripts, load them again."""
         replies = await self.send(commands)
         undone = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
@@ -274,12 +217,6 @@ class Link:
             for at, reply in zip(undone, again, strict=True):
                 replies[at] = reply
         return replies
-
-    def _failed(self, began: float, error: BaseException) -> None:
-        if not self._breaker.is_open:
-            logger.warning("%s is unavailable: %s", self._named, _said(error))
-        self._why = _said(error)
-        self._breaker.failed(began, time.monotonic())
 
 
 def is_away(error: StoreError) -> bool:
@@ -299,8 +236,8 @@ def _check_mode(about: object, node: str) -> None:
     if isinstance(about, bytes) and not node and b"cluster_enabled:1" in about:
         raise ConfigError(f"the Redis server at this address is a node of a cluster: {NO_CLUSTER}")
     if isinstance(about, bytes) and node and b"cluster_enabled:0" in about:
-        said = "its cluster mode is off; write redis:// instead of redis+cluster://"
-        raise ConfigError(f"the Redis server {node} is not a node of a cluster: {said}")
+        advice = "its cluster mode is off; write redis:// instead of redis+cluster://"
+        raise ConfigError(f"the Redis server {node} is not a node of a cluster: {advice}")
 
 
 def _drops_keys(memory: bytes) -> bool:
@@ -324,13 +261,13 @@ def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
 def checked(replies: list[Any], node: str = "") -> list[Any]:
     for reply in replies:
         if isinstance(reply, RedisError):
-            raise _refused(reply, node) from reply
+            raise refused(reply, node) from reply
     return replies
 
 
-def _refused(error: RedisError, node: str = "") -> StoreError:
+def refused(error: Exception, node: str = "") -> StoreError:
     why = f"; {NO_CLUSTER}" if isinstance(error, OF_A_CLUSTER) and not node else ""
-    return StoreError(f"the Redis server refused: {_said(error)}{why}")
+    return StoreError(f"the Redis server refused: {said(error)}{why}")
 
 
 def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
@@ -344,7 +281,3 @@ def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
         size += length
     if commands:
         yield first, len(commands)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

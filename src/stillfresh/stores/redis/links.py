@@ -13,6 +13,7 @@ def new_link(
     url: str,
     nodes: Sequence[Address],
     service: str | None,
+    bases: Sequence[bytes],
     *,
     timeout: float,
     **options: Any,  # noqa: ANN401 (the link's own)
@@ -31,4 +32,4 @@ def new_link(
         there = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
         return Link(there, node=node, timeout=timeout, **options)
 
-    return Cluster(nodes, link, timeout)
+    return Cluster(nodes, link, timeout, bases)

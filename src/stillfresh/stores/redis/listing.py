@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from heapq import nsmallest
 from typing import Final, TypeAlias
 
-from stillfresh.stores.contract import Entry, StoreStats
+from stillfresh.stores.contract import After, Entry, StoreStats
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import Places, listed
@@ -26,13 +26,7 @@ FIRST_BYTES: Final = 4_096
 
 
 async def list_entries(
-    link: Link | Cluster,
-    places: Places,
-    kind: str | None,
-    search: str,
-    *,
-    after: Name | None,
-    limit: int,
+    link: Link | Cluster, places: Places, kind: str | None, search: str, *, after: After, limit: int
 ) -> list[Entry]:
     found: list[Entry] = []
     while (left := limit - len(found)) > 0:
@@ -65,7 +59,7 @@ async def _names(
             yield [name for name in names if name is not None and search in name[1]]
 
 
-async def _first(slices: AsyncIterator[list[Name]], after: Name | None, limit: int) -> list[Name]:
+async def _first(slices: AsyncIterator[list[Name]], after: After, limit: int) -> list[Name]:
     """The first entries after `after`."""
     first: set[Name] = set()
     last: Name | None = None

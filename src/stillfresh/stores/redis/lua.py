@@ -8,7 +8,16 @@ from hashlib import sha1
 from typing import Final
 
 from stillfresh.stores.contract import REMEMBERED
-from stillfresh.stores.redis.layout import HEAD, NAME, Command, RedisKey
+from stillfresh.stores.redis.layout import (
+    CHANNEL,
+    HEAD,
+    NAME,
+    PUBLISHED,
+    TAGGED,
+    VOIDED,
+    Command,
+    RedisKey,
+)
 
 COMMON: Final = f"""
 local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
@@ -18,6 +27,7 @@ local MAGIC = 'SF\\0\\1'
 local LEASE_AT = HEAD - 20 - {NAME} - 8
 local FREE = struct.pack('>dc{NAME}', 0, NOBODY)
 local LATE = '\\255\\255\\255\\255'
+local PUBLISHED, VOIDED, TAGGED = '{PUBLISHED.decode()}', '{VOIDED.decode()}', '{TAGGED.decode()}'
 
 local function clock(given)
   if given ~= '' then return tonumber(given) end
@@ -151,7 +161,7 @@ local function named(base, member, h, tags, now)
 end
 
 -- S10: tell all listeners. Where the ACL forbids that, the step is done all the same.
-local function tell(base, news) redis.pcall('SPUBLISH', base .. '!', news) end
+local function tell(base, news) redis.pcall('SPUBLISH', base .. '{CHANNEL.decode()}', news) end
 
 -- I26: by tag, the epoch of its last invalidation; '!' has that of the last one that is forgotten.
 -- A server may drop all of them: the microsecond makes the new ones higher.

@@ -20,7 +20,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command, unpacked_tags
+from stillfresh.stores.redis.layout import (
+    ASKER,
+    GLANCE,
+    NAME,
+    VOIDED,
+    Command,
+    announced,
+    unpacked_tags,
+)
 from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
 
 TAGS_AT_ONCE: Final = 8
@@ -95,7 +103,7 @@ local text = copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0)
 local life = named(base, member, parsed(text), tags, now)
 redis.call('SET', key, text .. tags .. value, 'PX', life)
 if tags ~= before then untag(base, member, before, tags) end
-tell(base, 'P' .. copy:sub(-{NAME}) .. member)
+tell(base, PUBLISHED .. copy:sub(-{NAME}) .. member)
 return 1
 """)
 
@@ -140,7 +148,7 @@ return 1
 INVALIDATE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
 if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) end
-tell(ARGV[1], 'V' .. ARGV[2])
+tell(ARGV[1], VOIDED .. ARGV[2])
 return 1
 """)
 
@@ -149,13 +157,13 @@ local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 100), {}
 if ARGV[3] == '0' then
   begin_epoch(base, set:sub(#base + 2))
-  if base:find('{00}', 1, true) then tell(base, 'T' .. set:sub(#base + 2)) end
+  if base:find('{00}', 1, true) then tell(base, TAGGED .. set:sub(#base + 2)) end
 end
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
   if h then
     void(base .. member, base, member, h, mark)
-    tell(base, 'V' .. member)
+    tell(base, VOIDED .. member)
     reached[#reached + 1] = member
   else
     redis.call('SREM', set, member)
@@ -173,7 +181,7 @@ return 1
 DELETE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
 if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else redis.call('DEL', KEYS[1]) end
-tell(ARGV[1], 'V' .. ARGV[2])
+tell(ARGV[1], VOIDED .. ARGV[2])
 return 1
 """)
 
@@ -279,4 +287,4 @@ def told_again(command: Command) -> Command:
     base, member = command[4:6]
     if not isinstance(base, bytes) or not isinstance(member, bytes):
         raise TypeError(f"{command[1]!r} is no step on one id")
-    return ("SPUBLISH", base + b"!", b"V" + member)
+    return announced(base, VOIDED, member)

@@ -3,16 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
-from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
-from stillfresh.stores.channel import Channel, Tell
+from stillfresh.durations import Duration
+from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.stores.contract import (
     AWAY,
     Ask,
@@ -25,10 +23,7 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Record,
-    Store,
-    StoreStats,
 )
-from stillfresh.stores.listed import checked_limit
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.channel import listening
 from stillfresh.stores.redis.cluster import Address, Cluster
@@ -48,6 +43,7 @@ from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.links import new_link
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
 from stillfresh.stores.redis.threads import ThreadReads
+from stillfresh.stores.server import ServerStore
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
 TIMEOUT: Final = 1.0
@@ -63,7 +59,7 @@ WRONG_TYPE: Final = "WRONGTYPE"
 """The server's error for a key that another program has made a list, a set, …"""
 
 
-class RedisStore(Store):
+class RedisStore(ServerStore[Link | Cluster, Places]):
     """Entries in Redis or Valkey, opened by its address, `redis://host:6379/0`, or made here.
 
     Leases are judged by the server's clock, unless `clock` is given. `prefix` begins every key.
@@ -72,7 +68,8 @@ class RedisStore(Store):
     primary. `wait_replicas` is how many replicas must have a change before it counts as done.
     """
 
-    pushes = True
+    _list, _count = staticmethod(list_entries), staticmethod(count)
+    _listening = staticmethod(listening)
 
     def __init__(
         self,
@@ -91,42 +88,24 @@ class RedisStore(Store):
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
         self._places = Places(prefix)
-        self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._clock = clock
+        super().__init__(self._places, timeout, clock)
         self._new_link = partial(
             new_link,
             url,
             nodes,
             service,
+            self._places.bases,
             most=checked_whole("max_connections", max_connections),
             timeout=self._timeout,
             options=dict(options or {}),
             wait_replicas=checked_whole("wait_replicas", wait_replicas, 0),
         )
-        self._link: Link | Cluster | None = None
         self.reads_in_threads = not nodes and service is None
         self._threads = ThreadReads(url, timeout=self._timeout, options=options or {})
 
-    async def open(self) -> None:
-        """Open. Raises if the server refuses us, not if it is unavailable."""
-        if self._link is not None:
-            return
-        link = self._new_link()
-        try:
-            await link.greet()
-        except BaseException:
-            await link.close()
-            raise
-        if self._link is None:
-            self._link = link
-        else:  # two calls opened it at once
-            await link.close()
-
     async def close(self) -> None:
         self._threads.close()
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        await super().close()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
@@ -305,25 +284,6 @@ class RedisStore(Store):
             return 0
         return await evict(self._opened(), self._places, before)
 
-    async def stats(self) -> StoreStats:
-        """Counted in slices; an estimate for a very large database."""
-        return await count(self._opened(), self._places, self._now())
-
-    async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
-    ) -> list[Entry]:
-        """Walk over the whole database for each page: a server does not order its keys."""
-        checked_limit(limit)
-        link, places = self._opened(), self._places
-        return await list_entries(link, places, kind, search, after=after, limit=limit)
-
-    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        return listening(self._opened(), self._places, tell, self._timeout)
-
     def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
         """In no order: one walk, where pages would be many."""
         return walk(self._opened(), self._places, kind)
@@ -331,11 +291,6 @@ class RedisStore(Store):
     def _now(self) -> str:
         """The time that the scripts use; empty: the server's own."""
         return "" if self._clock is None else repr(float(self._clock()))
-
-    def _opened(self) -> Link | Cluster:
-        if self._link is None:
-            raise NotOpen("this store is closed; open it again with open()")
-        return self._link
 
 
 def _cut(ids: list[str], size: int) -> list[list[str]]:

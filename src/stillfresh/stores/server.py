@@ -1,0 +1,221 @@
+"""What the stores on a server share: connections, lost answers, opening (S2, S5, S11).
+
+If the answer of a request was lost, it is sent once more: every step can tell whether it was done
+already, and none does harm if the first one arrives later (S8). While the server is unavailable,
+one step at a time tries it (`breaker.py`).
+"""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from stillfresh.clock import Clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import STORE_CLOSED, NotOpen, StoreError
+from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
+from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores.contract import After, Entry, Store, StoreStats
+from stillfresh.stores.listed import checked_limit
+
+T = TypeVar("T")
+L = TypeVar("L")
+W = TypeVar("W")
+
+Step: TypeAlias = Callable[[], Awaitable[T]]
+
+
+def said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class ServerLink(ABC):
+    """At most `most` connections, of one event loop; further callers wait for a place.
+
+    A connection with an unread answer (after an error or a cancellation) is closed and never used
+    again: its next answer would be of another request. Taking and giving back never wait, so no
+    cancellation can lose a place.
+    """
+
+    failures: ClassVar[tuple[type[Exception], ...]]  # of the client library and the network
+    lost: ClassVar[tuple[type[Exception], ...]]  # no server answered: it may have done the step
+    _said = staticmethod(said)
+
+    def __init__(self, named: str, *, most: int, timeout: float) -> None:
+        self._named = named
+        self._most = most
+        self._timeout = timeout
+        self._places = asyncio.Semaphore(most)
+        self._idle: list[Any] = []
+        self._lost = 0  # requests that failed, one after the other
+        self._closed, self._breaker = False, Breaker()
+        self._why = ""  # the last failure
+        self._log = logging.getLogger(type(self).__module__)
+
+    @abstractmethod
+    async def _connect(self) -> Any: ...  # noqa: ANN401 (the library's own)
+
+    @abstractmethod
+    async def _hello(self) -> None:
+        """The first request: raises if the server refuses this cache."""
+
+    @abstractmethod
+    def _refused(self, error: Exception) -> StoreError: ...
+
+    def _is_lost(self, error: BaseException) -> bool:
+        return isinstance(error, self.lost)
+
+    def _is_clean(self, _: Any) -> bool:  # noqa: ANN401
+        """True if a connection can be used again after a request that failed."""
+        return False
+
+    async def greet(self) -> None:
+        """Raise if the server refuses this cache. Without an answer, it is tried again later."""
+        began = time.monotonic()
+        try:
+            await self._hello()
+        except self.failures as exc:
+            if not self._is_lost(exc):
+                raise self._refused(exc) from exc
+            self._failed(began, exc)
+
+    async def _take_a_place(self) -> None:
+        await self._places.acquire()
+
+    async def _once(
+        self, work: Callable[[Any, asyncio.Timeout], Awaitable[T]], within: float | None
+    ) -> T:
+        """One request over one connection; `within` seconds, connecting included."""
+        lost = self._lost
+        await self._take_a_place()
+        try:
+            if self._lost > lost:  # otherwise a long queue would find out one by one
+                raise TimeoutError("the server failed while this request waited for a connection")
+            async with asyncio.timeout(within) as limit:
+                connection = self._idle.pop() if self._idle else None
+                try:
+                    if connection is None:
+                        connection = await self._connect()
+                    result = await work(connection, limit)
+                except BaseException as exc:
+                    self._lost += limit.expired() or self._is_lost(exc)
+                    if connection is not None:
+                        await self._give_back(connection, is_clean=self._is_clean(connection))
+                    raise
+                self._lost = 0
+                await self._give_back(connection)
+                return result
+        finally:
+            self._places.release()
+
+    async def _give_back(self, connection: Any, *, is_clean: bool = True) -> None:  # noqa: ANN401
+        if self._closed or not is_clean:
+            await connection.disconnect(nowait=not is_clean)
+        else:
+            self._idle.append(connection)
+
+    async def _settled(self, first: Step[T], again: Step[T], *, urgent: bool) -> T:
+        """Try twice, the second time on a new connection; once if the last step failed too."""
+        began, was_away = time.monotonic(), self._breaker.is_open
+        if not self._breaker.allows(began) and not urgent:
+            raise StoreError(f"{self._named} is unavailable: {self._why}; {TRIED_AGAIN}")
+        try:
+            try:
+                done = await first()
+            except self.failures as exc:
+                if was_away or not self._is_lost(exc):
+                    raise
+                await self.drop_idle()
+                done = await again()
+        except self.failures as exc:
+            if self._is_lost(exc):
+                self._failed(began, exc)
+            else:
+                self._answered()
+            raise self._refused(exc) from exc
+        self._answered()
+        return done
+
+    def _answered(self) -> None:
+        if self._breaker.is_open:
+            self._breaker.succeeded()
+            self._log.warning("%s answers again", self._named)
+
+    def _failed(self, began: float, error: BaseException) -> None:
+        self._why = self._said(error)
+        if not self._breaker.is_open:
+            self._log.warning("%s is unavailable: %s", self._named, self._why)
+        self._breaker.failed(began, time.monotonic())
+
+    async def drop_idle(self, *, nowait: bool = True) -> None:
+        """Close idle connections: they would meet the same failure."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect(nowait=nowait)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.drop_idle(nowait=False)
+
+
+class ServerStore(Store, Generic[L, W]):
+    """A store over one link, `L`, whose entries are at one place, `W`: a prefix or a schema."""
+
+    pushes = True
+    _new_link: Callable[[], L]
+    _list: ClassVar[Callable[..., Awaitable[list[Entry]]]]
+    _count: ClassVar[Callable[..., Awaitable[StoreStats]]]
+    _listening: ClassVar[Callable[..., AbstractAsyncContextManager[Channel]]]
+
+    def __init__(self, place: W, timeout: Duration, clock: Clock | None) -> None:
+        self._place = place
+        self._timeout = seconds(timeout, name="timeout", positive=True)
+        self._clock = clock
+        self._link: L | None = None
+
+    @abstractmethod
+    def _now(self) -> object:
+        """The time that the steps use; if no clock is given, they use the server's."""
+
+    async def open(self) -> None:
+        """Open. Raises if the server refuses us, not if it is unavailable."""
+        if self._link is not None:
+            return
+        link: Any = self._new_link()
+        try:
+            await link.greet()
+        except BaseException:
+            await link.close()
+            raise
+        if self._link is None:
+            self._link = link
+        else:  # two calls opened it at once
+            await link.close()
+
+    async def close(self) -> None:
+        link: Any = self._link
+        self._link = None
+        if link is not None:
+            await link.close()
+
+    def _opened(self) -> L:
+        if self._link is None:
+            raise NotOpen(STORE_CLOSED)
+        return self._link
+
+    async def stats(self) -> StoreStats:
+        """Counted in slices; an estimate for a very large store."""
+        return await self._count(self._opened(), self._place, self._now())
+
+    async def entries(
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
+    ) -> list[Entry]:
+        checked_limit(limit)
+        link, place = self._opened(), self._place
+        return await self._list(link, place, kind, search, after=after, limit=limit)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        return self._listening(self._opened(), self._place, tell, self._timeout)
