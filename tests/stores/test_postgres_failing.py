@@ -48,8 +48,11 @@ def impatient(url: str) -> str:
 
 
 @pytest.fixture
-async def proxy(postgres: PostgresServer) -> AsyncIterator[FlakyProxy]:
+async def proxy(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[FlakyProxy]:
     async with FlakyProxy(HOST, postgres.port) as proxy:
+        proxy.hurry(monkeypatch, "postgres.link")
         yield proxy
 
 
@@ -155,7 +158,7 @@ class TestS2Silence:
         self, other: Store, proxy: FlakyProxy, url: str
     ) -> None:
         """What was done and not answered is asked again; what is never answered is an error."""
-        async with opened(impatient(through(proxy, url))) as store:
+        async with opened(through(proxy, url)) as store:
             proxy.lose("silently", to=b".acquire(", times=1)
             lease = await lease_of(store)
             assert isinstance((await other.acquire(KIND, [Ask("a")], 30))["a"], Held)
@@ -205,7 +208,7 @@ class TestS8LateStatements:
         """Its answer got lost and another published meanwhile: superseded, and theirs stands."""
         async with opened(through(proxy, url)) as store:
             lease = await lease_of(store)
-            proxy.lose("silently", to=b".publish(", times=1)
+            proxy.lose("silently", to=b".publish(", times=1, waits=True)
             publication = asyncio.create_task(publishes(store, lease))
             async with asyncio.timeout(DEADLINE):
                 while await copy_in(other) is None:
@@ -239,7 +242,7 @@ class TestS11Connections:
         self, proxy: FlakyProxy, url: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It swallows everything: one reader in a while waits for it, the others not at all."""
-        async with opened(impatient(through(proxy, url))) as store:
+        async with opened(through(proxy, url)) as store:
             await store.read(KIND, ["a"])
             proxy.lose("silently")
             before = proxy.requests
@@ -616,7 +619,7 @@ class TestS11Away:
     ) -> None:
         """Killed, then paused: loaders answer, an invalidation raises, `stats` says so."""
         loads: list[str] = []
-        cache = Cache(mortal.new_store(timeout="500ms"))
+        cache = Cache(mortal.new_store(timeout="2s"))
         prices = declared(cache, loads)
         async with cache:
             assert await prices("a") == 1
@@ -628,7 +631,7 @@ class TestS11Away:
                     began = time.monotonic()
                     asked = (prices.get(f"new-{before}-{it}") for it in range(20))
                     answers = await asyncio.gather(*asked)
-                    assert time.monotonic() - began < 5
+                    assert time.monotonic() - began < 20  # one by one, 80
                     assert {it.origin for it in answers} == {Origin.LOADED}
                     with pytest.raises(StoreError, match="unavailable"):
                         await prices.invalidate("a")

@@ -105,10 +105,13 @@ class TestS10PostgresChannel:
                 await channel.beat()
             assert told == [(KIND, "a", generation)]
 
-    async def test_a_half_open_channel_has_no_beat(self, postgres: PostgresServer) -> None:
+    async def test_a_half_open_channel_has_no_beat(
+        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Nothing comes, and nobody says so: an error after the time-out."""
         async with FlakyProxy(HOST, postgres.port) as proxy:
-            url = re.sub(r":\d+/", f":{proxy.port}/", postgres.new_store(timeout="300ms"))
+            proxy.hurry(monkeypatch, "postgres.link", "channel")
+            url = re.sub(r":\d+/", f":{proxy.port}/", postgres.new_store(timeout="30s"))
             async with opened(url) as store, store.listen(lambda *_: None) as channel:
                 await channel.beat()
                 proxy.lose("silently")
@@ -147,7 +150,7 @@ async def seen(prices: Resource[str, int], version: int) -> None:
 class TestS10PostgresProcesses:
     async def test_memory_asks_nothing_and_hears_at_once(self, postgres: PostgresServer) -> None:
         """A hit costs no round trip after `memory_for`; a change, and a cut, are seen."""
-        url, versions = postgres.new_store(timeout="2s"), dict[str, int]()
+        url, versions = postgres.new_store(timeout="30s"), dict[str, int]()
         ours, theirs = Cache(url), Cache(url)
         here, there = declared(ours, versions), declared(theirs, versions)
         async with ours, theirs:

@@ -411,7 +411,7 @@ class TestS9Failover:
         self, mended: ClusterServers, prefix: str
     ) -> None:
         """Readers see no error; when its replica has taken over, everything works by itself."""
-        cache = Cache(f"{mended.url}?prefix={prefix}&timeout=500ms")
+        cache = Cache(f"{mended.url}?prefix={prefix}&timeout=10s")
         running, served = True, 0
 
         @cache.batched(KIND, fresh_for=0.05, stale_for=60)
@@ -447,7 +447,7 @@ class TestS9Failover:
     ) -> None:
         """Nobody replaces it: its ids are loaded, the others' are read, leased and invalidated."""
         settings = ("cluster-replica-no-failover", "cluster-require-full-coverage")
-        url, ids = f"{mended.url}?prefix={prefix}&timeout=500ms", [f"sku-{it}" for it in range(60)]
+        url, ids = f"{mended.url}?prefix={prefix}&timeout=10s", [f"sku-{it}" for it in range(60)]
         caches = [Cache(url) for _ in range(3)]
         before, ours, theirs = (Shop(it) for it in caches)
         dead = mended.primary_of(Places(prefix).of(KIND, ["sku-0"])[0].key)
@@ -482,11 +482,11 @@ class TestS9Failover:
         self, mended: ClusterServers, prefix: str
     ) -> None:
         """The new primary knows the holder, who publishes there."""
-        async with opened(mended.url, prefix=prefix, timeout="2s", wait_replicas="1") as store:
+        async with opened(mended.url, prefix=prefix, timeout="10s", wait_replicas="1") as store:
             lease = await lease_of(store, "a", "eu")
         primary = mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)
         replica = replica_of(mended, primary)
-        async with opened(mended.url, prefix=prefix, timeout="2s") as store:
+        async with opened(mended.url, prefix=prefix, timeout="10s") as store:
             primary.stop()
             await promoted(replica)
             grants = await patiently(lambda: store.acquire(KIND, [Ask("a")], 30))
@@ -501,7 +501,7 @@ class TestS9Failover:
         self, mended: ClusterServers, prefix: str, wait_replicas: str
     ) -> None:
         """An acknowledged invalidation is lost; with `wait_replicas` it is not acknowledged."""
-        options = {"prefix": prefix, "timeout": "500ms", "wait_replicas": wait_replicas}
+        options = {"prefix": prefix, "timeout": "4s", "wait_replicas": wait_replicas}
         async with opened(mended.url, **options) as store:
             await published(store, "a")
             primary = mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)
@@ -614,7 +614,7 @@ class TestS9Sentinel:
         self, sentinels: SentinelServers, prefix: str
     ) -> None:
         """The primary dies; the Sentinels promote its replica, and every step goes there."""
-        async with opened(sentinels.url, prefix=prefix, timeout="500ms") as store:
+        async with opened(sentinels.url, prefix=prefix, timeout="30s") as store:
             copy = await published(store, "a", "eu")
             await eventually(lambda: "keys=3" in sentinels.replica.command("INFO keyspace"))
             sentinels.primary.stop()

@@ -19,7 +19,7 @@ from tests.kit.proxies.flaky import FlakyProxy, Loss
 from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
 
 KIND = "price"
-LOSSES: list[tuple[Loss, float]] = [("replies", 30), ("requests", 30), ("silently", 0.5)]
+LOSSES: list[Loss] = ["replies", "requests", "silently"]
 DEADLINE = 30.0
 
 
@@ -33,22 +33,17 @@ async def opened(store: RedisStore) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-async def proxy(valkey: Server) -> AsyncIterator[FlakyProxy]:
+async def proxy(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FlakyProxy]:
     async with FlakyProxy(HOST, valkey.port) as proxy:
+        proxy.hurry(monkeypatch, "server")
         yield proxy
 
 
 @pytest.fixture
-def limit() -> float:
-    """Seconds for a step; where the proxy says nothing, it is waited for them."""
-    return 30
-
-
-@pytest.fixture
-async def store(proxy: FlakyProxy, prefix: str, limit: float) -> AsyncIterator[RedisStore]:
+async def store(proxy: FlakyProxy, prefix: str) -> AsyncIterator[RedisStore]:
     """Through the proxy."""
     url = f"redis://{HOST}:{proxy.port}/0"
-    async with opened(RedisStore(url, prefix=prefix, timeout=limit)) as store:
+    async with opened(RedisStore(url, prefix=prefix, timeout=30)) as store:
         yield store
 
 
@@ -92,7 +87,7 @@ async def copy_in(store: RedisStore, id_: str = "a") -> Copy | None:
     return (await store.read(KIND, [id_])).get(id_, Record()).copy
 
 
-@pytest.mark.parametrize(("loss", "limit"), LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 class TestS2LostReply:
     """An answer that got lost is settled by looking again, never guessed."""
 
@@ -172,7 +167,7 @@ class TestS2Settled:
         url = f"redis://{HOST}:{proxy.port}/0"
         async with opened(RedisStore(url, prefix=prefix, timeout=DEADLINE)) as store:
             lease = await lease_of(store)
-            proxy.lose("silently", to=b"EVALSHA", times=1)
+            proxy.lose("silently", to=b"EVALSHA", times=1, waits=True)
             ours = store.publish(KIND, {"a": (lease, copy_by(lease))})
             publication = asyncio.create_task(ours)
             async with asyncio.timeout(DEADLINE / 2):
@@ -259,7 +254,6 @@ def mortal(tmp_path: Path) -> Iterator[Server]:
 
 
 class TestS5Away:
-    @pytest.mark.parametrize("limit", [0.3])
     async def test_an_away_server_is_asked_now_and_then_only(
         self, store: RedisStore, proxy: FlakyProxy, caplog: pytest.LogCaptureFixture
     ) -> None:

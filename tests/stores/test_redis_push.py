@@ -90,10 +90,13 @@ class TestS10Channel:
             await channel.beat()
         assert max(later - before for before, later in pairwise(heard)) <= SLICE
 
-    async def test_a_half_open_channel_has_no_beat(self, valkey: Server) -> None:
+    async def test_a_half_open_channel_has_no_beat(
+        self, valkey: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Nothing comes, and nobody says so: an error after the time-out."""
         async with FlakyProxy(HOST, valkey.port) as proxy:
-            url = valkey.url(timeout="300ms").replace(f":{valkey.port}/", f":{proxy.port}/")
+            proxy.hurry(monkeypatch, "server", "channel")
+            url = valkey.url(timeout="30s").replace(f":{valkey.port}/", f":{proxy.port}/")
             async with opened(url) as store, store.listen(lambda *_: None) as channel:
                 await channel.beat()
                 proxy.lose("silently")
@@ -169,7 +172,7 @@ class TestS10Processes:
         binary = binary_of("valkey")
         assert binary is not None
         with serving(binary, tmp_path_factory.mktemp("mortal")) as server:
-            url, versions = server.url(timeout="500ms"), dict[str, int]()
+            url, versions = server.url(timeout="30s"), dict[str, int]()
             ours, theirs = Cache(url), Cache(url)
             here, there = declared(ours, versions), declared(theirs, versions)
             async with ours, theirs:

@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def url(server: Server) -> str:
-    return server.url(timeout="500ms")
+    return server.url(timeout="30s")
 
 
 @pytest.fixture

@@ -9,12 +9,18 @@
         await proxy.deliver()        # and arrives now, as often as this is called
         proxy.heal()
 
+With `hurry(...)`, nobody waits for what was lost silently: the client's time-out ends at once, and
+what is answered has all its time, on the busiest machine.
+
 A request is whatever a client sent in one go. Only `deliver` knows the protocol: it asks for a PONG
 to know that what it sent before was done.
 """
 
 import asyncio
-from typing import Literal, Self
+from contextlib import suppress
+from typing import Any, Literal, Self
+
+import pytest
 
 __all__ = ["FlakyProxy", "Loss"]
 
@@ -25,8 +31,9 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 class Ailment:
     """What is lost, of which requests, and how often yet."""
 
-    def __init__(self, loss: Loss, to: bytes, times: float) -> None:
+    def __init__(self, loss: Loss, to: bytes, times: float, *, waits: bool) -> None:
         self.loss = loss
+        self.waits = waits
         self.to = to
         self.times = times
 
@@ -35,6 +42,28 @@ class Ailment:
             return False
         self.times -= 1
         return True
+
+
+class HastyAsyncio:
+    """`asyncio` for a module: its time-outs can be made to end now."""
+
+    def __init__(self) -> None:
+        self._limits: list[asyncio.Timeout] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def timeout(self, delay: float | None) -> asyncio.Timeout:
+        limit = asyncio.timeout(delay)
+        if delay is not None:
+            self._limits.append(limit)
+        return limit
+
+    def end(self) -> None:
+        limits, self._limits = self._limits, []
+        for limit in limits:
+            with suppress(RuntimeError):  # over already
+                limit.reschedule(asyncio.get_running_loop().time())
 
 
 class FlakyProxy:
@@ -47,14 +76,22 @@ class FlakyProxy:
         self.held: list[bytes] = []
         """What was held back, and may yet arrive."""
         self._to = host, port
+        self._hasty = HastyAsyncio()
         self._ailment: Ailment | None = None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def lose(self, loss: Loss, *, to: bytes = b"", times: float = float("inf")) -> None:
-        """From now on, for requests that contain `to`, so many times."""
-        self._ailment = Ailment(loss, to, times)
+    def lose(
+        self, loss: Loss, *, to: bytes = b"", times: float = float("inf"), waits: bool = False
+    ) -> None:
+        """From now on, for requests that contain `to`, so many times. `waits`: without hurry."""
+        self._ailment = Ailment(loss, to, times, waits=waits)
+
+    def hurry(self, patch: pytest.MonkeyPatch, *modules: str) -> None:
+        """The time-outs of these modules end when something was lost silently."""
+        for module in modules:
+            patch.setattr(f"stillfresh.stores.{module}.asyncio", self._hasty)
 
     def heal(self) -> None:
         self._ailment = None
@@ -133,6 +170,8 @@ class FlakyProxy:
                     await server.drain()
                     await far.read(1 << 20)  # it was done
                 if ailment.loss == "silently":
+                    if not ailment.waits:
+                        self._hasty.end()
                     await near.read(1)
                 return
         finally:
