@@ -235,8 +235,8 @@ async def noticed(world: World, resource: Observed) -> None:
         world.broken(Promise.ASKED, f"another process changed it {TOLD} s ago, and nobody asked")
 
 
-async def over_a_cluster(world: World) -> None:
-    """S9: keys on three nodes, one of which is replaced by its replica now and then."""
+def launch_cluster(world: World) -> None:
+    """Three processes that read, write and invalidate keys on three nodes."""
 
     async def app(process: Process) -> None:
         pushes = world.dice.random() < 0.3
@@ -247,9 +247,24 @@ async def over_a_cluster(world: World) -> None:
             group.create_task(write(process, resource))
 
     world.launch(app, 3)
+
+
+async def over_a_cluster(world: World) -> None:
+    """S9: one node of three is replaced by its replica now and then."""
+    launch_cluster(world)
     for _ in world.steps(6):
         await asyncio.sleep(world.dice.uniform(0, 4))
         world.fail_over(world.dice.randrange(3))
+
+
+async def while_slots_move(world: World) -> None:
+    """S9: keys move between the nodes, which fail, too; a batch is done in part, then elsewhere."""
+    launch_cluster(world)
+    for _ in world.steps(20):
+        await asyncio.sleep(world.dice.uniform(0, 1.5))
+        world.move(world.dice.choice(KEYS), world.dice.randrange(3))
+        if world.dice.random() < 0.2:
+            world.fail_over(world.dice.randrange(3))
 
 
 async def set_back(world: World) -> None:

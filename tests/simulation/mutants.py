@@ -129,6 +129,22 @@ def a_put_leaves_out_a_node_that_is_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Puts, "_take_over", take_over)
 
 
+@mutant(Promise.FRESH, "while_slots_move")
+def an_invalidation_leaves_out_what_has_moved(patch: pytest.MonkeyPatch) -> None:
+    """S9: the old node has refused it, and nobody asks the new one."""
+    before = nodes.ClusterWire._done
+
+    def done(self: Any, request: Any, some: Any) -> Any:
+        try:
+            return before(self, request, some)
+        except nodes.Moved as moved:
+            if request.step != "invalidate":
+                raise
+            return moved.result
+
+    patch.setattr(nodes.ClusterWire, "_done", done)
+
+
 @mutant(Promise.FRESH, "on_late_requests")
 def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
     """S8, T7: so did the Redis and the DynamoDB store: a late request revives a voided lease."""

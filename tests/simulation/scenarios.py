@@ -14,6 +14,7 @@ from tests.simulation.engine_scenarios import (
     over_a_cluster,
     over_a_network,
     set_back,
+    while_slots_move,
 )
 from tests.simulation.feed_scenarios import of_a_feed
 from tests.simulation.page_scenarios import of_pages
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Scenario] = {
         from_memory,
         on_a_store_that_tells,
         over_a_cluster,
+        while_slots_move,
         set_back,
         on_late_requests,
         by_tags,

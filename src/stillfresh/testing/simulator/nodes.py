@@ -3,6 +3,9 @@
 A step on keys of several nodes is one request to each; reads and leases may be answered in part. A
 change is confirmed when the node's replica has it. If a node fails, its replica takes over, without
 the changes that it does not have yet.
+
+The slot of an id may move to another node. A process learns that from the old node, which does its
+part of the request and refuses the rest.
 """
 
 import asyncio
@@ -10,8 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
+from stillfresh.errors import StoreError
 from stillfresh.stores.contract import AWAY, Lease
 from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
 from stillfresh.testing.simulator.faults import NODES
@@ -26,8 +31,17 @@ UNCONFIRMED: Final = frozenset({"renew", "release"})
 """Answered at once: if a failover undoes them, a load is lost at worst."""
 
 
-def node_of(id_: str) -> int:
+def first_node(id_: str) -> int:
+    """The node of an id until its slot moves."""
     return sum(id_.encode()) % NODES
+
+
+class Moved(StoreError):
+    """A node has done a request for some ids; the slots of the others are on other nodes."""
+
+    def __init__(self, result: Any, ids: Sequence[str]) -> None:  # noqa: ANN401 (of any step)
+        super().__init__(f"{','.join(ids)} moved")
+        self.result, self.ids = result, ids
 
 
 @dataclass(slots=True)
@@ -56,23 +70,43 @@ class Node:
 class ClusterWire(StoreWire):
     """A cluster, as one process sees it."""
 
+    @cached_property
+    def _route(self) -> dict[str, int]:
+        """The nodes of ids whose slots have moved, as far as this process was told."""
+        return {}
+
     async def _asked(self, request: StoreRequest[T]) -> T:
         ids = defaultdict[int, list[str]](list)
         for id_ in request.ids:
-            ids[node_of(id_)].append(id_)
+            ids[self._route.get(id_, first_node(id_))].append(id_)
         parts = [replace(request, ids=some, node=node) for node, some in ids.items()]
         asked = map(super()._asked, parts or [request])
         ended = await asyncio.gather(*asked, return_exceptions=True)
         lost = [it for it in ended if isinstance(it, BaseException)]
         if lost and not (len(lost) < len(ended) and request.step in PARTLY):
             raise lost[0]
-        whole, *others = [it for it in ended if not isinstance(it, BaseException)]
-        for other in others:
-            whole = other if whole is None else whole | other  # type: ignore[operator]
+        whole = _together([it for it in ended if not isinstance(it, BaseException)])
         if request.step == "read":
             away = [part for part, it in zip(parts, ended, strict=True) if it in lost]
-            whole |= {id_: AWAY for part in away for id_ in part.ids}  # type: ignore[operator]
-        return whole
+            whole |= {id_: AWAY for part in away for id_ in part.ids}
+        return whole  # type: ignore[no-any-return]
+
+    async def _tried(self, request: StoreRequest[T]) -> T:
+        """Ask the node to which a refused part has moved."""
+        try:
+            return await super()._tried(request)
+        except Moved as moved:
+            self._route.update((id_, self._world.node_of(id_)) for id_ in moved.ids)
+            rest = await self._asked(replace(request, ids=moved.ids))
+            return _together([moved.result, rest])  # type: ignore[no-any-return]
+
+    def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
+        """Do the part of the ids that this node has."""
+        here = [id_ for id_ in some if self._world.node_of(id_) == request.node]
+        result = super()._done(request, here)
+        if len(here) < len(some):
+            raise Moved(result, [id_ for id_ in some if id_ not in here])
+        return result
 
     def _take_effect(
         self,
@@ -83,7 +117,8 @@ class ClusterWire(StoreWire):
     ) -> None:
         world, (node, step) = self._world, (request.node, request.step)
         if node is not None and step not in READS:
-            restores = [self._kept((request.kind, id_)) for id_ in some]
+            here = [id_ for id_ in some if world.node_of(id_) == node]
+            restores = [self._kept((request.kind, id_)) for id_ in here]
 
             def undo() -> None:
                 for restore in restores:
@@ -106,6 +141,14 @@ class ClusterWire(StoreWire):
             self._ledger.restore(key, holder)
 
         return restore
+
+
+def _together(results: Sequence[Any]) -> Any:  # noqa: ANN401 (of any step)
+    """The results of the parts of one request."""
+    whole, *others = results
+    for other in others:
+        whole = other if whole is None else whole | other
+    return whole
 
 
 def _restore(rows: MemoryRows, key: Key, row: MemoryRow | None) -> None:

@@ -14,7 +14,7 @@ from stillfresh.stores import MemoryStore
 from stillfresh.testing.simulator.channel import SimulatedChannel
 from stillfresh.testing.simulator.faults import NODES, Blow, Plan, Strike, Weather
 from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
-from stillfresh.testing.simulator.nodes import Node
+from stillfresh.testing.simulator.nodes import Node, first_node
 from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.wire import finished
 from stillfresh.virtual_loop import WORLD, VirtualLoop
@@ -53,6 +53,7 @@ class World:
         """S10: channels to the listening processes."""
         self.nodes = [Node() for _ in range(NODES)]
         """S9: of the store, if it is a cluster."""
+        self._moved: dict[str, int] = {}
         self.asked_by: Process | None = None
         """The process whose request the store is doing."""
         self._asks_callers = plan.dice("clock").random() < 0.5
@@ -117,6 +118,19 @@ class World:
     def fail_over(self, node: int) -> None:
         """S9: one node's replica takes over, without the changes that it does not have yet."""
         self.nodes[node].fail(self.time())
+        for channel in self.channels:
+            channel.cut()
+
+    def node_of(self, id_: str) -> int:
+        """S9: the node that has the id's slot now."""
+        return self._moved.get(id_, first_node(id_))
+
+    def move(self, id_: str, node: int) -> None:
+        """S9: an id's slot moves to another node, whose replica has it, too, from then on."""
+        for each in (self.node_of(id_), node):
+            self.nodes[each].steps.clear()
+        self._moved[id_] = node
+        self.note(None, f"{id_} moves to node {node}")
         for channel in self.channels:
             channel.cut()
 
