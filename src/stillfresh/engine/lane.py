@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from stillfresh.backoff import pause_after
@@ -99,13 +99,18 @@ class Lane(Generic[K]):
         self._cooldowns: dict[K, Cooldown] = {}
         self._trial = 0
         """Counts suspects that succeeded; after each, the others' `at_most` no longer counts."""
-        self._members: dict[LaneState, dict[K, None]] = {
+        members: dict[LaneState, dict[K, None]] = {
             DUE: self._due,
             QUEUED: self._queue,
             REFERRED: self._queue,
             FLYING: self._flying,
             LEAVING: self._flying,
         }
+        self._ways = {
+            old: {event: (new, members.get(old), members.get(new)) for event, new in ways.items()}
+            for old, ways in NEXT.items()
+        }
+        """`NEXT`, with the collections that an id leaves and enters."""
 
     def subscribe(self, key: K, *, counted: bool) -> bool:
         """C3: `counted`: one more subscription; else at least one. True if it must be looked up."""
@@ -186,17 +191,20 @@ class Lane(Generic[K]):
         if first is not None and self._is_suspect(first):
             taken = [] if beside else self._suspects(limit)
         else:
-            taken = list(islice((key for key in self._queue if not self._is_suspect(key)), limit))
+            taken = list(islice(filterfalse(self._is_suspect, self._queue), limit))
         for key in taken:
             self._move(key, Event.TAKE)
         return taken
 
-    def refreshed(self, key: K, stale_at: float, now: float) -> None:
-        """C9: the first success ends the cooldown."""
+    def refreshed(self, key: K, stale_at: float, now: float) -> bool:
+        """C9: the first success ends the cooldown. False if it is in flight, so not planned."""
         cooldown = self._cooldowns.pop(key, None)
         if cooldown is not None and cooldown.at_most is not None:
             self._trial += 1
+        if key in self._flying:
+            return False
         self.looked_up(key, stale_at, now)
+        return True
 
     def failed(
         self, key: K, now: float, pause: float = 0.0, *, together: int | None = None
@@ -283,28 +291,24 @@ class Lane(Generic[K]):
         return max(self._longest, self.cooldown)
 
     def _move(self, key: K, event: Event, at: float | None = None) -> LaneState:
-        old = self._states.get(key, OUT)
-        new = NEXT[old].get(event, old)
-        if new is not old:
-            self._enter(key, old, new)
+        """Move an id to another collection; within the same one it keeps its place."""
+        new = old = self._states.get(key, OUT)
+        if (way := self._ways[old].get(event)) is not None:
+            new, leaves, enters = way
+            if leaves is not enters:
+                if leaves is not None:
+                    del leaves[key]
+                if enters is not None:
+                    enters[key] = None
+            if new is OUT:
+                del self._states[key]
+            else:
+                self._states[key] = new
+            if old is WAITING or old is COOLING:
+                self._unplan(key)
         if at is not None and (new is WAITING or new is COOLING):
             self._plan_at(key, at)
         return new
-
-    def _enter(self, key: K, old: LaneState, new: LaneState) -> None:
-        """Move an id to another collection; within the same one it keeps its place."""
-        leaves, enters = self._members.get(old), self._members.get(new)
-        if leaves is not enters:
-            if leaves is not None:
-                del leaves[key]
-            if enters is not None:
-                enters[key] = None
-        if new is OUT:
-            del self._states[key]
-        else:
-            self._states[key] = new
-        if old is WAITING or old is COOLING:
-            self._unplan(key)
 
     def _plan_at(self, key: K, at: float) -> None:
         self._unplan(key)

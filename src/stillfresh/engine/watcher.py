@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
-from stillfresh.engine.lane import Lane, LaneState
+from stillfresh.engine.lane import Lane
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.rules import Terms
@@ -224,9 +224,8 @@ class Watcher(Driver[K], Generic[K, V]):
             return
         self._changed.set()
         self._heard[key] = answer.fetched_at
-        self.lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
-        if self.lane.state(key) is LaneState.FLYING:
-            self._stale_at[key] = stale_at
+        if not self.lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now):
+            self._stale_at[key] = stale_at  # in flight
         self.absent.pop(key, None)
         if not answer.found:
             self.absent[key] = answer
