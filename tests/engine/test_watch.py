@@ -1,6 +1,7 @@
 """C14, E24: `watch` keeps any resource fresh while somebody looks, and tells what came."""
 
 import asyncio
+import gc
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -354,6 +355,22 @@ class TestC14Watch:
             await upstream.asked.wait()
             await cache.close()
         assert len(asyncio.all_tasks()) == 1
+
+    async def test_closing_with_many_entries_in_memory_leaves_no_error(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """Memory is freed in slices: no load that was under way asks the closed cache meanwhile."""
+        untold: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: untold.append(it))
+        prices = declare(cache, upstream, max_entries=10_000)
+        await prices.get_many([f"sku-{number}" for number in range(5_000)])
+        upstream.hold()
+        upstream.asked.clear()
+        with prices.watch("a"):
+            await upstream.asked.wait()
+            await cache.close()
+        gc.collect()
+        assert untold == []
 
     async def test_a_watch_opens_a_cache_that_was_never_opened(self) -> None:
         """As a read does."""

@@ -309,11 +309,11 @@ class Lifecycle:
         self._is_left = not keeps  # until the store is closed: this task may be cancelled
         for core in self.cores.values():
             core.close()
+        if runtime is not None:  # before the loop has a turn: no task may use what is closed
+            await runtime.end(runtime.grace)
         for core in tuple(self.cores.values()):  # a resource may be declared between two slices
             async for _ in sliced(core.memory.freed()):
                 pass
-        if runtime is not None:
-            await runtime.end(runtime.grace)
         if not keeps:
             await self._store.close()
             self._is_left = False
