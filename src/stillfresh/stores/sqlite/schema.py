@@ -117,6 +117,8 @@ class Statements:
         ON CONFLICT(id) DO UPDATE
         SET lease_token = excluded.lease_token, lease_expires_at = excluded.lease_expires_at
     """
+    lease_free = lease + "WHERE lease_expires_at IS NULL AND failures IS NULL AND generation IS ?"
+    """Changes a row only if the lease can be granted without another look at it."""
     publish = """
         UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
             error_for = ?, mark = ?, absent = ?, lease_token = NULL, lease_expires_at = NULL,

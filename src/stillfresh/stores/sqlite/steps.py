@@ -93,27 +93,32 @@ class KindTables:
     def acquire(
         self,
         connection: apsw.Connection,
-        asks: Iterable[Ask],
+        asks: Sequence[Ask],
         lease_for: float,
         now: float,
         new_token: Callable[[], str],
     ) -> dict[str, Grant]:
+        """Free ids by one statement each; the others are looked at."""
         sql, expires_at = self.make(connection), at_least(now + lease_for)
-        grants, epoch = dict[str, Grant](), epoch_of(connection)
-        for ask in asks:
+        until, epoch = expires_at / 1000, epoch_of(connection)
+        leases = {ask.id: Lease(ask.id, new_token(), until, epoch) for ask in asks}
+        rows = [(it.id, (it.id, leases[it.id].token, expires_at, it.seen)) for it in asks]
+        free = set(_passed(connection, sql.lease_free, rows))
+        grants: dict[str, Grant] = {**leases}
+        for ask in asks if len(free) < len(leases) else ():
+            if ask.id in free:
+                continue
             row = connection.execute(sql.point, (ask.seen, ask.id)).get
-            grant = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
-            if isinstance(grant, Newer) and row[0] == ask.seen:  # it failed; the copy in full
-                grant = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
-            if grant is None:
-                grant = Lease(ask.id, new_token(), expires_at / 1000, epoch)
-                connection.execute(sql.lease, (ask.id, grant.token, expires_at))
-                if row is not None:  # those of the last lease are the tags
-                    connection.execute(DELETE_LEASED, (self.kind, ask.id))
-                if ask.tags:
-                    tags = [(tag, self.kind, ask.id) for tag in ask.tags]
-                    connection.executemany(INSERT_TAG, tags)
-            grants[ask.id] = grant
+            denied = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
+            if denied is None:
+                connection.execute(sql.lease, (ask.id, leases[ask.id].token, expires_at))
+            elif isinstance(denied, Newer) and row[0] == ask.seen:  # it failed; the copy in full
+                denied = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
+            grants[ask.id] = denied or leases[ask.id]
+        leased = [ask for ask in asks if grants[ask.id] is leases[ask.id]]
+        connection.executemany(DELETE_LEASED, [(self.kind, ask.id) for ask in leased])
+        tags = [(tag, self.kind, ask.id) for ask in leased for tag in ask.tags]
+        connection.executemany(INSERT_TAG, tags)  # those of the last lease are the tags
         return grants
 
     def publish(
@@ -128,8 +133,8 @@ class KindTables:
         leases = [copies[id_][0] for id_ in late]
         if past := [it for it in leases if is_past(connection, it, late[it.id])]:
             self.release(connection, past, {})
-        rows = {id_: _published(id_, *copies[id_], held_at) for id_ in copies}
-        passed = _passed(connection, sql.publish, rows.items())
+        rows = ((id_, _published(id_, *them, held_at)) for id_, them in copies.items())
+        passed = _passed(connection, sql.publish, rows)
         self.write_values(connection, {id_: copies[id_][1] for id_ in passed})
         if late:
             kind, told = f"{self.kind}+", [id_ for id_ in passed if id_ in late]
@@ -217,24 +222,21 @@ def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | N
 
 def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | float, ...]:
     terms, at = copy.policy, round(copy.fetched_at * 1000)
-    kept = (copy.generation, at, terms.fresh_for, terms.stale_for, terms.error_for, int(copy.mark))
+    kept = (copy.generation, at, terms.fresh_for, terms.stale_for, terms.error_for, copy.mark)
     return *kept, copy.value is None, id_, lease.token, held_at
 
 
 def _passed(
-    connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[str | float, ...]]]
+    connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[Any, ...]]]
 ) -> list[str]:
     """The ids whose row changed, counted row by row: RETURNING costs as much as the write."""
     passed: list[str] = []
 
-    def each() -> Iterator[tuple[str | float, ...]]:
-        before = connection.total_changes()
+    def each() -> Iterator[tuple[Any, ...]]:
         for id_, row in rows:
             yield row
-            after = connection.total_changes()
-            if after > before:
+            if connection.changes():
                 passed.append(id_)
-            before = after
 
     connection.executemany(text, each())
     return passed
