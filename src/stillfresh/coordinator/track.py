@@ -6,7 +6,7 @@ made, and when a row is stale. A key names its session; the law keeps sessions a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from stillfresh.coordinator.config import Kind
@@ -130,12 +130,14 @@ class Track(Driver[str]):
             return None
         return view if owner == self.owner(self.session) else None
 
-    def times(self, ids: Sequence[str]) -> dict[str, float]:
+    def times(
+        self, ids: Collection[str], rows: Mapping[str, Record] | None = None
+    ) -> dict[str, float]:
         """When each is stale. While nobody is signed in, nothing is refreshed (C3)."""
         if self._controller.session.viewer_id is None:
             return dict.fromkeys(ids, float("inf"))
-        rows, now = self.rows(ids, self.session), self.clock()
-        longest = max(LONGEST_COOLDOWN, self.lane.cooldown)
+        rows = self.rows([*ids], self.session) if rows is None else rows
+        now, longest = self.clock(), max(LONGEST_COOLDOWN, self.lane.cooldown)
         return {id_: stale_at(rows.get(id_, NOTHING), self.kind.ttl, longest, now) for id_ in ids}
 
     async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
@@ -146,7 +148,8 @@ class Track(Driver[str]):
         self.requests += 1
         self.requested += len(keys)
         try:
-            outcomes = await self.load(keys, self.session)
+            outcomes, rows = await self.load(keys, self.session)
+            self._stale_at |= self.times(rows, rows)  # so that they are not read once more
         except StillfreshError as exc:
             outcomes = dict.fromkeys(keys, LoadFailed(str(exc)))
         yield {id_: None if _is_dropped(it) else it for id_, it in outcomes.items()}
@@ -159,17 +162,19 @@ class Track(Driver[str]):
         for id_, error in failed.items():
             self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
 
-    async def load(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Outcome]:
-        """C10: the one way a view is refreshed."""
+    async def load(
+        self, ids: Sequence[str], session: ViewerSession
+    ) -> tuple[dict[str, Outcome], dict[str, Record]]:
+        """C10: the one way a view is refreshed: how it ended, and the rows as they are now."""
         if session.viewer_id is None and not self.owns(session):
-            return await self._shown(ids, session)
+            return await self._shown(ids, session), {}
         found = await self.core.reload([ViewKey(id_, session) for id_ in ids])
         if session.is_over:
-            return dict.fromkeys(ids)
+            return dict.fromkeys(ids), {}
         rows = self.rows(ids, session)
         outcomes = {key.id: self._kept(it, rows.get(key.id, NOTHING)) for key, it in found.items()}
         self._controller.tell(self.kind.name, outcomes)
-        return outcomes
+        return outcomes, rows
 
     def _kept(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
         """A view that cannot be stored is not fresh (C9), nor one that was overtaken (E6)."""
