@@ -27,7 +27,7 @@ PARTS = (
     Part("postgres", "PostgreSQL (S11)", "benchmarks.postgres_store", 60),
     Part("django", "Django (E20)", "benchmarks.django_cache", 8),
     Part("dynamodb", "DynamoDB and S3 (S6)", "benchmarks.dynamodb", 25),
-    Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 95),
+    Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 190),
     Part("feed", "Feed Cache (F13)", "benchmarks.feed", 30),
     Part("waiting", "Longest-Waiting (W14)", "benchmarks.waiting", 2),
     Part("pages", "Pages (I16)", "benchmarks.pages", 185),

@@ -17,17 +17,23 @@ __all__ = ["Missing", "Polled", "installed", "polled"]
 PACKAGE = "@tanstack/query-core"
 PROGRAM = """\
 import http from "node:http";
+import net from "node:net";
 import { monitorEventLoopDelay } from "node:perf_hooks";
 import { QueryClient, QueryObserver, environmentManager } from "@tanstack/query-core";
 
-const { port, ids, step, freshFor, connections } = JSON.parse(process.argv[2]);
+const { port, ids, step, freshFor, connections, bare, looks } = JSON.parse(process.argv[2]);
 environmentManager.setIsServer(() => false);
-const agent = new http.Agent({ keepAlive: true, maxSockets: connections });
 let requests = 0, began, end;
 const done = new Promise((resolve) => { end = resolve; });
 
-function fetchOne(id) {
-  began ??= process.cpuUsage();
+function answered() {
+  requests += 1;
+  if (requests === 2 * ids) end(process.cpuUsage(began));
+}
+
+const agent = new http.Agent({ keepAlive: true, maxSockets: connections });
+
+function byHttp(id) {
   const body = JSON.stringify({ ids: [id] });
   return new Promise((resolve, reject) => {
     const headers = { "content-length": Buffer.byteLength(body) };
@@ -37,8 +43,7 @@ function fetchOne(id) {
       it.setEncoding("utf8");
       it.on("data", (part) => { text += part; });
       it.on("end", () => {
-        requests += 1;
-        if (requests === 2 * ids) end(process.cpuUsage(began));
+        answered();
         resolve(JSON.parse(text)[id]);
       });
     });
@@ -47,8 +52,50 @@ function fetchOne(id) {
   });
 }
 
+const idle = [], waiting = [];
+
+function send(socket, { id, resolve }) {
+  const body = JSON.stringify({ ids: [id] });
+  socket.got = "";
+  socket.ended = (text) => {
+    const next = waiting.shift();
+    if (next) send(socket, next); else idle.push(socket);
+    answered();
+    resolve(JSON.parse(text)[id]);
+  };
+  socket.write(`POST / HTTP/1.1\\r\\ncontent-length: ${body.length}\\r\\n\\r\\n${body}`);
+}
+
+function received(socket, part) {
+  socket.got += part;
+  const head = socket.got.indexOf("\\r\\n\\r\\n");
+  if (head < 0) return;
+  const length = parseInt(socket.got.slice(socket.got.lastIndexOf(": ", head) + 2, head));
+  if (socket.got.length >= head + 4 + length) socket.ended(socket.got.slice(head + 4));
+}
+
+function byHand(id) {
+  return new Promise((resolve) => {
+    const job = { id, resolve }, socket = idle.pop();
+    if (socket) send(socket, job); else waiting.push(job);
+  });
+}
+
+for (let number = 0; bare && number < connections; number += 1) {
+  const socket = net.connect({ port, host: "127.0.0.1", noDelay: true });
+  socket.setEncoding("latin1");
+  socket.on("data", (part) => received(socket, part));
+  await new Promise((resolve) => { socket.once("connect", resolve); });
+  idle.push(socket);
+}
+
+function fetchOne(id) {
+  began ??= process.cpuUsage();
+  return bare ? byHand(id) : byHttp(id);
+}
+
 const delay = monitorEventLoopDelay({ resolution: 1 });
-delay.enable();
+if (looks) delay.enable();
 const client = new QueryClient();
 for (let number = 0; number < ids; number += 1) {
   const id = `sku-${number}`;
@@ -59,7 +106,7 @@ for (let number = 0; number < ids; number += 1) {
 }
 const used = await done;
 console.log(JSON.stringify({
-  requests, cpu: (used.user + used.system) / 1e6, stall: delay.max / 1e6,
+  requests, cpu: (used.user + used.system) / 1e6, stall: looks ? delay.max / 1e6 : 0,
 }));
 process.exit(0);
 """
@@ -72,7 +119,7 @@ class Polled:
     requests: int
     cpu: float
     stall: float
-    """The longest turn of the loop, in ms."""
+    """The longest turn of the loop, in ms; 0 if nobody looked."""
 
 
 def installed(folder: Path) -> str:
@@ -87,7 +134,11 @@ def installed(folder: Path) -> str:
 
 
 def polled(folder: Path, **about: float) -> Polled:
-    """A query for each id, refetched as often as `freshFor` ms say."""
+    """A query for each id, refetched as often as `freshFor` ms say.
+
+    `bare`: HTTP by hand on sockets, as `coordinator.Upstream` does it; else by `node:http`.
+    `looks`: also measure the longest turn, which costs some CPU.
+    """
     command = ["node", "poll.js", json.dumps(about)]
     try:
         done = subprocess.run(
