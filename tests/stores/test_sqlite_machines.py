@@ -624,6 +624,7 @@ class TestS12Stopped:
                 await asyncio.to_thread(writer.submit(lambda _: None).result)
             refused = writer.submit(lambda _: None, urgent=False)
             assert isinstance(refused.exception(0), StoreError)
+            assert not writer.put(lambda _: None)  # nor is one that nobody waits for
         readers[0].close()
         writer.stop()
 

@@ -132,6 +132,19 @@ class TestE20Forks:
             assert said == [str(Price(f"c{n}", 1)) for n in range(8)]
             assert set(prices.known([f"c{n}" for n in range(8)])) == {f"c{n}" for n in range(8)}
 
+    def test_a_child_counts_no_load_of_its_parent(self, upstream: PlainUpstream) -> None:
+        """No thread of the child runs it."""
+        upstream.gate = threading.Event()
+        with SyncCache("memory://") as cache:
+            prices = declare(cache, upstream)
+            reading = Calling(prices, "a")
+            assert upstream.asked.acquire(timeout=20)
+            said = in_child(lambda: cache.counts().resources["price"].loading)
+            assert cache.counts().resources["price"].loading == 1
+            upstream.gate.set()
+            assert reading.result() == Price("a", 1)
+        assert said == "0"
+
     def test_a_loader_that_forks(self, upstream: PlainUpstream) -> None:
         """The child's call is lost with the parent's loop, and is told so."""
         with SyncCache("memory://") as cache:
