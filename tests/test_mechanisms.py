@@ -5,8 +5,10 @@ import pytest
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import BoundedDict
 from stillfresh.checks import (
+    checked_bytes,
     checked_flag,
     checked_function,
+    checked_share,
     checked_unicode,
     checked_whole,
     is_whole,
@@ -22,6 +24,16 @@ class TestChecks:
         assert not is_whole(value, 1, 10)
         with pytest.raises(ConfigError, match=says):
             checked_whole("size", value, 1, 10)
+
+    def test_the_bounds_themselves_are_allowed(self) -> None:
+        """Of numbers, of sizes and of shares, which are more than nothing."""
+        assert [checked_whole("size", value, 1, 10) for value in (1, 10)] == [1, 10]
+        assert [checked_bytes("size", value, 1000) for value in (1000, "1KB")] == [1000, 1000]
+        assert checked_share("share", 1) == 1.0
+        with pytest.raises(ConfigError, match="at least 1,000, not 999"):
+            checked_bytes("size", 999, 1000)
+        with pytest.raises(ConfigError, match="must be a number above 0, up to 1, not 0"):
+            checked_share("share", 0)
 
     def test_without_a_most_any_larger_number_will_do(self) -> None:
         """The error then says "or more"."""

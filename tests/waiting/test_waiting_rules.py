@@ -299,6 +299,12 @@ class TestW6NotMyTurn:
         rules.hear(GameState("d", my_turn=False))
         assert rules.asked() == 1
 
+    def test_it_settles_moves_of_its_own_game_only(self) -> None:
+        """A move in another game is still to be confirmed."""
+        rules = Rules("a", "b", "c")
+        rules.hear(MoveSent("a", 1), MoveSent("b", 1))
+        assert rules.hear(YourTurn("a", 5)).pending == ("b",)
+
 
 class TestW7YourTurn:
     """W7, R4."""
@@ -394,6 +400,14 @@ class TestW7YourTurn:
         rules.hear(*(news if message_first else reversed(news)))
         rules.answer("a", "b", "c")
         assert rules.asked() == 1
+
+    def test_a_message_with_a_later_version_is_of_another_turn(self) -> None:
+        """The state on screen showed the earlier one, whose message is still to come."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=False), GameState("c", my_turn=True, version=5))
+        rules.answer("a", "b", "c")
+        rules.hear(YourTurn("c", 7))
+        assert rules.asked() == 2
 
     def test_the_next_turn_counts_again(self) -> None:
         """A turn that ended in between is not the same turn."""
