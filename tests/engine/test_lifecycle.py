@@ -109,6 +109,17 @@ class TestE13Open:
             assert store.calls == ["open"]
         assert store.calls[-1] == "close"
 
+    @pytest.mark.parametrize("needs", [True, False])
+    async def test_a_store_that_needs_it_is_swept(
+        self, shut: Cache, store: SteppedStore, needs: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Now and then, also after a failure; a store whose server sweeps is not asked."""
+        monkeypatch.setattr("stillfresh.engine.lifecycle.EVICT_EVERY", 0)
+        store.needs_eviction, store.broken = needs, {"evict"}
+        async with shut:
+            await turns()
+        assert min(store.count("evict"), 2) == (2 if needs else 0)
+
     async def test_a_refusal_that_nobody_waits_for_is_not_reported(
         self, shut: Cache, store: SteppedStore
     ) -> None:

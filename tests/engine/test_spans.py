@@ -21,6 +21,7 @@ from stillfresh import (
     Verdict,
     prometheus_text,
 )
+from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.engine.spans import TIME_BUCKETS
 from stillfresh.isr import PageCache
 from stillfresh.stores.memory import MemoryStore
@@ -65,6 +66,11 @@ def heard(clock: ManualClock, sleeper: Sleeper, ears: Ears) -> Cache:
 
 
 class TestG14Times:
+    @pytest.mark.parametrize("bounds", [AGE_BUCKETS, TIME_BUCKETS])
+    def test_the_bounds_of_a_histogram_ascend(self, bounds: tuple[float, ...]) -> None:
+        """G13, G14: a time is counted under the first bound that is not below it."""
+        assert list(bounds) == sorted(set(bounds))
+
     async def test_the_loader_and_each_step_are_timed(
         self, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:

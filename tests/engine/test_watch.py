@@ -593,6 +593,23 @@ class TestE24NeverLate:
             assert Counter(calls) == {"a": 2, "bad": 2, "slow": 1}
             gate.set()
 
+    async def test_a_load_that_ends_while_another_is_noted_is_noted_too(self, cache: Cache) -> None:
+        """The round tells of every key, also if the last load ends before it is asked for more."""
+        gate = asyncio.Event()
+
+        @cache.batched("price", fresh_for=2, max_batch=1)
+        async def prices(skus: list[str]) -> Mapping[str, str]:
+            if skus == ["slow"]:
+                await gate.wait()
+            return dict.fromkeys(skus, "value")
+
+        noted = []
+        async for ended in prices.core.renew(["a", "slow"]):
+            noted += ended
+            gate.set()
+            await until(lambda: prices.peek("slow") is not None)
+        assert noted == ["a", "slow"]
+
     async def test_a_key_that_lands_with_an_earlier_load_is_not_held_up(
         self, cache: Cache, clock: ManualClock, sleeper: Sleeper
     ) -> None:

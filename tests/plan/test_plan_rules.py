@@ -73,7 +73,7 @@ class TestObjectives:
 
 
 class TestTried:
-    @pytest.mark.parametrize("value", [0.0, *LADDER])
+    @pytest.mark.parametrize("value", [0.0, 0.25, 1.5, *LADDER])
     def test_times_are_written_as_settings_take_them(self, value: float) -> None:
         """What is proposed can be copied into a declaration."""
         assert seconds(duration(value)) == value
@@ -82,6 +82,7 @@ class TestTried:
         """Nothing could be told of it."""
         assert rungs(120)[-1] == 60
         assert rungs(2) == (1,)
+        assert list(LADDER) == sorted(set(LADDER))
 
     @given(st.floats(1.5, 3e6), st.floats(10, 3e6))
     def test_the_longest_that_is_fresh_enough_is_found(self, below: float, length: float) -> None:
