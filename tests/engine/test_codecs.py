@@ -44,6 +44,13 @@ class Aliased(pydantic.BaseModel, extra="forbid"):
         return self.name.upper()
 
 
+class Swapped(pydantic.BaseModel):
+    """Each field's alias is the other's name."""
+
+    left: int = pydantic.Field(alias="right")
+    right: int = pydantic.Field(alias="left")
+
+
 class Admin(pydantic.BaseModel):
     name: str
 
@@ -148,6 +155,7 @@ PYDANTIC: list[tuple[Any, Any]] = [
     (Pair, Pair(User(name="ann"), 5)),
     (tuple[User, ...], (User(name="ann"),)),
     (Aliased, Aliased(userName="ann")),
+    (Swapped, Swapped.model_validate({"left": 1, "right": 2})),
     (Numbers, Numbers([1, 2])),
     (Checked, Checked(5)),
 ]
