@@ -100,6 +100,8 @@ class TestE22Bypassed:
         assert [(await prices("a")).version, version(await prices.get("a"))] == [1, 1]
         await prices.put("b", Price("b", 5))
         assert (await prices("b")).version == 5
+        await prices.refresh("c")
+        assert list(await prices.known(["b", "c"])) == ["b", "c"]
         ended.set()
         child = await task
 

@@ -380,6 +380,18 @@ class TestE5FailingStore:
         assert seen(await ours.get("a")) == (1, FRESH)
         assert (await here.stats()).resources["price"].store_errors == 1
 
+    async def test_what_another_process_deleted_leaves_memory(
+        self, ours: Prices, theirs: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """It is not served when the store is unavailable after that."""
+        await ours.get("a")
+        await theirs.delete("a")
+        upstream.error = ConnectionError("down")
+        assert isinstance(await outcome(ours.get("a")), LoadFailed)
+        assert ours.peek("a") is None
+        store.broken = {"read", "acquire"}
+        assert isinstance(await outcome(ours.get("a")), LoadFailed)
+
     async def test_what_memory_has_is_served(
         self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from stillfresh import (
     Update,
 )
 from stillfresh.engine.lane import LaneState
+from stillfresh.engine.rules import Terms
+from stillfresh.engine.watcher import Driver
+from stillfresh.freshness import Policy
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, turns, until, version
@@ -592,6 +595,27 @@ class TestE24NeverLate:
             await until(lambda: failures == ["bad"] * 2 and are_waiting(prices, "a", "bad"))
             assert Counter(calls) == {"a": 2, "bad": 2, "slow": 1}
             gate.set()
+
+    async def test_a_key_that_fails_elsewhere_while_it_is_read_is_not_loaded(
+        self, clock: ManualClock
+    ) -> None:
+        """C9: it cools down from then on."""
+        asked = list[str]()
+
+        class Late(Driver[str]):
+            async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
+                for key in keys if self.lane.in_flight else ():
+                    self.lane.failed(key, self.clock())
+                return dict.fromkeys(keys, 0.0)
+
+            async def renew(self, keys: Sequence[str]) -> AsyncGenerator[Mapping[str, object]]:
+                asked.extend(keys)
+                yield dict.fromkeys(keys)
+
+        driver = Late(Terms(Policy(20), 0, 0), clock)
+        driver.lane.subscribe("a", counted=True)
+        await driver.tick(10, 1, lambda: True)
+        assert (asked, driver.lane.state("a")) == ([], LaneState.COOLING)
 
     async def test_a_load_that_ends_while_another_is_noted_is_noted_too(self, cache: Cache) -> None:
         """The round tells of every key, also if the last load ends before it is asked for more."""

@@ -336,7 +336,6 @@ class Queue(Generic[K, V]):
         batch.flights = [flight for flight in batch.flights if flight.waiters]
 
     def _drop(self, flight: Flight[K, Waiter[K, V]]) -> None:
-        flight.batch = OVER
         if self.flights.get(flight.key) is flight:
             del self.flights[flight.key]
 

@@ -104,7 +104,7 @@ class Reads(Generic[K, V]):
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """E2 for each key; keys that need a load are loaded together."""
-        if self.owner.blocks and is_past(self.owner):
+        if is_past(self.owner):
             return await loaded(self, keys, waiter or Waiter())
         runtime = await self.ready()
         now, waiter = runtime.clock(), waiter or Waiter(max_age=max_age)
@@ -225,7 +225,7 @@ class Reads(Generic[K, V]):
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """The answers that need no load; other keys are left out."""
-        if self.owner.blocks and is_past(self.owner):
+        if is_past(self.owner):
             return {}
         runtime = await self.ready()
         now, found = runtime.clock(), dict[K, Outcome[V]]()
@@ -242,7 +242,7 @@ class Reads(Generic[K, V]):
 
     async def look(self, key: K) -> Answer[V] | None:
         """The stored copy, however old; None if it is GONE. Loads nothing."""
-        if self.owner.blocks and is_past(self.owner):
+        if is_past(self.owner):
             return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
         now = runtime.clock()
@@ -266,7 +266,7 @@ class Reads(Generic[K, V]):
     ) -> dict[K, Outcome[V]]:
         """Load now, at any age and during a cooldown; a running load counts."""
         waiter = waiter or Waiter()
-        if self.owner.blocks and is_past(self.owner):
+        if is_past(self.owner):
             return await loaded(self, keys, waiter)
         runtime, texts = await self.ready(), self.texts(keys)
         records = await self._records(runtime, texts, waiter.unread)
