@@ -55,6 +55,19 @@ class TestE3Flights:
         origins = [answer.origin for answer in answers]
         assert (origins.count(Origin.LOADED), origins.count(Origin.ANOTHER)) == (1, count - 1)
 
+    async def test_settled_says_whether_a_load_still_runs(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
+        """I22: it waits for the load, but no longer than it is told."""
+        loading = await upstream.holding(prices.get("a"))
+        assert not await prices.core.settled(0)
+        settled = asyncio.create_task(prices.core.settled(60))
+        await turns()
+        assert not settled.done()
+        upstream.let_go()
+        assert await settled
+        assert loading.done()
+
     async def test_who_comes_during_the_load_joins_it(
         self, prices: Prices, upstream: Upstream
     ) -> None:
