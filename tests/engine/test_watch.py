@@ -627,7 +627,7 @@ class TestE24NeverLate:
                 await gate.wait()
             return dict.fromkeys(skus, "value")
 
-        noted = []
+        noted = list[str]()
         async for ended in prices.core.renew(["a", "slow"]):
             noted += ended
             gate.set()
