@@ -73,8 +73,8 @@ DOORS = {
     "http": 5,
     "isr": 4,
     "live": 3,
-    "server": 2,
-    "web": 4,
+    "server": 1,
+    "web": 3,
     "contrib": 0,
     "demo": 0,
 }
