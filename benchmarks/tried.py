@@ -71,9 +71,11 @@ HTTP_HIT = (
 )
 HTTP_NEXT = f"{HTTP_HIT}; bound by the server's own rate, the row above"
 WATCHED_CPU = (
-    "batches of 20, one lane for all ids instead of a timer each; the requests are the smaller "
-    "part of what is left, the rest is what every id is owed (its place in the lane, a lease, a "
-    "copy, an answer), in Python here, in compiled JavaScript there"
+    "batches of 20, one lane for all ids instead of a timer each, half the look-ups in the lane; "
+    "the requests alone are a twelfth of what is left, the event loop and its tasks a quarter, no "
+    "other line more than an eighth; what the rules ask for each id (lease, publication, copy, "
+    "memory, lane, telling) is alone more than a tenth of TanStack Query's CPU, in Python here, in "
+    "compiled JavaScript there ([0186](decisions/0186-what-a-watched-id-costs.md))"
 )
 COLLECTION = (
     "what stores hold is not tracked by the collector, a third of the time is left; an answer must "
