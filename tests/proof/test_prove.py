@@ -93,13 +93,14 @@ class TestT11Prove:
             primary.command("WAIT", "1", "30000")
             replica.command("REPLICAOF", "NO", "ONE")
             await_keys(tmp_path / "log", outcome, times)
-            proxy.lead_to(HOST, replica.port)
+            proxy._to = HOST, replica.port
+            proxy.cut()
             await_keys(tmp_path / "log", "served", len(stage.keys))
             yield
 
         with Proxy(HOST, primary.port) as proxy:
             url = f"redis://{HOST}:{proxy.port}/0?timeout=1s&wait_replicas={replicas}"
-            stage = Stage(url, {"a failover": failover}, keys=8, fresh_for=120, moves_clock=False)
+            stage = Stage(url, {"a failover": failover}, count=8, fresh_for=120, moves_clock=False)
             report = ProofRun("valkey", stage, tmp_path, seed=1, workers=2).go(["a failover"])
         assert bool(report.broken[LOST]) is (replicas == 0)
 

@@ -248,7 +248,7 @@ def dynamodb(folder: Path) -> Iterator[Stage]:
         if is_small:
             faults["a full disk"] = lasting(lambda: filled(disk), roomy, 1.0, 2.0)
         stack.enter_context(patch.dict(os.environ, aws_servers.ENVIRONMENT))
-        yield Stage(aws.address(aws.new_table()), faults, keys=8, pace=0.02)
+        yield Stage(aws.address(aws.new_table()), faults, count=8, pace=0.02)
 
 
 STAGES: Final = {

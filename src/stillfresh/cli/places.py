@@ -20,7 +20,7 @@ from stillfresh.cli.program import plain
 from stillfresh.engine.explain import PAGE
 from stillfresh.errors import ConfigError
 from stillfresh.quiet import quietly
-from stillfresh.stores import for_tenant, split_tenant, store_for
+from stillfresh.stores import for_tenant, running, split_tenant, store_for
 from stillfresh.stores.contract import Store
 
 TEMPORARY: Final = "sqlite:///"
@@ -43,7 +43,7 @@ async def _at(address: str) -> AsyncIterator[Store]:
         raise ConfigError(
             "store memory://: lives in the process that uses it; look at it there, on its dashboard"
         )
-    async with _running(store_for(address, time.time)) as store:
+    async with running(store_for(address, time.time)) as store:
         yield store
 
 
@@ -58,22 +58,13 @@ async def _file(path: str, address: str, to_change: bool) -> AsyncIterator[Store
     if is_of_feed and tenant is not None:
         raise ConfigError("tenant: a feed file has no tenants; leave '?tenant=' out")
     view = FeedView(path) if is_of_feed else SqliteView(path)
-    async with _running(for_tenant(view, tenant)) as store:
+    async with running(for_tenant(view, tenant)) as store:
         if not to_change:
             yield store
             return
-    changed = edited(path) if is_of_feed else _running(for_tenant(SqliteStore(path), tenant))
+    changed = edited(path) if is_of_feed else running(for_tenant(SqliteStore(path), tenant))
     async with changed as store:
         yield store
-
-
-@asynccontextmanager
-async def _running(store: Store) -> AsyncIterator[Store]:
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def file_of(address: str) -> str | None:

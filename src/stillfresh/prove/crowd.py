@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -45,20 +46,9 @@ class Crowd:
 
     def start(self, count: int) -> None:
         for _ in range(count):
-            it = self._stage
-            job = ProofJob(
-                self.log,
-                self.clock,
-                self._complaints,
-                dict(os.environ),
-                self._dice.random(),
-                it.url,
-                it.keys,
-                it.pace,
-                it.memory_for,
-                it.fresh_for,
-                it.peer,
-            )
+            stage = replace(self._stage, faults={})
+            files = self.log, self.clock, self._complaints
+            job = ProofJob(*files, dict(os.environ), self._dice.random(), stage)
             process = FORKS.Process(target=main, args=(job,))
             process.start()
             self._processes.append(process)

@@ -68,14 +68,14 @@ class CashewsShelf(PeerShelf):
 
     def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
         super().__init__(job, log, clock)
-        place, name = peer_place(job.url)
+        place, name = peer_place(job.stage.url)
         self._cache: Any = import_module("cashews").Cache()
         self._cache.setup(place, pickle_type="json")
 
         async def price(sku: str) -> str:
             return await self.load(sku)
 
-        self.get = self._cache(ttl=job.fresh_for, key=f"{name}:{{sku}}", lock=True)(price)
+        self.get = self._cache(ttl=job.stage.fresh_for, key=f"{name}:{{sku}}", lock=True)(price)
         self.drop = lambda sku: self._cache.delete(f"{name}:{sku}")
         self.close = self._cache.close
 
@@ -85,7 +85,7 @@ class AiocacheShelf(PeerShelf):
 
     def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
         super().__init__(job, log, clock)
-        place, name = peer_place(job.url)
+        place, name = peer_place(job.stage.url)
         parts, library = urlsplit(place), import_module("aiocache")
 
         async def price(sku: str) -> str:
@@ -93,7 +93,7 @@ class AiocacheShelf(PeerShelf):
 
         cached: Any = library.cached_stampede(
             lease=1,
-            ttl=job.fresh_for,
+            ttl=job.stage.fresh_for,
             key_builder=lambda _, sku: f"{name}:{sku}",
             cache=library.Cache.REDIS,
             endpoint=parts.hostname,

@@ -13,7 +13,7 @@ from stillfresh.prove.history import DOUBLED, KEPT, LOST, RECOVERED
 from stillfresh.prove.proxy import HOST, Proxy
 from stillfresh.prove.stage import Fault, Stage, lasting
 from stillfresh.prove.worker import KIND
-from stillfresh.stores import split_tenant, store_for
+from stillfresh.stores import running, split_tenant, store_for
 
 PORTS: Final = {"redis": 6379, "valkey": 6379, "postgresql": 5432, "postgres": 5432}
 MEANING: Final = {
@@ -47,7 +47,7 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
         stage = Stage(
             url + mark,
             faults,
-            keys=8 if is_far else 32,
+            count=8 if is_far else 32,
             pace=0.02 if is_far else 0.004,
             peer=peer,
             moves_clock=False,
@@ -64,12 +64,8 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
 
 
 async def _cleaned(url: str, stage: Stage) -> None:
-    store = store_for(url, time.time)
-    await store.open()
-    try:
+    async with running(store_for(url, time.time)) as store:
         await store.delete(KIND, stage.keys)
-    finally:
-        await store.close()
 
 
 def tcp_place(url: str) -> tuple[str, int] | None:

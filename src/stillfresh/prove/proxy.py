@@ -32,11 +32,6 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
-    def lead_to(self, host: str, port: int) -> None:
-        """Lead new connections to another server, as after a failover; present ones break."""
-        self._to = host, port
-        self.cut()
-
     def cut(self) -> None:
         self._loop.call_soon_threadsafe(self._cut)
 

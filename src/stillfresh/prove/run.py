@@ -24,7 +24,7 @@ from stillfresh.prove.history import (
 from stillfresh.prove.stage import Stage
 from stillfresh.prove.witness import Log, MovedClock, Seen, events_of
 from stillfresh.prove.worker import KIND
-from stillfresh.stores import store_for
+from stillfresh.stores import running, store_for
 from stillfresh.stores.contract import Record, Store
 
 
@@ -86,12 +86,8 @@ def await_work(reader: Reader, pids: set[int], since: float, over: threading.Eve
 
 async def found(stage: Stage, clock: MovedClock) -> list[Seen]:
     """The copy of each key in the store, read from outside."""
-    store = store_for(stage.url, clock)
-    await store.open()
-    try:
+    async with running(store_for(stage.url, clock)) as store:
         at, records = await patiently_read(store, stage.keys)
-    finally:
-        await store.close()
     copies = {key: record.copy for key, record in records.items()}
     tokens = {key: copy.generation if (copy := copies.get(key)) else "" for key in stage.keys}
     return [Seen("found", at, key=key, lease=token) for key, token in tokens.items()]

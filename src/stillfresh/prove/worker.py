@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from stillfresh.engine import Cache, Resource
 from stillfresh.errors import StillfreshError, StoreError
 from stillfresh.prove.peers import PEERS, PeerShelf
+from stillfresh.prove.stage import Stage
 from stillfresh.prove.witness import LoadNames, Log, MovedClock, Seen, Witness
 from stillfresh.stores import store_for
 
@@ -29,19 +30,14 @@ MANY: Final = 6
 
 
 class ProofJob(NamedTuple):
-    """The settings of a process; `peer`: another library to read with, in place of stillfresh."""
+    """The settings of a process."""
 
     log: Path
     clock: Path
     complaints: Path
     environment: dict[str, str]
     seed: float
-    url: str
-    keys: Sequence[str]
-    pace: float
-    memory_for: float
-    fresh_for: float
-    peer: str
+    stage: Stage
 
 
 class StillfreshShelf:
@@ -50,7 +46,7 @@ class StillfreshShelf:
     def __init__(self, job: ProofJob, log: Log, clock: MovedClock) -> None:
         self._names = LoadNames(job.seed, log, clock)
         self._clock = clock
-        self._witness = Witness(store_for(job.url, clock), log, clock)
+        self._witness = Witness(store_for(job.stage.url, clock), log, clock)
         self._cache = Cache(self._witness, clock=clock)
         self._prices = self._declared(job)
         self.open, self.close = self._cache.open, self._cache.close
@@ -58,10 +54,10 @@ class StillfreshShelf:
     def _declared(self, job: ProofJob) -> Resource[str, str]:
         @self._cache.batched(
             KIND,
-            fresh_for=job.fresh_for,
-            stale_for=2 * job.fresh_for,
+            fresh_for=job.stage.fresh_for,
+            stale_for=2 * job.stage.fresh_for,
             error_for="30d",
-            memory_for=job.memory_for,
+            memory_for=job.stage.memory_for,
             lease_for=LEASE_FOR,
             max_batch=8,
         )
@@ -102,7 +98,7 @@ class Life:
     """The work of one process, from start to end."""
 
     def __init__(self, job: ProofJob, log: Log, shelf: StillfreshShelf | PeerShelf) -> None:
-        self._keys, self._pace = job.keys, job.pace
+        self._keys, self._pace = job.stage.keys, job.stage.pace
         self._log = log
         self._dice = random.Random(job.seed)  # noqa: S311 (no secret)
         self._stop = asyncio.Event()
@@ -151,12 +147,12 @@ def main(job: ProofJob) -> None:
     os.environ.update(job.environment)
     with job.complaints.open("ab") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
-    if not job.peer:
+    if not job.stage.peer:
         warnings.simplefilter("error")
     asyncio.run(_lived(job))
 
 
 async def _lived(job: ProofJob) -> None:
     log, clock = Log(job.log), MovedClock(job.clock)
-    make = PEERS[job.peer] if job.peer else StillfreshShelf
+    make = PEERS[job.stage.peer] if job.stage.peer else StillfreshShelf
     await Life(job, log, make(job, log, clock)).live()

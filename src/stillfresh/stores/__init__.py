@@ -8,7 +8,8 @@ from stillfresh.stores.breaker import TRIED_AGAIN
 from stillfresh.stores.channel import A_TAG, Channel, Tell
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import TenantStore, checked_tenant, for_tenant
-from stillfresh.stores.urls import dynamodb_options, split_tenant, store_for
+from stillfresh.stores.urls import dynamodb_options, running, split_tenant, store_for
 
 __all__ = ["A_TAG", "TRIED_AGAIN", "Channel", "MemoryStore", "Tell", "TenantStore"]
-__all__ += ["checked_tenant", "dynamodb_options", "for_tenant", "split_tenant", "store_for"]
+__all__ += ["checked_tenant", "dynamodb_options", "for_tenant", "running"]
+__all__ += ["split_tenant", "store_for"]

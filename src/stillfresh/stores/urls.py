@@ -6,6 +6,8 @@ address `?tenant=acme` names a tenant (I17), behind the first two `?max_bytes=2G
 
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -61,6 +63,16 @@ def store_for(store: str | Store, clock: Clock) -> Store:
     made = _bare(bare, clock)
     made.address = None if parts.scheme == "memory" else bare
     return for_tenant(made, tenant)
+
+
+@asynccontextmanager
+async def running(store: Store) -> AsyncIterator[Store]:
+    """Open the store for a block."""
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def _refused(url: str, why: str = f"not a store's address; write {ALLOWED}") -> ConfigError:
