@@ -111,6 +111,12 @@ def shown_address(value: object) -> str:
     return _cut(without_password(_printed(value)))
 
 
+def shown_place(url: str) -> str:
+    """An address without its password and its options, because errors end up in logs."""
+    address, mark, _ = without_password(url).partition("?")
+    return shown(f"{address}{mark and '?…'}")
+
+
 def without_password(address: str) -> str:
     """An address for errors: a name and a password become `***`; a file's name stays."""
     return USERINFO.sub(r"\1***@", address, count=1)

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from stillfresh.errors import StoreError
 
@@ -35,6 +35,21 @@ class ServerChannel(Channel):
         self._beats: set[bytes | str] = set()
         """Beats that have not come back yet."""
         self._came = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect, and begin to read."""
 
     async def close(self) -> None:
         for reader in self._readers:

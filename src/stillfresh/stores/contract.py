@@ -302,6 +302,15 @@ def _forwarded(method: Method) -> Method:
     return cast("Method", forwarded)
 
 
+def _passed(method: Method) -> Method:
+    name = method.__name__
+
+    def passed(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
+        return getattr(self.inner, name)(*args, **options)
+
+    return cast("Method", passed)
+
+
 class WrappedStore(Store):
     """A store around another one, `inner`; every awaited method passes through `step`.
 
@@ -318,20 +327,10 @@ class WrappedStore(Store):
         del name
         return await work()
 
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        return self.inner.read_now(kind, ids, known)
-
-    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        self.inner.before_evicting(kind, keeps)
-
-    def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
-        return self.inner.walk(kind)
-
-    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        return self.inner.listen(tell)
-
+    read_now = _passed(Store.read_now)
+    before_evicting = _passed(Store.before_evicting)
+    walk = _passed(Store.walk)
+    listen = _passed(Store.listen)
     open = _forwarded(Store.open)
     close = _forwarded(Store.close)
     read = _forwarded(Store.read)

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stillfresh.clock import Clock
 from stillfresh.durations import seconds
-from stillfresh.errors import ConfigError, shown, without_password
+from stillfresh.errors import ConfigError, shown, shown_place
 from stillfresh.stores.postgres.store import PostgresStore
 
 
@@ -41,7 +41,7 @@ def options_of(url: str) -> tuple[list[str], dict[str, Any]]:
     except (ConfigError, ProgrammingError) as exc:
         said = _masked(" ".join(str(exc).split()), parts.password)
     raise ConfigError(
-        f"store {_shown(url)}: {said}; write postgresql://user:password@host:5432/database, "
+        f"store {shown_place(url)}: {said}; write postgresql://user:password@host:5432/database, "
         f"several hosts with commas between them, and behind ? any of {', '.join(OWN)} and what "
         f"libpq takes there (sslmode, target_session_attrs, …)"
     )
@@ -78,12 +78,6 @@ def store_at(url: str, clock: Clock | None) -> PostgresStore:
     """Return the store that an address names. It connects when it is opened."""
     hosts, options = options_of(url)
     return PostgresStore(*hosts, clock=clock, **options)
-
-
-def _shown(url: str) -> str:
-    """The address without the password, because errors end up in logs."""
-    address, mark, _ = without_password(url).partition("?")
-    return shown(f"{address}{mark and '?…'}")
 
 
 def _masked(said: str, password: str | None) -> str:

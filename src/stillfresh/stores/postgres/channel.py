@@ -7,13 +7,12 @@ heard: no beat comes back, and memory asks the store as without push.
 
 import asyncio
 from base64 import b64decode
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from secrets import token_hex
 from typing import Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import A_TAG, Channel, ServerChannel, Tell
+from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
 from stillfresh.stores.postgres.link import LOST, SERVER, PgConnection, PgLink, refused
 from stillfresh.stores.postgres.rows import text_of
 from stillfresh.stores.postgres.schema import quoted
@@ -29,46 +28,31 @@ POOLED: Final = (
 )
 
 
-@asynccontextmanager
-async def listening(link: PgLink, schema: str, tell: Tell, within: float) -> AsyncIterator[Channel]:
-    """Listen inside the block; the connection is closed at its end."""
-    try:
-        connection = await link.connected()
-    except LOST as exc:
-        raise refused(exc, schema) from exc
-    channel = PgChannel(link, connection, schema, tell, within)
-    try:
-        await channel.open()
-        yield channel
-    finally:
-        await channel.close()
-
-
 class PgChannel(ServerChannel):
-    def __init__(
-        self, link: PgLink, connection: PgConnection, schema: str, tell: Tell, within: float
-    ) -> None:
+    def __init__(self, link: PgLink, schema: str, tell: Tell, within: float) -> None:
         super().__init__(SERVER, tell, within)
         self._link = link
-        self._connection = connection
+        self._connection: PgConnection | None = None
         self._schema = schema
         self._pieces: list[str] = []
         """Parts of an announcement that is not complete yet."""
         self._heard = 0
 
     async def open(self) -> None:
-        if not self._link.pushes:
-            raise StoreError(NO_PUSH)
         try:
+            connection = self._connection = await self._link.connected()
+            if not self._link.pushes:
+                raise StoreError(NO_PUSH)
             async with asyncio.timeout(self._within):
-                await self._connection.execute(f"LISTEN {quoted(self._schema)}".encode())
+                await connection.execute(f"LISTEN {quoted(self._schema)}".encode())
         except LOST as exc:
             raise refused(exc, self._schema) from exc
-        self._readers = [asyncio.create_task(self._read())]
+        self._readers = [asyncio.create_task(self._read(connection))]
 
     async def close(self) -> None:
         await super().close()
-        await self._connection.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     async def beat(self) -> None:
         """Through the server, and back on the connection that listens."""
@@ -78,9 +62,9 @@ class PgChannel(ServerChannel):
         await self._link.run("SELECT pg_notify($1, $2)", (self._schema, beat))
         await self._come_back(POOLED if self._link.is_pooled else "")
 
-    async def _read(self) -> None:
+    async def _read(self, connection: PgConnection) -> None:
         try:
-            async with aclosing(self._connection.notifies()) as notices:
+            async with aclosing(connection.notifies()) as notices:
                 async for notice in notices:
                     await self._hear(notice.payload)
         except (*LOST, ValueError):  # or a notification that is not ours

@@ -22,9 +22,9 @@ from stillfresh.stores.contract import (
     Newer,
     Record,
 )
-from stillfresh.stores.postgres.channel import listening
+from stillfresh.stores.postgres.channel import PgChannel
 from stillfresh.stores.postgres.link import PgLink
-from stillfresh.stores.postgres.listing import count, list_entries
+from stillfresh.stores.postgres.listing import FIRST, count, list_entries
 from stillfresh.stores.postgres.rows import (
     LONGEST_KEY,
     Row,
@@ -43,8 +43,6 @@ SLICE: Final = 500
 SLICE_BYTES: Final = 1 << 20
 """The most ids in one statement, and the most bytes beyond the first id."""
 MOST_FAILURES: Final = (1 << 63) - 1
-FIRST: Final = (b"", b"")
-"""Before all kinds and ids."""
 
 
 class PostgresStore(ServerStore[PgLink, str]):
@@ -56,7 +54,7 @@ class PostgresStore(ServerStore[PgLink, str]):
     """
 
     _list, _count = staticmethod(list_entries), staticmethod(count)
-    _listening = staticmethod(listening)
+    _listening = PgChannel
 
     def __init__(
         self,

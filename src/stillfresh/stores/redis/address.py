@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from stillfresh.clock import Clock
 from stillfresh.durations import seconds
-from stillfresh.errors import ConfigError, shown, without_password
+from stillfresh.errors import ConfigError, shown_place
 from stillfresh.stores.redis.store import RedisStore
 
 SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
@@ -67,7 +67,7 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
         service, database = "", parts.path.strip("/")
     if (wrong := _mistake(parts, listed, (service, database), len(given), options)) is not None:
         raise ConfigError(
-            f"store {_masked(url)}: {wrong}; write redis://host:6379/0, "
+            f"store {shown_place(url)}: {wrong}; write redis://host:6379/0, "
             f"redis+cluster://host:6379,host:6379 or redis+sentinel://host:26379,host:26379/service"
             f" (rediss:// for TLS), and behind ? any of {', '.join(sorted(OWN))} (rediss:// also "
             f"{', '.join(sorted(TLS))})"
@@ -118,9 +118,3 @@ def _is_port(parts: SplitResult) -> bool:
         return parts.port is None or parts.port > 0
     except ValueError:
         return False
-
-
-def _masked(url: str) -> str:
-    """The address without the password, because errors end up in logs."""
-    address, mark, _ = without_password(url).partition("?")
-    return shown(f"{address}{mark and '?…'}")

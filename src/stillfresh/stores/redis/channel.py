@@ -6,8 +6,7 @@ messages in the order of its steps, so one beat proves all channels of one conne
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from itertools import count
 from secrets import token_hex
 from typing import Final
@@ -16,26 +15,13 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import A_TAG, Channel, ServerChannel, Tell
+from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import BEAT, CHANNEL, NAME, PUBLISHED, TAGGED, Places, unpadded
 from stillfresh.stores.redis.link import LOST, Link
 
 SLICE: Final = 100
 """Messages that are handled in one turn of the loop."""
-
-
-@asynccontextmanager
-async def listening(
-    link: Link | Cluster, places: Places, tell: Tell, within: float
-) -> AsyncIterator[Channel]:
-    """Subscribe to all channels inside the block; connections are closed at its end."""
-    channel = RedisChannel(link, places, tell, within)
-    try:
-        await channel.open()
-        yield channel
-    finally:
-        await channel.close()
 
 
 class RedisChannel(ServerChannel):

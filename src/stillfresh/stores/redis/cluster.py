@@ -12,7 +12,7 @@ other. It then changes nothing (`scripts.py`), and is tried again until they are
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 from redis.crc import key_slot
@@ -22,9 +22,7 @@ from stillfresh.backoff import pause_after
 from stillfresh.errors import StoreError
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.layout import TAGGED, Command, announced, stored_tags
-from stillfresh.stores.redis.link import ASKING, Link, checked, is_away
-
-Address: TypeAlias = tuple[str, int]
+from stillfresh.stores.redis.link import ASKING, Address, Link, checked, is_away
 
 AT_ONCE: Final = 3
 """Redirections that are followed without a pause."""

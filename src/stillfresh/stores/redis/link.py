@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
@@ -42,6 +42,7 @@ NO_CLUSTER: Final = "its cluster mode is on; write redis+cluster://host:6379 ins
 WAIT: Final = "WAIT"
 ASKING: Final = ("ASKING",)
 """Sent before a command to the cluster node that a key moves to."""
+Address: TypeAlias = tuple[str, int]
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 
 

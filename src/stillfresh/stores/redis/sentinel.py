@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from stillfresh.stores.redis.link import LOST, NEVER
-
-Address: TypeAlias = tuple[str, int]
+from stillfresh.stores.redis.link import LOST, NEVER, Address
 
 
 class Sentinels:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
@@ -25,8 +26,8 @@ from stillfresh.stores.contract import (
     Record,
 )
 from stillfresh.stores.redis import lua, scripts
-from stillfresh.stores.redis.channel import listening
-from stillfresh.stores.redis.cluster import Address, Cluster
+from stillfresh.stores.redis.channel import RedisChannel
+from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import (
     ASKER,
     Places,
@@ -39,9 +40,9 @@ from stillfresh.stores.redis.layout import (
     padded,
     record_of,
 )
-from stillfresh.stores.redis.link import Link
-from stillfresh.stores.redis.links import new_link
+from stillfresh.stores.redis.link import Address, Link
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
+from stillfresh.stores.redis.sentinel import Sentinels
 from stillfresh.stores.redis.threads import ThreadReads
 from stillfresh.stores.server import ServerStore
 
@@ -69,7 +70,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
     """
 
     _list, _count = staticmethod(list_entries), staticmethod(count)
-    _listening = staticmethod(listening)
+    _listening = RedisChannel
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         self._places = Places(prefix)
         super().__init__(self._places, timeout, clock)
         self._new_link = partial(
-            new_link,
+            _new_link,
             url,
             nodes,
             service,
@@ -291,6 +292,32 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
     def _now(self) -> str:
         """The time that the scripts use; empty: the server's own."""
         return "" if self._clock is None else repr(float(self._clock()))
+
+
+def _new_link(
+    url: str,
+    nodes: Sequence[Address],
+    service: str | None,
+    bases: Sequence[bytes],
+    *,
+    timeout: float,
+    **options: Any,  # noqa: ANN401 (the link's own)
+) -> Link | Cluster:
+    """To one server, to the primary that Sentinels name, or to the nodes of a cluster."""
+    if service is not None:
+        sentinels = Sentinels(nodes, service, timeout)
+        return Link(url, sentinels=sentinels, timeout=timeout, **options)
+    if not nodes:
+        return Link(url, timeout=timeout, **options)
+
+    def link(address: Address) -> Link:
+        host, port = address
+        node = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        user, at, _ = (parts := urlsplit(url)).netloc.rpartition("@")
+        there = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
+        return Link(there, node=node, timeout=timeout, **options)
+
+    return Cluster(nodes, link, timeout, bases)
 
 
 def _cut(ids: list[str], size: int) -> list[list[str]]:
