@@ -154,7 +154,7 @@ class TestE22Bypassed:
         self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of `max_batch`, one after the other, however many keys there are."""
-        monkeypatch.setattr("stillfresh.engine.resource.SLICE", 2)
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 2)
         prices = declare(cache, upstream, max_batch=2)
         with cache.bypassed():
             loading = await upstream.holding(prices.get_many(["a", "b", "c"]))

@@ -13,8 +13,9 @@ from uuid import UUID
 import pytest
 
 from stillfresh import Cache, ConfigError, LoadFailed, Resource
+from stillfresh.engine.keys import MAX_KEY
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Upstream, declare, idle, turns
+from tests.kit.engine import Price, Upstream, declare, idle, turns, version
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers
@@ -141,19 +142,36 @@ class TestE15Keys:
         await prices.invalidate("red")
         assert (await prices(Colour.RED)).version == 2
 
+    @pytest.mark.parametrize("bad", ["", "\udc80", 5, None, b"x", "x" * (MAX_KEY + 1)])
     async def test_one_bad_key_of_many_loads_nothing(
-        self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+        self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, bad: Any
     ) -> None:
-        """Refused before anything is asked."""
-        prices, keys = declare(cache, upstream, max_batch=1), ["a", "b", "c", ""]
-        for size in (3, len(keys)):  # slices, and one call
-            monkeypatch.setattr("stillfresh.engine.resource.SLICE", size)
+        """Refused before anything is asked or changed."""
+        prices, good = declare(cache, upstream, max_batch=1), ["a", "b", "c"]
+        await prices.get_many(good)
+        for size in (3, 1000):  # slices, and one call
+            for place in ("read", "resource"):
+                monkeypatch.setattr(f"stillfresh.engine.{place}.SLICE", size)
+            monkeypatch.setattr("stillfresh.bounded.sliced.__init__.__defaults__", (size,))
+            for change in (prices.refresh, prices.invalidate, prices.delete, prices.watch):
+                with pytest.raises(ConfigError):
+                    await change(*good, bad)  # type: ignore[misc]
             with pytest.raises(ConfigError):
-                await prices.get_many(keys)
+                await prices.get_many([*good, "d", bad])
             with pytest.raises(ConfigError):
-                await prices.refresh(*keys)
+                await prices.put_many({**dict.fromkeys(good, Price("a", 5)), bad: Price("a", 5)})
         await turns()
-        assert upstream.calls == []
+        assert [version(it) for it in map(prices.peek, good) if it] == [1, 1, 1]
+        assert upstream.calls == [["a"], ["b"], ["c"]]
+
+    async def test_a_bad_number_of_many_is_refused(self, numbers: Resource[int, int]) -> None:
+        """Also what is almost one; any other is taken, however large."""
+        many = [*range(2, 7), -(2**59)]
+        for bad in (True, 1.0, "1", 10**5000):
+            with pytest.raises(ConfigError):
+                await numbers.get_many([*many, bad])  # type: ignore[list-item]
+        assert list(await numbers.get_many(many)) == many
+        await numbers.invalidate(*many, 2**63, -(2**70), 10**4000)
 
 
 class TestE15Declaration:

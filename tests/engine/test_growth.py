@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -230,7 +231,7 @@ class TestE28Slices:
         self, many: Resource[str, Price], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A turn is about a hundred of them; the answers are in the order of the keys."""
-        monkeypatch.setattr("stillfresh.engine.resource.SLICE", 100)
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
         monkeypatch.setattr(many.core.spec, "max_batch", 50)
         touched: list[int] = [0]
 
@@ -261,11 +262,52 @@ class TestE28Slices:
         await follow(many.delete(*MANY))
         assert not many.core.memory.entries
 
+    @pytest.mark.parametrize("max_batch", [4, 10, 50])
+    async def test_missing_keys_of_many_slices_are_loaded_together(
+        self,
+        many: Resource[str, Price],
+        upstream: Upstream,
+        monkeypatch: pytest.MonkeyPatch,
+        max_batch: int,
+    ) -> None:
+        """E4: as many calls as full batches need, though the keys are read slice by slice."""
+        scattered = MANY[::30]
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
+        monkeypatch.setattr(many.core.spec, "max_batch", max_batch)
+        calls = [scattered[at : at + max_batch] for at in range(0, len(scattered), max_batch)]
+        for lose in (many.delete, many.invalidate, partial(many.invalidate, soft=True)):
+            await lose(*scattered)
+            upstream.calls.clear()
+            assert list(await many.get_many(MANY)) == MANY
+            assert await many.core.settled(5)
+            assert upstream.calls == calls
+
+    async def test_a_call_of_many_keys_that_fails(
+        self, many: Resource[str, Price], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leaves no task behind but the loads that have begun (E3)."""
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
+        monkeypatch.setattr(many.core.spec, "max_batch", 50)
+        await many.delete(*MANY)
+        before, unheld = asyncio.all_tasks(), many.core._unheld
+
+        def failing(keys: list[str], *given: Any) -> object:
+            if MANY[150] in keys:
+                raise ZeroDivisionError
+            return unheld(keys, *given)
+
+        monkeypatch.setattr(many.core, "_unheld", failing)
+        with pytest.raises(ZeroDivisionError):
+            await many.get_many(MANY)
+        left = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - before}  # type: ignore[union-attr]
+        assert left <= {"Loads._lead"}
+        assert not any(it.waiters for it in many.core.queue.flights.values())
+
     async def test_a_caller_of_many_keys_that_leaves(
         self, many: Resource[str, Price], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """E3: takes every slice along; what had not begun is not loaded."""
-        monkeypatch.setattr("stillfresh.engine.resource.SLICE", 100)
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
         monkeypatch.setattr(many.core.spec, "max_batch", 50)
         await many.delete(*MANY)
         upstream.calls.clear()

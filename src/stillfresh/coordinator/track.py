@@ -168,7 +168,7 @@ class Track(Driver[str]):
         """C10: the one way a view is refreshed: how it ended, and the rows as they are now."""
         if session.viewer_id is None and not self.owns(session):
             return await self._shown(ids, session), {}
-        found = await self.core.reload([ViewKey(id_, session) for id_ in ids])
+        found = await self.core.answers([ViewKey(id_, session) for id_ in ids], anew=True)
         if session.is_over:
             return dict.fromkeys(ids), {}
         rows = self.rows(ids, session)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
+from stillfresh.engine.blocks import is_past
 from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation, explain
 from stillfresh.engine.keys import Spec
@@ -18,7 +19,7 @@ from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.news import Notices
 from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import IN_QUEUE, Waiter
-from stillfresh.engine.rules import NOTHING, Serve
+from stillfresh.engine.rules import FOR_EVER, NOTHING, Serve
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StoreError
@@ -41,9 +42,8 @@ class Core(Puts[K, V]):
         text: Callable[[K], str],
         key: Callable[[str], K],
     ) -> None:
-        super().__init__(spec, owner, memory, text)
+        super().__init__(spec, owner, memory, text=text, key=key)
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
-        self.key = key
         memory.cleared = self._show_memory
 
     def open(self, runtime: Runtime) -> None:
@@ -80,9 +80,8 @@ class Core(Puts[K, V]):
         waiter: Waiter[K, V] = Waiter(each=True)
         records, times, now = await self._watched(keys, waiter.unread)
         stale = [key for key, at in times.items() if at <= now]
-        for key in stale:
-            self._join(key, self.text(key), records[key], waiter)
-        self.loads.flush_soon()
+        texts = self.texts(stale)
+        self._join(texts, {id_: records[key] for key, id_ in texts.items()}, waiter)
         try:
             if fresh := [key for key, at in times.items() if at > now]:
                 yield dict.fromkeys(fresh)
@@ -147,19 +146,55 @@ class Core(Puts[K, V]):
         self.memory.count(found.values(), now)
         return found
 
+    async def known(
+        self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
+    ) -> dict[K, Outcome[V]]:
+        """The answers that need no load; other keys are left out."""
+        if is_past(self.owner):
+            return {}
+        runtime, found = await self.ready(), dict[K, Outcome[V]]()
+        unread = set() if unread is None else unread
+        async for some in sliced(keys):
+            now = runtime.clock()
+            texts = self._unheld(some, now, found, max_age)
+            records = await self._records(runtime, texts, unread) if texts else {}
+            for key, id_ in texts.items():
+                record, unverified = records.get(id_, NOTHING), key in unread
+                _, said = self._planned(key, record, now, max_age, unverified=unverified)
+                if said is not None:
+                    found[key] = said
+            self.memory.count([found[key] for key in texts if key in found], now)
+        return found
+
+    async def look(self, key: K) -> Answer[V] | None:
+        """The stored copy, however old; None if it is GONE. Loads nothing."""
+        if is_past(self.owner):
+            return None
+        runtime, id_, unread = await self.ready(), self.text(key), set[K]()
+        now = runtime.clock()
+        copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
+        if copy is None or (verdict := rules.verdict_of(copy, now)) is Verdict.GONE:
+            return None
+        return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
+
+    def fresh_for(self, key: K) -> float:
+        """In seconds, by the copy in memory, or else by the resource."""
+        entry = self.memory.entries.get(key)
+        return (self.spec.terms if entry is None else entry.copy).policy.fresh_for
+
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: no step that began before this ended puts its result into memory."""
-        runtime, texts = await self.ready(), self.texts(keys)
-        async for some in sliced(texts):
+        runtime = await self.ready()
+        async for some in sliced(keys):
+            ids = list(self.texts(some).values())
             with self.overtaking(some):
-                ids = [texts[key] for key in some]
                 await runtime.store.invalidate(self.spec.kind, ids, soft=soft)
             self.owner.note(self, some, "soft" if soft else "invalidate")
 
     async def delete(self, keys: Sequence[K]) -> None:
-        runtime, texts = await self.ready(), self.texts(keys)
-        async for some in sliced(texts):
-            ids = [texts[key] for key in some]
+        runtime = await self.ready()
+        async for some in sliced(keys):
+            ids = list(self.texts(some).values())
             with self.overtaking(some):
                 await runtime.store.delete(self.spec.kind, ids)
             self.owner.note(self, some, "delete")

@@ -54,23 +54,20 @@ class Loads(Generic[K, V]):
             _settle(flight.key, flight.waiters, closed)
 
     async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
-        """Wait until the joined loads have ended. A cancelled caller cancels no other (E3)."""
+        """Wait until the joined loads have ended."""
         if not waiter.missing or (waiter.each and waiter.outcomes):
             return
         self.flush_soon()
         woken, batch, flights = asyncio.Event(), CURRENT.get(), self._queue.flights
         waiter.wake = woken.set
-        inner = [flights[key] for key in keys if key not in waiter.outcomes] if batch else []
+        own = map(flights.get, keys if batch else ())
+        inner = [flight for flight in own if flight is not None and waiter in flight.waiters]
         waiting_for = batch.waiting_for if batch else []
-        waiting_for += inner
+        waiting_for.append(inner)
         try:
             await woken.wait()
-        except asyncio.CancelledError:
-            self._queue.leave(waiter, keys)
-            raise
         finally:
-            for flight in inner:
-                waiting_for.remove(flight)
+            waiting_for.remove(inner)
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False

@@ -251,11 +251,10 @@ def answered(outcome: Outcome[V], clock: Callable[[], float]) -> Answer[V]:
 
 
 def all_answered(
-    outcomes: Mapping[T, Outcome[V]], clock: Callable[[], float]
+    outcomes: Mapping[T, Outcome[V]], keys: Iterable[T], clock: Callable[[], float]
 ) -> dict[T, Answer[V]]:
     return {
-        key: outcome if isinstance(outcome, Answer) else answered(outcome, clock)
-        for key, outcome in outcomes.items()
+        key: it if isinstance(it := outcomes[key], Answer) else answered(it, clock) for key in keys
     }
 
 

@@ -55,7 +55,7 @@ class Batch:
         self.takes_place = False  # True if it takes one of the `concurrency` places
         self.overtaken: set[Hashable] = set()  # E6: keys that were invalidated since it began
         self.tags: set[str] = set()  # I26: invalidated; whose they are is known at the end
-        self.waiting_for: list[Flight[Any, Any]] = []  # the loads that its loader waits for
+        self.waiting_for: list[list[Flight[Any, Any]]] = []  # the loads that its loader waits for
         for flight in flights:
             flight.batch = self
 
@@ -175,7 +175,7 @@ class Flight(Struct, Generic[K, W], eq=False):
                 return True
             if id(one.batch) not in seen:
                 seen.add(id(one.batch))
-                stack.extend(one.batch.waiting_for)
+                stack += [it for flights in one.batch.waiting_for for it in flights]
         return False
 
 

@@ -4,11 +4,10 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 (E14). Everything else is in `core.py`.
 """
 
-import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import update_wrapper
-from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, cast
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
@@ -17,13 +16,13 @@ from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
 from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
 from stillfresh.engine.put import Change
+from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
 
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
-T = TypeVar("T")
 
 LoadedBatch: TypeAlias = Mapping[K, V | Loaded[V] | Exception]
 AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, V]]]
@@ -145,7 +144,7 @@ class Resource(Face[K, V]):
         return await self._get(key, _limit(max_age))
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
-        return _raised((await self.core.answers([key], max_age=max_age))[key])
+        return _raised((await self.core.answers([key], Waiter(max_age=max_age)))[key])
 
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
@@ -154,12 +153,11 @@ class Resource(Face[K, V]):
 
         `max_age` is that of `get`.
         """
-        limit = _limit(max_age)
-
-        async def ask(some: list[K]) -> dict[K, Answer[V]]:
-            return all_answered(await self.core.answers(some, max_age=limit), self._clock)
-
-        return await self._in_slices(ask, self._unique(keys, "get_many"))
+        wanted, found = self._unique(keys, "get_many"), dict[K, Answer[V]]()
+        outcomes = await self.core.answers(wanted, Waiter(max_age=_limit(max_age)))
+        async for some in sliced(wanted):
+            found |= all_answered(outcomes, some, self._clock)
+        return found
 
     async def known(
         self,
@@ -174,7 +172,7 @@ class Resource(Face[K, V]):
         than `max_age` are left out.
         """
         outcomes = await self.core.known(self._unique(keys, "known"), unread, _limit(max_age))
-        return all_answered(outcomes, self._clock)
+        return all_answered(outcomes, outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
         """Return what memory holds, or None. No await, no load."""
@@ -190,8 +188,10 @@ class Resource(Face[K, V]):
 
     async def refresh(self, *keys: K) -> None:
         """Load the keys now, at any age. Raises LoadFailed if one failed."""
-        for outcome in (await self._in_slices(self.core.reload, self._unique(keys))).values():
-            _raised(outcome)
+        outcomes = await self.core.answers(self._unique(keys), anew=True)
+        async for some in sliced(outcomes.values()):
+            for outcome in some:
+                _raised(outcome)
 
     async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
         """Publish a value that you know, for example after a write (E17).
@@ -267,30 +267,15 @@ class Resource(Face[K, V]):
         """Return the state of an entry: its age, its verdict, who loads it, and when."""
         return await self.core.explain(key)
 
-    async def _in_slices(
-        self, ask: Callable[[list[K]], Coroutine[Any, Any, dict[K, T]]], keys: list[K]
-    ) -> dict[K, T]:
-        """Ask for many keys in whole batches, some in each turn of the loop, all at once (E28)."""
-        if len(keys) <= SLICE or is_past(self.core.owner):  # E22: there, one batch after the other
-            return await ask(keys)
-        async for some in sliced(keys):
-            self.core.texts(some)  # E15: nothing is loaded if one of them is not a key
-        most, tasks = self.core.spec.max_batch, list[asyncio.Task[dict[K, T]]]()
-        try:
-            async for some in sliced(keys, most * max(1, SLICE // most)):
-                tasks.append(asyncio.create_task(ask(some)))
-            return {key: it for some in await asyncio.gather(*tasks) for key, it in some.items()}
-        finally:
-            for task in tasks:
-                task.cancel()
-
     def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
         if isinstance(keys, str | bytes):
             said = f"{method}: takes many keys; write {method}([{keys!r}])"
             raise ConfigError(f"{self.core.spec.kind}.{said}")
         listed = list(keys)
+        if len(listed) > SLICE:  # or they would be checked slice by slice
+            self.core.check(listed)
         try:
-            return list(dict.fromkeys(listed))
+            return listed if len(set(listed)) == len(listed) else list(dict.fromkeys(listed))
         except TypeError:
             raise self._no_key(*listed) from None
 
@@ -326,13 +311,15 @@ def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]
     return text
 
 
-def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
+def _flat(keys: Sequence[K | Iterable[K]]) -> Sequence[K]:
     """The keys, given one by one or in lists; a str is one key, not many letters."""
+    if set(map(type, keys)) <= {str, int}:
+        return cast("Sequence[K]", keys)
+    flat: list[K] = []
     for key in keys:
-        if isinstance(key, str | int) or not isinstance(key, Iterable):
-            yield key
-        else:
-            yield from key
+        is_one = isinstance(key, str | int) or not isinstance(key, Iterable)
+        flat.extend([cast("K", key)] if is_one else cast("Iterable[K]", key))
+    return flat
 
 
 def _raised(outcome: Outcome[V]) -> Answer[V]:

@@ -57,7 +57,7 @@ class Job(Generic[T]):
         outer, batch = CURRENT.get(), self._batch
         waiting_for = [] if outer is None else outer.waiting_for
         flights = [] if batch is None else list(batch.flights)
-        waiting_for += flights
+        waiting_for.append(flights)
         tokens = [(var, var.set(value)) for var, value in self._given]
         try:
             outcome: T | Raised = self._work()
@@ -66,8 +66,7 @@ class Job(Generic[T]):
         finally:
             for var, token in tokens:
                 var.reset(token)
-            for flight in flights:
-                waiting_for.remove(flight)
+            waiting_for.remove(flights)
         self._tell(outcome)
 
     def drop(self, why: BaseException) -> None:

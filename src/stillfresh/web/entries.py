@@ -143,7 +143,7 @@ async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
     if not core.spec.by_id:
         await core.invalidate([key], soft=True)
         return "Marked stale: the next read loads a new copy."
-    if isinstance(outcome := (await core.reload([key]))[key], LoadFailed):
+    if isinstance(outcome := (await core.answers([key], anew=True))[key], LoadFailed):
         raise Problem(502, "load_failed", "Loading failed", str(outcome))
     return "Loaded again."
 

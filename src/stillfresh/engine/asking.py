@@ -1,0 +1,108 @@
+"""Reads of a store that is asked over a network: one question in a turn of the loop (E4, E6)."""
+
+import asyncio
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from stillfresh.engine.keys import Spec
+from stillfresh.engine.loader import is_cancelled, looked_at
+from stillfresh.engine.memory import Memory
+from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.spans import apart
+from stillfresh.errors import NotOpen
+from stillfresh.stores.contract import Copy, Record
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class StoreStep(Struct, Generic[K], eq=False):
+    """A running step of the store, and which of its keys were invalidated meanwhile (E6)."""
+
+    keys: frozenset[K]
+    dirty: set[K] = set()
+
+
+class Question:
+    """The ids that one turn of the loop asks a store for, and what all its callers know (E4)."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, None] = {}
+        self.known: dict[str, str] = {}
+        self.task: asyncio.Task[dict[str, Record]]
+
+    def add(self, ids: Iterable[str], known: Mapping[str, str]) -> None:
+        for id_ in ids:
+            generation = known.get(id_)
+            if id_ not in self.ids:
+                self.ids[id_] = None
+                if generation is not None:
+                    self.known[id_] = generation
+            elif self.known.get(id_) != generation:
+                self.known.pop(id_, None)
+
+
+class Asking(Generic[K, V]):
+    """Asks the store for copies, and notes what is invalidated meanwhile."""
+
+    def __init__(self, spec: Spec[K, V], memory: Memory[K, V]) -> None:
+        self.spec, self.memory = spec, memory
+        self._runtime: Runtime | None = None
+        self._steps: set[StoreStep[K]] = set()
+        self._question: Question | None = None
+
+    def _check_open(self, runtime: Runtime) -> None:
+        """Raise if the cache was closed meanwhile: what this call has read is outdated."""
+        if self._runtime is not runtime:
+            raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again")
+
+    async def _asked(
+        self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
+    ) -> dict[str, Record]:
+        """Ask with all other reads of this turn of the loop. A cancelled caller cancels no other.
+
+        E6: a key that was invalidated while it was read counts as missing, in memory as well.
+        """
+        if (question := self._question) is None:
+            question = self._question = Question()
+            question.task = runtime.spawn(self._ask(runtime, question), apart(runtime.hooks))
+            question.task.add_done_callback(looked_at)
+        question.add(texts.values(), known)
+        entries = self.memory.entries
+        pinned = {it.key: (it.copy, it.answer, it.size) for it in map(entries.get, texts) if it}
+        with self.step(texts) as step:
+            try:
+                records = await asyncio.shield(question.task)
+            except asyncio.CancelledError:
+                if question.task.cancelled() and not is_cancelled():
+                    raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again") from None
+                raise
+            finally:
+                for key in step.dirty:
+                    held.pop(texts[key], None)
+        self._check_open(runtime)
+        for key in pinned.keys() - entries.keys() - step.dirty:
+            copy, answer, size = pinned[key]  # dropped from memory while the store was asked
+            self.memory.put(key, copy, answer, size=size)
+        clean = (id_ for key, id_ in texts.items() if key not in step.dirty)
+        return {id_: records[id_] for id_ in clean if id_ in records}
+
+    async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
+        """Start when the turn is over. E9, I7: with `memory_for`, a cheaper read is allowed."""
+        if self._question is question:
+            self._question = None
+        kind, ids, lag = self.spec.kind, list(question.ids), self.spec.memory_for
+        return await runtime.store.read(kind, ids, question.known, lag)
+
+    @contextmanager
+    def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
+        """A step that notes which of its keys are invalidated meanwhile."""
+        step = StoreStep(frozenset(keys))
+        self._steps.add(step)
+        try:
+            yield step
+        finally:
+            self._steps.discard(step)
