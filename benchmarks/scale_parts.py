@@ -280,9 +280,13 @@ class Watched:
     async def one(self) -> None:
         self.prices.watch("other").close()
 
+    async def added(self, watch: Watch[str, str], skus: list[str]) -> None:
+        watch.add(*skus)
+        await self.loaded(len(skus))
+
     async def closed(self, watch: Watch[str, str]) -> None:
         watch.close()
-        while self.prices.watched:  # noqa: ASYNC110
+        while self.prices.core.watcher.watches:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -292,11 +296,8 @@ async def _watched(took: Took, size: int) -> None:
         it = Watched(cache, size)
         with it.prices.watch(tell=lambda _: None) as watch:
             gc.collect()
-            before = resident()
-            for start in range(0, size, 1000):
-                watch.add(*map(ids, range(start, min(start + 1000, size))))
-                await asyncio.sleep(0)
-            await it.loaded(size)
+            before, skus = resident(), list(map(ids, range(size)))
+            await took.hold("`watch.add` of all", series, size, lambda: it.added(watch, skus), of=1)
             took.note("bytes of a watched key", series, size, (resident() - before) / size)
             for _ in range(ROUNDS):
                 await took.time("watch and unwatch another", series, size, it.one, of=20)
@@ -311,6 +312,16 @@ async def _watched(took: Took, size: int) -> None:
             took.note("refresh of all, µs of CPU a key", series, size, each)
             took.note("refresh of all: hold, ms", series, size, hold)
             await took.hold("close the watch", series, size, lambda: it.closed(watch), of=1)
+        values = dict.fromkeys(skus, VALUE)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "get_many": lambda: it.prices.get_many(skus),
+            "refresh": lambda: it.prices.refresh(*skus),
+            "put_many": lambda: it.prices.put_many(values),
+            "invalidate": lambda: it.prices.invalidate(*skus),
+            "delete": lambda: it.prices.delete(*skus),
+        }
+        for name, call in calls.items():
+            await took.hold(f"`{name}` of as many keys", series, size, call, of=1)
 
 
 def watched(progress: Progress) -> Section:

@@ -359,7 +359,7 @@ class TestE28Slices:
         assert left == []
         for watch in watches:
             assert [update async for update in watch] == []
-        assert not many.core.watcher._leaving
+        assert not many.core.watcher.late
 
     async def test_a_place_in_full_memory(self, cache: Cache, upstream: Upstream) -> None:
         """Where every entry was read, so many are passed over, not all."""

@@ -31,6 +31,7 @@ from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, turns, until, version
 from tests.kit.held_store import SteppedStore
 
+MANY = [f"sku-{number}" for number in range(10)]
 Passes = Callable[..., Awaitable[None]]
 
 
@@ -662,6 +663,81 @@ class TestE24NeverLate:
             await until(lambda: len(calls) == 3)
             assert calls == ["a", "slow", "a"]
             gates["slow"].set()
+
+
+class TestE28ManyKeys:
+    """A watch of very many keys holds nothing up: the driver takes them over in slices."""
+
+    @pytest.fixture(autouse=True)
+    def _slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("stillfresh.engine.watcher.AT_ONCE", 3)
+
+    @pytest.fixture
+    def taken(self, prices: Prices, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Keys that were taken over so far."""
+        keys, match = list[str](), prices.core.watcher._match
+
+        def noted(key: str, watch: Any) -> None:
+            keys.append(key)
+            match(key, watch)
+
+        monkeypatch.setattr(prices.core.watcher, "_match", noted)
+        return keys
+
+    async def test_all_keys_are_watched_at_once(
+        self, cache: Cache, prices: Prices, upstream: Upstream, taken: list[str]
+    ) -> None:
+        """So the resource says from the first moment on; each key is loaded, in one batch."""
+        with prices.watch(MANY) as watch, prices.watch(*MANY[5:], "other") as another:
+            assert taken == MANY[:3]
+            assert set(prices.watched) == {*MANY, "other"}
+            assert cache.counts().resources["price"].watched == 11
+            assert {(await anext(watch)).key for _ in MANY} == set(MANY)
+            assert {(await anext(another)).key for _ in range(6)} == {*MANY[5:], "other"}
+            assert upstream.calls == [[*MANY, "other"]]
+        assert prices.watched == ()
+        watcher = prices.core.watcher
+        await until(lambda: not watcher.watches and not watcher.late and len(watcher.lane) == 0)
+
+    async def test_a_copy_that_arrives_before_its_key_is_taken_over_is_told(
+        self, prices: Prices, taken: list[str], upstream: Upstream
+    ) -> None:
+        """C14: what is read after the watch was entered is known to be old."""
+        await prices("sku-9")
+        with prices.watch(MANY) as watch:
+            upstream.version = 2
+            await prices.put("sku-9", Price("sku-9", 2))
+            told = {it.key: version(it.answer) for it in [await anext(watch) for _ in MANY]}
+            assert told == dict.fromkeys(MANY, 2)
+        assert taken.count("sku-9") >= 2
+
+    async def test_keys_that_leave_and_come_back_meanwhile(
+        self, prices: Prices, taken: list[str], upstream: Upstream
+    ) -> None:
+        """What the watch has in the end is watched, and nothing else."""
+        with prices.watch(MANY) as watch:
+            watch.discard(*MANY)
+            assert (prices.watched, watch.keys) == ((), ())
+            watch.add(*MANY[:5])
+            watch.discard("sku-1", "unknown")
+            left = ["sku-0", "sku-2", "sku-3", "sku-4"]
+            assert list(prices.watched) == left
+            await settled(prices)
+            assert (sorted(prices.core.watcher.watches), upstream.calls) == (left, [left])
+            watch.discard(*left)
+            await prices.refresh("sku-0")
+            assert not watch._news
+        assert len(taken) > 3 * 10
+
+    async def test_a_watch_that_ends_while_it_is_taken_over(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
+        """Nothing is loaded for it, and its driver ends."""
+        prices.watch(MANY).__enter__().close()
+        watcher = prices.core.watcher
+        await until(lambda: not watcher.late and not watcher.watches)
+        await until(lambda: watcher._driver is None or watcher._driver.done())
+        assert (upstream.calls, len(watcher.lane)) == ([], 0)
 
 
 async def _all(watch: object) -> list[object]:

@@ -263,7 +263,7 @@ class Core(Puts[K, V]):
             bytes=self.memory.room.held,
             loading=len(self.queue.flights),
             queued=self.queue.not_begun(),
-            watched=len(self.watcher.watches),
+            watched=len(self.watcher.watched),
             max_batch=self.spec.max_batch,
         )
 

@@ -325,7 +325,7 @@ class Loads(Generic[K, V]):
         memory.keep(key, copy, value, outlook, since)
         if result.tags is not None:
             memory.retag(key, copy.generation, result.tags)
-        if key in self._watcher.watches:
+        if key in self._watcher.watches or self._watcher.late:
             self.tell_watches(key, copy, value, outlook)
 
     def tell_watches(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:

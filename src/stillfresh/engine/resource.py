@@ -256,7 +256,7 @@ class Resource(Face[K, V]):
     @property
     def watched(self) -> tuple[K, ...]:
         """The keys that are watched now."""
-        return tuple(self.core.watcher.watches)
+        return tuple(self.core.watcher.watched)
 
     def of(self, key: K) -> Handle[V]:
         """Return the handle of one entry."""

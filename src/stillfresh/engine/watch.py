@@ -5,7 +5,7 @@ The object that callers hold. `watcher.py` keeps the keys fresh (C3, C4, C14).
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
@@ -39,39 +39,43 @@ class Watch(Generic[K, V]):
     def __init__(
         self,
         watcher: "Watcher[K, V]",
-        keys: Iterable[K],
+        keys: Collection[K],
         *,
         tell: Callable[[Update[K, V]], object] | None = None,
         fail: Callable[[Update[K, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> None:
         self._watcher = watcher
-        watcher.core.texts(listed := list(keys))
-        self._keys = dict.fromkeys(listed)
+        watcher.core.check(keys)
+        self._keys = dict.fromkeys(keys)
         for name, listener in (("tell", tell), ("fail", fail), ("end", end)):
             _check_plain(name, listener)
         self._tell, self._fail, self._end = tell, fail, end
+        self.hears_failures = fail is not None
         self._news: dict[K, Update[K, V]] = {}
         self._changed = asyncio.Event()
-        self._is_open = self._was_entered = False
+        self.is_open = self._was_entered = False
 
     def add(self, *keys: K) -> None:
         """Watch more keys."""
-        self._watcher.core.texts(keys)
-        for key in keys:
-            if key not in self._keys:
-                if self._is_open:
-                    self._watcher.enter(key, self)
-                self._keys[key] = None
+        self._watcher.core.check(keys)
+        if self.is_open:
+            self._watcher.check_loop()
+        self._keys.update(dict.fromkeys(keys))
+        if self.is_open:
+            self._watcher.follow(self, keys)
 
     def discard(self, *keys: K) -> None:
         """Stop watching these keys."""
-        for key in keys:
-            if key in self._keys:
-                del self._keys[key]
-                self._news.pop(key, None)
-                if self._is_open:
-                    self._watcher.leave(key, self)
+        for known in (self._keys, self._news) if self._news else (self._keys,):
+            for key in keys:
+                known.pop(key, None)
+        if self.is_open:
+            self._watcher.follow(self, keys)
+
+    def has(self, key: K) -> bool:
+        """True if it is watched now."""
+        return self.is_open and key in self._keys
 
     @property
     def keys(self) -> tuple[K, ...]:
@@ -80,38 +84,32 @@ class Watch(Generic[K, V]):
 
     def close(self) -> None:
         """Stop watching. A loop over the watch ends."""
-        if self._is_open:
-            self._is_open = False
-            self._watcher.leave_all(self.keys, self)
+        if self.is_open:
+            self.is_open = False
+            self._watcher.follow(self, self.keys)
             if self._end is not None:
                 _call(self._end)
         self._changed.set()
 
     def tell(self, update: Update[K, V]) -> None:
         """Pass an update on, or keep it until somebody iterates. Does nothing once closed."""
-        if self._is_open and self._tell is not None:
+        if self.is_open and self._tell is not None:
             _call(self._tell, update)
-        elif self._is_open:
+        elif self.is_open:
             self._news[update.key] = update
             self._changed.set()
 
-    @property
-    def hears_failures(self) -> bool:
-        """True if `fail` was given."""
-        return self._fail is not None
-
     def tell_failure(self, update: Update[K, V]) -> None:
         """Report that a refresh failed: what is left, with its error."""
-        if self._is_open and self._fail is not None:
+        if self.is_open and self._fail is not None:
             _call(self._fail, update)
 
     def __enter__(self) -> Self:
         if self._was_entered:
             raise StillfreshError("this watch was entered already; make another one")
-        self._watcher.begin(self)
-        self._is_open = self._was_entered = True
-        for key in self._keys:
-            self._watcher.enter(key, self)
+        self._watcher.check_loop()
+        self.is_open = self._was_entered = True
+        self._watcher.follow(self, self.keys)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +120,7 @@ class Watch(Generic[K, V]):
 
     async def __anext__(self) -> Update[K, V]:
         while not self._news:
-            if not self._is_open:
+            if not self.is_open:
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()

@@ -7,10 +7,13 @@ runs by itself, for `watch`; a coordinator's kind calls `tick` (seed 000). No ke
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from stillfresh.bounded import SLICE as AT_ONCE
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.lane import Lane
@@ -28,15 +31,10 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SLICE: Final = 50
-"""Keys that are read, loaded or dropped in one turn of the loop."""
-SHORTEST_PAUSE: Final = 0.1
-"""Seconds between two loads of a key, however short its freshness."""
-LONGEST_PAUSE: Final = 30.0
-"""Seconds; a wall clock that was set is noticed after this time."""
+SLICE: Final = 50  # keys that are read or loaded in one turn of the loop
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds: between two loads of a key; of the driver
 MOST_LOADS: Final = 10  # loads of a watched key in a second, however often it is invalidated
-MOST_COUNTED: Final = 10_000
-"""Keys whose loads are counted."""
+MOST_COUNTED: Final = 10_000  # keys whose loads are counted
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +48,7 @@ class Driver(ABC, Generic[K]):
     def __init__(self, terms: Terms, clock: Clock) -> None:
         self.lane: Lane[K] = new_lane(terms)
         self.clock = clock
-        self._stale_at: dict[K, float] = {}
-        """For keys whose copy arrived while they are renewed: they need not be read again."""
+        self._stale_at: dict[K, float] = {}  # of copies that arrived while keys are renewed
 
     @abstractmethod
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
@@ -139,27 +136,21 @@ class Driver(ABC, Generic[K]):
 
 
 class Watcher(Driver[K], Generic[K, V]):
-    """All watched keys of one resource, while there are any.
-
-    The core reads, leases and loads, so one load serves every process on the store (E5).
-    """
+    """All watched keys of one resource. Its core loads, once for all processes (E5)."""
 
     def __init__(self, core: "Core[K, V]", clock: Clock) -> None:
         super().__init__(core.spec.terms, clock)
         self.core = core
         size = core.spec.max_batch
+        # Whole batches: a slice that cuts one would cost another request.
         self._batches = size * max(1, SLICE // size)
-        """Whole batches: a slice that cuts one would cost another request."""
         self._open: set[Watch[K, V]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
-        self.absent: dict[K, Answer[V]] = {}
-        """Watched keys that did not exist when last asked for."""
-        self._heard: dict[K, float] = {}
-        """When the known copy of each key was fetched."""
-        self._loads: BoundedDict[K, tuple[float, int]] = BoundedDict(MOST_COUNTED)
-        """How often each key was loaded within the current second."""
-        self._leaving: list[tuple[K, Watch[K, V]]] = []
+        self.absent: dict[K, Answer[V]] = {}  # watched keys that did not exist when last asked for
+        self._heard: dict[K, float] = {}  # when the known copy of each key was fetched
+        self._loads: BoundedDict[K, tuple[float, int]] = BoundedDict(MOST_COUNTED)  # in this second
+        self.late: deque[tuple[Watch[K, V], Iterable[K]]] = deque()  # keys that came or went
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -169,46 +160,60 @@ class Watcher(Driver[K], Generic[K, V]):
     def renew(self, keys: Sequence[K]) -> AsyncGenerator[Mapping[K, object]]:
         return self.core.renew(keys)
 
-    def begin(self, watch: Watch[K, V]) -> None:
-        self.core.owner.check_not_closed()
-        self._check_loop()
-        self._open.add(watch)
+    @property
+    def watched(self) -> Mapping[K, object]:
+        """The keys of all open watches, also those that the driver has not seen yet."""
+        every = (key for watch in self._open for key in watch.keys)
+        return dict.fromkeys(every) if self.late else self.watches
 
-    def enter(self, key: K, watch: Watch[K, V]) -> None:
-        self._check_loop()
-        if not (watches := self.watches.setdefault(key, {})):
-            self.core.owner.note(self.core, [key], "watch")
-            if (entry := self.core.memory.entries.get(key)) is not None:
-                self._heard[key] = entry.copy.fetched_at
-        watches[watch] = None
-        self.lane.subscribe(key, counted=False)
-        self._changed.set()
-        if self._driver is None or self._driver.done():
+    def follow(self, watch: Watch[K, V], keys: Sequence[K]) -> None:
+        """These keys came to the watch or left it: watch them accordingly."""
+        if not watch.is_open and watch not in self._open:
+            return  # the cache closes, and nothing is watched any more
+        (self._open.add if watch.is_open else self._open.discard)(watch)
+        self.late.append((watch, iter(keys)))
+        if len(self.late) == 1:
+            self._take_over()
+        if self.watches and (self._driver is None or self._driver.done()):
             self._driver = asyncio.get_running_loop().create_task(self._start())
-        if (answer := self.absent.get(key)) is not None:
-            watch.tell(Update(key, answer))
 
-    def leave(self, key: K, watch: Watch[K, V]) -> None:
-        watches = self.watches.get(key, {})
-        if watch in watches:
+    def _take_over(self) -> None:
+        """A slice of the keys that came to a watch or left it."""
+        self._changed.set()
+        watch, left = self.late.popleft()
+        if len(keys := list(islice(left, AT_ONCE))) == AT_ONCE:
+            self.late.appendleft((watch, left))
+        for key in keys:
+            self._match(key, watch)
+
+    def _match(self, key: K, watch: Watch[K, V]) -> None:
+        """Watch the key for this watch, or no longer, as the watch has it now."""
+        watches, has = self.watches.get(key, {}), watch.has(key)
+        if has is (watch in watches):
+            return
+        if not has:
             del watches[watch]
             if not watches:
                 self.lane.unsubscribe(key)
                 self.core.owner.note(self.core, [key], "unwatch")
-                del self.watches[key]
-                self.absent.pop(key, None)
-                self._heard.pop(key, None)
-            self._changed.set()
-
-    def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
-        """Stop watching many keys: the driver drops them in slices, so the loop is not blocked."""
-        if watch not in self._open:  # the cache closes: nothing is watched any more
+                for known in (self.watches, self.absent, self._heard):
+                    known.pop(key, None)
             return
-        self._open.discard(watch)
-        for key in keys[:SLICE]:
-            self.leave(key, watch)
-        self._leaving += [(key, watch) for key in keys[SLICE:]]
-        self._changed.set()
+        if not watches:
+            self.core.owner.note(self.core, [key], "watch")
+            self.watches[key] = watches
+            if (entry := self.core.memory.entries.get(key)) is not None:
+                self._heard[key] = entry.copy.fetched_at
+        watches[watch] = None
+        self.lane.subscribe(key, counted=False)
+        if (answer := self.absent.get(key)) is not None:
+            watch.tell(Update(key, answer))
+
+    def _watches_of(self, key: K) -> tuple[Watch[K, V], ...]:
+        """The watches of a key; C14: also those whose keys the driver has not all seen."""
+        for watch, _ in tuple(self.late):
+            self._match(key, watch)
+        return tuple(self.watches.get(key, ()))
 
     def is_news(self, key: K, copy: Copy) -> bool:
         """True if it is newer than the known copy, or the store says so; the first is not news."""
@@ -220,7 +225,7 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
         """A new copy arrived: tell its watches, and plan its next refresh (E24)."""
-        if (watches := self.watches.get(key)) is None:
+        if not (watches := self._watches_of(key)):
             return
         self._changed.set()
         self._heard[key] = answer.fetched_at
@@ -230,7 +235,7 @@ class Watcher(Driver[K], Generic[K, V]):
         if not answer.found:
             self.absent[key] = answer
         update = Update(key, answer)
-        for watch in tuple(watches):
+        for watch in watches:
             watch.tell(update)
 
     def look_again(self, keys: Iterable[K]) -> None:
@@ -243,10 +248,9 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def begin_anew(self) -> None:
         """Watch nothing. E21: watches of a closed loop cannot be told."""
-        for known in (self._open, self.watches, self.absent, self._heard, self._stale_at):
+        for known in (self._open, self.watches, self.absent, self._heard, self.late):
             known.clear()
-        self._leaving.clear()
-        self.lane = new_lane(self.core.spec.terms)
+        self.lane, self._stale_at = new_lane(self.core.spec.terms), {}
         self._driver, self._changed = None, asyncio.Event()
 
     def close(self) -> None:
@@ -258,8 +262,9 @@ class Watcher(Driver[K], Generic[K, V]):
         if driver is not None:
             driver.cancel()
 
-    def _check_loop(self) -> None:
+    def check_loop(self) -> None:
         """Check the loop before anything is noted that no driver would look after."""
+        self.core.owner.check_not_closed()
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -284,12 +289,10 @@ class Watcher(Driver[K], Generic[K, V]):
         self._driver = runtime.spawn(self._drive(runtime))
 
     async def _drive(self, runtime: Runtime) -> None:
-        while self.watches:
+        while self.watches or self.late:
             self._changed.clear()
-            while self._leaving:
-                for key, watch in self._leaving[-SLICE:]:
-                    self.leave(key, watch)
-                del self._leaving[-SLICE:]
+            while self.late:
+                self._take_over()
                 await asyncio.sleep(0)
             while await self.look_up():
                 pass
@@ -306,26 +309,23 @@ class Watcher(Driver[K], Generic[K, V]):
             self._loads.note(key, (since, loads + 1) if 0 <= now - since < 1 else (now, 1))
 
     def note(self, times: Mapping[K, float]) -> None:
-        super().note({key: max(at, self._free_at(key)) for key, at in times.items()})
-
-    def _free_at(self, key: K) -> float:
-        """When a key that was loaded too often may be loaded again: at the end of the second."""
-        since, loads = self._loads.get(key, (NEVER, 0))
-        return since + 1 if loads >= MOST_LOADS and since <= self.clock() else NEVER
+        """A key that was loaded too often may be loaded again at the end of the second."""
+        late, now = dict(times), self.clock()
+        for key in times.keys() & self._loads.keys():
+            since, loads = self._loads[key]
+            if loads >= MOST_LOADS and since <= now:
+                late[key] = max(times[key], since + 1)
+        super().note(late)
 
     async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
         """Report failures to the watches that want them, with the copy that is left."""
         await super()._ended(outcomes, flying, of)
-        failed = {
-            key: it
-            for key, it in outcomes.items()
-            if isinstance(it, LoadFailed)
-            and any(watch.hears_failures for watch in self.watches.get(key, ()))
-        }
-        left = await self.core.known(list(failed)) if failed else {}
-        for key, error in failed.items():
-            update = Update(key, left_of(left.get(key), error, self.clock))
-            for watch in tuple(self.watches.get(key, ())):
+        failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
+        told = [key for key in failed if any(it.hears_failures for it in self._watches_of(key))]
+        left = await self.core.known(told) if told else {}
+        for key in told:
+            update = Update(key, left_of(left.get(key), failed[key], self.clock))
+            for watch in self._watches_of(key):
                 watch.tell_failure(update)
 
     def _land(self, keys: Iterable[K]) -> dict[K, float]:
