@@ -142,23 +142,21 @@ class Loads(Generic[K, V]):
             batch.flights = [it for it in batch.flights if it.id not in failed]
         since = self._runtime.clock()
         grants = await self._loader.asked("give leases", self._loader.acquire(asks)) if asks else {}
-        leases, held = dict[str, Lease](), list[Flight[K, Waiter[K, V]]]()
-        grants = grants or {}
-        for flight in batch.flights:
+        held, grants = list[Flight[K, Waiter[K, V]]](), grants or {}
+        leases = {id_: it for id_, it in grants.items() if isinstance(it, Lease)}
+        self._memory.counts.leases_won += len(leases)
+        self._memory.counts.leases_denied += len(grants) - len(leases)
+        for flight in [it for it in batch.flights if it.id not in leases]:
             match grants.get(flight.id):
-                case Lease() as lease:
-                    leases[flight.id] = lease
                 case Newer(record):
                     self._look(flight, record, since)
                 case Held():
                     held.append(flight)
-        self._memory.counts.leases_won += len(leases)
-        self._memory.counts.leases_denied += len(grants) - len(leases)
+                case _:
+                    flight.is_blind = True
         if held:
             self._spawn(self._follow(batch.split(held, LoadEvent.DENY)))
-        batch.flights = [it for it in batch.flights if it.id in leases or it.id not in grants]
-        for it in batch.flights:
-            it.is_blind = it.id not in leases
+        batch.flights = [it for it in batch.flights if it.id in leases or it.is_blind]
         batch.step(LoadEvent.GRANT)
         return leases
 
