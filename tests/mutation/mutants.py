@@ -44,7 +44,7 @@ TESTS = re.compile(
 )
 LISTED = Path(__file__).with_name("listed.toml")
 SHARE = 0.9
-CHUNK = 6
+CHUNK = 3
 """Files of tests that are measured in one process."""
 EVERY = 25
 """So often nothing is changed, to see that the tests pass by themselves."""
@@ -104,9 +104,14 @@ class Mutants:
         self._times = 1_000_000_000
         self._changed: dict[Path, str] = {}
 
-    def measure(self) -> Iterator[tuple[int, int]]:
-        """Which tests touch which lines; yields how many files are done, and of how many."""
-        files = self.touched.missing(self.tests)
+    def measure(self, wanted: str = "") -> Iterator[tuple[int, int]]:
+        """Which tests touch which lines; yields how many files are done, and of how many.
+
+        Files of tests that are neither wanted nor known are left out.
+        """
+        missing = self.touched.missing(self.tests)
+        files = [it for it in missing if re.search(wanted, it)]
+        self.tests = [it for it in self.tests if it in files or it not in missing]
         chunks = [files[at : at + CHUNK] for at in range(0, len(files), CHUNK)]
         done = 0
         for work, found in self._tried(Work(None, chunk, 0, measured=True) for chunk in chunks):
@@ -175,9 +180,8 @@ class Mutants:
                         if trial and not trial.is_over():
                             continue
                         found = trial.result() if trial else {}
-                        again = not found or (self.confirm and "failed" not in found)
-                        if trial and is_warm and work.change and again:
-                            running[copy] = work, self._started(copy, work, None), False
+                        if trial and is_warm and (again := self._again(work, found)).tests:
+                            running[copy] = work, self._started(copy, again, None), False
                         else:
                             del running[copy]
                             free.append(copy)
@@ -188,12 +192,23 @@ class Mutants:
                     if trial:
                         trial.end()
 
+    def _again(self, work: Work, found: dict[str, Any]) -> Work:
+        """The tests to run anew: all if nothing could be changed, else those in other processes."""
+        if work.change is None or "failed" in found:
+            return work._replace(tests=[])
+        if "starting" not in found:
+            return work
+        files = found["starting"] if self.confirm else []
+        tests = [it for it in work.tests if it.partition("::")[0] in files]
+        return work._replace(tests=tests)
+
     def _started(self, copy: Path, work: Work, warm: Warm | None) -> Trial | None:
         """Tests with the changed source; no tests: no run."""
         found = copy / "found.json"
         found.unlink(missing_ok=True)
         if work.measured:
-            sources = tuple(str(copy / source) for source in self.sources)
+            every = (copy / "src").rglob("*.py")
+            sources = tuple(str(it) for it in every if SOURCES.search(str(it.relative_to(copy))))
             return cold(copy, work.tests, self._patience(180.0), measured=sources)
         if not work.tests:
             return None
@@ -202,7 +217,8 @@ class Mutants:
         path = work.change.path if work.change else ""
         text = work.change.applied(self._texts[path]) if work.change else ""
         if warm:
-            return warm.trial(Order(path, text, work.tests, each, found), limit)
+            order = Order(path, text, work.tests, each, 5 + 5 * max(costs), found)
+            return warm.trial(order, limit)
         self._mend(copy)
         self._write(copy / path, text)
         self._changed[copy] = path
@@ -293,7 +309,7 @@ def main() -> int:
     mutants = Mutants(
         root,
         [it for it in paths if SOURCES.search(it) and f"src/stillfresh/{only}" in it],
-        [it for it in paths if TESTS.search(it) and re.search(tests_of(only), it)],
+        [it for it in paths if TESTS.search(it)],
         options.seed,
         root / "build" / "mutants",
         options.jobs,
@@ -310,7 +326,7 @@ def main() -> int:
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         progress = stack.enter_context(Progress(*columns, console=console))
         bar = progress.add_task("measuring which test touches what", total=None)
-        for done, total in mutants.measure():
+        for done, total in mutants.measure(tests_of(only)):
             progress.update(bar, completed=done, total=total)
         console.print(f"seed {options.seed}, {len(mutants.touched.seconds):,} tests known")
         for file in mutants.unmeasured:

@@ -40,6 +40,21 @@ from stillfresh.children import is_child
 def test_child():
     assert is_child(3)
 """
+ELDERS = """\
+def is_elder(age: int, since: int) -> bool:
+    return age > since
+"""
+APART = """\
+import subprocess, sys
+from stillfresh.elders import is_elder
+
+ASKS = "from stillfresh.elders import is_elder; print([is_elder(age, 65) for age in (64, 65, 66)])"
+
+def test_elder():
+    is_elder(3, 65)
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[False, False, True]\\n"
+"""
 
 
 def outcomes(root: Path) -> dict[str, str]:
@@ -55,7 +70,7 @@ def outcomes(root: Path) -> dict[str, str]:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "ran: tests/test_weak.py (1)" in done.stdout
-    assert "5 caught" in done.stdout
+    assert "8 caught" in done.stdout
     return {it["diff"][-1][1:].strip(): it["outcome"] for it in json.loads(found.read_text())}
 
 
@@ -63,13 +78,16 @@ class TestT12Mutants:
     def test_a_weak_test_lets_changes_live_and_a_strong_one_catches_them(
         self, tmp_path: Path
     ) -> None:
-        """A change in what a test only calls survives; one in what a test checks is caught."""
+        """A change in what a test only calls survives; one in what a test checks is caught, also
+        if the test checks it in another process."""
         for name, text in {
             "src/stillfresh/__init__.py": "",
             "src/stillfresh/adults.py": ADULTS,
             "src/stillfresh/children.py": CHILDREN,
             "tests/test_strong.py": STRONG,
             "tests/test_weak.py": WEAK,
+            "src/stillfresh/elders.py": ELDERS,
+            "tests/test_apart.py": APART,
         }.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +98,8 @@ class TestT12Mutants:
             "TILL = float(36)": "survived",
             "return age <= TILL": "survived",
             "return age >= TILL": "caught",
+            "return age >= since": "caught",
+            "return age <= since": "caught",
             "return None": "caught",
         }
         assert (tmp_path / "src/stillfresh/adults.py").read_text() == ADULTS

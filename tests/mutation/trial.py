@@ -34,10 +34,16 @@ STILLBORN = re.compile(
 """An error that any test would have met: such a change says nothing about the tests."""
 NEAREST = 4
 """Files of tests that run first: mostly they are enough, and importing the others takes longer."""
-IDLE = 15.0
+IDLE = 10.0
 """Seconds without any work, after which a run hangs: the tests' clocks are moved by hand."""
 GRACE = 10.0
 """Seconds in which a run that is ended may stop the servers that it started."""
+STARTED = "STILLFRESH_MUTANTS_STARTED"
+"""Names the file that a Python process makes which a test starts."""
+SITE = f"""import os, pathlib
+if "{STARTED}" in os.environ:
+    pathlib.Path(os.environ["{STARTED}"]).touch()
+"""
 
 
 def preload(libraries: tuple[str, ...] = LIBRARIES) -> None:
@@ -136,7 +142,7 @@ def started(
             return
         if "failed" in plugin.found():
             break
-    found.write_text(json.dumps(plugin.found()))
+    found.write_text(plugin.told())
 
 
 def quietly(output: Path) -> None:
@@ -153,6 +159,7 @@ def at_home(copy: Path) -> None:
     temporary = copy / "tmp"
     temporary.mkdir(exist_ok=True)
     os.environ |= {"PYTHONPATH": f"{copy / 'src'}:{copy}", "TMPDIR": str(temporary)}
+    (copy / "src" / "sitecustomize.py").write_text(SITE)
     sys.path[:0] = [str(copy / "src"), str(copy)]
     os.chdir(copy)
 
@@ -166,11 +173,20 @@ def descendants(pid: int) -> list[int]:
 
 
 class Stopping:
-    """Runs the named tests in their order, and notes the first failure."""
+    """Runs the named tests in their order, and notes the first failure.
 
-    def __init__(self, tests: list[str], each: float) -> None:
+    It also notes the files whose tests start Python processes: there, code that was changed in
+    this process only is not changed.
+    """
+
+    def __init__(self, tests: list[str], each: float, started: Path | None = None) -> None:
         self.order = {test: number for number, test in enumerate(tests)}
+        self.starting: dict[str, None] = {}
         self._found: dict[str, Any] = {}
+        self._mark = started
+        if started is not None:
+            started.unlink(missing_ok=True)
+            os.environ[STARTED] = str(started)
         self.options = ["-x", "--timeout", f"{each:.0f}"]
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -183,6 +199,11 @@ class Stopping:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note(report)
 
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self._mark is not None and self._mark.exists():
+            self._mark.unlink()
+            self.starting[nodeid.partition("::")[0]] = None
+
     def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.failed and not self._found:
             crash = getattr(report.longrepr, "reprcrash", None)
@@ -193,6 +214,10 @@ class Stopping:
 
     def found(self) -> dict[str, Any]:
         return self._found
+
+    def told(self) -> str:
+        """What was found, and which files of tests start processes."""
+        return json.dumps({"starting": [*self.starting], **self._found})
 
 
 class Measuring:
@@ -236,3 +261,6 @@ class Measuring:
             for test, seconds in self._seconds.items()
             if test not in self._failed
         }
+
+    def told(self) -> str:
+        return json.dumps(self.found())

@@ -6,7 +6,6 @@ more than its tests. Code that runs on import cannot be changed so: `trial.py` s
 """
 
 import gc
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -28,6 +27,9 @@ class Order(NamedTuple):
     text: str
     tests: list[str]
     each: float
+    """After how many seconds a test hangs."""
+    work: float
+    """After how many seconds of a core it runs in a circle."""
     found: Path
 
 
@@ -68,6 +70,7 @@ class Serving:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         gc.collect()
+        functions = [it for it in gc.get_objects() if type(it) is FunctionType]
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -78,20 +81,21 @@ class Serving:
                 pid = os.fork()
                 if not pid:
                     self._pipe.close()
-                    run(session, order)
+                    run(session, order, functions)
                 self._pipe.send(pid)
         return True
 
 
-def run(session: pytest.Session, order: Order) -> None:
+def run(session: pytest.Session, order: Order, functions: list[FunctionType]) -> None:
     """In the child, which ends here."""
     try:
         os.setpgrp()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGPROF, lambda *_: pytest.fail("Timeout: it works without end"))
         quietly(order.found.with_suffix(".txt"))
-        stopping = Stopping(order.tests, order.each)
-        if order.source and not changed(order.source, order.text):
+        stopping = Stopping(order.tests, order.each, order.found.with_suffix(".started"))
+        if order.source and not changed(functions, order.source, order.text):
             order.found.write_text("{}")
             return
         session.config.pluginmanager.register(stopping)
@@ -100,29 +104,29 @@ def run(session: pytest.Session, order: Order) -> None:
         try:
             for item, following in zip(items, [*items[1:], None], strict=True):
                 item.add_marker(pytest.mark.timeout(order.each))
+                signal.setitimer(signal.ITIMER_PROF, order.work)
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if stopping.found():
                     break
-            order.found.write_text(json.dumps({"ran": len(items), **stopping.found()}))
+            order.found.write_text(stopping.told())
         finally:  # which stops the servers of the tests
+            signal.setitimer(signal.ITIMER_PROF, 0)
             session.config.hook.pytest_sessionfinish(session=session, exitstatus=0)
     finally:
         os._exit(0)
 
 
-def changed(source: str, text: str) -> int:
-    """Give every living function of a source its new code; how many were different."""
+def changed(functions: list[FunctionType], source: str, text: str) -> int:
+    """Give the functions of a source their new code; how many were different."""
     file = str(Path(source).resolve())
     new = {(it.co_qualname, it.co_firstlineno): it for it in codes(compile(text, file, "exec"))}
     count = 0
-    gc.unfreeze()
-    for function in gc.get_objects():
-        if type(function) is FunctionType and function.__code__.co_filename == file:
-            old = function.__code__
-            code = new.get((old.co_qualname, old.co_firstlineno), old)
-            if code != old and code.co_freevars == old.co_freevars:
-                function.__code__ = code
-                count += 1
+    for function in functions:
+        old = function.__code__
+        code = new.get((old.co_qualname, old.co_firstlineno), old)
+        if old.co_filename == file and code != old and code.co_freevars == old.co_freevars:
+            function.__code__ = code
+            count += 1
     return count
 
 
