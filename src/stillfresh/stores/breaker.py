@@ -11,6 +11,7 @@ from stillfresh.backoff import pause_after
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 TRIED_AGAIN: Final = f"stillfresh tries it again within {LONGEST_PAUSE:g} s"
+"""The end of an error of a store that is unavailable."""
 
 
 class Breaker:
