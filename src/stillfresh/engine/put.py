@@ -27,13 +27,13 @@ from msgspec.structs import replace
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
-from stillfresh.engine.asking import StoreStep
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.loader import looked_at
 from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Loaded, Origin
 from stillfresh.engine.read import Reads
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.store_reads import StoreStep
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text
 from stillfresh.freshness import Policy, Verdict

@@ -10,7 +10,6 @@ from typing import TypeAlias, TypeVar
 
 from stillfresh.bounded import SLICE
 from stillfresh.engine import rules
-from stillfresh.engine.asking import Asking
 from stillfresh.engine.blocks import Face, is_past, loaded
 from stillfresh.engine.keys import Spec, are_plain
 from stillfresh.engine.lifecycle import Lifecycle
@@ -20,6 +19,7 @@ from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import NOTHING, Load, Plan, Serve
 from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.store_reads import StoreReads
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW
 from stillfresh.stores.contract import AWAY, Copy, Record
@@ -32,7 +32,7 @@ T = TypeVar("T")
 ReadNow: TypeAlias = Callable[..., dict[str, Record]]
 
 
-class Reads(Asking[K, V]):
+class Reads(StoreReads[K, V]):
     """Answers reads from memory, the store or a load."""
 
     def __init__(

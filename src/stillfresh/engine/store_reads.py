@@ -45,7 +45,7 @@ class Question:
                 self.known.pop(id_, None)
 
 
-class Asking(Generic[K, V]):
+class StoreReads(Generic[K, V]):
     """Asks the store for copies, and notes what is invalidated meanwhile."""
 
     def __init__(self, spec: Spec[K, V], memory: Memory[K, V]) -> None:
