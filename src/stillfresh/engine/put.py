@@ -47,8 +47,7 @@ ATTEMPTS: Final = 10  # publications of others between a put's read and its leas
 UPDATES: Final = 100  # how often an update begins again because another change came first
 PATIENCE: Final = 12  # how often it waits for another's lease before it takes the lease over
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two attempts of an update
-FORGOTTEN: Final = Policy(0)
-"""For an update that deletes: an absence that is GONE at once, as a lease covers it."""
+FORGOTTEN: Final = Policy(0)  # of an update that deletes: an absence that is GONE at once
 
 Change = Callable[[Answer[V] | None], object | Awaitable[object]]
 """The argument of `update`: takes the present answer or None, returns the value to store."""
