@@ -100,6 +100,8 @@ class Mutants:
         self.touched = Touched(self.root, self.kept)
         self.unmeasured: list[str] = []
         self._flaky: set[str] = set()
+        self._catching: Counter[tuple[str, str]] = Counter()
+        """Source and test: how often that test caught a change there."""
         self._texts = {path: (self.root / path).read_text() for path in self.sources}
         self._times = 1_000_000_000
         self._changed: dict[Path, str] = {}
@@ -140,7 +142,9 @@ class Mutants:
         """Try every change, until the caller closes this."""
         for work, found in self._tried(self._works()):
             by = found.get("failed", "")
-            if by and not work.change:
+            if work.change:
+                self._catching[work.change.path, by] += 1
+            elif by:
                 self._flaky.add(by)
             outcome = "caught" if by else "survived"
             if found.get("timed_out"):
@@ -154,6 +158,7 @@ class Mutants:
         for number, change in enumerate(self.chosen()):
             touching = [it for it in self.touched.tests_for(change) if it not in self._flaky]
             quick = [it for it in touching if self.touched.seconds[it] <= LONGEST]
+            quick.sort(key=lambda it: -self._catching[change.path, it])
             tests = self.touched.within(quick, self.seconds)
             if number % EVERY == EVERY // 2:
                 yield Work(None, tests, len(touching))

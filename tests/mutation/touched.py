@@ -62,7 +62,7 @@ class Touched:
             for lines in (range(change.line, change.last + 1), range(first + 1, last + 1)):
                 bits = sum(1 << line for line in lines)
                 if found := [test for test, its in ran.items() if its & bits]:
-                    return self._nearest(found, Path(change.path).stem)
+                    return self._nearest(found, Path(change.path))
         naming = self._naming(change)
         others = [test for test in self._ran(change.path) if test not in naming]
         return [*self._interleaved([*naming]), *self._interleaved(others)]
@@ -104,11 +104,11 @@ class Touched:
             chosen.append(test)
         return chosen
 
-    def _nearest(self, tests: list[str], name: str) -> list[str]:
-        """First the files of tests that are named as the source is."""
-        named = [it for it in tests if name in Path(it.partition("::")[0]).name]
-        others = [it for it in tests if name not in Path(it.partition("::")[0]).name]
-        return [*self._interleaved(named), *self._interleaved(others)]
+    def _nearest(self, tests: list[str], source: Path) -> list[str]:
+        """First the files of tests that are named as the source or its folder is."""
+        names = re.compile(rf"({source.stem}|{source.parent.name})[^/]*::")
+        near = {test: names.search(test) is None for test in self._interleaved(tests)}
+        return sorted(near, key=lambda test: near[test])
 
     def _interleaved(self, tests: list[str]) -> list[str]:
         """From each file in turn, and first those that touch little else."""
