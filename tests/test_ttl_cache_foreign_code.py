@@ -65,6 +65,23 @@ class TestM5KeysThatRunCode:
         cache.cleanup_expired()
         assert (len(cache), len(cache._data)) == (0, 0)
 
+    def test_a_key_that_removes_itself_while_it_expires(self) -> None:
+        """It is taken out once, and nothing is left in its place."""
+        clock, leaving = ManualClock(), list[TtlCache[Key, int]]()
+
+        class Leaving(Key):
+            def __hash__(self) -> int:
+                if leaving:
+                    leaving.pop().remove(self)
+                return super().__hash__()
+
+        cache = TtlCache[Key, int](1, clock=clock)
+        cache.insert(Leaving(1), 1)
+        clock.advance(1)
+        leaving.append(cache)
+        cache.cleanup_expired()
+        assert (leaving, cache._data, order_is_whole(cache)) == ([], {}, True)
+
     def test_finalizers_that_use_the_cache_at_any_moment(self) -> None:
         """Garbage whose `__del__` removes and inserts, collected inside the cache's own steps."""
         clock = ManualClock()

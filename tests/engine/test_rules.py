@@ -12,6 +12,7 @@ from stillfresh.engine.rules import (
     Load,
     Serve,
     Terms,
+    absent_believed_for,
     age_bucket,
     failed,
     fresh_until,
@@ -86,6 +87,13 @@ class TestE6Marks:
     def test_an_invalidated_copy_has_no_freshness_left(self) -> None:
         """`explain` says so."""
         assert (fresh_until(copy()), fresh_until(copy(Mark.SOFT))) == (10, 0)
+
+
+class TestE16Absence:
+    def test_is_believed_for_a_tenth_of_the_freshness_unless_declared(self) -> None:
+        """And for a second at least."""
+        assert [absent_believed_for(it, None) for it in (300, 20, 10, 5)] == [30, 2, 1, 1]
+        assert [absent_believed_for(300, it) for it in (60, 0.5)] == [60, 1]
 
 
 class TestE7Cooldown:

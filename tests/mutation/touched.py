@@ -105,10 +105,13 @@ class Touched:
         return chosen
 
     def _nearest(self, tests: list[str], source: Path) -> list[str]:
-        """First the files of tests that are named as the source or its folder is."""
+        """Every other one from files of tests that are named as the source or its folder is."""
         names = re.compile(rf"({source.stem}|{source.parent.name})[^/]*::")
-        near = {test: names.search(test) is None for test in self._interleaved(tests)}
-        return sorted(near, key=lambda test: near[test])
+        ordered = self._interleaved(tests)
+        near = [it for it in ordered if names.search(it)]
+        far = [it for it in ordered if not names.search(it)]
+        places = [(at, test) for some in (near, far) for at, test in enumerate(some)]
+        return [test for _, test in sorted(places, key=lambda it: it[0])]
 
     def _interleaved(self, tests: list[str]) -> list[str]:
         """From each file in turn, and first those that touch little else."""
