@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stillfresh.engine import read
 from stillfresh.engine import rules as engine_rules
+from stillfresh.engine import store_reads
 from stillfresh.engine.core import Core
 from stillfresh.engine.flight import Joined, LoadState
 from stillfresh.engine.lane import Lane
@@ -416,4 +416,4 @@ def a_lease_is_believed_however_far_its_end_is(patch: pytest.MonkeyPatch) -> Non
 @mutant(Promise.WHOLE, "over_a_network")
 def a_read_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: whoever asked had given up when the store failed."""
-    patch.setattr(read, "looked_at", lambda _: None)
+    patch.setattr(store_reads, "looked_at", lambda _: None)

@@ -153,7 +153,7 @@ class Resource(Face[K, V]):
 
         `max_age` is that of `get`.
         """
-        wanted, found = self._unique(keys, "get_many"), dict[K, Answer[V]]()
+        wanted, found = await self._unique(keys, "get_many"), dict[K, Answer[V]]()
         outcomes = await self.core.answers(wanted, Waiter(max_age=_limit(max_age)))
         async for some in sliced(wanted):
             found |= all_answered(outcomes, some, self._clock)
@@ -171,7 +171,7 @@ class Resource(Face[K, V]):
         Keys that could not be read because the store failed are added to `unread`. Copies older
         than `max_age` are left out.
         """
-        outcomes = await self.core.known(self._unique(keys, "known"), unread, _limit(max_age))
+        outcomes = await self.core.known(await self._unique(keys, "known"), unread, _limit(max_age))
         return all_answered(outcomes, outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
@@ -188,7 +188,7 @@ class Resource(Face[K, V]):
 
     async def refresh(self, *keys: K) -> None:
         """Load the keys now, at any age. Raises LoadFailed if one failed."""
-        outcomes = await self.core.answers(self._unique(keys), anew=True)
+        outcomes = await self.core.answers(await self._unique(keys), anew=True)
         async for some in sliced(outcomes.values()):
             for outcome in some:
                 _raised(outcome)
@@ -229,14 +229,14 @@ class Resource(Face[K, V]):
         `soft`: reads get the old copy while it is refreshed. A load that began before is never
         published as fresh. Raises StoreError.
         """
-        await self.core.invalidate(self._unique(keys), soft=soft)
+        await self.core.invalidate(await self._unique(keys), soft=soft)
 
     async def delete(self, *keys: K) -> None:
         """Delete the copies. The next read loads, and has no old copy if the load fails.
 
         Raises StoreError.
         """
-        await self.core.delete(self._unique(keys))
+        await self.core.delete(await self._unique(keys))
 
     def watch(
         self,
@@ -267,13 +267,13 @@ class Resource(Face[K, V]):
         """Return the state of an entry: its age, its verdict, who loads it, and when."""
         return await self.core.explain(key)
 
-    def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
+    async def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
         if isinstance(keys, str | bytes):
             said = f"{method}: takes many keys; write {method}([{keys!r}])"
             raise ConfigError(f"{self.core.spec.kind}.{said}")
         listed = list(keys)
-        if len(listed) > SLICE:  # or they would be checked slice by slice
-            self.core.check(listed)
+        async for some in sliced(listed if len(listed) > SLICE else ()):
+            self.core.check(some)  # E15: before anything is done with one
         try:
             return listed if len(set(listed)) == len(listed) else list(dict.fromkeys(listed))
         except TypeError:
