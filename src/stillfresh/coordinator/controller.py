@@ -219,8 +219,7 @@ class TtlController:
         with self._admitted(track, viewer_id) as session:
             for start in range(0, len(wanted), size := track.kind.max_batch):
                 await self._prepare(session)
-                found, _ = await track.load(wanted[start : start + size], session)
-                outcomes |= found
+                outcomes |= (await track.load(wanted[start : start + size], session))[0]
                 _check_here(track, session)
             failed = {id_: it for id_, it in outcomes.items() if isinstance(it, LoadFailed)}
             if session is track.session:

@@ -29,6 +29,8 @@ Stored: TypeAlias = tuple[str, View]
 """A view and its owner; no other viewer sees it."""
 Outcome: TypeAlias = Stored | Absent | LoadFailed | None
 """How a refresh ended; None: a newer change came first (C11), or nobody waits for it (C7)."""
+Outcomes: TypeAlias = dict[str, Outcome]
+Rows: TypeAlias = Mapping[str, Record]
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class Track(Driver[str]):
         """True if the file holds the views of this session's viewer."""
         return self._controller.database.owner(self.kind.name) == self.owner(session)
 
-    def rows(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Record]:
+    def rows(self, ids: Sequence[str], session: ViewerSession) -> Rows:
         """C3: a look-up that fails counts as stale."""
         try:
             is_ours = self.owns(session)
@@ -130,9 +132,7 @@ class Track(Driver[str]):
             return None
         return view if owner == self.owner(self.session) else None
 
-    def times(
-        self, ids: Collection[str], rows: Mapping[str, Record] | None = None
-    ) -> dict[str, float]:
+    def times(self, ids: Collection[str], rows: Rows | None = None) -> dict[str, float]:
         """When each is stale. While nobody is signed in, nothing is refreshed (C3)."""
         if self._controller.session.viewer_id is None:
             return dict.fromkeys(ids, float("inf"))
@@ -143,7 +143,7 @@ class Track(Driver[str]):
     async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
         return self.times(keys)
 
-    async def renew(self, keys: Sequence[str]) -> AsyncGenerator[dict[str, Outcome]]:
+    async def renew(self, keys: Sequence[str]) -> AsyncGenerator[Outcomes]:
         """C5: in one request."""
         self.requests += 1
         self.requested += len(keys)
@@ -162,9 +162,7 @@ class Track(Driver[str]):
         for id_, error in failed.items():
             self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
 
-    async def load(
-        self, ids: Sequence[str], session: ViewerSession
-    ) -> tuple[dict[str, Outcome], dict[str, Record]]:
+    async def load(self, ids: Sequence[str], session: ViewerSession) -> tuple[Outcomes, Rows]:
         """C10: the one way a view is refreshed: how it ended, and the rows as they are now."""
         if session.viewer_id is None and not self.owns(session):
             return await self._shown(ids, session), {}
@@ -189,7 +187,7 @@ class Track(Driver[str]):
             return None
         return answer.value if answer.found else ABSENT
 
-    async def _shown(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Outcome]:
+    async def _shown(self, ids: Sequence[str], session: ViewerSession) -> Outcomes:
         """For a guest, while the file waits for the last viewer: nothing is stored."""
         async with asyncio.timeout(self.core.spec.load_timeout):
             results = await self._results(list(ids), session)

@@ -99,13 +99,9 @@ class Lane(Generic[K]):
         self._cooldowns: dict[K, Cooldown] = {}
         self._trial = 0
         """Counts suspects that succeeded; after each, the others' `at_most` no longer counts."""
-        members: dict[LaneState, dict[K, None]] = {
-            DUE: self._due,
-            QUEUED: self._queue,
-            REFERRED: self._queue,
-            FLYING: self._flying,
-            LEAVING: self._flying,
-        }
+        members: dict[LaneState, dict[K, None]] = {DUE: self._due}
+        members |= dict.fromkeys((QUEUED, REFERRED), self._queue)
+        members |= dict.fromkeys((FLYING, LEAVING), self._flying)
         self._ways = {
             old: {event: (new, members.get(old), members.get(new)) for event, new in ways.items()}
             for old, ways in NEXT.items()
@@ -201,10 +197,9 @@ class Lane(Generic[K]):
         cooldown = self._cooldowns.pop(key, None)
         if cooldown is not None and cooldown.at_most is not None:
             self._trial += 1
-        if key in self._flying:
-            return False
-        self.looked_up(key, stale_at, now)
-        return True
+        if is_here := key not in self._flying:
+            self.looked_up(key, stale_at, now)
+        return is_here
 
     def failed(
         self, key: K, now: float, pause: float = 0.0, *, together: int | None = None

@@ -105,9 +105,7 @@ class KindTables:
         rows = [(it.id, (it.id, leases[it.id].token, expires_at, it.seen)) for it in asks]
         free = set(_passed(connection, sql.lease_free, rows))
         grants: dict[str, Grant] = {**leases}
-        for ask in asks if len(free) < len(leases) else ():
-            if ask.id in free:
-                continue
+        for ask in [ask for ask in asks if ask.id not in free]:
             row = connection.execute(sql.point, (ask.seen, ask.id)).get
             denied = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
             if denied is None:
@@ -320,7 +318,7 @@ def invalidate_tag(
 
 def listed_kinds(names: Iterable[str], kind: str | None, after: After) -> list[tuple[str, str]]:
     """Each kind that a listing goes through, and the first id of it that may be listed."""
-    start = ("", "") if after is None else (after[0], following(after[1]))
+    start = FIRST if after is None else (after[0], following(after[1]))
     return [
         (each, start[1] if each == start[0] else "")
         for each in sorted(names)
