@@ -110,7 +110,7 @@ def nothing() -> None:
 async def in_turns(
     contenders: dict[str, tuple[Callable[[], object], Callable[[], Awaitable[object]]]],
 ) -> Figures:
-    """Microseconds: (prepare, run) of each in shuffled turns; once unmeasured before, warm."""
+    """Microseconds: (prepare, run) of each in shuffled turns; before, once the same unmeasured."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     order, dice = list(contenders), random.Random(1)
     gc.collect()
@@ -120,6 +120,7 @@ async def in_turns(
             dice.shuffle(order)
             for name in order:
                 prepare, run = contenders[name]
+                prepare()
                 await run()
                 prepare()
                 began = time.perf_counter_ns()

@@ -6,7 +6,7 @@ need no decoding (F18). Long lists are built in slices: a reader on an event loo
 turn between them. A row that cannot be decoded is skipped and counted (F12).
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
@@ -228,17 +228,24 @@ class FeedReader:
             found.until += index.days * rules.DAY
         return found
 
-    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
-        """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
+    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:  # noqa: C901
+        """The hot loop of a read: a call for each row costs time. False if ties are in disorder."""
         known, topics, texts, broken = self._known, found.value, found.texts, []
         last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
-        cost, pause_at = 0, SLICE
+        cost, pause_at, read = 0, SLICE, _topics.one
         for uuid, text, created_at, cached_at in rows:
-            kept = known.get(uuid)
+            kept, size = known.get(uuid), len(text)
             if kept is None or kept[1] != text:
-                kept = self._learned(uuid, text, topics)
+                self.kept += size if kept is None else size - len(kept[1])
+                try:
+                    kept = known[uuid] = read(text), text
+                except rules.UNREADABLE:
+                    kept = known[uuid] = None, text
+                    self.skipped += 1
+                if self.kept > MAX_BYTES:
+                    self._make_room(uuid, topics)
             topic = kept[0]
-            cost += len(text) + ROW_COST
+            cost += size + ROW_COST
             if cost > pause_at:
                 pause_at = cost + SLICE
                 yield
@@ -258,21 +265,6 @@ class FeedReader:
         found.cached_at = int(oldest) if topics else None
         return is_ordered
 
-    def _learned(self, uuid: bytes, text: bytes, topics: list[Topic]) -> tuple[Topic | None, bytes]:
-        """F18: known from now on, if there is room. One call for each new row: calls cost time."""
-        known, topic = self._known, None
-        try:
-            topic = _topics.one(text)
-        except rules.UNREADABLE:
-            self.skipped += 1
-        if uuid in known:
-            self.kept -= len(known[uuid][1])
-        self.kept += len(text)
-        learned = known[uuid] = topic, text
-        if self.kept > MAX_BYTES:
-            self._make_room(uuid, topics)
-        return learned
-
     def _make_room(self, uuid: bytes, topics: list[Topic]) -> None:
         """Drop topics that are not in this list; if that is not enough, this row."""
         known = self._known
@@ -285,16 +277,8 @@ class FeedReader:
         if self.kept > MAX_BYTES:
             self.kept -= len(known.pop(uuid)[1])
 
-    def _decoded(self, read: Callable[[bytes], T], text: bytes) -> T | None:
-        try:
-            return read(text)
-        except rules.UNREADABLE:
-            self.skipped += 1
-            return None
-
     def state(self, key: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self.execute(_KEY, (key, None)).get
-        return found
+        return cast("tuple[Any, ...]", self.execute(_KEY, (key, None)).get)
 
     def _one(self, key: str) -> FoundRows[Any]:
         """A topic or its comments; rows that cannot be read are a miss."""
@@ -306,7 +290,11 @@ class FeedReader:
         nothing: list[Comment] | None = None if is_topic else []
         if text is None:
             return FoundRows(nothing, tuple(state), None, deleted_at)
-        value = self._decoded(_topics.one if is_topic else _comments.all, text)
+        value: Topic | list[Comment] | None = None
+        try:
+            value = _topics.one(text) if is_topic else _comments.all(text)
+        except rules.UNREADABLE:
+            self.skipped += 1
         if value is None or (isinstance(value, Topic) and value.topic_uuid != uuid):
             unknown = (None, *state[1:])
             return FoundRows(nothing, unknown, None, deleted_at, frozenset({text}))

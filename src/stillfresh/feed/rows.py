@@ -8,7 +8,7 @@ be read counts as missing (F12).
 
 from collections.abc import Callable, Iterable, Sequence
 from secrets import token_hex
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import apsw
 import msgspec
@@ -247,8 +247,7 @@ class Writes:
         ]
 
     def row(self, select: str, uuid: str) -> Stored | None:
-        row: Stored | None = self.run(select, (uuid,)).get
-        return row
+        return cast("Stored | None", self.run(select, (uuid,)).get)
 
     def put_row(self, topic: Topic, *, is_listed: bool = False, is_index: bool = False) -> bool:
         """Store a topic, merged with its present row; return whether it is news.
