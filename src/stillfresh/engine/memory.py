@@ -326,7 +326,7 @@ class Memory(Evicting[K, V]):
         entry = self.entries.get(key)
         if entry is not None and entry.copy.generation == generation:
             self._tagged.remove(key, entry.tags)
-            entry.tags = (*self._spec.possible_tags(key), *late)
+            entry.tags = self._spec.possible_tags(key) + late  # without late ones, no other tuple
             self._tagged.add(entry.key, entry.tags)
 
     def drop(self, key: K) -> None:

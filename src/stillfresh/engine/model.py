@@ -139,7 +139,7 @@ def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
             f"{resource}: the tags of a key are {size:,} bytes long, of {MAX_TAGS:,} allowed "
             f"({shown(listed[0])})"
         )
-    return tuple(sizes)
+    return listed if len(sizes) == len(listed) else tuple(sizes)
 
 
 class Loaded(Generic[T]):

@@ -27,6 +27,7 @@ MOST_SECONDS: Final = 2**31
 """RFC 9111 §1.2.2: a greater number counts as this."""
 MEMBER: Final = re.compile(rb'(?:[^",]|"(?:\\.|[^"\\])*"?)+', re.DOTALL)
 TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+lowered: Final = lru_cache(maxsize=1024)(bytes.lower)  # a name is one object for all pages
 
 
 def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:

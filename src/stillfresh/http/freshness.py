@@ -175,20 +175,20 @@ def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) ->
     return ttl > 0 or may_be_stale or -ttl <= wish.max_stale
 
 
-@lru_cache(maxsize=256)  # one text for all pages of a route
-def cache_control(terms: PageTerms) -> bytes:
+@lru_cache(maxsize=256)  # one for all pages of a route
+def cache_control(terms: PageTerms) -> tuple[bytes, bytes]:
     """I14: browsers ask each time, and get 304; caches in between store it as we do."""
     parts = f"public, max-age=0, s-maxage={int(terms.fresh_for)}"
     if terms.stale_for:
         parts += f", stale-while-revalidate={int(terms.stale_for)}"
-    return parts.encode()
+    return b"cache-control", parts.encode()
 
 
 def policy_headers(headers: Raw, terms: PageTerms) -> Raw:
     """The fields, with a route's times in place of the app's fields about freshness."""
     said = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
     kept = tuple(it for it in headers if it[0] not in said)
-    return (*kept, (b"cache-control", cache_control(terms)))
+    return (*kept, cache_control(terms))
 
 
 def cache_status(before: Sequence[bytes], what: str) -> bytes:

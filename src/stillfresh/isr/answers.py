@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from stillfresh.http.fields import TAG_FIELDS, Raw, members, values
+from stillfresh.http.fields import TAG_FIELDS, Raw, lowered, members, values
 from stillfresh.isr.asking import GrowingBody
 from stillfresh.isr.model import (
     App,
@@ -104,7 +104,7 @@ class AppAnswer:
     def _start(self, message: Message) -> None:
         self._head = message
         self._status, fields = message["status"], message.get("headers", ())
-        self._headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
+        self._headers = tuple((lowered(bytes(name)), bytes(value)) for name, value in fields)
         if self._status == NOT_MODIFIED and self._has_old:
             return
         judgement = self._judged(self._status, self._headers)

@@ -30,6 +30,7 @@ class MemoryRow(Struct, eq=False, gc=False):
     """I26: tags that came with the copy."""
     is_used: bool = False
     """True if it was used since it was last checked (E23)."""
+    key: Key = ("", "")  # one object, in whatever names it
 
     def record(self, known: str | None) -> Record:
         copy = self.copy
@@ -72,7 +73,7 @@ class MemoryRows:
         return self.parts[hash(key[1]) % len(self.parts)].get(key)
 
     def lease(self, key: Key, token: str, until: float, tags: tuple[str, ...]) -> None:
-        row = self.leased[key] = self.part(key).setdefault(key, MemoryRow())
+        row = self.leased[key] = self.part(key).setdefault(key, MemoryRow(key=key))
         if row.tags != tags:
             self.tagged.remove(key, row.tags)
             self.tagged.add(key, tags)
@@ -102,6 +103,7 @@ class MemoryRows:
         row = self.get(key)
         if row is None or not row.holds(lease, now):
             return False
+        key = row.key
         if tags is not None and tags != row.late:
             self.late.remove(key, row.late)
             self.late.add(key, tags)

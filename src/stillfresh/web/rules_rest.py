@@ -79,7 +79,7 @@ def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
     if kind.per_viewer:
         return "private, no-cache"
     left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return cache_control(PageTerms(left, terms.stale_for, 0.0)).decode()
+    return cache_control(PageTerms(left, terms.stale_for, 0.0))[1].decode()
 
 
 def is_failed(answer: Answer[Any]) -> bool:
