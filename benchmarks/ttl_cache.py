@@ -29,7 +29,7 @@ MILLION = 1_000_000
 HOUR = 3600
 HOLD = "dropping a million: longest hold of the loop (median of five rounds)"
 INLINE = """entry = data.get(key)
-        if entry is not None and clock() < entry.expires_at: entry.value"""
+        if entry is not None and clock() < entry: entry.value"""
 
 
 def filled(keys: list[str], compiled: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ TTL = 10
 KEYS = st.integers(0, 5)
 
 
-def walked(cache: TtlCache[Any, Any], way: str) -> list[TtlEntry[Any, Any]]:
+def walked(cache: TtlCache[Any, Any], way: str) -> "list[TtlEntry[Any, Any]]":
     """All entries in the ring, from its beginning or from its end."""
     found, entry = [], getattr(cache._ring, way)
     while entry is not cache._ring:
@@ -136,7 +136,7 @@ class TtlCacheModel(RuleBasedStateMachine):
         forwards, backwards = walked(self.cache, "newer"), walked(self.cache, "older")
         assert forwards == backwards[::-1]
         assert sorted(map(id, forwards)) == sorted(map(id, self.cache._data.values()))
-        ends = [entry.expires_at for entry in forwards]
+        ends = list(map(float, forwards))
         assert ends == sorted(ends)
 
 

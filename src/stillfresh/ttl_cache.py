@@ -38,17 +38,20 @@ DROPPED_PER_INSERT: Final = 2
 logger = logging.getLogger(__name__)
 
 
-class TtlEntry(Generic[K, V]):
-    """A value, its end, and its place in the ring; `older` is None while it has none."""
+def _interpreted(kind: type[V]) -> type[V]:
+    """Leave a class as it is: mypyc compiles none that is a float, and none that is decorated."""
+    return kind
 
-    __slots__ = ("expires_at", "key", "newer", "older", "value")
 
-    def __init__(self, key: K, value: V, expires_at: float) -> None:
-        self.key = key
-        self.value = value
-        self.expires_at = expires_at
-        self.newer: TtlEntry[K, V] | None = None
-        self.older: TtlEntry[K, V] | None = None
+@_interpreted
+class TtlEntry(float, Generic[K, V]):
+    """The moment of its end, its value, and its place in the ring; `older` is None without one."""
+
+    __slots__ = ("key", "newer", "older", "value")
+    key: K
+    value: V
+    newer: "TtlEntry[K, V] | None"
+    older: "TtlEntry[K, V] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class TtlCache(Generic[K, V]):
         self._max_entries = max_entries
         self._clock = checked_clock(clock)
         self._counter = ReadCounter(clock) if count_reads else None
-        self._read_clock: Clock = self._counter or clock
+        self._read_clock: Callable[[], Any] = self._counter or clock  # compiled: no conversion
         if on_evict is not None and (not callable(on_evict) or iscoroutinefunction(on_evict)):
             raise ConfigError(f"on_evict: must be a plain function, not async, not {on_evict!r}")
         self._on_evict = on_evict
@@ -145,7 +148,7 @@ class TtlCache(Generic[K, V]):
         """Store a value, or replace it, and restart its TTL."""
         with self._lock:
             now = self._clock()
-            entry = TtlEntry(key, value, now + self._ttl)
+            entry = _new_entry(key, value, now + self._ttl)
             old = self._data.get(key)
             self._data[key] = entry
             if old is not None:
@@ -153,7 +156,7 @@ class TtlCache(Generic[K, V]):
             _link(self._ring, entry)
             self._inserted += 1
             gone = self._take_expired(now, DROPPED_PER_INSERT)
-            if old is not None and now >= old.expires_at:
+            if old is not None and now >= old:
                 self._expired += 1
                 gone.append((old.key, old.value, "expired"))
             gone += self._take_over_limit()
@@ -167,7 +170,7 @@ class TtlCache(Generic[K, V]):
         """Return the value, or `default` if it is missing or has expired. Takes no lock."""
         if (entry := self._data.get(key)) is not None:
             clock = self._read_clock
-            if clock() < entry.expires_at:
+            if clock() < entry:
                 return entry.value
         if self._counter is not None:
             self._counter.missed(found=entry is not None)
@@ -185,7 +188,7 @@ class TtlCache(Generic[K, V]):
             if entry is None:
                 return default
             _unlink(entry)
-            if now < entry.expires_at:
+            if now < entry:
                 return entry.value
             self._expired += 1
         self._tell([(entry.key, entry.value, "expired")])
@@ -233,7 +236,7 @@ class TtlCache(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         entry = self._data.get(key)
-        return entry is not None and self._clock() < entry.expires_at
+        return entry is not None and self._clock() < entry
 
     def __iter__(self) -> Iterator[K]:
         """The keys at the start of the iteration, without those that are gone by their turn."""
@@ -245,7 +248,7 @@ class TtlCache(Generic[K, V]):
         """Iterate over the live entries, as pairs of key and value."""
         for key in list(self._data):
             entry = self._data.get(key)
-            if entry is not None and self._clock() < entry.expires_at:
+            if entry is not None and self._clock() < entry:
                 yield key, entry.value
 
     def __len__(self) -> int:
@@ -254,7 +257,7 @@ class TtlCache(Generic[K, V]):
             now = self._clock()
             size = len(self._data)
             entry = self._ring.newer
-            while entry is not None and now >= entry.expires_at:
+            while entry is not None and now >= entry:
                 size -= 1
                 entry = entry.newer
             return size
@@ -267,7 +270,7 @@ class TtlCache(Generic[K, V]):
         gone: list[tuple[K, V, EvictReason]] = []
         while len(gone) < limit:
             entry = self._ring.newer
-            if entry is None or now < entry.expires_at:
+            if entry is None or now < entry:
                 break
             if self._take(entry):
                 self._expired += 1
@@ -316,9 +319,16 @@ class TtlCache(Generic[K, V]):
 
 def _new_ring() -> TtlEntry[Any, Any]:
     """The entry before the oldest and after the newest, which never expires: an empty ring."""
-    ring: TtlEntry[Any, Any] = TtlEntry(None, None, inf)
+    ring: TtlEntry[Any, Any] = _new_entry(None, None, inf)
     ring.newer = ring.older = ring
     return ring
+
+
+def _new_entry(key: K, value: V, expires_at: float) -> TtlEntry[K, V]:
+    entry: TtlEntry[K, V] = TtlEntry(expires_at)
+    entry.key, entry.value = key, value
+    entry.newer = entry.older = None
+    return entry
 
 
 def _link(ring: TtlEntry[K, V], entry: TtlEntry[K, V]) -> None:
