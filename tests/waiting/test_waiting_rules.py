@@ -449,6 +449,8 @@ class TestW7YourTurn:
         rules = Rules("a", "b", "c")
         rules.hear(*(YourTurn(number, 1) for number in range(MEMORY + 5)))
         assert len(rules.state.versions) == MEMORY
+        rules.hear(YourTurn(MEMORY, 2))  # a game is remembered once
+        assert len(dict(rules.state.versions)) == MEMORY
 
 
 class TestW8GameState:
