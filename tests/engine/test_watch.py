@@ -700,16 +700,16 @@ class TestE28ManyKeys:
         await until(lambda: not watcher.watches and not watcher.late and len(watcher.lane) == 0)
 
     async def test_a_copy_that_arrives_before_its_key_is_taken_over_is_told(
-        self, prices: Prices, taken: list[str], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
-        """C14: what is read after the watch was entered is known to be old."""
+        """C14: what is read after the watch was entered is known to be old. On `memory://` the put
+        ends before the driver runs; the other stores take longer, and only the news counts."""
         await prices("sku-9")
         with prices.watch(MANY) as watch:
             upstream.version = 2
             await prices.put("sku-9", Price("sku-9", 2))
             told = {it.key: version(it.answer) for it in [await anext(watch) for _ in MANY]}
             assert told == dict.fromkeys(MANY, 2)
-        assert taken.count("sku-9") >= 2
 
     async def test_keys_that_leave_and_come_back_meanwhile(
         self, prices: Prices, taken: list[str], upstream: Upstream

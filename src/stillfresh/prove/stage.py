@@ -29,6 +29,7 @@ class Stage:
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The ids that all processes read, load and invalidate."""
         return tuple(f"sku-{number}" for number in range(self.count))
 
 
