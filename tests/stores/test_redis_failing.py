@@ -267,6 +267,12 @@ class TestS5Away:
         assert proxy.requests - before <= 5
         assert caplog.text.count("the Redis server is unavailable") == 1
 
+    async def test_the_reason_ends_without_a_full_stop(self) -> None:
+        """More follows it: redis-py writes one."""
+        async with opened(RedisStore(f"redis://{HOST}:{free_port()}/0")) as store:
+            with pytest.raises(StoreError, match=r"failed \(.*\); stillfresh tries it again"):
+                await store.read(KIND, ["a"])
+
     async def test_an_invalidation_is_tried_however_long_it_was_away(
         self, store: RedisStore, proxy: FlakyProxy
     ) -> None:

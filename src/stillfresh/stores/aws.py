@@ -176,7 +176,7 @@ class AwsService:
             answer = await self._ask(operation, then, arguments, PROBE if probes else PATIENCE)
         except Away as exc:
             if not breaker.is_open:
-                logger.warning("%s; %s", exc, TRIED_AGAIN)
+                logger.warning("%s; %s", str(exc).removesuffix("."), TRIED_AGAIN)
             breaker.failed(began, now())
             raise
         except (AwsRefused, Unanswered):

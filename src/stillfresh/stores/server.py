@@ -29,7 +29,8 @@ Step: TypeAlias = Callable[[], Awaitable[T]]
 
 
 def said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = str(error).removesuffix(".")  # more may follow, after a semicolon
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class ServerLink(ABC):

@@ -87,7 +87,7 @@ class PgConnection(AsyncConnection[Row]):
 def said_by(error: BaseException) -> str:
     """Return what an error of the server says, in one line, without the statement."""
     primary = error.diag.message_primary if isinstance(error, PostgresError) else None
-    said = " ".join((primary or str(error)).split())
+    said = " ".join((primary or str(error)).split()).removesuffix(".")
     if any(word in said for word in FULL):
         said = f"{said}; {TOO_MANY}"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
