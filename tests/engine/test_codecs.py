@@ -270,6 +270,17 @@ class TestE19BadValues:
         assert (stats.resources["user"].failed, stats.resources["user"].failing) == (2, 0)
         assert "return what the annotation says, or give codec=" in caplog.text
 
+    async def test_without_an_annotation_the_advice_is_to_annotate(self, cache: Cache) -> None:
+        """There is none that the value could be held against."""
+
+        @cache.cached("thing", fresh_for=60)
+        async def thing(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            del name
+            return object()
+
+        with pytest.raises(ConfigError, match=r"; annotate the return type, or give codec=$"):
+            await thing("a")
+
     @pytest.mark.parametrize(
         ("of", "value"),
         [

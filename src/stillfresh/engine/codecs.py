@@ -28,14 +28,15 @@ class MsgpackCodec(Generic[V]):
 
     def __init__(self, of: Any, resource: str) -> None:  # noqa: ANN401 (a type form)
         try:
-            self._decoder: msgpack.Decoder[V] = msgpack.Decoder(of)
+            decoder: msgpack.Decoder[V] = msgpack.Decoder(of)
             custom = next(_custom(type_info(of), set()), None)
         except TypeError as exc:
             raise ConfigError(f"{resource}: {_refused(of)} ({exc}); {ADVICE}") from exc
         if custom is not None:
             raise ConfigError(f"{resource}: {_refused(of)}: it holds a {custom!r}; {ADVICE}")
         self.encode = msgpack.Encoder().encode
-        self.decode = self._decoder.decode
+        self.decode = decoder.decode
+        self.of = of
 
 
 class PydanticCodec(Generic[V]):
@@ -83,6 +84,13 @@ def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type for
         for it in types_in(of)
     )
     return PydanticCodec(of, resource) if is_pydantic else MsgpackCodec(of, resource)
+
+
+def advice_on(codec: object) -> str:
+    """What to do about a loaded value that the codec refuses."""
+    is_untyped = isinstance(codec, MsgpackCodec) and codec.of is Any
+    what = "annotate the return type" if is_untyped else "return what the annotation says"
+    return f"{what}, or give codec="
 
 
 def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: ANN401 (a type form)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from stillfresh.clock import monotonic as ticks
 from stillfresh.engine import rules
+from stillfresh.engine.codecs import advice_on
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, Loaded, Origin, Private
@@ -234,8 +235,7 @@ class Loader(Generic[K, V]):
                     results[it.id] = LoadResult(copy, is_kept=is_kept, private=private)
             except Exception as exc:  # noqa: BLE001 (E19: the loader's mistake, and no cooldown)
                 why = f"{it.key!r}: the value cannot be stored: {error_text(exc)}"
-                what = "return what the annotation says, or give codec="
-                error = BadValue(f"{self._spec.kind} {why}; {what}")
+                error = BadValue(f"{self._spec.kind} {why}; {advice_on(codec)}")
                 error.__cause__ = exc
                 results[it.id] = LoadResult(error=error)
                 self._counts.failed += 1
