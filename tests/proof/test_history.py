@@ -3,52 +3,54 @@
 from collections.abc import Iterable
 
 import pytest
+from msgspec import structs
 
 from stillfresh.prove.history import CHECKS, ProofHistory, violations
 from stillfresh.prove.witness import Seen
 
-LOAD = Seen("load", 1.0, key="a", load="one", lease="t1", wall=100.0)
+LOAD = Seen("load", 1.0, key="a", load="7-1-a", lease="t1", wall=100.0)
 LEASED = Seen("leased", 0.8, 0.9, key="a", lease="t1", wall=99.9, until=101.0)
 PUBLISHING = Seen("publishing", 1.1, key="a", lease="t1")
 PUBLISHED = Seen("published", 1.1, 1.2, key="a", lease="t1")
 SERVED = Seen(
-    "served", 3.0, 3.1, key="a", load="one", wall=100.5, verdict="fresh", fetched_at=100.0
+    "served", 3.0, 3.1, key="a", load="7-1-a", wall=100.5, verdict="fresh", fetched_at=100.0
 )
 INVALIDATED = Seen("invalidated", 2.0, 2.1, key="a")
 GOOD = (LEASED, LOAD, PUBLISHING, PUBLISHED, SERVED, Seen("found", 4.0, key="a", lease="t1"))
 SECOND = (
     Seen("leased", 1.3, 1.4, key="a", lease="t2", wall=100.4, until=102.0),
-    Seen("load", 1.4, key="a", load="two", lease="t2", wall=100.4),
+    Seen("load", 1.4, key="a", load="7-2-a", lease="t2", wall=100.4),
     Seen("publishing", 1.5, key="a", lease="t2"),
     Seen("published", 1.5, 1.6, key="a", lease="t2"),
 )
 MOVED = Seen("moved", 3.05)
+LOST, REPLACED, AGE, ONE_LOAD, ONE_HOLDER, VOIDED, KEPT, ANSWERED, RECOVERED = CHECKS
 BAD: dict[str, tuple[Seen, ...]] = {
-    "nobody is served what was invalidated before they asked": (*GOOD, INVALIDATED),
-    "nobody is served what was replaced before they asked": (
+    LOST: (*GOOD, INVALIDATED),
+    REPLACED: (
         *GOOD[:-1],
         *SECOND,
         Seen("found", 4.0, key="a", lease="t2"),
     ),
-    "fresh for its time, never newer than it is": (
+    AGE: (
         *GOOD[:4],
         Seen(
-            "served", 3.0, 3.1, key="a", load="one", wall=101.0, verdict="fresh", fetched_at=100.0
+            "served", 3.0, 3.1, key="a", load="7-1-a", wall=101.0, verdict="fresh", fetched_at=100.0
         ),
     ),
-    "one load for a key and lease": (
+    ONE_LOAD: (
         *GOOD,
-        Seen("load", 1.3, key="a", load="two", lease="t1"),
+        Seen("load", 1.3, key="a", load="7-2-a", lease="t1"),
     ),
-    "one lease holder for a key": (
+    ONE_HOLDER: (
         LEASED,
         LOAD,
         Seen("leased", 1.3, 1.4, key="a", lease="t2", wall=100.4, until=102.0),
     ),
-    "a voided lease publishes nothing": (*GOOD, Seen("invalidated", 0.95, 0.96, key="a")),
-    "nothing that was published is lost": (*GOOD, Seen("found", 5.0, key="a")),
-    "readers are answered": (*GOOD, Seen("failed", 3.0, key="a", text="LoadFailed()")),
-    "works again by itself": (*GOOD, Seen("stuck", 3.0, text="a pause")),
+    VOIDED: (*GOOD, Seen("invalidated", 0.95, 0.96, key="a")),
+    KEPT: (*GOOD, Seen("found", 5.0, key="a")),
+    ANSWERED: (*GOOD, Seen("failed", 3.0, key="a", text="LoadFailed()")),
+    RECOVERED: (*GOOD, Seen("stuck", 3.0, text="a pause")),
 }
 
 
@@ -66,29 +68,35 @@ class TestT4History:
         """And it is that one which is named."""
         assert broken(BAD[promise]) == {promise}
 
+    def test_a_lost_invalidation_is_told_once_for_each_copy(self) -> None:
+        """With the load, and how long after the invalidation the first reader got it."""
+        again = structs.replace(SERVED, at=9.0, ended=9.1)
+        told = violations(ProofHistory([*GOOD, INVALIDATED, again], fresh_for=9.0))[LOST]
+        assert told == ["a: load 1 of process 7 was served as fresh, 1 s after it was invalidated"]
+
     def test_another_keys_value_is_noticed(self) -> None:
         """A value says what it was loaded for."""
-        mixed = Seen("served", 3.0, 3.1, key="b", load="one", wall=100.5, verdict="fresh")
-        assert broken([*GOOD, mixed]) == {"fresh for its time, never newer than it is"}
+        mixed = Seen("served", 3.0, 3.1, key="b", load="7-1-a", wall=100.5, verdict="fresh")
+        assert broken([*GOOD, mixed]) == {AGE}
 
     def test_a_value_said_to_be_newer_than_its_load_is_noticed(self) -> None:
         """`fetched_at` is when it was asked for."""
         newer = Seen(
-            "served", 3.0, 3.1, key="a", load="one", wall=100.5, verdict="stale", fetched_at=100.1
+            "served", 3.0, 3.1, key="a", load="7-1-a", wall=100.5, verdict="stale", fetched_at=100.1
         )
-        assert broken([*GOOD, newer]) == {"fresh for its time, never newer than it is"}
+        assert broken([*GOOD, newer]) == {AGE}
 
     def test_a_value_from_the_future_is_noticed(self) -> None:
         """The clock was set back: what came before is not fresh."""
         ahead = Seen(
-            "served", 5.0, 5.1, key="a", load="one", wall=90.0, verdict="fresh", fetched_at=100.0
+            "served", 5.0, 5.1, key="a", load="7-1-a", wall=90.0, verdict="fresh", fetched_at=100.0
         )
-        assert broken([*GOOD, ahead]) == {"fresh for its time, never newer than it is"}
+        assert broken([*GOOD, ahead]) == {AGE}
 
     def test_who_waited_for_a_load_is_served_what_is_newer_than_the_question(self) -> None:
         """However long it took."""
         late = Seen(
-            "served", 0.5, 9.5, key="a", load="one", wall=91.0, verdict="fresh", fetched_at=100.0
+            "served", 0.5, 9.5, key="a", load="7-1-a", wall=91.0, verdict="fresh", fetched_at=100.0
         )
         assert broken([*GOOD, late]) == set()
 
@@ -122,7 +130,7 @@ class TestT4History:
             3.0,
             3.1,
             key="a",
-            load="one",
+            load="7-1-a",
             wall=100.5,
             verdict="fresh",
             fetched_at=100.0,
@@ -133,7 +141,7 @@ class TestT4History:
     def test_a_moved_clock_excuses_an_age(self) -> None:
         """The answer was judged by the clock before or after."""
         old = Seen(
-            "served", 3.0, 3.1, key="a", load="one", wall=110.0, verdict="fresh", fetched_at=100.0
+            "served", 3.0, 3.1, key="a", load="7-1-a", wall=110.0, verdict="fresh", fetched_at=100.0
         )
         assert broken([*GOOD[:4], old, MOVED]) == set()
         assert broken([*GOOD[:4], old]) != set()

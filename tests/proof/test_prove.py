@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import signal
 import threading
 import time
@@ -12,19 +13,32 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
-from stillfresh import ConfigError, Policy
+from stillfresh import ConfigError, LoadFailed, Policy
 from stillfresh.cli.proving import ending, tell
-from stillfresh.prove import CHECKS, LOST, MEANING, ProofRun, Report, Stage, checked_peer, proving
+from stillfresh.prove import (
+    CHECKS,
+    LOST,
+    MEANING,
+    PEERS,
+    ProofRun,
+    Report,
+    Stage,
+    checked_peer,
+    proving,
+)
 from stillfresh.prove.places import tcp_place, through
 from stillfresh.prove.proxy import Proxy
-from stillfresh.prove.witness import events_of
-from stillfresh.prove.worker import KIND
+from stillfresh.prove.witness import Log, MovedClock, events_of, move_clock
+from stillfresh.prove.worker import KIND, ProofJob
 from stillfresh.stores.contract import Record
 from stillfresh.stores.urls import store_for
 from tests.kit.cli import call, put
 from tests.kit.servers.cluster import until
 from tests.kit.servers.valkey import HOST, Server, binary_of, serving
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -112,8 +126,10 @@ class TestT11Prove:
         before = asyncio.run(own_entries(address, is_new=True))
         options = ("--minutes", "0.01", "--seed", "5", "--workers", "2", "--json", str(told))
         found = call("prove", address, *options)
-        assert (found.exit_code, found.stderr) == (0, "")
+        begun = "Proving stillfresh for 0.6 s, seed 5. Ctrl-C ends it early, with the report.\n"
+        assert (found.exit_code, found.stderr) == (0, begun)
         assert "every promise was kept" in found.stdout
+        assert re.search(r"^fresh_for +1.0 s$", found.stdout, re.MULTILINE)
         (report,) = json.loads(told.read_text())["reports"]
         assert report["seed"] == 5
         assert report["counts"]["served"] > 0
@@ -140,11 +156,21 @@ class TestT11Prove:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["memory://"], "memory:// is in one process"),
-            (["redis://h/0?tenant=acme"], "tenant: a proof has its own"),
+            (["memory://"], "memory:// is in one process; name a store that processes share\n"),
+            (["redis://h/0?tenant=acme"], "a proof has its own; leave '?tenant=' out"),
             (["cache.db", "--peer", "cashews"], "--peer: runs on one Redis or Valkey server"),
-            (["redis://127.0.0.1:1/0?timeout=1s"], "127.0.0.1"),
-            (["cache.db", "--json", "no/such/folder/proof.json"], "No such file or directory"),
+            (
+                ["redis://127.0.0.1:1/0?timeout=1s"],
+                "('127.0.0.1', 1); is it running, and is the port right?",
+            ),
+            (
+                ["cache.db", "--json", "no/such/folder/proof.json"],
+                "No such file or directory. Try: main prove --help",
+            ),
+            (["cache.db", "--json"], "Option '--json' requires an argument. Try: main prove"),
+            (["cache.db", "--minutes", "20s"], "'20s' is not a number of minutes, such as 0.33"),
+            (["cache.db", "--minutes", "0"], "'0' is not a number of minutes, such as 0.33"),
+            (["cache.db", "--minutes", "nan"], "'nan' is not a number of minutes, such as 0.33"),
         ],
     )
     def test_what_cannot_be_proved_is_told_at_once(self, arguments: list[str], said: str) -> None:
@@ -195,6 +221,26 @@ class TestT11Prove:
         assert MEANING.get(promise, "") in said
         assert "every promise was kept" not in said
 
+    def test_counts_that_need_a_word_have_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Reads that were not judged always; others if there were any."""
+        report = Report("valkey", 1, 2, counts=Counter(served=2000, blind=1000), broken={LOST: []})
+        tell([report])
+        said = capsys.readouterr().out
+        unjudged = "1,000 reads without the store were not judged against invalidations"
+        assert f"valkey: ({unjudged})\n" in said
+        assert "StoreError" not in said
+        report.counts.update(together=1, refused=1)
+        tell([report])
+        said = capsys.readouterr().out
+        assert "`invalidate` raised StoreError, and your code must try again.\n" in said
+        assert "stillfresh allows them while the store is out of reach" in said
+
+    @pytest.mark.parametrize("promise", CHECKS)
+    def test_each_promise_is_on_the_page(self, promise: str) -> None:
+        """In the words of the report."""
+        page = (ROOT / "docs" / "reliability.md").read_text()
+        assert f". {promise}.\n" in page
+
     @pytest.mark.parametrize(
         ("url", "place", "behind"),
         [
@@ -221,12 +267,36 @@ class TestT11Prove:
         assert tcp_place(url) == place
         assert place is None or through(url, 9) == behind
 
-    def test_a_peer_runs_the_same_history(self, valkey: Server, tmp_path: Path) -> None:
+    def test_a_peer_runs_and_is_judged(self, valkey: Server, tmp_path: Path) -> None:
         """Its own loads, reads and invalidations are told and judged, as far as it promises any."""
         assert checked_peer("cashews", valkey.address) == "cashews"
         with proving(valkey.address, "cashews") as stage:
             report = ProofRun("cashews", stage, tmp_path, seed=1, workers=2).go([])
         assert min(report.counts[it] for it in ("served", "load", "loaded")) > 0
         assert LOST in report.broken
-        with pytest.raises(ConfigError, match="the library is not installed"):
+        with pytest.raises(ConfigError, match=r"is not installed .*; run pip install no_such"):
             checked_peer("no_such_library", valkey.address)
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning")
+    @pytest.mark.parametrize("name", PEERS)
+    async def test_a_peer_that_cannot_ask_the_store_is_not_accused(
+        self, name: str, valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a read of stillfresh would not be."""
+        monkeypatch.setattr(Redis, "execute_command", Redis.execute_command)  # put back after it
+        move_clock(tmp_path / "clock", 0.0)
+        log, clock = Log(tmp_path / "log"), MovedClock(tmp_path / "clock")
+        with Proxy(HOST, valkey.port) as proxy:
+            stage = Stage(f"redis://{HOST}:{proxy.port}/0?tenant=prove-x", {}, peer=name)
+            job = ProofJob(tmp_path / "log", tmp_path / "clock", tmp_path / "said", {}, 0.1, stage)
+            shelf = PEERS[name](job, log, clock)
+            assert [it.blind for it in await shelf.read(["sku-1"])] == [False]
+            proxy.set_away(True)
+            try:
+                outcome = f"blind: {(await shelf.read(['sku-1']))[0].blind}"
+            except LoadFailed:
+                outcome = "failed"
+            await shelf.close()
+        log.close()
+        assert outcome == {"cashews": "blind: True", "aiocache": "failed"}[name]
+        assert shelf._troubles > 0

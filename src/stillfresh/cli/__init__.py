@@ -46,6 +46,7 @@ def main() -> None:
     STORE is a store's address: sqlite:///site.db (or the file's name alone), redis://host:6379/0,
     postgresql://user@host/database, dynamodb://table?bucket=name.
 
-    With --json a command prints one JSON document and nothing else. Exit status: 0 for success, 1
-    for a failure, 2 for a wrong call or a library that is not installed.
+    With --json a command prints one JSON document and nothing else; only `prove --json FILE` writes
+    it to a file, and prints a table. Exit status: 0 for success, 1 for a failure, 2 for a wrong
+    call or a library that is not installed.
     """

@@ -170,6 +170,13 @@ class Command(click.Command):
         super().__init__(*args, **options)
         self.examples = tuple(examples)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            exc.ctx = exc.ctx or ctx  # click leaves it out if an option lacks its value
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         with formatter.section("Examples" if len(self.examples) > 1 else "Example"):

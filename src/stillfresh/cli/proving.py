@@ -21,6 +21,27 @@ from stillfresh.quiet import quietly
 
 SHOWN = 3
 """Examples of each broken promise."""
+LONGEST = 10_000
+NOTES = {
+    "together": "loads beside another of the same key: stillfresh allows them while the store is "
+    "out of reach, after an invalidation during the first load, and after the first load's lease "
+    "ended, for example because its process was paused.",
+    "refused": "invalidations refused: the store was out of reach, `invalidate` raised StoreError, "
+    "and your code must try again.",
+}
+"""What a count means, if it is not 0."""
+
+
+def _minutes(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    del ctx, param
+    try:
+        minutes = float(value)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes <= LONGEST:
+        allowed = f"a number of minutes, such as 0.33, up to {LONGEST}"
+        raise click.BadParameter(f"{value!r} is not {allowed}.")
+    return minutes
 
 
 @command(
@@ -31,10 +52,11 @@ SHOWN = 3
 @click.argument("store")
 @click.option(
     "--minutes",
-    default=2.0,
+    default="2",
     show_default=True,
-    type=click.FloatRange(0, 10_000, min_open=True),
-    help="How long; with --peer, for each.",
+    metavar="NUMBER",
+    callback=_minutes,
+    help="How long, such as 0.33; with --peer, for each.",
 )
 @click.option("--seed", type=int, help="Chooses the faults and their order.  [default: any]")
 @click.option(
@@ -48,7 +70,7 @@ SHOWN = 3
     "file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report to this file, too.",
+    help="Write the report to this file, too; the table is printed all the same.",
 )
 def prove(
     *,
@@ -65,7 +87,8 @@ def prove(
     in the end. They are killed and paused, and their connections are cut, delayed and half
     answered by a proxy (not with TLS, a cluster or Sentinel: what is done there is up to you). Fail
     over your own servers meanwhile. A SQLite store is proved in a new file beside it. Exit code 1:
-    a promise was broken. Ctrl-C ends it early, with the report.
+    stillfresh broke a promise; a peer's broken promises do not count. Ctrl-C ends it early, with
+    the report.
     """
     seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
     names = ["", *([checked_peer(peer, store)] if peer is not None else [])]
@@ -78,6 +101,8 @@ def prove(
                 proving(place, name) as stage,
                 tempfile.TemporaryDirectory(prefix="stillfresh-prove-") as folder,
             ):
+                begun = f"Proving {name or 'stillfresh'} for {age_text(minutes * 60)}, seed {seed}."
+                click.echo(f"{begun} Ctrl-C ends it early, with the report.", err=True)
                 run = ProofRun(name or "stillfresh", stage, Path(folder), seed, workers, over=over)
                 faults = _counted(run.decks(minutes * 60), advance)
                 reports.append(run.go(faults))
@@ -96,7 +121,8 @@ def _write(file: Path | None, told: bytes) -> None:
         try:
             file.write_bytes(told)
         except OSError as exc:
-            raise click.FileError(str(file), exc.strerror) from exc
+            said, ctx = f"cannot write {file}: {exc.strerror}.", click.get_current_context()
+            raise click.BadParameter(said, ctx, param_hint="'--json'") from exc
 
 
 @contextmanager
@@ -128,20 +154,31 @@ def tell(reports: list[Report]) -> None:
     columns = [_figures(it) for it in reports]
     rows = ((name, *(it.get(name, "-") for it in columns)) for name in columns[0])
     print_table(head, rows, right=head[1:])
+    click.echo()
+    for report in reports:
+        blind = f"{report.counts['blind']:,} reads without the store were not judged"
+        click.echo(f"{report.store}: ({blind} against invalidations)")
+    for name, note in NOTES.items():
+        if any(it.counts[name] for it in reports):
+            click.echo(note)
     for report in reports:
         click.echo()
-        if not report.counts["served"]:
-            click.echo(f"{report.store}: nothing was read, so nothing is proved.")
-        elif not report.sentences:
-            click.echo(f"{report.store}: every promise was kept.")
-        for promise, found in report.broken.items():
-            if found:
-                click.echo(f"{report.store}: broken ({len(found):,}): {promise}.")
-                meaning = "" if report.peer else MEANING.get(promise, "")
-                for line in filter(None, (*found[:SHOWN], meaning)):
-                    click.echo(f"  {plain(line)}")
-        for line in report.complaints[:SHOWN]:
-            click.echo(f"{report.store}: {plain(line)}")
+        _tell_broken(report)
+
+
+def _tell_broken(report: Report) -> None:
+    if not report.counts["served"]:
+        click.echo(f"{report.store}: nothing was read, so nothing is proved.")
+    elif not report.sentences:
+        click.echo(f"{report.store}: every promise was kept.")
+    for promise, found in report.broken.items():
+        if found:
+            click.echo(f"{report.store}: broken ({len(found):,}): {promise}.")
+            meaning = "" if report.peer else MEANING.get(promise, "")
+            for line in filter(None, (*found[:SHOWN], meaning)):
+                click.echo(f"  {plain(line)}")
+    for line in report.complaints[:SHOWN]:
+        click.echo(f"{report.store}: {plain(line)}")
 
 
 def _figures(it: Report) -> dict[str, str]:
@@ -151,6 +188,7 @@ def _figures(it: Report) -> dict[str, str]:
     return {
         "seed": str(it.seed),
         "lasted": age_text(it.seconds),
+        "fresh_for": age_text(it.fresh_for),
         "reads": f"{counts['served']:,}",
         "reads without the store": f"{counts['blind']:,}",
         "reads that failed": f"{counts['failed']:,}",

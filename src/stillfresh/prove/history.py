@@ -15,6 +15,7 @@ from stillfresh.prove.witness import Seen
 
 NEVER: Final = float("inf")
 USABLE: Final = ("fresh", "stale")
+NAME_PARTS: Final = 3
 GRAIN: Final = 0.001
 """Stores keep milliseconds."""
 
@@ -88,15 +89,25 @@ class Latest:
         return self._begins[count - 1] if count else -NEVER
 
 
+def named(load: str) -> str:
+    """A load in words; `LoadNames` names it by process, number and key."""
+    parts = load.split("-", NAME_PARTS - 1)
+    return f"load {parts[1]} of process {parts[0]}" if len(parts) == NAME_PARTS else f"load {load}"
+
+
 def law(history: ProofHistory) -> Iterator[str]:
     """A copy that was invalidated before a read is not served to it as fresh or stale."""
+    first: dict[tuple[str, str, str], float] = {}
     latest = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
     for event in history.sighted():
         if event.key not in latest or event.verdict not in USABLE:
             continue
         invalidated = latest[event.key].before(event.at - history.lag)
         if history.loads[event.load].at < invalidated:
-            yield f"{event.key}: {event.load} was served as {event.verdict} after its invalidation"
+            first.setdefault((event.key, event.load, event.verdict), event.at - invalidated)
+    for (key, load, verdict), late in first.items():
+        after = f"{late:.2g} s after it was invalidated"
+        yield f"{key}: {named(load)} was served as {verdict}, {after}"
 
 
 def newest(history: ProofHistory) -> Iterator[str]:
@@ -106,7 +117,7 @@ def newest(history: ProofHistory) -> Iterator[str]:
         if event.key in latest and event.verdict == "fresh":
             _, published = history.publication(history.loads[event.load].lease)
             if published < latest[event.key].before(event.at - history.lag):
-                yield f"{event.key}: {event.load} was served after a newer copy was published"
+                yield f"{event.key}: {named(event.load)} was served after a newer copy was stored"
 
 
 def ages(history: ProofHistory) -> Iterator[str]:
@@ -118,13 +129,14 @@ def ages(history: ProofHistory) -> Iterator[str]:
             continue
         old = event.wall - event.fetched_at >= history.fresh_for
         if event.verdict == "fresh" and old and not history.moved(event.at, event.ended):
-            yield f"{event.key}: {event.load} was fresh at {event.wall - event.fetched_at:.2f} s"
+            age = f"{event.wall - event.fetched_at:.2f} s"
+            yield f"{event.key}: {named(event.load)} was served as fresh at the age of {age}"
         latest = event.wall + event.ended - event.at  # it may have waited for its load
         ahead = event.fetched_at - latest > MAX_SKEW and history.is_sighted(event)
         if event.verdict == "fresh" and ahead and not history.moved(event.at - 1, event.ended):
-            yield f"{event.key}: {event.load} was fresh, from the future"
+            yield f"{event.key}: {named(event.load)} was fresh, from the future"
         if event.fetched_at > load.wall + GRAIN and not history.moved(load.at - 5, load.at):
-            yield f"{event.key}: {event.load} was said to be newer than its load"
+            yield f"{event.key}: {named(event.load)} was said to be younger than it is"
 
 
 def loads(history: ProofHistory) -> Iterator[str]:
@@ -180,21 +192,22 @@ def recovered(history: ProofHistory) -> Iterator[str]:
         yield f"after {event.text}: not all worked again"
 
 
-LOST: Final = "nobody is served what was invalidated before they asked"
+LOST: Final = "A read after an invalidation is not served the older copy as fresh or stale"
 """The promise that a lost invalidation breaks."""
-DOUBLED: Final = ("one load for a key and lease", "one lease holder for a key")
+DOUBLED: Final = ("A lease is used for one load", "A key has one lease holder at a time")
 """The promises that a lease given twice breaks."""
-KEPT: Final = "nothing that was published is lost"
-ANSWERED: Final = "readers are answered"
-RECOVERED: Final = "works again by itself"
+KEPT: Final = "A copy that the store has confirmed stays there until a newer one replaces it"
+ANSWERED: Final = "Every read gets a value, also while the store is out of reach"
+RECOVERED: Final = "After each fault, all processes work again by themselves within 60 seconds"
 Checks: TypeAlias = Mapping[str, Callable[[ProofHistory], Iterator[str]]]
 CHECKS: Final[Checks] = {
     LOST: law,
-    "nobody is served what was replaced before they asked": newest,
-    "fresh for its time, never newer than it is": ages,
+    "A read after a newer copy was stored is not served the older copy as fresh": newest,
+    "A copy is served as fresh no longer than `fresh_for`, and never says that it is younger "
+    "than it is": ages,
     DOUBLED[0]: loads,
     DOUBLED[1]: holders,
-    "a voided lease publishes nothing": voided,
+    "A load whose lease was ended by an invalidation is not stored": voided,
     KEPT: kept,
     ANSWERED: answered,
     RECOVERED: recovered,

@@ -28,6 +28,22 @@ class PeerShelf:
         self._log = log
         self._clock = clock
         self._names = LoadNames(job.seed, log, clock)
+        self._troubles = 0
+        self._count_troubles()
+
+    def _count_troubles(self) -> None:
+        """Count commands that the server did not answer: most peers tell nobody."""
+        library: Any = import_module("redis.asyncio")
+        execute = library.Redis.execute_command
+
+        async def counted(client: object, *command: object, **options: object) -> object:
+            try:
+                return await execute(client, *command, **options)
+            except (library.ConnectionError, library.TimeoutError, OSError):
+                self._troubles += 1
+                raise
+
+        library.Redis.execute_command = counted
 
     close: Callable[[], Awaitable[object]]
 
@@ -44,13 +60,14 @@ class PeerShelf:
         return [await self._one(key) for key in keys]
 
     async def _one(self, key: str) -> Seen:
-        wall, asked = self._clock(), time.monotonic()
+        troubles, wall, asked = self._troubles, self._clock(), time.monotonic()
         try:
             fetched_at, _, load = (await self.get(key)).partition(" ")
         except Exception as exc:
             raise LoadFailed(error_text(exc)) from exc
         served = Seen("served", asked, time.monotonic(), key=key, load=load, verdict="fresh")
         served.wall, served.fetched_at = wall, float(fetched_at)
+        served.blind = self._troubles != troubles
         return served
 
     async def invalidate(self, key: str) -> None:
@@ -126,5 +143,6 @@ def checked_peer(name: str, address: str) -> str:
     try:
         import_module(name)
     except ImportError as exc:
-        raise ConfigError(f"--peer {name}: the library is not installed: {exc}") from exc
+        said = f"--peer {name}: the library is not installed ({exc}); run pip install {name}"
+        raise ConfigError(said) from exc
     return name

@@ -35,8 +35,9 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
     """The store, and the faults of its connections; entries of the proof are deleted at the end."""
     bare, tenant = split_tenant(address)
     if tenant is not None or bare.startswith("memory:"):
-        said = "tenant: a proof has its own" if tenant else "memory:// is in one process"
-        raise ConfigError(f"{said}; name a store that processes share, without '?tenant='")
+        is_named = "tenant: a proof has its own; leave '?tenant=' out"
+        is_alone = "memory:// is in one process; name a store that processes share"
+        raise ConfigError(is_named if tenant is not None else is_alone)
     mark = f"{'&' if '?' in bare else '?'}tenant=prove-{uuid4().hex[:12]}"
     with ExitStack() as stack:
         url, faults = bare, dict[str, Fault]()
@@ -52,7 +53,11 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             peer=peer,
             moves_clock=False,
         )
-        asyncio.run(_cleaned(bare + mark, stage))  # raises now if the store is unavailable
+        try:
+            asyncio.run(_cleaned(bare + mark, stage))
+        except StoreError as exc:
+            hint = "" if bare.startswith("sqlite:") else "; is it running, and is the port right?"
+            raise StoreError(f"{exc}{hint}") from exc
         try:
             yield stage
         finally:

@@ -36,6 +36,7 @@ class Report:
     seed: int
     workers: int
     peer: str = ""
+    fresh_for: float = 0.0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: list[float] = field(default_factory=list)
@@ -121,7 +122,7 @@ class ProofRun:
     ) -> None:
         """When `over` is set, the run ends, and the events so far are judged."""
         self._over = over or threading.Event()
-        self.report = Report(name, seed, workers, stage.peer)
+        self.report = Report(name, seed, workers, stage.peer, stage.fresh_for)
         self._stage = stage
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
         self._crowd = Crowd(stage, folder, seed)
@@ -187,8 +188,8 @@ class ProofRun:
         self._reader.look()
         events = self._reader.events
         self.report.counts = Counter(event.what for event in events)
-        self.report.counts["blind"] = sum(event.blind for event in events)
         history = ProofHistory(events, self._stage.fresh_for, self._stage.memory_for)
+        self.report.counts["blind"] = self.report.counts["served"] - len(history.sighted())
         self.report.ages = ages_at_serving(history)
         self.report.counts["together"] = loads_together(history)
         asked = PEER_CHECKS if self._stage.peer else CHECKS
