@@ -11,7 +11,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
+from stillfresh import (
+    Answer,
+    Cache,
+    LoadFailed,
+    NotOpen,
+    Origin,
+    Policy,
+    Resource,
+    StoreError,
+    Verdict,
+)
 from stillfresh.bounded import SLICE, TagIndex
 from stillfresh.stores.contract import Ask, Copy, Failure, Record
 from stillfresh.stores.memory import MemoryStore
@@ -323,6 +333,76 @@ class TestE28Slices:
         assert await many.core.settled(5)
         assert len(upstream.calls) <= many.core.spec.concurrency
         assert not many.core.queue.flights
+
+    @pytest.mark.parametrize("ask", ["get_many", "known"])
+    async def test_a_cache_that_closes_between_two_slices(
+        self,
+        cache: Cache,
+        many: Resource[str, Price],
+        upstream: Upstream,
+        monkeypatch: pytest.MonkeyPatch,
+        ask: str,
+    ) -> None:
+        """E13: the call ends, and nothing that it read is in the memory of the next opening."""
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 10)
+        monkeypatch.setattr("stillfresh.bounded.SLICE", 10)
+        await many.delete(*MANY[::2])
+        upstream.hold()
+        for later in range(1, 6):
+            call = asyncio.create_task(outcome(getattr(many, ask)(MANY)))
+            await turns(later)
+            await cache.close()
+            ended = await asyncio.wait_for(call, 10)
+            is_cut = isinstance(ended, NotOpen)
+            assert is_cut or all(isinstance(it, LoadFailed | Answer) for it in ended.values())  # type: ignore[attr-defined]
+            assert not many.core.queue.flights
+            assert not many.core.memory.entries
+            await cache.open()
+        upstream.let_go()
+
+    async def test_an_override_between_two_slices(
+        self,
+        cache: Cache,
+        many: Resource[str, Price],
+        upstream: Upstream,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """E22: a call that began outside leaves nothing inside the block, and vice versa."""
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 10)
+        outside = asyncio.create_task(outcome(many.get_many(MANY)))
+        await turns(3)
+        upstream.version = 2
+        async with cache.override("memory://"):
+            await outside
+            assert {version(it) for it in (await many.get_many(MANY)).values()} == {2}
+            upstream.version = 3
+            await many.invalidate(*MANY)
+            inside = asyncio.create_task(outcome(many.get_many(MANY)))
+            await turns(3)
+        await inside
+        assert {version(it) for it in (await many.get_many(MANY)).values()} == {1}
+
+    async def test_a_loader_that_asks_for_many_keys_in_a_circle(
+        self, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E3: the circle is seen before the last of the keys was asked for."""
+        monkeypatch.setattr("stillfresh.engine.read.SLICE", 10)
+
+        @cache.batched("outer", fresh_for="1h")
+        async def outer(names: list[str]) -> dict[str, str]:
+            await inner.get_many(MANY)
+            return dict.fromkeys(names, "value")
+
+        @cache.batched("inner", fresh_for="1h", max_batch=10)
+        async def inner(skus: list[str]) -> dict[str, str]:
+            if MANY[0] in skus:
+                await outer("name")
+            return dict.fromkeys(skus, "value")
+
+        assert await asyncio.wait_for(outer("name"), 10) == "value"
+        failed = await outcome(inner(MANY[0]))
+        assert isinstance(failed, LoadFailed)
+        assert "in a circle" in str(failed)
 
     async def test_an_invalidation_that_is_cut_off(
         self, cache: Cache, many: Resource[str, Price]

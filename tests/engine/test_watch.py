@@ -677,9 +677,9 @@ class TestE28ManyKeys:
         """Keys that were taken over so far."""
         keys, match = list[str](), prices.core.watcher._match
 
-        def noted(key: str, watch: Any) -> None:
+        def noted(key: str, *given: Any) -> None:
             keys.append(key)
-            match(key, watch)
+            match(key, *given)
 
         monkeypatch.setattr(prices.core.watcher, "_match", noted)
         return keys
@@ -710,6 +710,43 @@ class TestE28ManyKeys:
             await prices.put("sku-9", Price("sku-9", 2))
             told = {it.key: version(it.answer) for it in [await anext(watch) for _ in MANY]}
             assert told == dict.fromkeys(MANY, 2)
+
+    async def test_a_copy_that_is_known_when_a_watch_is_entered(self, prices: Prices) -> None:
+        """C14: what is read after that moment is news, though its key was not taken over yet."""
+        await prices.get_many(MANY)
+        known = prices.core.memory.entries["sku-9"].copy.fetched_at
+        with prices.watch(MANY):
+            prices.core.memory.drop("sku-9")
+            await until(lambda: not prices.core.watcher.late)
+            assert prices.core.watcher._heard["sku-9"] == known
+
+    async def test_many_keys_that_leave_while_nothing_is_watched(self, prices: Prices) -> None:
+        """E24: what is watched next is loaded all the same."""
+        with prices.watch() as watch:
+            watch.discard(*MANY)
+            with prices.watch("sku-1") as next_one:
+                assert (await anext(next_one)).key == "sku-1"
+        await until(lambda: not prices.core.watcher.late)
+
+    def test_a_watch_that_is_closed_after_its_loop(self) -> None:
+        """E21: nobody can be told any more, and nothing is started."""
+        cache, loop = Cache("memory://"), asyncio.new_event_loop()
+        prices = declare(cache, Upstream())
+        watches = [prices.watch(MANY), prices.watch("other")]
+
+        async def entered() -> None:
+            for watch in watches:
+                watch.__enter__()
+            await until(lambda: not prices.core.watcher.late)
+
+        loop.run_until_complete(entered())
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(turns())
+        loop.close()
+        for watch in watches:
+            watch.discard("sku-1")
+            watch.close()
 
     async def test_keys_that_leave_and_come_back_meanwhile(
         self, prices: Prices, taken: list[str], upstream: Upstream

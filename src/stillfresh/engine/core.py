@@ -86,11 +86,12 @@ class Core(Puts[K, V]):
             if fresh := [key for key, at in times.items() if at > now]:
                 yield dict.fromkeys(fresh)
             while waiter.missing or waiter.outcomes:
-                await self.loads.wait(waiter, stale)
+                await self.loads.wait(waiter)
                 ended, waiter.outcomes = waiter.outcomes, {}
                 stale = [key for key in stale if key not in ended]
                 yield {**ended}
         finally:
+            waiter.end()
             self.queue.leave(waiter, stale)
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
@@ -155,6 +156,7 @@ class Core(Puts[K, V]):
         runtime, found = await self.ready(), dict[K, Outcome[V]]()
         unread = set() if unread is None else unread
         async for some in sliced(keys):
+            self._check_open(runtime)
             now = runtime.clock()
             texts = self._unheld(some, now, found, max_age)
             records = await self._records(runtime, texts, unread) if texts else {}

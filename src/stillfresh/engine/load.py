@@ -15,7 +15,7 @@ from stillfresh.engine.flight import LOADED, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome
-from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Waiter
+from stillfresh.engine.queue import OVER, Batch, Flight, Waiter
 from stillfresh.engine.rules import NOTHING, Fail, Load, Outlook, Serve
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import load_span, noted
@@ -53,21 +53,14 @@ class Loads(Generic[K, V]):
         for flight in self._queue.close():
             _settle(flight.key, flight.waiters, closed)
 
-    async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
+    async def wait(self, waiter: Waiter[K, V]) -> None:
         """Wait until the joined loads have ended."""
         if not waiter.missing or (waiter.each and waiter.outcomes):
             return
         self.flush_soon()
-        woken, batch, flights = asyncio.Event(), CURRENT.get(), self._queue.flights
+        woken = asyncio.Event()
         waiter.wake = woken.set
-        own = map(flights.get, keys if batch else ())
-        inner = [flight for flight in own if flight is not None and waiter in flight.waiters]
-        waiting_for = batch.waiting_for if batch else []
-        waiting_for.append(inner)
-        try:
-            await woken.wait()
-        finally:
-            waiting_for.remove(inner)
+        await woken.wait()
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False

@@ -55,7 +55,7 @@ class Batch:
         self.takes_place = False  # True if it takes one of the `concurrency` places
         self.overtaken: set[Hashable] = set()  # E6: keys that were invalidated since it began
         self.tags: set[str] = set()  # I26: invalidated; whose they are is known at the end
-        self.waiting_for: list[list[Flight[Any, Any]]] = []  # the loads that its loader waits for
+        self.waiting_for: dict[object, list[Flight[Any, Any]]] = {}  # its loader's calls, for loads
         for flight in flights:
             flight.batch = self
 
@@ -100,15 +100,13 @@ class Flight(Struct, Generic[K, W], eq=False):
     waiters: dict[W, Joined] = {}
     """The callers, and when each and the last of them came."""
     last: Joined = BEFORE
-    seen: str | None = None
-    """The generation of the copy to replace."""
+    seen: str | None = None  # the generation of the copy to replace
     failure: Failure | None = None
     wanted: bool = False
     """True for a background refresh: it runs even if no caller waits."""
     forced: bool = False
     """A caller of `refresh` wants a new copy, even during a cooldown (E7)."""
-    outgrown: bool = False
-    """E18: the copy is too old for a caller's `max_age`."""
+    outgrown: bool = False  # E18: the copy is too old for a caller's `max_age`
     urgent: bool = False  # a loader waits for it, and may hold the only place
     is_blind: bool = False  # S5: it loads without a lease
     rounds: int = 0
@@ -175,7 +173,7 @@ class Flight(Struct, Generic[K, W], eq=False):
                 return True
             if id(one.batch) not in seen:
                 seen.add(id(one.batch))
-                stack += [it for flights in one.batch.waiting_for for it in flights]
+                stack += [it for flights in one.batch.waiting_for.values() for it in flights]
         return False
 
 
@@ -187,16 +185,18 @@ class Waiter(Generic[K, V]):
     ) -> None:
         self.load = load  # its own loader, for flights that it begins
         self.context = copy_context()  # G15: for hooks
-        self.caller, self.max_age = CALLER.get(), max_age
-        """E18: this caller accepts no older copy."""
+        self.caller, self.max_age = CALLER.get(), max_age  # E18: it accepts no older copy
         self.each, self.unread = each, set[K]()  # keys that the store could not be asked for
-        self.wake: Callable[[], object] = bool
-        """Called when the last key has ended, or after each one if `each`."""
+        self.wake: Callable[[], object] = bool  # when the last key has ended; if `each`, each one
         self.private: Private[Any] | None = None  # its own loader's value, for it alone
-        self.missing = 0
+        self.missing, self.batch = 0, CURRENT.get()  # of the loader that calls, or None
         self.outcomes: dict[K, Outcome[V]] = {}
-        self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}
-        """The copies that this caller gets if the load fails (E2)."""
+        self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}  # E2: if the load fails
+
+    def end(self) -> None:
+        """The call has ended: a loader that made it waits for nothing any more."""
+        if self.batch is not None:
+            self.batch.waiting_for.pop(self, None)
 
     def settle(self, key: K, outcome: Outcome[V]) -> None:
         if self.fallbacks and isinstance(outcome, LoadFailed) and key in self.fallbacks:
@@ -224,13 +224,14 @@ class Queue(Generic[K, V]):
         """Wait for the load of this key: the running one, or a new one."""
         if (running := self.flights.get(key)) is not None:
             self._counts.coalesced += 1
-            batch = CURRENT.get()
-            if batch is not None and running.waits_for(batch):
+            if waiter.batch is not None and running.waits_for(waiter.batch):
                 waiter.outcomes[key] = LoadFailed(
                     f"{self._spec.kind} {key!r}: its loader waits, in a circle, for itself"
                 )
                 return
         flight = self._add(key, id_, record, waiter)
+        if waiter.batch is not None:  # E3: that load can end only after this one
+            waiter.batch.waiting_for.setdefault(waiter, []).append(flight)
         flight.forced |= forced
         flight.outgrown |= waiter.max_age < FOR_EVER
         flight.join(waiter, knows=key not in waiter.unread)

@@ -98,6 +98,7 @@ class Reads(StoreReads[K, V]):
             for some in slices:
                 if some is not slices[0]:
                     await asyncio.sleep(0)
+                    self._check_open(runtime)
                 texts, found = await self._look_up(runtime, some, waiter, None if anew else held)
                 missing = missing | texts if missing else texts
                 records |= found
@@ -106,10 +107,12 @@ class Reads(StoreReads[K, V]):
                     self._join(missing, records, waiter, forced=anew)
                     missing = dict(reversed(rest))
             self._join(missing, records, waiter, forced=anew)
-            await self.loads.wait(waiter, keys)
+            await self.loads.wait(waiter)
         except BaseException:
             self.queue.leave(waiter, keys)
             raise
+        finally:
+            waiter.end()
         for counted in _slices([] if anew else list(outcomes.values())):
             self.memory.count(counted, runtime.clock())
             if len(outcomes) > SLICE:

@@ -55,9 +55,8 @@ class Job(Generic[T]):
     def run(self) -> None:
         """Run it. A loader below on this thread's stack can end only after this one (E3)."""
         outer, batch = CURRENT.get(), self._batch
-        waiting_for = [] if outer is None else outer.waiting_for
-        flights = [] if batch is None else list(batch.flights)
-        waiting_for.append(flights)
+        waiting_for = {} if outer is None else outer.waiting_for
+        waiting_for[self] = [] if batch is None else list(batch.flights)
         tokens = [(var, var.set(value)) for var, value in self._given]
         try:
             outcome: T | Raised = self._work()
@@ -66,7 +65,7 @@ class Job(Generic[T]):
         finally:
             for var, token in tokens:
                 var.reset(token)
-            waiting_for.remove(flights)
+            del waiting_for[self]
         self._tell(outcome)
 
     def drop(self, why: BaseException) -> None:

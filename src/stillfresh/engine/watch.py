@@ -63,7 +63,7 @@ class Watch(Generic[K, V]):
             self._watcher.check_loop()
         self._keys.update(dict.fromkeys(keys))
         if self.is_open:
-            self._watcher.follow(self, keys)
+            self._watcher.follow(self, keys, came=True)
 
     def discard(self, *keys: K) -> None:
         """Stop watching these keys."""
@@ -109,7 +109,7 @@ class Watch(Generic[K, V]):
             raise StillfreshError("this watch was entered already; make another one")
         self._watcher.check_loop()
         self.is_open = self._was_entered = True
-        self._watcher.follow(self, self.keys)
+        self._watcher.follow(self, self.keys, came=True)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -46,7 +46,8 @@ class Driver(ABC, Generic[K]):
     """
 
     def __init__(self, terms: Terms, clock: Clock) -> None:
-        self.lane: Lane[K] = new_lane(terms)
+        first, longest = terms.first_cooldown, terms.longest_cooldown
+        self.lane: Lane[K] = Lane(cooldown=first, longest_cooldown=longest)
         self.clock = clock
         self._stale_at: dict[K, float] = {}  # of copies that arrived while keys are renewed
 
@@ -142,15 +143,14 @@ class Watcher(Driver[K], Generic[K, V]):
         super().__init__(core.spec.terms, clock)
         self.core = core
         size = core.spec.max_batch
-        # Whole batches: a slice that cuts one would cost another request.
-        self._batches = size * max(1, SLICE // size)
+        self._batches = size * max(1, SLICE // size)  # whole ones: a cut one costs another request
         self._open: set[Watch[K, V]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}  # watched keys that did not exist when last asked for
         self._heard: dict[K, float] = {}  # when the known copy of each key was fetched
         self._loads: BoundedDict[K, tuple[float, int]] = BoundedDict(MOST_COUNTED)  # in this second
-        self.late: deque[tuple[Watch[K, V], Iterable[K]]] = deque()  # keys that came or went
+        self.late: deque[tuple[Watch[K, V], Iterable[K], dict[K, float]]] = deque()  # came or left
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -166,27 +166,30 @@ class Watcher(Driver[K], Generic[K, V]):
         every = (key for watch in self._open for key in watch.keys)
         return dict.fromkeys(every) if self.late else self.watches
 
-    def follow(self, watch: Watch[K, V], keys: Sequence[K]) -> None:
-        """These keys came to the watch or left it: watch them accordingly."""
+    def follow(self, watch: Watch[K, V], keys: Sequence[K], *, came: bool = False) -> None:
+        """These keys came to the watch or left it; C14: copies that are newer than now are news."""
         if not watch.is_open and watch not in self._open:
             return  # the cache closes, and nothing is watched any more
+        known = zip(keys, map(self.core.memory.entries.get, keys), strict=True) if came else ()
+        heard = {key: it.copy.fetched_at for key, it in known if it is not None}
         (self._open.add if watch.is_open else self._open.discard)(watch)
-        self.late.append((watch, iter(keys)))
+        self.late.append((watch, iter(keys), heard))
         if len(self.late) == 1:
             self._take_over()
-        if self.watches and (self._driver is None or self._driver.done()):
-            self._driver = asyncio.get_running_loop().create_task(self._start())
+        loop, is_driven = self._loop, self._driver is not None and not self._driver.done()
+        if (self.watches or self.late) and not is_driven and loop and not loop.is_closed():
+            self._driver = loop.create_task(self._start())
 
     def _take_over(self) -> None:
         """A slice of the keys that came to a watch or left it."""
         self._changed.set()
-        watch, left = self.late.popleft()
+        watch, left, heard = self.late.popleft()
         if len(keys := list(islice(left, AT_ONCE))) == AT_ONCE:
-            self.late.appendleft((watch, left))
+            self.late.appendleft((watch, left, heard))
         for key in keys:
-            self._match(key, watch)
+            self._match(key, watch, heard)
 
-    def _match(self, key: K, watch: Watch[K, V]) -> None:
+    def _match(self, key: K, watch: Watch[K, V], heard: dict[K, float]) -> None:
         """Watch the key for this watch, or no longer, as the watch has it now."""
         watches, has = self.watches.get(key, {}), watch.has(key)
         if has is (watch in watches):
@@ -202,8 +205,8 @@ class Watcher(Driver[K], Generic[K, V]):
         if not watches:
             self.core.owner.note(self.core, [key], "watch")
             self.watches[key] = watches
-            if (entry := self.core.memory.entries.get(key)) is not None:
-                self._heard[key] = entry.copy.fetched_at
+            if key in heard:
+                self._heard[key] = heard[key]
         watches[watch] = None
         self.lane.subscribe(key, counted=False)
         if (answer := self.absent.get(key)) is not None:
@@ -211,8 +214,8 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def _watches_of(self, key: K) -> tuple[Watch[K, V], ...]:
         """The watches of a key; C14: also those whose keys the driver has not all seen."""
-        for watch, _ in tuple(self.late):
-            self._match(key, watch)
+        for watch, _, heard in tuple(self.late):
+            self._match(key, watch, heard)
         return tuple(self.watches.get(key, ()))
 
     def is_news(self, key: K, copy: Copy) -> bool:
@@ -250,7 +253,7 @@ class Watcher(Driver[K], Generic[K, V]):
         """Watch nothing. E21: watches of a closed loop cannot be told."""
         for known in (self._open, self.watches, self.absent, self._heard, self.late):
             known.clear()
-        self.lane, self._stale_at = new_lane(self.core.spec.terms), {}
+        super().__init__(self.core.spec.terms, self.clock)
         self._driver, self._changed = None, asyncio.Event()
 
     def close(self) -> None:
@@ -343,7 +346,3 @@ class Watcher(Driver[K], Generic[K, V]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-
-
-def new_lane(terms: Terms) -> Lane[K]:
-    return Lane(cooldown=terms.first_cooldown, longest_cooldown=terms.longest_cooldown)
