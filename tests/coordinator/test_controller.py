@@ -391,6 +391,22 @@ class TestC7OneSession:
         with pytest.raises(LoadFailed, match="the viewer signed out meanwhile"):
             await forcing
 
+    async def test_a_viewer_that_a_listener_signs_in_gets_the_same_post(self, site: Site) -> None:
+        """The rows that were read for the viewer before do not say when it is stale."""
+
+        def switch(_kind: str, _ids: list[str]) -> None:
+            off()
+            site.ttl.sign_in("another")
+            site.ttl.subscribe_post(composite_post_id="a:1")
+
+        off = site.controller.on_updated(switch)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.clock.advance(1)
+        await site.ttl.tick()
+        assert site.nexus.viewers == [VIEWER, "another"]
+        assert await site.version("a:1") == 1
+
     async def test_an_edit_is_its_viewers(self, tmp_path: Path, clock: ManualClock) -> None:
         """Who signs in while it is on its way does not get it."""
         site = made(tmp_path, clock)

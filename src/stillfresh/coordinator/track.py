@@ -172,7 +172,7 @@ class Track(Driver[str]):
         rows = self.rows(ids, session)
         outcomes = {key.id: self._kept(it, rows.get(key.id, NOTHING)) for key, it in found.items()}
         self._controller.tell(self.kind.name, outcomes)
-        return outcomes, rows
+        return outcomes, {} if session.is_over else rows  # C7: a listener may sign another in
 
     def _kept(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
         """A view that cannot be stored is not fresh (C9), nor one that was overtaken (E6)."""
