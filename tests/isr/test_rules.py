@@ -198,6 +198,13 @@ class TestI13Keys:
         assert not is_allowed("evilexample.com", allowed)
         assert not is_allowed("notshop.example", allowed)
 
+    def test_the_end_of_an_ipv6_address_is_no_port(self) -> None:
+        """With brackets or without, another address is not allowed."""
+        assert is_allowed("[fe80::1]:8000", {"[fe80::1]"})
+        assert is_allowed("fe80::1", {"fe80::1"})
+        assert not is_allowed("[fe80::1:8]", {"[fe80::1]"})
+        assert not is_allowed("fe80::1:8", {"fe80::1"})
+
     @pytest.mark.parametrize(
         ("asked", "offered"),
         [

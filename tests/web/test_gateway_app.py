@@ -23,7 +23,7 @@ from stillfresh.errors import ConfigError, StillfreshError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.server.listening import server_config
 from stillfresh.web import Gateway, gateway
-from stillfresh.web.guard import is_called_rightly, is_local
+from stillfresh.web.guard import checked_hosts, is_called_rightly, is_local
 from tests.kit.gateway import client_of, running
 from tests.kit.servers.valkey import binary_of, serving
 
@@ -168,6 +168,22 @@ class TestG1Names:
             assert b" 200 " in await raw(port, "/healthz", f"Host: {host}")
             socket_ = await raw(port, "/v1/live", f"Host: {host}", *UPGRADE)
         assert b" 403 " in socket_
+
+    @pytest.mark.parametrize(
+        ("host", "is_right"),
+        [
+            (b"[fe80::1]", True),
+            (b"[fe80::1]:8000", True),
+            (b"[fe80::1:8]", False),
+            (b"[fe80::1:8]:8000", False),
+        ],
+    )
+    def test_an_ipv6_address_is_compared_whole(self, host: bytes, *, is_right: bool) -> None:
+        """Its end is not a port."""
+        scope: Scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", host)]}
+        hosts = checked_hosts(["[fe80::1]"])
+        assert hosts is not None
+        assert is_called_rightly(scope, hosts) is is_right
 
     async def test_two_are_none(self) -> None:
         """Which one is meant, nobody can tell."""

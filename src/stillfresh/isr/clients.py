@@ -128,7 +128,7 @@ def _canonical(value: bytes, scheme: str) -> str | None:
 
 def is_allowed(host: str, allowed: Collection[str]) -> bool:
     """True for a listed name, or one below `*.name`; an entry without a port allows any port."""
-    name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
+    name = host.rpartition(":")[0] if re.search(r"(^[^:]*|\]):[0-9]+$", host) else host
     return any(
         one in (host, name) or (one.startswith("*.") and name.endswith(one[1:])) for one in allowed
     )
