@@ -632,6 +632,8 @@ class TestG6ThisMachine:
             ({b"origin": b"http://localhost:8080"}, True),
             ({b"origin": b"http://localhost:9090"}, False),
             ({b"origin": b"http://evil.example"}, False),
+            ({b"origin": b"http://evil@localhost:8080"}, False),
+            ({b"origin": b"http://localhost:8080/path"}, False),
             ({b"sec-fetch-site": b"same-origin"}, True),
             ({b"sec-fetch-site": b"same-site"}, False),
             ({b"sec-fetch-site": b"cross-site"}, False),

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -46,7 +45,7 @@ and careful typing need (U+200D, U+00A0) may stand in it."""
 NO_ID: Final = (
     f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character or a line end"
 )
-PORTS: Final = {"http": 80, "https": 443}
+PORTS: Final = {"http": ":80", "https": ":443"}
 UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
 """The last for half a character, which JSON cannot say and a server may still hand over."""
 
@@ -255,10 +254,6 @@ def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:
     """True for a page of this host or of a named origin, and for clients without an Origin."""
     if not origin or origin in origins:
         return True
-    try:
-        here, there = urlsplit(origin), urlsplit(f"//{host}")
-        port = PORTS.get(here.scheme)
-        is_same = (here.hostname, here.port or port) == (there.hostname, there.port or port)
-    except ValueError:
-        return False
-    return is_same and port is not None and here.hostname is not None
+    scheme, _, there = origin.lower().partition("://")
+    port = PORTS.get(scheme)
+    return port is not None and there.removesuffix(port) == host.lower().removesuffix(port) != ""
