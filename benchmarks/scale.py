@@ -72,7 +72,7 @@ PLOTS = (
     ("processes-reads", "reads a second", "Reads of the store a second, of all processes"),
     (
         "processes-news",
-        "server, for a publication",
+        "CPU of the server for a publication, µs",
         "Server CPU for a publication, µs, by listeners",
     ),
     ("watched-refresh", "refresh of all, µs of CPU a key", "Refresh of a watched key, µs of CPU"),

@@ -21,15 +21,16 @@ WATCHED = VIEWERS * LOOKS // GATEWAYS
 
 
 class Fleet:
-    """The lines, from figures at the largest size that was measured."""
+    """The lines, from figures at the size of the fleet, or the largest that was measured."""
 
     def __init__(self, figures: dict[str, dict[str, Figures]]) -> None:
         self._figures = figures
         self.rows: list[list[str]] = []
 
-    def of(self, part: str, name: str) -> float:
+    def of(self, part: str, name: str, at: int = 0) -> float:
         by_size = self._figures.get(part, {}).get(name, {})
-        return by_size[max(by_size, key=int)] if by_size else float("nan")
+        largest = max(by_size, key=int, default="")
+        return by_size.get(str(at), by_size.get(largest, float("nan")))
 
     def line(self, what: str, source: str, comes_to: str) -> None:
         self.rows.append([what, source, comes_to])
@@ -68,7 +69,10 @@ class Fleet:
 
     def gateway(self) -> None:
         each, rate = "one of 1,000 gateways", UPDATES / GATEWAYS
-        few, many = (self.of("viewers", f"CPU of an update, µs | {it}") for it in (SHARED, OWN))
+        held = VIEWERS // GATEWAYS
+        few, many = (
+            self.of("viewers", f"CPU of an update, µs | {it}", held) for it in (SHARED, OWN)
+        )
         costs = (
             f"{rate:,.0f} / s × {few:.1f} µs (viewers share ids) to {many:,.0f} µs (they do not)"
         )
@@ -81,8 +85,8 @@ class Fleet:
         hear = self.of("processes", "CPU of a listener for a message, µs | Valkey")
         core = f"{LOADS * hear / 1e4:,.0f} % of a core"
         self.line(f"{each}: messages heard", f"{LOADS:,.0f} / s × {hear:.1f} µs", core)
-        held, kept = VIEWERS // GATEWAYS, self.of("watched", "bytes of a watched key | memory")
-        size = self.of("viewers", f"bytes of a connection | {SHARED}")
+        kept = self.of("watched", "bytes of a watched key | memory")
+        size = self.of("viewers", f"bytes of a connection | {SHARED}", held)
         parts = f"{held:,} × {size:,.0f} bytes a connection, {WATCHED:,} × {kept:,.0f} bytes a key"
         self.line(f"{each}: memory", parts, f"{(held * size + WATCHED * kept) / 1e6:,.0f} MB")
 

@@ -42,6 +42,12 @@ SLOW_ROUNDS = 1 if is_quick() else 3
 STORES = ("memory", "SQLite", "Valkey", "PostgreSQL")
 SHARED = ("SQLite", "Valkey", "Valkey cluster", "PostgreSQL")
 ids = growth.id_of
+PUBLISHED = {
+    "CPU of the server for a publication, µs": "CPU of the server for a message, µs",
+    "CPU of all listeners for a publication, µs": "CPU of a listener for a message, µs",
+    "bytes sent for a publication": "bytes of a message",
+}
+"""By listeners; and what each listener adds."""
 
 
 def _section(took: Took, title: str) -> Section:
@@ -242,21 +248,15 @@ async def _listened(took: Took, made: Backend, number: int) -> None:
         server = 1e6 * (made.cpu() - before) / publications
         client = 1e6 * (time.process_time() - used) / publications
         traffic = (await made.sent(writer) - sent) / publications
-    for name, value in (("server", server), ("listener", client), ("traffic", traffic)):
-        took.note(f"{name}, for a publication", made.name, number, value)
-    if number > 1:
-        for name, unit in (("server", "CPU of the server"), ("listener", "CPU of a listener")):
-            took.note(
-                f"{unit} for a message, µs", made.name, number, _more(took, name, made, number)
-            )
-        each = _more(took, "traffic", made, number)
-        took.note("bytes of a message", made.name, number, each)
-
-
-def _more(took: Took, name: str, made: Backend, number: int) -> float:
-    """For each listener beyond the first."""
-    by_size = took.values[f"{name}, for a publication | {made.name}"]
-    return (by_size[number][0] - by_size[1][0]) / (number - 1)
+    values = (
+        (server, client, traffic) if traffic else (server, client)
+    )  # PostgreSQL counts no bytes
+    for (name, of_one), value in zip(PUBLISHED.items(), values, strict=False):
+        took.note(name, made.name, number, value)
+        if number > 1:  # for each listener beyond the first
+            by_size = took.values[f"{name} | {made.name}"]
+            each = (by_size[number][0] - by_size[1][0]) / (number - 1)
+            took.note(of_one, made.name, number, each)
 
 
 class Watched:
