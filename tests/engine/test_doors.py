@@ -162,7 +162,7 @@ class TestE15Keys:
                 await prices.put_many({**dict.fromkeys(good, Price("a", 5)), bad: Price("a", 5)})
         await turns()
         assert [version(it) for it in map(prices.peek, good) if it] == [1, 1, 1]
-        assert upstream.calls == [["a"], ["b"], ["c"]]
+        assert sorted(upstream.calls) == [["a"], ["b"], ["c"]]
 
     async def test_a_bad_number_of_many_is_refused(self, numbers: Resource[int, int]) -> None:
         """Also what is almost one; any other is taken, however large."""

@@ -1,6 +1,7 @@
 """I23: made-up paths below a route are cheap: kept for seconds, few at a time, and then gone."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.kit.isr import Site, as_it_says, in_front
 def rows(file: Path) -> set[int]:
     """How many there are in each table of pages and tags."""
     named = "SELECT name FROM sqlite_master WHERE name LIKE '%page' OR name LIKE '%tags'"
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection:
         tables = [name for (name,) in connection.execute(named)]
         return {connection.execute(f'SELECT count(*) FROM "{it}"').fetchone()[0] for it in tables}
 

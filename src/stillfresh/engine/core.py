@@ -156,7 +156,8 @@ class Core(Puts[K, V]):
         runtime, found = await self.ready(), dict[K, Outcome[V]]()
         unread = set() if unread is None else unread
         async for some in sliced(keys):
-            self._check_open(runtime)
+            if self._runtime is not runtime:  # since the last slice
+                self._check_open(runtime)
             now = runtime.clock()
             texts = self._unheld(some, now, found, max_age)
             records = await self._records(runtime, texts, unread) if texts else {}
