@@ -210,7 +210,8 @@ class Resource(Face[K, V]):
                 f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
                 f"not {shown(values)}"
             )
-        with_terms, given = self.core.spec.with_terms, list(values.items())
+        with_terms = self.core.spec.with_terms
+        given = zip(tuple(values), tuple(values.values()), strict=True)  # E28: no tuple for each
         await self.core.put((key, with_terms(it, terms)) for key, it in given)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:

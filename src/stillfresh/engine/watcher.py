@@ -170,8 +170,9 @@ class Watcher(Driver[K], Generic[K, V]):
         """These keys came to the watch or left it; C14: copies that are newer than now are news."""
         if not watch.is_open and watch not in self._open:
             return  # the cache closes, and nothing is watched any more
-        known = zip(keys, map(self.core.memory.entries.get, keys), strict=True) if came else ()
-        heard = {key: it.copy.fetched_at for key, it in known if it is not None}
+        entries = self.core.memory.entries if came else {}
+        held = filter(entries.__contains__, keys) if len(keys) < len(entries) else entries
+        heard = {key: entries[key].copy.fetched_at for key in held}
         (self._open.add if watch.is_open else self._open.discard)(watch)
         self.late.append((watch, iter(keys), heard))
         if len(self.late) == 1:
