@@ -217,7 +217,7 @@ def _crowd(took: Took, made: Backend, url: str, number: int) -> None:
             rate, own = sum(it["rate"] for it in said), median(it["cpu"] for it in said)
             took.note(f"{what} a second", made.name, number, rate)
             took.note(f"CPU of the client, µs ({what})", made.name, number, own)
-            if used := made.cpu() - before:
+            if (used := made.cpu() - before) > 0:  # of a process that ended, it is not known
                 each = 1e6 * used / (SECONDS * rate)
                 took.note(f"CPU of the server, µs ({what})", made.name, number, each)
 
@@ -256,7 +256,7 @@ async def _listened(took: Took, made: Backend, number: int) -> None:
         if number > 1:  # for each listener beyond the first
             by_size = took.values[f"{name} | {made.name}"]
             each = (by_size[number][0] - by_size[1][0]) / (number - 1)
-            took.note(of_one, made.name, number, each)
+            took.note(of_one, made.name, number, max(0.0, each))  # too little to be measured
 
 
 class Watched:
