@@ -380,9 +380,9 @@ def section(progress: Progress) -> Section:
         "Behaviours (T6)",
         words=compared(subjects, progress),
         notes=(
-            f"{why}{NOT_APPLICABLE}: the library has no call for it; what ends in Redis is there "
-            f"for what processes share. Threads and processes: the worst of {ROUNDS} rounds. "
-            "Processes are real ones; who dies is killed (`SIGKILL`). "
+            f"{why}{NOT_APPLICABLE}: the library has no call for it. Rows whose names end in "
+            "Redis show only what processes share. Threads and processes: the worst of "
+            f"{ROUNDS} rounds. Processes are real ones, and are killed with `SIGKILL`. "
             f"Each library was used as its documentation says:\n\n{used}"
         ),
     )

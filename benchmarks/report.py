@@ -8,10 +8,11 @@ from benchmarks.machine import machine
 __all__ = ["page", "sections_text", "summary"]
 
 ABOUT = """\
-Written by `make bench`; do not edit. Every figure is a ratio of medians of interleaved rounds in
-one run, so that it holds on other machines too; milliseconds, and the plain figures below each
-table, are this machine's. Each section ran in a process of its own, alone. How to run it and how to
-read it: [testing](testing.md#the-benchmarks). How cost grows: [scale](scale.md)."""
+Written by `make bench`; do not edit. A figure with × is a ratio of two medians that were measured
+in turns in one run, so expect a similar one on your machine. Times, bytes and counts are this
+machine's. Each section ran in a process of its own, alone. The letters and numbers of a
+rule are those of [Rules and tests](seeds.md). How to run it and how to read it:
+[testing](testing.md#the-benchmarks). How cost grows: [scale](scale.md)."""
 
 
 def table(head: list[str], rows: Sequence[list[str]]) -> str:

@@ -59,12 +59,13 @@ ACROSS = {
     "pages": "pages held",
 }
 HOLD = "Longest hold of the event loop, ms"
+HOLDS = "Longest hold of the event loop on any store, ms"
 PLOTS = (
     ("keys-hit", "hit, µs", "A hit, µs"),
     ("keys-cold", "cold read, µs", "A cold read, µs"),
     ("keys-tag", "`invalidate_tag` of ten, µs", "invalidate_tag of ten keys, µs"),
     ("keys-page", "`entries()`, a page of 100, µs", "entries(), a page of 100, µs"),
-    ("keys-hold", "holds", HOLD),
+    ("keys-hold", "holds", HOLDS),
     ("tags-key", "`invalidate_tag`, µs a key", "invalidate_tag, µs for each key"),
     ("tags-hold", "`invalidate_tag`: hold, ms", HOLD),
     ("tags-other", "another process's load, longest, ms", "Longest load of another process, ms"),
@@ -82,7 +83,7 @@ PLOTS = (
     ("viewers-hold", "gateway: hold, ms", HOLD),
     ("pages-hit", "page: hit, µs", "A page from the cache, µs"),
     ("pages-render", "page: render, µs", "Render and store a page, µs"),
-    ("pages-hold", "holds", HOLD),
+    ("pages-hold", "holds", HOLDS),
 )
 """The file, whose name begins with the part; the figure, `holds` for all holds of it; the title."""
 
@@ -105,7 +106,7 @@ def plots(measured: Measured) -> dict[str, str]:
     for file, name, title in PLOTS:
         part = file.partition("-")[0]
         if found := lines(measured.figures.get(part, {}), name):
-            limit = LONGEST if title == HOLD else None
+            limit = LONGEST if title in {HOLD, HOLDS} else None
             made[f"{file}.svg"] = plot(title, ACROSS[part], found, limit)
     return made
 
@@ -117,7 +118,7 @@ def number(value: float) -> str:
 def tables(measured: Measured, part: str) -> str:
     figures = measured.figures.get(part, {})
     sizes = sorted({int(size) for it in figures.values() for size in it})
-    head = ["what", "of", *(f"{size:,}" for size in sizes)]
+    head = ["what", "where", *(f"{size:,}" for size in sizes)]
     rows = []
     for full, by_size in figures.items():
         what, _, series = full.partition(" | ")

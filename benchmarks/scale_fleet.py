@@ -14,7 +14,11 @@ GATEWAYS, KEYS, VIEWERS = 1_000, 10**8, 10**6
 LOOKS, IN_USE, FRESH_FOR = 20, 10**7, 300
 NODE_BYTES, BUSY = 24e9, 0.7
 """What one server is given: of 32 GB of memory, and of one core."""
+CLUSTER, MOST_PRIMARIES = "Valkey cluster", 32
+"""All keys are in 32 buckets, and a primary without a bucket has nothing to do."""
 SHARED, OWN = "the same 200 ids", "5 ids of their own"
+LEAST = 0.05
+"""µs: a cost below it is lost in the differences between two runs."""
 UPDATES = VIEWERS * LOOKS / FRESH_FOR
 LOADS = IN_USE / FRESH_FOR
 WATCHED = VIEWERS * LOOKS // GATEWAYS
@@ -44,12 +48,13 @@ class Fleet:
         self.line("updates to viewers", f"{seen}, {size:,.0f} bytes each", sent)
         told = f"{LOADS * GATEWAYS / 1e6:,.0f} million / s"
         self.line("messages of changes", f"every load is told to {GATEWAYS:,} gateways", told)
-        size = self.of("processes", "bytes of a message | Valkey")
+        size = self.of("processes", f"bytes of a message | {CLUSTER}")
         sent = f"{LOADS * GATEWAYS * size / 1e6:,.0f} MB/s"
-        self.line("traffic of these messages", f"{size:,.0f} bytes each on Valkey", sent)
+        self.line("traffic of these messages", f"{size:,.0f} bytes each on {CLUSTER}", sent)
 
-    def store(self, name: str) -> None:
-        each = self.of("keys", f"bytes of an entry of 200 bytes | {name}")
+    def store(self, name: str, held: str) -> None:
+        """`held`: the store whose bytes of an entry were measured."""
+        each = self.of("keys", f"bytes of an entry of 200 bytes | {held}")
         size = f"{KEYS * each / 1e9:,.0f} GB"
         self.line(f"{name}: size", f"{KEYS:,} × {each:,.0f} bytes of an entry", size)
         load = self.of("processes", f"CPU of the server, µs (loads) | {name}")
@@ -59,13 +64,16 @@ class Fleet:
         self.line(f"{name}: loads and reads", costs, f"{work:,.1f} cores")
         tell = self.of("processes", f"CPU of the server for a message, µs | {name}")
         push = LOADS * GATEWAYS * tell / 1e6
+        if tell < LEAST:
+            self.line(f"{name}: messages", "less than could be measured for each", "not known")
+            return
         self.line(f"{name}: messages", f"{tell:.2f} µs for each that is sent", f"{push:,.0f} cores")
-        if name == "Valkey":
+        if name == CLUSTER:
             by_size, by_work = KEYS * each / NODE_BYTES, work / BUSY
             most = "24 GB and 70 % of one core each"
             silent = f"{most}; no gateway listens"
-            self.line("Valkey: primaries", most, f"{servers(by_size, by_work + push / BUSY)}")
-            self.line("Valkey: primaries, no messages", silent, f"{servers(by_size, by_work)}")
+            self.line(f"{name}: primaries", most, servers(by_size, by_work + push / BUSY))
+            self.line(f"{name}: primaries, no messages", silent, servers(by_size, by_work))
 
     def gateway(self) -> None:
         each, rate = "one of 1,000 gateways", UPDATES / GATEWAYS
@@ -82,7 +90,7 @@ class Fleet:
         core = f"{WATCHED / FRESH_FOR * renew / 1e4:.1f} % of a core"
         costs = f"{WATCHED:,} watched keys / {FRESH_FOR} s × {renew:,.0f} µs"
         self.line(f"{each}: refreshes", costs, core)
-        hear = self.of("processes", "CPU of a listener for a message, µs | Valkey")
+        hear = self.of("processes", f"CPU of a listener for a message, µs | {CLUSTER}")
         core = f"{LOADS * hear / 1e4:,.0f} % of a core"
         self.line(f"{each}: messages heard", f"{LOADS:,.0f} / s × {hear:.1f} µs", core)
         kept = self.of("watched", "bytes of a watched key | memory")
@@ -92,15 +100,18 @@ class Fleet:
 
 
 def servers(*shares: float) -> str:
+    """How many primaries; the layout has work for no more than `MOST_PRIMARIES`."""
     found = max(shares)
-    return f"{ceil(found):,}" if found == found else "?"  # noqa: PLR0124 (not measured)
+    if found != found:  # noqa: PLR0124 (not measured)
+        return "?"
+    return f"{ceil(found):,}" + (", of 32 at most" if found > MOST_PRIMARIES else "")
 
 
 def calculation(figures: dict[str, dict[str, Figures]]) -> str:
     """A table of what the fleet needs."""
     fleet = Fleet(figures)
     fleet.traffic()
-    for name in ("Valkey", "PostgreSQL"):
-        fleet.store(name)
+    fleet.store(CLUSTER, "Valkey")
+    fleet.store("PostgreSQL", "PostgreSQL")
     fleet.gateway()
     return table(["what", "from", "comes to"], fleet.rows)

@@ -164,5 +164,6 @@ def section(progress: Progress) -> Section:
         rows,
         words=words,
         notes=f"Replayed, not timed: {TURNS:,} turns each. The oracle knows when an answer would "
-        "differ from what it has; where answers are cut, even it asks after most moves.",
+        "differ from what it has. If an answer lists only some games, even the oracle asks after "
+        "most moves.",
     )
