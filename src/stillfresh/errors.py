@@ -101,6 +101,16 @@ def needs(extra: str, what: str) -> Iterator[None]:
         raise MissingExtra(f"{what} needs {library}: install stillfresh[{extra}]") from exc
 
 
+@contextmanager
+def unconfirmed() -> Iterator[None]:
+    """For changes that a store must confirm: its error says what to do."""
+    try:
+        yield
+    except StoreError as exc:
+        exc.add_note("The change is not confirmed: others may serve the old copy. Try again.")
+        raise
+
+
 def shown(value: object) -> str:
     """A value as an error names it: its repr, cut at a sane length."""
     return _cut(_printed(value))

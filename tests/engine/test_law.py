@@ -126,11 +126,12 @@ class TestE6Invalidate:
     async def test_that_could_not_be_delivered_raises(
         self, here: Cache, ours: Prices, store: SteppedStore, how: str
     ) -> None:
-        """S5: silence there would be a lie."""
+        """S5: silence there would be a lie. The error says that it must be tried again."""
         await ours("a")
         store.broken = {"invalidate", "invalidate_tag", "delete"}
-        with pytest.raises(StoreError, match="cannot"):
+        with pytest.raises(StoreError, match="cannot") as raised:
             await wrong(here, ours, how)
+        assert ["Try again" in note for note in raised.value.__notes__] == [True]
 
 
 class TestE6Overtaken:

@@ -38,7 +38,7 @@ from stillfresh.engine.recorded import RecordingBlock
 from stillfresh.engine.resource import BatchLoader, Resource, like_function, text_of
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import checked_hooks
-from stillfresh.errors import ConfigError, StoreError
+from stillfresh.errors import ConfigError, StoreError, unconfirmed
 from stillfresh.recording import Recording
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
@@ -232,7 +232,8 @@ class Cache(Lifecycle):
         runtime = await self.runtime()
         await overtake_all(self._tagged(tag))
         try:
-            tagged = await runtime.store.invalidate_tag(tag, soft=soft)
+            with unconfirmed():
+                tagged = await runtime.store.invalidate_tag(tag, soft=soft)
             known = ((self.cores.get(kind), id_) for kind, id_ in tagged)
             await overtake_all((core, core.key(id_)) for core, id_ in known if core is not None)
             for kind, id_ in tagged if self.recording_to is not None else ():
@@ -253,7 +254,8 @@ class Cache(Lifecycle):
             async for page in store.walk(None):
                 for kind, entries in groupby(sorted(page, key=kind_of), kind_of):
                     ids = [entry.id for entry in entries]
-                    await store.invalidate(kind, ids, soft=soft)
+                    with unconfirmed():
+                        await store.invalidate(kind, ids, soft=soft)
                     self.note_invalid(kind, ids, soft=soft)
                 count += len(page)
         finally:

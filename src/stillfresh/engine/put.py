@@ -35,7 +35,7 @@ from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.store_reads import StoreStep
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import ConfigError, StoreError, error_text
+from stillfresh.errors import ConfigError, StoreError, error_text, unconfirmed
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.stores.contract import AWAY, Ask, Copy, Lease, Mark, Newer, Record
 
@@ -297,7 +297,7 @@ class Puts(Reads[K, V]):
         """Mark keys before and after a step; the step notes which keys others change meanwhile."""
         self.overtake(keys)
         try:
-            with self.step(keys) as step:
+            with self.step(keys) as step, unconfirmed():
                 yield step
         finally:
             self.overtake(keys)
