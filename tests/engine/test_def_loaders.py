@@ -16,6 +16,28 @@ def loader_threads() -> list[threading.Thread]:
     return [it for it in threading.enumerate() if it.name == "stillfresh-loader"]
 
 
+class TestE22DefLoaders:
+    async def test_past_the_cache_no_thread_is_left(self, cache: Cache) -> None:
+        """E13: whether the call ends or is cancelled."""
+        begun, gate = threading.Event(), threading.Event()
+
+        @cache.batched("price", fresh_for="1m")
+        def prices(skus: list[str]) -> dict[str, Price]:
+            begun.set()
+            assert gate.wait(20)
+            return {sku: Price(sku, 1) for sku in skus}
+
+        with cache.bypassed():
+            reading = asyncio.create_task(prices("a"))
+            await asyncio.to_thread(begun.wait, 20)
+            (thread,) = loader_threads()
+            reading.cancel()
+            gate.set()
+            await asyncio.wait([reading])
+        await asyncio.to_thread(thread.join, 20)
+        assert not thread.is_alive()
+
+
 class TestE20DefLoaders:
     async def test_they_run_in_threads_and_do_not_hold_the_loop(self, cache: Cache) -> None:
         """The loop has its turns while the function waits; what it raises is a failed load."""

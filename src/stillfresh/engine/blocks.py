@@ -105,20 +105,24 @@ async def loaded(
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
     by = None if waiter.load is None else waiter
     flights = [Flight(key, id_, {waiter: BEFORE}, by=by) for key, id_ in core.texts(keys).items()]
-    for start in range(0, len(flights), core.spec.max_batch):
-        batch = Batch(flights[start : start + core.spec.max_batch], LOADING)
-        with load_span(runtime.hooks, core.spec.kind, batch):
-            results = await loader.results(batch, {})
-            for result in results.values():
-                noted(batch.span, Verdict.GONE if result.error else Verdict.FRESH, result.error)
-        for flight in batch.flights:
-            result = results[flight.id]
-            waiter.private = waiter.private or result.private
-            if result.error is not None:
-                waiter.outcomes[flight.key] = result.error
-            elif (copy := result.copy) is not None:
-                answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
-                waiter.outcomes[flight.key] = answer
+    try:
+        for start in range(0, len(flights), core.spec.max_batch):
+            batch = Batch(flights[start : start + core.spec.max_batch], LOADING)
+            with load_span(runtime.hooks, core.spec.kind, batch):
+                results = await loader.results(batch, {})
+                for result in results.values():
+                    noted(batch.span, Verdict.GONE if result.error else Verdict.FRESH, result.error)
+            for flight in batch.flights:
+                result = results[flight.id]
+                waiter.private = waiter.private or result.private
+                if result.error is not None:
+                    waiter.outcomes[flight.key] = result.error
+                elif (copy := result.copy) is not None:
+                    answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
+                    waiter.outcomes[flight.key] = answer
+    except BaseException:  # a caller that gives up does not wait for its loader
+        runtime.threads.dismiss()
+        raise
     await runtime.threads.end(runtime.grace)
     memory.count(waiter.outcomes.values(), runtime.clock())
     return waiter.outcomes

@@ -212,10 +212,14 @@ class LoaderThreads:
         self._threads.pop(thread).set_result(None)
         thread.join()
 
-    async def end(self, grace: float) -> None:
-        """End the pool. A loader that still runs after `grace` is left alone."""
+    def dismiss(self) -> None:
+        """Let each thread end when it has nothing more to run."""
         for _ in self._threads:
             self._jobs.put(None)
+
+    async def end(self, grace: float) -> None:
+        """End the pool. A loader that still runs after `grace` is left alone."""
+        self.dismiss()
         if self._threads:
             await asyncio.wait(list(self._threads.values()), timeout=grace)
         for thread in self._threads:
