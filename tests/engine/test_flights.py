@@ -422,6 +422,33 @@ class TestE3Circles:
         assert "in a circle" in str(answers["a"].error)
         answers = await pair.get_many(["b"])
 
+    async def test_a_loader_that_was_told_waits_no_longer(self, cache: Cache) -> None:
+        """It has its answer for B, and waits for C: the next load of B may wait for it."""
+        gates = {"b": asyncio.Event(), "c": asyncio.Event()}
+        loads: list[str] = []
+
+        @cache.cached("whole", fresh_for=60)
+        async def whole() -> int:
+            return sum(it.value for it in (await parts.get_many(["b", "c"])).values())
+
+        @cache.batched("part", fresh_for=60, max_batch=1)
+        async def parts(keys: list[str]) -> dict[str, int]:
+            loads.extend(keys)
+            if loads.count("b") == 2:
+                return {"b": await whole()}
+            await gates[keys[0]].wait()
+            return {keys[0]: 1}
+
+        asking = asyncio.create_task(whole())
+        await until(lambda: loads == ["b", "c"])
+        await parts.invalidate("b")
+        later = asyncio.create_task(parts("b"))
+        gates["b"].set()
+        await until(lambda: loads == ["b", "c", "b"])
+        await turns()
+        gates["c"].set()
+        assert [await asking, await later] == [2, 2]
+
     async def test_of_two_resources(self, cache: Cache) -> None:
         """A waits for B, which waits for A."""
 

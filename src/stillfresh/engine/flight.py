@@ -1,11 +1,16 @@
 """The tables of a load in flight: its states, and which callers get its result (E3-E6).
 
 `NEXT` has the states of a load, `ENDINGS` has the meaning of each end. docs/engine.md draws both
-from here, and `queue.py` uses them. Nothing but tables may live here.
+from here, and `queue.py` uses them. Nothing but tables and what they decide may live here.
 """
 
+from collections.abc import Collection, Hashable
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+W = TypeVar("W", bound=Hashable)
 
 MAX_ROUNDS: Final = 2
 """How often in a row a load that lost its lease is repeated if no caller waits."""
@@ -126,3 +131,12 @@ ENDINGS: Final[dict[tuple[End, bool], EndRule]] = {
     (GIVEN_UP, True): _NOBODY,
 }
 """By how a load ended, and by whether the key was invalidated since it began."""
+
+
+class Ended(Struct, Generic[W]):
+    """The end of a flight: callers that get the result, and callers that wait for the next load."""
+
+    told: Collection[W]
+    left: Collection[W]
+    again: bool
+    is_overtaken: bool

@@ -5,7 +5,7 @@ result, no waiting in a circle. `load.py` does the work. No clock, store or asyn
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, Final, Generic, TypeVar
 
@@ -26,6 +26,7 @@ from stillfresh.engine.flight import (
     QUEUED,
     Again,
     End,
+    Ended,
     Joined,
     LoadEvent,
     LoadState,
@@ -81,15 +82,6 @@ OVER: Final = Batch([], ENDED)
 CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
 """The batch in whose loader this code runs."""
 CALLER: ContextVar[Any] = ContextVar("stillfresh_caller", default=None)  # E20: a `ThreadCall`
-
-
-class Ended(Struct, Generic[W]):
-    """The end of a flight: callers that get the result, and callers that wait for the next load."""
-
-    told: Collection[W]
-    left: Collection[W]
-    again: bool
-    is_overtaken: bool
 
 
 class Flight(Struct, Generic[K, W], eq=False):
@@ -166,15 +158,20 @@ class Flight(Struct, Generic[K, W], eq=False):
         seen: set[int] = set()
         stack: list[Flight[Any, Any]] = [self]
         while stack:
-            one = stack.pop()
-            while one.successor is not None:
-                one = one.successor
-            if one.batch is batch:
+            if (one := stack.pop()).batch is batch:
                 return True
             if id(one.batch) not in seen:
                 seen.add(id(one.batch))
-                stack += [it for flights in one.batch.waiting_for.values() for it in flights]
+                for waiter, flights in one.batch.waiting_for.items():
+                    stack += [flight.for_waiter(waiter) for flight in flights]
         return False
+
+    def for_waiter(self, waiter: Any) -> "Flight[K, W]":  # noqa: ANN401 (or a thread's job)
+        """The load that it waits for now, or whose result it was told."""
+        flight = self
+        while flight.successor is not None and waiter in flight.successor.waiters:
+            flight = flight.successor
+        return flight
 
 
 class Waiter(Generic[K, V]):
@@ -282,8 +279,7 @@ class Queue(Generic[K, V]):
 
     def is_loading(self, key: K) -> bool:
         """True if this process loads it; False if another one holds the lease."""
-        flight = self.flights.get(key)
-        return flight is not None and flight.batch.state in {LOADING, PUBLISHING}
+        return key in self.flights and self.flights[key].batch.state in {LOADING, PUBLISHING}
 
     def take(self) -> Batch | None:
         """The next batch. A load inside a load takes no place (E4)."""
