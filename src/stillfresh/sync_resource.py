@@ -104,8 +104,8 @@ class SyncCore(Face[H, V]):
             return {**found, **read}
         return {**found, **self._run(self.core.known, others)}
 
-    def put(self, values: Iterable[tuple[H, object]]) -> None:
-        self._run(self.core.put, list(values))
+    def put(self, values: Mapping[H, object]) -> None:
+        self._run(self.core.put, values)
 
     def update(self, key: H, change: Change[V]) -> Answer[V] | None:
         """`change` is called in this thread."""

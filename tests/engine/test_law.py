@@ -20,6 +20,7 @@ from tests.kit.engine import (
     outcome,
     turns,
     version,
+    wrong,
 )
 from tests.kit.held_store import SteppedStore, cache_on
 
@@ -28,22 +29,6 @@ FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
 
 def seen(answer: Answer[Price]) -> tuple[int, Verdict]:
     return version(answer), answer.verdict
-
-
-async def wrong(cache: Cache, prices: Prices, how: str) -> None:
-    """Upstream has changed, and somebody says so."""
-    match how:
-        case "hard":
-            await prices.invalidate("a")
-        case "soft":
-            await prices.invalidate("a", soft=True)
-        case "twice":
-            await prices.invalidate("a")
-            await prices.invalidate("a")
-        case "tag":
-            await cache.invalidate_tag("all")
-        case _:
-            await prices.delete("a")
 
 
 WAYS = ["hard", "soft", "twice", "tag", "delete"]

@@ -29,6 +29,39 @@ class SlowToAnswer(MemoryStore):
         return grants
 
 
+class FirstIsSlow(MemoryStore):
+    """The first lease of a price takes a while; later ones are quick."""
+
+    reads_inline = never_waits = False
+    asked = 0
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        self.asked += 1
+        await asyncio.sleep(0.05 if self.asked == 1 else 0)
+        return await super().acquire(kind, asks, lease_for)
+
+
+class TestE17Ends:
+    def test_puts_of_a_key_stay_in_order(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Both are under way as the loop ends. The one that was called last is stored last."""
+        cache, puts = Cache(FirstIsSlow()), list[asyncio.Task[None]]()
+        prices = declare(cache, Upstream())
+
+        async def cut_off() -> None:
+            await cache.open()
+            puts.extend(asyncio.create_task(prices.put("a", Price("a", n))) for n in (1, 2))
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        async def looked() -> Price:
+            async with cache:
+                return await prices("a")
+
+        asyncio.run(cut_off())
+        assert asyncio.run(looked()) == Price("a", 2)
+        assert caplog.messages == []
+
+
 class TestE21Ends:
     def test_an_opening_that_was_cancelled_is_begun_anew(self, place: str) -> None:
         """Somebody cancels every task of the loop, and goes on."""

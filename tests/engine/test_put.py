@@ -19,6 +19,7 @@ from tests.kit.engine import (
     turns,
     until,
     version,
+    wrong,
 )
 from tests.kit.held_store import SteppedStore
 
@@ -207,6 +208,44 @@ class TestE17Law:
             await putting
             assert (await ours.explain("a")).verdict is (STALE if soft else EXPIRED)
             assert ours.peek("a") is None
+
+    @pytest.mark.parametrize("how", ["hard", "tag", "delete"])
+    @pytest.mark.parametrize("gives_up", [False, True])
+    async def test_an_invalidation_after_the_call_wins(
+        self,
+        here: Cache,
+        ours: Prices,
+        store: SteppedStore,
+        upstream: Upstream,
+        how: str,
+        *,
+        gives_up: bool,
+    ) -> None:
+        """S8: also if the put had no lease yet to be voided, and if its caller has given up."""
+        await ours("a")
+        upstream.version = 2
+        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        if gives_up:
+            putting.cancel()
+            await asyncio.wait([putting])
+        await wrong(here, ours, how)
+        store.let_go("acquire")
+        await asyncio.wait([putting])
+        await turns()
+        assert (version(await ours.get("a")), (await ours.explain("a")).verdict) == (2, FRESH)
+        assert (await here.stats()).resources["price"].superseded == 1
+
+    async def test_of_many_what_is_invalidated_meanwhile_is_left_out(
+        self, ours: Prices, store: SteppedStore
+    ) -> None:
+        """It waits for an earlier step of the same call, and must not be published after it."""
+        many = {f"k{number}": Price(f"k{number}", 7) for number in range(250)}
+        putting = await store.holding("publish", ours.put_many(many))
+        await ours.invalidate("k1", "k249")
+        store.let_go("publish")
+        await putting
+        answers = await ours.get_many(many)
+        assert [key for key, it in answers.items() if version(it) != 7] == ["k1", "k249"]
 
     async def test_an_invalidation_before_its_answer_empties_memory(
         self, ours: Prices, store: SteppedStore

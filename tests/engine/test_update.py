@@ -19,10 +19,10 @@ from stillfresh import (
     StoreError,
     Verdict,
 )
-from stillfresh.engine.put import PATIENCE
+from stillfresh.engine.update import PATIENCE
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, version
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, version
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 from tests.kit.processes import Process
 from tests.kit.servers.aws import Aws
@@ -69,6 +69,22 @@ async def elsewhere(
 
 
 class TestE17Update:
+    @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
+    async def test_a_caller_that_gave_up_can_invalidate(
+        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream, step: str
+    ) -> None:
+        """S8: nothing is published after it, and the lease is free."""
+        await goods("a")
+        upstream.version = 5
+        updating = await store.holding(step, goods.update("a", newer))
+        updating.cancel()
+        await asyncio.wait([updating])
+        await goods.invalidate("a")
+        store.let_go(step)
+        await turns()
+        assert version(await goods.get("a")) == 5
+        assert (await goods.explain("a")).held_until is None
+
     async def test_is_made_from_the_copy_at_hand(
         self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:

@@ -103,3 +103,19 @@ async def outcome(awaitable: Awaitable[Any]) -> object:
         return await awaitable
     except Exception as exc:  # noqa: BLE001 (tests look at it)
         return exc
+
+
+async def wrong(cache: Cache, prices: Prices, how: str) -> None:
+    """Upstream has changed, and somebody says so."""
+    match how:
+        case "hard":
+            await prices.invalidate("a")
+        case "soft":
+            await prices.invalidate("a", soft=True)
+        case "twice":
+            await prices.invalidate("a")
+            await prices.invalidate("a")
+        case "tag":
+            await cache.invalidate_tag("all")
+        case _:
+            await prices.delete("a")

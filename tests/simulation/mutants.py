@@ -69,7 +69,7 @@ def an_invalidation_leaves_the_copy_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.FRESH, "from_memory")
 def memory_does_not_hear_of_invalidations(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Core, "overtake", lambda *_: None)
+    patch.setattr(Core, "overtake", lambda *_, **__: None)
 
 
 @mutant(Promise.FRESH, "over_a_network")

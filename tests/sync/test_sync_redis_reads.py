@@ -76,7 +76,7 @@ class TestE20RedisReads:
     ) -> None:
         """What is there, and that nothing is there; stale copies too."""
         words = declared(cache)
-        words.put([("a", "one"), ("b", Loaded("two", fresh_for=0, stale_for=60))])
+        words.put({"a": "one", "b": Loaded("two", fresh_for=0, stale_for=60)})
 
         def run(*_: object) -> None:
             raise AssertionError("the loop was asked")
@@ -89,8 +89,8 @@ class TestE20RedisReads:
         words = declared(cache)
         with SyncCache(url) as there:
             others = declared(there)
-            words.put([("a", "one")])
-            others.put([("a", "two")])
+            words.put({"a": "one"})
+            others.put({"a": "two"})
             assert values(words, "a") == {"a": "two"}
             others.invalidate(["a"])
             assert values(words, "a") == {}
@@ -98,7 +98,7 @@ class TestE20RedisReads:
     def test_a_server_that_goes_and_comes_back(self, cache: SyncCache, server: Server) -> None:
         """While it is unavailable, memory answers at once; then the store is read again."""
         words = declared(cache)
-        words.put([("a", "one")])
+        words.put({"a": "one"})
         assert values(words, "a") == {"a": "one"}
         server.stop()
         began = time.monotonic()
@@ -114,7 +114,7 @@ class TestE20RedisReads:
         """With `memory_for` the second read asks nobody."""
         words = declared(cache, memory_for=60)
         with SyncCache(url) as there:
-            declared(there).put([("a", "one")])
+            declared(there).put({"a": "one"})
         assert values(words, "a") == {"a": "one"}
         monkeypatch.setattr(words, "_run", None)
         monkeypatch.setattr(ThreadReads, "texts", None)
@@ -156,7 +156,7 @@ def _reads(store: Any) -> bool:
 
 def _stored(words: SyncCore[str, str]) -> bool:
     try:
-        words.put([("a", "two")])
+        words.put({"a": "two"})
     except StoreError:
         return False
     return values(words, "a") == {"a": "two"}

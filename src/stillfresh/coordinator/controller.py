@@ -162,7 +162,8 @@ class TtlController:
         _check_here(track, session)
         check_owner()
         edited = track.view(id) if view is None else view
-        await track.core.put([(ViewKey(id, session), (track.owner(session), edited))], check_owner)
+        views = {ViewKey(id, session): (track.owner(session), edited)}
+        await track.core.put(views, check=check_owner)
         track.refreshed([id])
 
     async def force_refresh_posts_by_ids(

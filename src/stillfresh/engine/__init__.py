@@ -36,11 +36,11 @@ from stillfresh.engine.model import (
     checked_tags,
 )
 from stillfresh.engine.prometheus import labelled, metric_lines, prometheus_text
-from stillfresh.engine.put import Change
 from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.rules_objective import Objective
 from stillfresh.engine.spans import Timing, told
 from stillfresh.engine.threads import ThreadCall, in_caller
+from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = ["COUNTERS", "DELETE", "GAUGES", "HITS", "LEAVE", "MAX_TAGS", "Amended", "Answer"]

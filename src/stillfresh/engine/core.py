@@ -1,6 +1,6 @@
 """A resource behind its public object: opening, watching, invalidating, statistics (E6, E8, E24).
 
-The read path is in `read.py`, loads are in `load.py`, and put and update in `put.py`.
+The read path is in `read.py`, loads are in `load.py`, put and update in `put.py` and `update.py`.
 """
 
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
@@ -17,10 +17,10 @@ from stillfresh.engine.load import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.news import Notices
-from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import IN_QUEUE, Waiter
 from stillfresh.engine.rules import FOR_EVER, NOTHING, Serve
 from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import Verdict
@@ -30,7 +30,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Core(Puts[K, V]):
+class Core(Updates[K, V]):
     """One resource: reads, loads, puts and watches of its keys."""
 
     def __init__(

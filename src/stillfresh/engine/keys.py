@@ -237,7 +237,7 @@ class Spec(Generic[K, V]):
         """E8: the key's tags, or the error of the `tags` function."""
         return () if self.tags is None else checked_tags(self.kind, self.tags(key))
 
-    def with_terms(self, value: V | Loaded[V], terms: OwnTerms) -> V | Loaded[V]:
+    def with_terms(self, value: object, terms: OwnTerms) -> object:
         """E17: times that `put` leaves out are the resource's; a value's own times come first."""
         if not terms:
             return value

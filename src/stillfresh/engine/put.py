@@ -1,42 +1,28 @@
-"""Values that callers store themselves: put and update (E6, E17).
+"""Values that callers store themselves (E6, E17); updates are in `update.py`.
 
 A put is a load without a loader, in two steps of the store: take the lease over, then publish with
 its token. So the law covers it, and a late or repeated message changes nothing (S8, decision 0110).
-An update is a put of a value made from the stored copy. It reads that copy again while it holds
-the lease, and begins again if another change voids the lease.
 """
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager, contextmanager, suppress
-from inspect import isawaitable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.loader import looked_at
-from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Loaded, Origin
+from stillfresh.engine.model import DELETE, Amended, Loaded, OwnTerms
 from stillfresh.engine.read import Reads
-from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import StoreStep
+from stillfresh.engine.store_reads import InTurn, StoreStep
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text, unconfirmed
-from stillfresh.freshness import Policy, Verdict
+from stillfresh.freshness import Policy
 from stillfresh.stores.contract import AWAY, Ask, Copy, Lease, Mark, Newer, Record
 
 K = TypeVar("K", bound=Hashable)
@@ -44,13 +30,7 @@ V = TypeVar("V")
 
 SLICE: Final = 100  # keys of a put in one step of the store
 ATTEMPTS: Final = 10  # publications of others between a put's read and its lease that are tolerated
-UPDATES: Final = 100  # how often an update begins again because another change came first
-PATIENCE: Final = 12  # how often it waits for another's lease before it takes the lease over
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two attempts of an update
 FORGOTTEN: Final = Policy(0)  # of an update that deletes: an absence that is GONE at once
-
-Change = Callable[[Answer[V] | None], object | Awaitable[object]]
-"""The argument of `update`: takes the present answer or None, returns the value to store."""
 
 
 class Known(Struct, Generic[K, V], frozen=True):
@@ -70,25 +50,37 @@ class Puts(Reads[K, V]):
     watcher: Watcher[K, V]
 
     async def put(
-        self, values: Iterable[tuple[K, object]], check: Callable[[], None] = lambda: None
+        self,
+        values: Mapping[K, object],
+        terms: OwnTerms | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Publish values. Raises ConfigError, before any is stored, if one of them cannot be.
 
         `check` is called in each step while its leases are held; if it raises, the put ends there.
+        Nothing may change `values` meanwhile.
         """
-        runtime = await self.ready()
-        sent, ready = rules.stamped(runtime.clock()), list[list[Known[K, V]]]()
-        async for group in sliced(values, SLICE):
-            ready.append([self._known(runtime, key, given, sent) for key, given in group])
-        while ready:  # what is done is freed: all at once would hold up the loop (E28)
-            some = ready.pop(0)
-            if is_past(self.owner):  # E22: store nothing, leave nothing old
-                with self.overtaking([it.key for it in some]):
-                    await runtime.store.invalidate(self.spec.kind, [it.id for it in some])
-                continue
-            step = runtime.step(self._put(runtime, some, check))
-            step.add_done_callback(looked_at)
-            await asyncio.shield(step)
+        began, step = self.begun(values.keys()), None
+        try:
+            runtime = await self.ready()
+            sent, ready = rules.stamped(runtime.clock()), list[list[Known[K, V]]]()
+            async for group in sliced(values.items(), SLICE):
+                own = ((key, self.spec.with_terms(given, terms or {})) for key, given in group)
+                ready.append([self._known(runtime, key, given, sent) for key, given in own])
+            while ready:  # what is done is freed: all at once would hold up the loop (E28)
+                some = ready.pop(0)
+                if is_past(self.owner):  # E22: store nothing, leave nothing old
+                    with self.overtaking([it.key for it in some]):
+                        await runtime.store.invalidate(self.spec.kind, [it.id for it in some])
+                    continue
+                step = runtime.step(self._put(runtime, some, check, began))
+                step.add_done_callback(looked_at)
+                await asyncio.shield(step)
+        finally:
+            if step is None or step.done():
+                self._steps.discard(began)
+            else:  # the caller gave up, and the step goes on
+                step.add_done_callback(lambda _: self._steps.discard(began))
 
     def _known(
         self, runtime: Runtime, key: K, given: object, sent: float, old: Copy | None = None
@@ -108,99 +100,21 @@ class Puts(Reads[K, V]):
             copy = replace(old, value=copy.value)
         return Known(key, id_, copy, kept, tags, value.tags if isinstance(value, Loaded) else None)
 
-    async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
-        """Put the value that `change` makes of the stored copy, if that copy is still current.
-
-        Returns the answer that is stored afterwards, or None.
-        """
-        runtime = await self.ready()
-        step = runtime.step(self._update(runtime, key, change))
-        step.add_done_callback(looked_at)
-        there: Answer[V] | None = await asyncio.shield(step)
-        return there
-
-    async def _update(self, runtime: Runtime, key: K, change: Change[V]) -> Answer[V] | None:
-        """One at a time in this process; repeated while other processes change the key."""
-        try:
-            async with _in_turn(self.loads.puts, [key]):
-                for attempt in range(1, UPDATES + 1):
-                    seen, answer = await self._at_hand(runtime, key)
-                    if (said := await self._said(change, answer)) is LEAVE:
-                        return answer
-                    since, is_loading = runtime.clock(), self.queue.is_loading(key)
-                    generation = None if seen is None else seen.generation
-                    ask = Ask(self.text(key), generation, self.spec.tags_of(key))
-                    ask = replace(ask, take_over=is_loading or attempt > PATIENCE)
-                    with self.overtaking([key]) as step:
-                        known = await self._replaced(runtime, key, ask, (seen, said), change)
-                    if known is not None:
-                        self._has_put(runtime, known, known.copy, step, since)
-                        return self._shown(key, known.copy, runtime.clock())
-                    pause = pause_after(attempt, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
-                    await runtime.sleep(spread(pause, runtime.dice))
-        except StoreError:
-            self.memory.counts.store_errors += 1
-            raise
-        raise StoreError(f"{self.spec.kind} {key!r}: other processes keep changing it; try again")
-
-    async def _replaced(
+    async def _put(
         self,
         runtime: Runtime,
-        key: K,
-        ask: Ask,
-        made: tuple[Copy | None, object],
-        change: Change[V],
-    ) -> Known[K, V] | None:
-        """Publish; None if another change came first. `made`: the copy seen, and the new value.
-
-        To invalidate the copy, to delete it and to put another one all void the lease. So the copy
-        that is read while the lease is held is the one that is replaced.
-        """
-        store, kind, (seen, said) = runtime.store, self.spec.kind, made
-        lease = (await store.acquire(kind, [ask], self.spec.lease_for))[ask.id]
-        if not isinstance(lease, Lease):
-            return None
-        known, superseded = None, {ask.id}
-        try:
-            copy, answer = await self._at_hand(runtime, key)
-            if _edition(copy) != _edition(seen):
-                said = await self._said(change, answer)
-            if said is not LEAVE:
-                sent = rules.stamped(runtime.clock())
-                known = self._known(runtime, key, said, sent, copy)
-                known = replace(known, copy=replace(known.copy, generation=lease.token))
-                late = None if known.late is None else {ask.id: known.late}
-                superseded = await store.publish(kind, {ask.id: (lease, known.copy)}, late)
-        finally:
-            if superseded:
-                with suppress(StoreError):
-                    await store.release(kind, [lease])
-        return None if superseded else known
-
-    async def _at_hand(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
-        """The stored copy, and the answer that `change` is given."""
-        id_ = self.text(key)
-        copy = (await runtime.store.read(self.spec.kind, [id_])).get(id_, NOTHING).copy
-        return copy, None if copy is None else self._shown(key, copy, runtime.clock())
-
-    def _shown(self, key: K, copy: Copy, now: float) -> Answer[V] | None:
-        """The answer, however old; None if the copy is GONE or cannot be decoded."""
-        verdict, (is_readable, value) = rules.verdict_of(copy, now), self.memory.value_of(key, copy)
-        if verdict is Verdict.GONE or not is_readable:
-            return None
-        return self.memory.made(copy, value, verdict, Origin.STORE)
-
-    async def _put(
-        self, runtime: Runtime, values: Sequence[Known[K, V]], check: Callable[[], None]
+        values: Sequence[Known[K, V]],
+        check: Callable[[], None],
+        began: StoreStep[K],
     ) -> None:
         """E6: memory takes the value only if nothing else changed the key meanwhile."""
         keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
         try:
-            async with _in_turn(self.loads.puts, keys):
+            async with InTurn(self.loads.puts, keys):
                 since, held = runtime.clock(), [it for it in values if it.key in entries]
                 seen = {it.id: entries[it.key].copy.generation for it in held}
-                with self.overtaking(keys) as step:
-                    stored = await self._published(runtime, values, seen, check)
+                with self.overtaking(keys, voids=False) as step:
+                    stored = await self._published(runtime, values, seen, check, began)
         except StoreError:
             counts.store_errors += 1
             raise
@@ -230,18 +144,25 @@ class Puts(Reads[K, V]):
         values: Sequence[Known[K, V]],
         seen: dict[str, str],
         check: Callable[[], None],
+        began: StoreStep[K],
     ) -> dict[str, Copy]:
         """The copies that are stored now, by id; overtaken ones are left out.
 
         `seen`: the generations that memory has. StoreError if the store did not confirm a step.
+        Keys that were invalidated since the call `began` are left out: a lease that is taken later
+        is not voided by that.
         """
         leases: dict[str, Lease] = {}
         try:
+            values = [it for it in values if it.key not in began.void]
             await self._take_over(runtime, values, seen, leases)
+            values = [it for it in values if it.key not in began.void]
             copies = {
                 it.id: (lease := leases[it.id], replace(it.copy, generation=lease.token))
                 for it in values
             }
+            if void := [lease for id_, lease in leases.items() if id_ not in copies]:
+                await runtime.store.release(self.spec.kind, void)
             check()
             late = {it.id: it.late for it in values if it.late is not None}
             superseded = await runtime.store.publish(self.spec.kind, copies, late)
@@ -293,17 +214,20 @@ class Puts(Reads[K, V]):
             await runtime.store.invalidate(self.spec.kind, old)
 
     @contextmanager
-    def overtaking(self, keys: Sequence[K]) -> Iterator[StoreStep[K]]:
+    def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
         """Mark keys before and after a step; the step notes which keys others change meanwhile."""
-        self.overtake(keys)
+        self.overtake(keys, voids=voids)
         try:
             with self.step(keys) as step, unconfirmed():
                 yield step
         finally:
-            self.overtake(keys)
+            self.overtake(keys, voids=voids)
 
-    def overtake(self, keys: Iterable[K]) -> None:
-        """E6: drop them from memory; loads and steps that run now began too early to be kept."""
+    def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
+        """E6: drop them from memory; loads and steps that run now began too early to be kept.
+
+        `voids`: the keys are invalidated or deleted, so puts that began earlier are not published.
+        """
         keys = set(keys)
         self.watcher.look_again(keys)
         for key in keys:
@@ -311,40 +235,7 @@ class Puts(Reads[K, V]):
             if (flight := self.queue.flights.get(key)) is not None:
                 flight.overtake()
         for step in self._steps:
-            step.dirty |= step.keys & keys
-
-    async def _said(self, change: Change[V], answer: Answer[V] | None) -> object:
-        """Call `change`, which may be async; it ends within `load_timeout` (E3)."""
-        if not isawaitable(said := change(answer)):
-            return said
-        limit = asyncio.timeout(longest := self.spec.load_timeout)
-        try:
-            async with limit:
-                return await said
-        except TimeoutError as exc:
-            if not limit.expired():
-                raise
-            why = f"took longer than {longest:g} s (load_timeout); it may not put its own key"
-            raise TimeoutError(f"{self.spec.kind}: the change of an update {why}") from exc
-
-
-def _edition(copy: Copy | None) -> tuple[str, Mark] | None:
-    """Changes whenever the copy is replaced or invalidated."""
-    return None if copy is None else (copy.generation, copy.mark)
-
-
-@asynccontextmanager
-async def _in_turn(last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> AsyncIterator[None]:
-    """One put of a key at a time, in the order of the calls, so the last value stays."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    before = {last[key] for key in keys if key in last}
-    last.update(dict.fromkeys(keys, done))
-    try:
-        if before:
-            await asyncio.wait(before)
-        yield
-    finally:
-        done.set_result(None)
-        for key in keys:
-            if last.get(key) is done:
-                del last[key]
+            found = step.keys & keys
+            step.dirty |= found
+            if voids:
+                step.void |= found

@@ -15,9 +15,9 @@ from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
 from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
-from stillfresh.engine.put import Change
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import FOR_EVER
+from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
 
@@ -201,7 +201,8 @@ class Resource(Face[K, V]):
         (`fresh_for`, `stale_for`, `error_for`) that are left out are the resource's. Raises
         ConfigError if the value cannot be stored, and StoreError if the store did not confirm it.
         """
-        await self.core.put([(key, self.core.spec.with_terms(value, terms))])
+        self.core.check([key])  # before it is hashed
+        await self.core.put({key: value}, terms)
 
     async def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
         """Publish many values, 100 keys in one step. If one value cannot be stored, none is."""
@@ -210,9 +211,7 @@ class Resource(Face[K, V]):
                 f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
                 f"not {shown(values)}"
             )
-        with_terms = self.core.spec.with_terms
-        given = zip(tuple(values), tuple(values.values()), strict=True)  # E28: no tuple for each
-        await self.core.put((key, with_terms(it, terms)) for key, it in given)
+        await self.core.put(dict(values), terms)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value. No other change is lost.

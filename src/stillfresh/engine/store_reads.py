@@ -1,7 +1,7 @@
 """Reads of a store that is asked over a network: one question in a turn of the loop (E4, E6)."""
 
 import asyncio
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -20,10 +20,12 @@ V = TypeVar("V")
 
 
 class StoreStep(Struct, Generic[K], eq=False):
-    """A running step of the store, and which of its keys were invalidated meanwhile (E6)."""
+    """A running step, and which of its keys were changed meanwhile by this process (E6)."""
 
-    keys: frozenset[K]
+    keys: Set[K]
     dirty: set[K] = set()
+    void: set[K] = set()
+    """Those that were invalidated or deleted: no value that was known before is published."""
 
 
 class Question:
@@ -99,10 +101,45 @@ class StoreReads(Generic[K, V]):
 
     @contextmanager
     def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
-        """A step that notes which of its keys are invalidated meanwhile."""
-        step = StoreStep(frozenset(keys))
-        self._steps.add(step)
+        """A step that notes which of its keys are changed meanwhile."""
+        step = self.begun(frozenset(keys))
         try:
             yield step
         finally:
             self._steps.discard(step)
+
+    def begun(self, keys: Set[K]) -> StoreStep[K]:
+        """The same, until the caller of this ends it."""
+        step = StoreStep(keys)
+        self._steps.add(step)
+        return step
+
+
+class InTurn(Generic[K]):
+    """`async with InTurn(last, keys)`: one change of a key at a time, in the order of the calls.
+
+    No generator: the end of the loop would close it in the middle of its block.
+    """
+
+    def __init__(self, last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> None:
+        self._last, self._keys = last, keys
+
+    async def __aenter__(self) -> None:
+        last, self._done = self._last, asyncio.get_running_loop().create_future()
+        before = {last[key] for key in self._keys if key in last}
+        last.update(dict.fromkeys(self._keys, self._done))
+        try:
+            if before:
+                await asyncio.wait(before)
+        except BaseException:
+            self._end()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._done.set_result(None)
+        for key in self._keys:
+            if self._last.get(key) is self._done:
+                del self._last[key]

@@ -107,7 +107,7 @@ class StillfreshCache(BaseCache):
             self._core.delete(names)
         elif names:
             loaded = {key: self.loaded(it, timeout, tags) for key, it in names.items()}
-            self._core.put(loaded.items())
+            self._core.put(loaded)
         return []
 
     def add(
@@ -253,7 +253,7 @@ class StillfreshCache(BaseCache):
         version: int | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        self._core.put([(self._key(key, version, tags), loaded)])
+        self._core.put({self._key(key, version, tags): loaded})
 
     def loaded(
         self,
