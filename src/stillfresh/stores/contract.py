@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, IntEnum
 from functools import lru_cache, partial
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
-from stillfresh.freshness import Policy
+from stillfresh.freshness import Policy, is_lease_over
 from stillfresh.stores.channel import Channel, Tell
 
 if TYPE_CHECKING:
@@ -99,6 +100,15 @@ class Ask(Struct, frozen=True, gc=False):
     def missed(self, failure: Failure | None) -> bool:
         """E7: True if another load has failed since the caller looked."""
         return self.failures is not None and failure is not None and failure.count != self.failures
+
+    def denied(self, record: Record, now: float, lease_for: float) -> "Held | Newer | None":
+        """E5: why the lease is denied, in the order of `acquire`; None if it is granted."""
+        if record.copy is not None and record.copy.generation != self.seen:
+            return Newer(record)
+        until = None if self.take_over else record.held_until
+        if until is not None and not is_lease_over(until, now, lease_for):
+            return Held(until)
+        return Newer(record) if self.missed(record.failure) else None
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -294,21 +304,13 @@ class Store(ABC):
 
 
 def _forwarded(method: Method) -> Method:
-    name = method.__name__
+    name, is_awaited = method.__name__, iscoroutinefunction(method)
 
-    async def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
-        return await self.step(name, partial(getattr(self.inner, name), *args, **options))
+    def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
+        work = partial(getattr(self.inner, name), *args, **options)
+        return self.step(name, work) if is_awaited else work()
 
     return cast("Method", forwarded)
-
-
-def _passed(method: Method) -> Method:
-    name = method.__name__
-
-    def passed(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
-        return getattr(self.inner, name)(*args, **options)
-
-    return cast("Method", passed)
 
 
 class WrappedStore(Store):
@@ -327,10 +329,10 @@ class WrappedStore(Store):
         del name
         return await work()
 
-    read_now = _passed(Store.read_now)
-    before_evicting = _passed(Store.before_evicting)
-    walk = _passed(Store.walk)
-    listen = _passed(Store.listen)
+    read_now = _forwarded(Store.read_now)
+    before_evicting = _forwarded(Store.before_evicting)
+    walk = _forwarded(Store.walk)
+    listen = _forwarded(Store.listen)
     open = _forwarded(Store.open)
     close = _forwarded(Store.close)
     read = _forwarded(Store.read)

@@ -17,7 +17,7 @@ from stillfresh.bounded import BESIDE, SLICE, Room, sliced
 from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.clock import Clock
 from stillfresh.errors import STORE_CLOSED, NotOpen
-from stillfresh.freshness import is_lease_over, is_over
+from stillfresh.freshness import is_over
 from stillfresh.stores.contract import (
     After,
     Ask,
@@ -25,17 +25,15 @@ from stillfresh.stores.contract import (
     Entry,
     Failure,
     Grant,
-    Held,
     LateTags,
     Lease,
     Mark,
-    Newer,
     Record,
     Store,
     StoreStats,
 )
-from stillfresh.stores.listed import checked_limit, is_listed
 from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
+from stillfresh.stores.rules import checked_limit, is_gone, is_listed
 
 __all__ = ["MemoryStore"]
 
@@ -105,13 +103,9 @@ class MemoryStore(Store):
     def _acquire(self, kind: str, ask: Ask, now: float, lease_for: float) -> Grant:
         rows, key = self._opened(), (kind, ask.id)
         if (row := rows.get(key)) is not None:
-            if row.copy is not None and row.copy.generation != ask.seen:
-                return Newer(row.record(known=None))
-            is_held = row.token is not None and not is_lease_over(row.held_until, now, lease_for)
-            if is_held and not ask.take_over:
-                return Held(row.held_until)
-            if ask.missed(row.failure):
-                return Newer(row.record(known=None))
+            refusal = ask.denied(row.record(known=None), now, lease_for)
+            if refusal is not None:
+                return refusal
         lease = Lease(ask.id, self._new_token(), now + lease_for, rows.epoch)
         rows.lease(key, lease.token, lease.expires_at, ask.tags)
         return lease
@@ -179,7 +173,7 @@ class MemoryStore(Store):
         rows, dropped = self._opened(), 0
         async for some in sliced(rows.items()):
             for key, row in some:
-                if _is_gone(row, before) and rows.get(key) is row:
+                if is_gone(row.record(known=None), before) and rows.get(key) is row:
                     rows.drop(key)
                     dropped += 1
         return dropped
@@ -249,12 +243,3 @@ class MemoryStore(Store):
         if (over := len(self._rows) - self._max_copies) > 0:
             for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):
                 self._rows.drop(key)
-
-
-def _is_gone(row: MemoryRow, before: float) -> bool:
-    """True if nothing can be served from it and no load runs."""
-    if row.copy is not None:
-        served = row.copy.fetched_at + row.copy.policy.lasts
-    else:
-        served = row.failure.retry_at if row.failure is not None else 0.0
-    return max(served, row.held_until if row.token is not None else 0.0) < before

@@ -19,7 +19,7 @@ from stillfresh.errors import STORE_CLOSED, NotOpen, StoreError
 from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import After, Entry, Store, StoreStats
-from stillfresh.stores.listed import checked_limit
+from stillfresh.stores.rules import checked_limit
 
 T = TypeVar("T")
 L = TypeVar("L")

@@ -25,8 +25,8 @@ from stillfresh.stores.dynamodb.leases import Leases, deletion
 from stillfresh.stores.dynamodb.rows import Lock, Row, lock_of, merged, row_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
 from stillfresh.stores.dynamodb.table import each, values
-from stillfresh.stores.listed import is_listed
 from stillfresh.stores.meter import CostMeter
+from stillfresh.stores.rules import is_gone, is_listed
 
 Rows: TypeAlias = dict[str, Item]
 """The rows of one entry, by their `sk`: META, LOCK, or both."""
@@ -98,15 +98,8 @@ class TableScan:
 
     def _is_gone(self, rows: Rows, before: float) -> bool:
         """True if nothing can be served from it, no load runs, and the row is ours."""
-        row, lock = self._parsed(rows)
-        if META in rows and "generation" not in rows[META]:
-            return False
-        ends = [0.0, lock.held_until or 0.0]
-        if row.copy is not None:
-            ends.append(row.copy.fetched_at + row.copy.policy.lasts)
-        elif (failure := merged(row, lock).failure) is not None:
-            ends.append(failure.retry_at)
-        return max(ends) < before
+        is_ours = META not in rows or "generation" in rows[META]
+        return is_ours and is_gone(merged(*self._parsed(rows)), before)
 
     async def _drop(self, rows: Rows, before: float) -> list[str] | None:
         """Delete both rows in one step; return the body to delete, or None if the rows changed.

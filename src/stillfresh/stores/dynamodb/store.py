@@ -8,12 +8,12 @@ import asyncio
 import os
 import random
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import replace
 from typing import Final
+from uuid import uuid4
 
 from stillfresh.checks import checked_unicode
 from stillfresh.clock import Clock
@@ -42,19 +42,14 @@ from stillfresh.stores.dynamodb.scanning import TableScan
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, Names
 from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import each
-from stillfresh.stores.listed import checked_limit
 from stillfresh.stores.meter import CostMeter
+from stillfresh.stores.rules import checked_limit
 from stillfresh.stores.tenants import checked_tenant
 
 EVENTUALLY: Final = 1.0
 """Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
 LONGEST_PREFIX: Final = 200
 """Bytes: an S3 key has 1,024, also for the table, the tenant, a hash and a token."""
-
-
-def random_uuid() -> str:
-    """I4: the form of tokens in every language."""
-    return str(uuid.uuid4())
 
 
 class DynamoStore(Store):
@@ -100,7 +95,7 @@ class DynamoStore(Store):
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
-        new_token: Callable[[], str] = random_uuid,
+        new_token: Callable[[], str] = lambda: str(uuid4()),  # I4: the form in every language
     ) -> None:
         bucket = _named(bucket, "bucket")
         self.tenant = checked_tenant(tenant)

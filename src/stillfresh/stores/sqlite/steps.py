@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 
 import apsw
 
-from stillfresh.freshness import is_lease_over
 from stillfresh.stores.contract import (
     REMEMBERED,
     Ask,
@@ -21,7 +20,6 @@ from stillfresh.stores.contract import (
     Entry,
     Failure,
     Grant,
-    Held,
     LateTags,
     Lease,
     Mark,
@@ -107,12 +105,13 @@ class KindTables:
         grants: dict[str, Grant] = {**leases}
         for ask in [ask for ask in asks if ask.id not in free]:
             row = connection.execute(sql.point, (ask.seen, ask.id)).get
-            denied = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
-            if denied is None:
+            found = Record() if row is None else record_of(row, ask.seen)
+            refusal = ask.denied(found, at_most(now) / 1000, lease_for)
+            if refusal is None:
                 connection.execute(sql.lease, (ask.id, leases[ask.id].token, expires_at))
-            elif isinstance(denied, Newer) and row[0] == ask.seen:  # it failed; the copy in full
-                denied = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
-            grants[ask.id] = denied or leases[ask.id]
+            elif isinstance(refusal, Newer) and row[0] == ask.seen:  # it failed; the copy in full
+                refusal = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
+            grants[ask.id] = refusal or leases[ask.id]
         leased = [ask for ask in asks if grants[ask.id] is leases[ask.id]]
         connection.executemany(DELETE_LEASED, [(self.kind, ask.id) for ask in leased])
         tags = [(tag, self.kind, ask.id) for ask in leased for tag in ask.tags]
@@ -206,16 +205,6 @@ class KindTables:
         rows: list[Row] = connection.execute(self.sql.listed, asked).fetchall()
         found = [Entry(self.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
         return found, following(end)
-
-
-def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | None:
-    """E5: why the lease is denied, in the order of the contract; None if it is granted."""
-    if record.copy is not None and record.copy.generation != ask.seen:
-        return Newer(record)
-    until = None if ask.take_over else record.held_until
-    if until is not None and not is_lease_over(until, at_most(now) / 1000, lease_for):
-        return Held(until)
-    return Newer(record) if ask.missed(record.failure) else None
 
 
 def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | float, ...]:

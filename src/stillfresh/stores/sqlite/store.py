@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stillfresh.checks import checked_bytes
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -31,7 +31,7 @@ from stillfresh.stores.contract import (
     Store,
     StoreStats,
 )
-from stillfresh.stores.listed import checked_limit
+from stillfresh.stores.rules import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
@@ -166,7 +166,7 @@ class SqliteStore(Store):
 
     def _opened(self) -> Writer:
         if self._writer is None:
-            raise NotOpen("this store is closed; open it again with open()")
+            raise NotOpen(STORE_CLOSED)
         return self._writer
 
     def read_now(
@@ -178,7 +178,7 @@ class SqliteStore(Store):
         if get_ident() == self._home:
             return self._read(self._execute, kind, ids, known or {})
         if (spare := self._spare) is None:
-            raise NotOpen("this store is closed; open it again with open()")
+            raise NotOpen(STORE_CLOSED)
         reader = spare.take()
         try:
             return self._read(reader.execute, kind, ids, known or {})
@@ -345,4 +345,4 @@ class SqliteStore(Store):
 
 
 def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
-    raise NotOpen("this store is closed; open it again with open()")
+    raise NotOpen(STORE_CLOSED)
