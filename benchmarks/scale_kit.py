@@ -206,7 +206,7 @@ async def _fill_redis(url: str, size: int) -> float:
     store = store_for(url, time.time)
     assert isinstance(store, RedisStore)  # noqa: S101 (its address says so)
     await store.open()
-    link, (model,) = store._opened(), store._places.of("price", [MODEL])
+    link, (model,) = store._opened(), store._place.of("price", [MODEL])
 
     async def used() -> int:
         infos = [(await it.run([("INFO", "memory")]))[0] for it in await link.servers()]
@@ -216,7 +216,7 @@ async def _fill_redis(url: str, size: int) -> float:
     for start in range(0, size, FILLED):
         names = [f"held-{number:07}" for number in range(start, min(start + FILLED, size))]
         by_base: dict[bytes, list[bytes]] = defaultdict(list)
-        for place in store._places.of("price", names):
+        for place in store._place.of("price", names):
             by_base[place.base].append(place.member)
         for base, members in by_base.items():
             await link.run([("EVAL", FILL, 1, base + members[0], base, value, *members)])

@@ -267,9 +267,9 @@ class TestS5Forgets:
 
 async def ids_beside(store: RedisStore, id_: str, count: int) -> list[str]:
     """Other ids of the same bucket."""
-    (place,) = store._places.of(KIND, [id_])
+    (place,) = store._place.of(KIND, [id_])
     names = [f"beside-{number}" for number in range(400)]
-    bases = [one.base for one in store._places.of(KIND, names)]
+    bases = [one.base for one in store._place.of(KIND, names)]
     return [name for name, base in zip(names, bases, strict=True) if base == place.base][:count]
 
 
@@ -320,9 +320,9 @@ class TestS5Tags:
         for first in range(0, len(ids), 1_000):
             some = ids[first : first + 1_000]
             await store.acquire(KIND, [Ask(id_, tags=("eu",)) for id_ in some], 10)
-            places = store._places.of(KIND, some)
+            places = store._place.of(KIND, some)
             await raw.delete(*(place.key for place in places))
-        keys = [key for _, key in store._places.tagged("eu")]
+        keys = [key for _, key in store._place.tagged("eu")]
         named = sum([int(await raw.scard(key)) for key in keys])
         assert named < 4_000
 
@@ -361,7 +361,7 @@ class TestS5Foreign:
         self, store: RedisStore, raw: "Redis", clock: ManualClock, text: bytes
     ) -> None:
         """Read as a miss, leased as a miss, and replaced."""
-        (place,) = store._places.of(KIND, ["a"])
+        (place,) = store._place.of(KIND, ["a"])
         await raw.set(place.key, text)
         assert await store.read(KIND, ["a"]) == {}
         assert await store.read(KIND, ["a"], {"a": "known"}) == {}
@@ -374,7 +374,7 @@ class TestS5Foreign:
         self, store: RedisStore, raw: "Redis"
     ) -> None:
         """As a text that is not ours: what is under our prefix is ours to write."""
-        (place,) = store._places.of(KIND, ["a"])
+        (place,) = store._place.of(KIND, ["a"])
         await raw.rpush(place.key, b"x")
         assert await store.read(KIND, ["a"], {"a": "known"}) == {}
         grants = await store.acquire(KIND, [Ask("a")], 10)
@@ -385,7 +385,7 @@ class TestS5Foreign:
     ) -> None:
         """Half a character is no text: who had seen it could not say so."""
         await published(store, clock)
-        (place,) = store._places.of(KIND, ["a"])
+        (place,) = store._place.of(KIND, ["a"])
         await raw.setrange(place.key, COPY.size - NAME, b"\xed\xa0\x80")
         assert await store.read(KIND, ["a"]) == {}
         assert await store.entries() == []
@@ -413,12 +413,12 @@ class TestS5Listing:
         """Other keys, tags, other types, broken strings, and keys that could never be ours."""
         await published(store, clock, "mine")
         await store.acquire(KIND, [Ask("tagged", tags=("eu",))], 10)
-        (place,) = store._places.of(KIND, ["list"])
+        (place,) = store._place.of(KIND, ["list"])
         await raw.rpush(place.key, b"x")
-        base = store._places.bases[0]
+        base = store._place.bases[0]
         for key in (b"other", base, base + b"Kind:a", base + b"price:\xff", base + b"price"):
             await raw.set(key, b"SF\0\1" + bytes(500))
-        (place,) = store._places.of(KIND, ["broken"])
+        (place,) = store._place.of(KIND, ["broken"])
         await raw.set(place.key, b"not ours")
         assert [entry.id for entry in await store.entries()] == ["mine", "tagged"]
 
@@ -426,8 +426,8 @@ class TestS5Listing:
         self, store: RedisStore, raw: "Redis"
     ) -> None:
         """A read would never find it."""
-        (place,) = store._places.of(KIND, ["a"])
-        wrong = next(base for base in store._places.bases if base != place.base)
+        (place,) = store._place.of(KIND, ["a"])
+        wrong = next(base for base in store._place.bases if base != place.base)
         await raw.set(wrong + place.member, b"SF\0\1" + bytes(500))
         assert await store.entries() == []
 

@@ -210,15 +210,15 @@ class TestS9MovingSlots:
         self, store: RedisStore, move: Callable[[], Move]
     ) -> None:
         """Copies and leases, with listeners told, while `a` and its neighbours are on two nodes."""
-        places = store._places.of(KIND, [f"n{number}" for number in range(400)])
-        (first,) = store._places.of(KIND, ["a"])
+        places = store._place.of(KIND, [f"n{number}" for number in range(400)])
+        (first,) = store._place.of(KIND, ["a"])
         names = [it.member.decode().partition(":")[2] for it in places if it.base == first.base]
         some = ["a", *names[:5]]
         for id_ in some:
             await published(store, id_, "eu")
         leases = {id_: await lease_of(store, id_, "eu") for id_ in some}
         it = move()
-        it.keys(*(place.key for place in store._places.of(KIND, names[:2])))
+        it.keys(*(place.key for place in store._place.of(KIND, names[:2])))
         told: set[tuple[str, str]] = set()
         async with store.listen(lambda kind, id_, _: told.add((kind, id_))) as channel:
             assert sorted(await store.invalidate_tag("eu")) == sorted((KIND, id_) for id_ in some)

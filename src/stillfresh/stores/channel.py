@@ -2,8 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Final, Self, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Self, TypeAlias
 
 from stillfresh.errors import StoreError
 
@@ -31,6 +31,7 @@ class ServerChannel(Channel):
         self._server = server
         self._tell = tell
         self._within = within
+        self._connections: list[Any] = []
         self._readers: list[asyncio.Task[None]] = []
         self._beats: set[bytes | str] = set()
         """Beats that have not come back yet."""
@@ -55,13 +56,20 @@ class ServerChannel(Channel):
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
+        for connection in self._connections:
+            await connection.disconnect(nowait=True)
 
     def _hear_beat(self, beat: bytes | str) -> None:
         self._beats.discard(beat)
         self._came.set()
 
-    async def _come_back(self, advice: str = "") -> None:
-        """Wait for the beats."""
+    async def _come_back(
+        self, beats: Iterable[bytes | str], sent: Awaitable[object], advice: str = ""
+    ) -> None:
+        """Send the beats, and wait for them."""
+        self._beats = set(beats)
+        self._came.clear()
+        await sent
         try:
             async with asyncio.timeout(self._within):
                 while self._beats and not any(reader.done() for reader in self._readers):

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
@@ -26,6 +26,23 @@ L = TypeVar("L")
 W = TypeVar("W")
 
 Step: TypeAlias = Callable[[], Awaitable[T]]
+
+SLICE: Final = 500
+SLICE_BYTES: Final = 1 << 20
+"""The most steps in one request, and the most bytes beyond the first."""
+
+
+def slices(sizes: Sequence[int], is_bound: Callable[[int], bool]) -> Iterator[slice]:
+    """The requests for steps of these sizes. `is_bound(at)`: it must follow the step before it."""
+    first = total = 0
+    for at, size in enumerate(sizes):
+        is_full = at - first >= SLICE or total + size > SLICE_BYTES
+        if at > first and is_full and not is_bound(at):
+            yield slice(first, at)
+            first, total = at, 0
+        total += size
+    if sizes:
+        yield slice(first, len(sizes))
 
 
 def said(error: BaseException) -> str:

@@ -10,25 +10,19 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import seconds
-from stillfresh.errors import ConfigError, shown, shown_place
+from stillfresh.errors import ConfigError, shown_place
 from stillfresh.stores.postgres.store import PostgresStore
-
-
-def _connections(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(
-            f"max_connections: must be a whole number of 1 or more, not {shown(text)}"
-        )
-    return int(text)
-
 
 PLACE: Final = ("host", "hostaddr", "port")
 OWN: Final[dict[str, Callable[[str], Any]]] = {
     "schema": str,
     "timeout": lambda text: seconds(text, name="timeout", positive=True),
-    "max_connections": _connections,
+    "max_connections": lambda text: checked_whole(
+        "max_connections", int(text) if text.isdecimal() else text
+    ),
 }
 
 

@@ -14,8 +14,7 @@ from typing import Final
 from stillfresh.errors import StoreError
 from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
 from stillfresh.stores.postgres.link import LOST, SERVER, PgConnection, PgLink, refused
-from stillfresh.stores.postgres.rows import text_of
-from stillfresh.stores.postgres.schema import quoted
+from stillfresh.stores.postgres.schema import quoted, text_of
 
 BEAT: Final = "!"
 SLICE: Final = 100
@@ -32,7 +31,6 @@ class PgChannel(ServerChannel):
     def __init__(self, link: PgLink, schema: str, tell: Tell, within: float) -> None:
         super().__init__(SERVER, tell, within)
         self._link = link
-        self._connection: PgConnection | None = None
         self._schema = schema
         self._pieces: list[str] = []
         """Parts of an announcement that is not complete yet."""
@@ -40,7 +38,8 @@ class PgChannel(ServerChannel):
 
     async def open(self) -> None:
         try:
-            connection = self._connection = await self._link.connected()
+            connection = await self._link.connected()
+            self._connections.append(connection)
             if not self._link.pushes:
                 raise StoreError(NO_PUSH)
             async with asyncio.timeout(self._within):
@@ -49,18 +48,11 @@ class PgChannel(ServerChannel):
             raise refused(exc, self._schema) from exc
         self._readers = [asyncio.create_task(self._read(connection))]
 
-    async def close(self) -> None:
-        await super().close()
-        if self._connection is not None:
-            await self._connection.close()
-
     async def beat(self) -> None:
         """Through the server, and back on the connection that listens."""
         beat = BEAT + token_hex(8)
-        self._beats = {beat}
-        self._came.clear()
-        await self._link.run("SELECT pg_notify($1, $2)", (self._schema, beat))
-        await self._come_back(POOLED if self._link.is_pooled else "")
+        sent = self._link.run("SELECT pg_notify($1, $2)", (self._schema, beat))
+        await self._come_back([beat], sent, POOLED if self._link.is_pooled else "")
 
     async def _read(self, connection: PgConnection) -> None:
         try:

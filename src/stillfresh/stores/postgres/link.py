@@ -15,8 +15,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.waiting import wait_async
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.postgres.rows import Row
-from stillfresh.stores.postgres.schema import SETTINGS, VERSION, quoted
+from stillfresh.stores.postgres.schema import SETTINGS, VERSION, Row, quoted
 from stillfresh.stores.server import ServerLink
 
 ENDED: Final = {"57P01", "57P02", "57P03", "57P05", "53300"}

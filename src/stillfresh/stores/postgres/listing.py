@@ -4,8 +4,7 @@ from typing import Final
 
 from stillfresh.stores.contract import After, Entry, StoreStats
 from stillfresh.stores.postgres.link import PgLink
-from stillfresh.stores.postgres.rows import key_of, name_of, record_of, text_of
-from stillfresh.stores.postgres.schema import FIELDS, quoted
+from stillfresh.stores.postgres.schema import FIELDS, key_of, name_of, quoted, record_of, text_of
 
 STRETCH: Final = 2_000
 """Rows that one statement looks at."""

@@ -1,16 +1,34 @@
-"""The schema of a PostgreSQL store: its tables, its steps, and which release wrote them (S11).
+"""The schema of a PostgreSQL store: its tables, its steps, and what a row means (S11).
 
-The texts are `version_*.sql` and `steps.sql`; here they are given their names. Nothing here runs
-SQL.
+The texts are `version_*.sql` and `steps.sql`; here they are given their names. An index takes no
+long names: the key of a long name is its beginning and its hash, and another column has the whole
+name. Nothing here runs SQL.
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.contract import REMEMBERED
+from stillfresh.stores.contract import (
+    REMEMBERED,
+    UNREAD,
+    Copy,
+    Failure,
+    Mark,
+    Record,
+    Unread,
+    policy_of,
+)
+
+Row: TypeAlias = tuple[Any, ...]
+
+LONGEST_KEY: Final = 500
+"""Bytes. Three of them, with hashes, fit into a third of a page: as much as an index takes."""
+MARKS: Final = tuple(Mark)
 
 VERSION: Final = 1
 OLDEST_SERVER: Final = 14_00_00
@@ -68,3 +86,56 @@ def steps(schema: str, *, pushes: bool) -> str:
 
 def _text(name: str) -> str:
     return (files(__package__) / name).read_text()
+
+
+def name_of(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def text_of(name: bytes) -> str:
+    return bytes(name).decode(errors="surrogatepass")
+
+
+def key_of(name: bytes) -> bytes:
+    """The key of a name, the same for every reader; 532 bytes for a long name."""
+    if len(name) <= LONGEST_KEY:
+        return name
+    return name[:LONGEST_KEY] + sha256(name).digest()
+
+
+class SortedIds:
+    """Some ids, without repeats, in the order in which every step locks them."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        names = {id_: name_of(id_) for id_ in ids}
+        found = sorted((key_of(name), id_) for id_, name in names.items())
+        self.ids = [id_ for _, id_ in found]
+        self.keys = [key for key, _ in found]
+        self.by_key = dict(found)
+        self.long = [names[id_] if len(names[id_]) > LONGEST_KEY else None for id_ in self.ids]
+        """The whole names of ids whose key is not their name."""
+
+    def tagged(self, tags: Mapping[str, tuple[str, ...]]) -> tuple[list[bytes], list[bytes]]:
+        """The keys of all their tags; and for each of these, the key of the id that has it."""
+        pairs = [
+            (key_of(name_of(tag)), key)
+            for id_, key in zip(self.ids, self.keys, strict=True)
+            for tag in dict.fromkeys(tags.get(id_, ()))
+        ]
+        return [tag for tag, _ in pairs], [key for _, key in pairs]
+
+
+def record_of(row: Row, known: str | None = None) -> Record:
+    """A record from a row of `FIELDS` and the value, if it was sent."""
+    generation, fetched_at, fresh_for, stale_for, error_for, mark, held_until = row[1:8]
+    failures, retry_at, error, is_absent, value = row[8:13]
+    copy = failure = None
+    if generation is not None:
+        kept: bytes | Unread | None = None
+        if not is_absent:
+            kept = UNREAD if generation == known else bytes(value)
+        policy = policy_of(fresh_for, stale_for, error_for)
+        copy = Copy(generation, fetched_at, policy, kept, MARKS[mark])
+    if failures is not None:
+        failure = Failure(failures, retry_at, text_of(error))
+    return Record(copy, held_until, failure)

@@ -1,6 +1,6 @@
 """The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
@@ -25,23 +25,23 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.postgres.channel import PgChannel
 from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.listing import FIRST, count, list_entries
-from stillfresh.stores.postgres.rows import (
+from stillfresh.stores.postgres.schema import (
+    ASKER,
     LONGEST_KEY,
+    SCHEMA,
     Row,
     SortedIds,
+    checked_schema,
     key_of,
     name_of,
+    quoted,
     record_of,
     text_of,
 )
-from stillfresh.stores.postgres.schema import ASKER, SCHEMA, checked_schema, quoted
-from stillfresh.stores.server import ServerStore
+from stillfresh.stores.server import SLICE, ServerStore, slices
 
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 10
-SLICE: Final = 500
-SLICE_BYTES: Final = 1 << 20
-"""The most ids in one statement, and the most bytes beyond the first id."""
 MOST_FAILURES: Final = (1 << 63) - 1
 
 
@@ -90,8 +90,7 @@ class PostgresStore(ServerStore[PgLink, str]):
         del lag
         records: dict[str, Record] = {}
         known = known or {}
-        for some in _cut(ids):
-            names = SortedIds(some)
+        for names in _cut(ids):
             given = [known.get(id_) for id_ in names.ids] if known else []
             for row in await self._call("read", _kind(kind), names.keys, given):
                 id_ = names.by_key[row[0]]
@@ -102,14 +101,8 @@ class PostgresStore(ServerStore[PgLink, str]):
         """S8: if sent again, the server recognises this request's lease, or grants a new token."""
         grants: dict[str, Grant] = {}
         by_id = {ask.id: ask for ask in asks}
-        for some in _cut(list(by_id)):
-            names = SortedIds(some)
+        for names in _cut(list(by_id)):
             ordered = [by_id[id_] for id_ in names.ids]
-            tags = [
-                (key_of(name_of(tag)), key)
-                for ask, key in zip(ordered, names.keys, strict=True)
-                for tag in dict.fromkeys(ask.tags)
-            ]
             rows = await self._call(
                 "acquire",
                 _kind(kind),
@@ -118,8 +111,7 @@ class PostgresStore(ServerStore[PgLink, str]):
                 [ask.seen for ask in ordered],
                 [ask.failures for ask in ordered],
                 [ask.take_over for ask in ordered],
-                [tag for tag, _ in tags],
-                [key for _, key in tags],
+                *names.tagged({ask.id: ask.tags for ask in ordered}),
                 token_hex(ASKER // 2),
                 float(lease_for),
                 self._now(),
@@ -138,14 +130,8 @@ class PostgresStore(ServerStore[PgLink, str]):
             id_: len(copy.value) if isinstance(copy.value, bytes) else 0
             for id_, (_, copy) in copies.items()
         }
-        for some in _cut(list(copies), sizes):
-            names = SortedIds(some)
+        for names in _cut(list(copies), sizes):
             pairs = [copies[id_] for id_ in names.ids]
-            told = [
-                (key_of(name_of(tag)), key)
-                for id_, key in zip(names.ids, names.keys, strict=True)
-                for tag in dict.fromkeys(late.get(id_, ()))
-            ]
             given = (
                 _kind(kind),
                 names.keys,
@@ -159,8 +145,7 @@ class PostgresStore(ServerStore[PgLink, str]):
                 [copy.value if isinstance(copy.value, bytes) else None for _, copy in pairs],
                 [lease.epoch for lease, _ in pairs],
                 [id_ in late for id_ in names.ids],
-                [tag for tag, _ in told],
-                [key for _, key in told],
+                *names.tagged(late),
             )
             first, again = ((*given, is_again, self._now()) for is_again in (False, True))
             rows = await self._call("publish", *first, settle=again)
@@ -170,8 +155,7 @@ class PostgresStore(ServerStore[PgLink, str]):
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         tokens = {lease.id: lease.token for lease in leases}
         lost = set(tokens)
-        for some in _cut(list(tokens)):
-            names = SortedIds(some)
+        for names in _cut(list(tokens)):
             given = [tokens[id_] for id_ in names.ids]
             rows = await self._call(
                 "renew", _kind(kind), names.keys, given, float(lease_for), self._now()
@@ -183,8 +167,7 @@ class PostgresStore(ServerStore[PgLink, str]):
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         tokens = {lease.id: lease.token for lease in leases}
-        for some in _cut(list(tokens)):
-            names = SortedIds(some)
+        for names in _cut(list(tokens)):
             found = [(failures or {}).get(id_) for id_ in names.ids]
             await self._call(
                 "release",
@@ -199,8 +182,7 @@ class PostgresStore(ServerStore[PgLink, str]):
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """One step voids the lease and marks the copy; a hard mark stays hard."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
-        for some in _cut(ids):
-            names = SortedIds(some)
+        for names in _cut(ids):
             kinds = [_kind(kind)] * len(names.keys)
             await self._call("invalidate", kinds, names.keys, names.long, mark, urgent=True)
 
@@ -221,8 +203,7 @@ class PostgresStore(ServerStore[PgLink, str]):
             after = rows[-1][:2]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        for some in _cut(ids):
-            names = SortedIds(some)
+        for names in _cut(ids):
             await self._call("delete", _kind(kind), names.keys, names.long, urgent=True)
 
     async def evict(self, before: float) -> int:
@@ -240,18 +221,10 @@ def _kind(kind: str) -> bytes:
     return name
 
 
-def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> list[list[str]]:
+def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> Iterator[SortedIds]:
     """Slices for one statement each."""
-    slices: list[list[str]] = []
-    room = 0
-    for id_ in ids:
-        size = 0 if sizes is None else sizes[id_]
-        if not slices or len(slices[-1]) >= SLICE or size > room:
-            slices.append([])
-            room = SLICE_BYTES
-        slices[-1].append(id_)
-        room -= size
-    return slices
+    lengths = [0 if sizes is None else sizes[id_] for id_ in ids]
+    return (SortedIds(ids[some]) for some in slices(lengths, lambda _: False))
 
 
 def _grant(id_: str, outcome: str, lease: tuple[str, float, int], row: Row) -> Grant:

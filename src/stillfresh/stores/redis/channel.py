@@ -31,7 +31,6 @@ class RedisChannel(ServerChannel):
         super().__init__("the Redis server", tell, within)
         self._link = link
         self._places = places
-        self._connections: list[AbstractConnection] = []
         self._doors: list[bytes] = []
         """A channel of each server, for its beats."""
 
@@ -48,19 +47,12 @@ class RedisChannel(ServerChannel):
             raise StoreError(f"the Redis server refuses a subscription: {exc!r}") from exc
         self._readers = [asyncio.create_task(self._read(it)) for it in self._connections]
 
-    async def close(self) -> None:
-        await super().close()
-        for connection in self._connections:
-            await connection.disconnect(nowait=True)
-
     async def beat(self) -> None:
         """Through each server, and back on its connection."""
         tokens = [BEAT + token_hex(8).encode() for _ in self._doors]
-        self._beats = set(tokens)
-        self._came.clear()
         beats = zip(self._doors, tokens, strict=True)
-        await self._link.run([("SPUBLISH", door, token) for door, token in beats])
-        await self._come_back()
+        sent = self._link.run([("SPUBLISH", door, token) for door, token in beats])
+        await self._come_back(tokens, sent)
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:

@@ -127,7 +127,7 @@ class Cluster:
     ) -> list[Any]:
         """The replies, in order, each from the node that holds its key."""
         pairs = zip(commands, settle or commands, strict=True)
-        steps = [RoutedCommand(command, again, key_slot(_key(command))) for command, again in pairs]
+        steps = [RoutedCommand(command, again, _slot(command)) for command, again in pairs]
         left, rounds, clock = steps, 0, asyncio.get_running_loop().time
         until = clock() + self._timeout
         while left:
@@ -217,7 +217,7 @@ class Cluster:
             return [command]
         if command[0] != lua.EVALSHA:
             return [ASKING, command]
-        sha, key, tags = str(command[1]), command[3], list[bytes]()
+        sha, key, tags = command[1], command[3], list[bytes]()
         if sha in KEPT_TAGS:
             look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
             _, text = await link.replies(look)
@@ -249,8 +249,6 @@ class Cluster:
     ) -> tuple[bytes, list[bytes]]:
         """The tag's set and its ids are on two nodes: invalidate each id where it is."""
         _, _, _, key, base, mark, _ = command
-        if not isinstance(key, bytes) or not isinstance(base, bytes):
-            raise TypeError("the set of a tag has a key")
         tag = key[len(base) + 1 :]
         note = scripts.NOTE_TAG.call([base + b"@"], base, tag)
         await self.run([note], urgent=True, lasting=lasting)
@@ -331,11 +329,8 @@ class Cluster:
         return table
 
 
-def _key(command: Command) -> bytes:
-    key = command[3] if command[0] == lua.EVALSHA else command[1]
-    if not isinstance(key, bytes):
-        raise TypeError(f"{command[0]!r} names no key")
-    return key
+def _slot(command: Command) -> int:
+    return key_slot(command[3] if command[0] == lua.EVALSHA else command[1])
 
 
 def _is_elsewhere(reply: object) -> bool:

@@ -66,7 +66,8 @@ GLOB: Final = pattern(rb"[*?\[\]\\^-]")
 """Characters with a meaning in a SCAN pattern."""
 MARKS: Final = tuple(Mark)
 
-Command: TypeAlias = tuple[bytes | str | int, ...]
+Command: TypeAlias = tuple[Any, ...]
+"""Bytes, texts and whole numbers."""
 
 
 class RedisKey(NamedTuple):

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -25,14 +25,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.lua import BY_SHA
-from stillfresh.stores.server import ServerLink, said
+from stillfresh.stores.server import ServerLink, said, slices
 
 if TYPE_CHECKING:
     from stillfresh.stores.redis.sentinel import Sentinels
 
-SLICE: Final = 500
-SLICE_BYTES: Final = 1 << 20
-"""The most commands in one round trip, and the most bytes beyond the first."""
 NEVER: Final = Retry(NoBackoff(), 0)
 """The client library must not repeat a step that may have been done."""
 LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
@@ -190,20 +187,15 @@ class Link(ServerLink):
         """Like `run`, but a command that the server refused has its error as reply."""
         replies: list[Any] = []
         wait = self._wait if lasting else ()
-        for first, last in _slices(commands):
-            steps = [*commands[first:last], *wait]
-            again = [*(settle or commands)[first:last], *wait]
-            some = await self._round_trip(steps, again, urgent=urgent)
-            replies += _confirmed(some, wait)
-        return replies
-
-    async def _round_trip(
-        self, commands: Sequence[Command], settle: Sequence[Command], *, urgent: bool
-    ) -> list[Any]:
-        first, again = partial(self._loaded, commands), partial(self._loaded, settle)
-        replies = await self._settled(first, again, urgent=urgent)
-        if any(isinstance(reply, ReadOnlyError) for reply in replies):
-            await self.drop_idle()  # no longer the primary: find the new one
+        sizes = [sum(len(it) for it in step if isinstance(it, bytes)) for step in commands]
+        for some in slices(sizes, lambda at: commands[at - 1] == ASKING):
+            steps = [*commands[some], *wait]
+            again = [*(settle or commands)[some], *wait]
+            once, twice = partial(self._loaded, steps), partial(self._loaded, again)
+            given = await self._settled(once, twice, urgent=urgent)
+            if any(isinstance(reply, ReadOnlyError) for reply in given):
+                await self.drop_idle()  # no longer the primary: find the new one
+            replies += _confirmed(given, wait)
         return replies
 
     async def _loaded(self, commands: Sequence[Command]) -> list[Any]:
@@ -211,7 +203,7 @@ class Link(ServerLink):
         replies = await self.send(commands)
         undone = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if undone:
-            texts = {BY_SHA[str(commands[at][1])].text for at in undone}
+            texts = {BY_SHA[commands[at][1]].text for at in undone}
             await self.send([("SCRIPT", "LOAD", text) for text in texts])
             undone += [at for at, it in enumerate(commands) if it[0] == WAIT]
             again = await self.send([commands[at] for at in undone])
@@ -253,8 +245,8 @@ def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
         (found,) = checked(replies[-1:])
         if found < wanted:
             raise StoreError(
-                f"{found} of {wanted!r} replicas (wait_replicas) confirmed the change within "
-                f"{milliseconds!r} ms: it was made, and a failover may undo it"
+                f"{found} of {wanted} replicas (wait_replicas) confirmed the change within "
+                f"{milliseconds} ms: it was made, and a failover may undo it"
             )
     return replies[: len(replies) - len(wait)]
 
@@ -269,16 +261,3 @@ def checked(replies: list[Any], node: str = "") -> list[Any]:
 def refused(error: Exception, node: str = "") -> StoreError:
     why = f"; {NO_CLUSTER}" if isinstance(error, OF_A_CLUSTER) and not node else ""
     return StoreError(f"the Redis server refused: {said(error)}{why}")
-
-
-def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
-    first = size = 0
-    for at, command in enumerate(commands):
-        length = sum(len(part) for part in command if isinstance(part, bytes))
-        is_full = at - first >= SLICE or size + length > SLICE_BYTES
-        if at > first and is_full and commands[at - 1] != ASKING:
-            yield first, at
-            first, size = at, 0
-        size += length
-    if commands:
-        yield first, len(commands)

@@ -256,8 +256,7 @@ def values(keys: list[bytes], *, doubts: bool = False) -> Command:
 
 def tags_asked(acquire: Command) -> list[bytes]:
     """The tags that an ACQUIRE names."""
-    packed = acquire[10]
-    return unpacked_tags(packed) if isinstance(packed, bytes) else []
+    return unpacked_tags(acquire[10])
 
 
 def while_moving(command: Command) -> Command:
@@ -270,21 +269,11 @@ def while_moving(command: Command) -> Command:
 def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
     """The step with the sets of these tags among its keys, and with its text."""
     _, sha, _, key, base, *arguments = command
-    sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
-    return (
-        EVAL,
-        BY_SHA[str(sha)].text,
-        1 + len(sets),
-        key,
-        *sets,
-        base,
-        *arguments,
-    )
+    sets = [base + b"#" + tag for tag in tags]
+    return (EVAL, BY_SHA[sha].text, 1 + len(sets), key, *sets, base, *arguments)
 
 
 def told_again(command: Command) -> Command:
     """S10: announce a step on one id, whatever it did."""
     base, member = command[4:6]
-    if not isinstance(base, bytes) or not isinstance(member, bytes):
-        raise TypeError(f"{command[1]!r} is no step on one id")
     return announced(base, VOIDED, member)

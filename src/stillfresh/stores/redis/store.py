@@ -88,14 +88,13 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         """`nodes` of a cluster, or the Sentinels that know the primary of `service`."""
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
-        self._places = Places(prefix)
-        super().__init__(self._places, timeout, clock)
+        super().__init__(Places(prefix), timeout, clock)
         self._new_link = partial(
             _new_link,
             url,
             nodes,
             service,
-            self._places.bases,
+            self._place.bases,
             most=checked_whole("max_connections", max_connections),
             timeout=self._timeout,
             options=dict(options or {}),
@@ -114,7 +113,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         """One MGET; a value is sent only if the caller does not know its generation."""
         del lag
         known = known or {}
-        places = dict(zip(ids, self._places.of(kind, ids), strict=True))
+        places = dict(zip(ids, self._place.of(kind, ids), strict=True))
         texts = await self._texts(places, known)
         enough = {
             id_: text
@@ -135,7 +134,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             return super().read_now(kind, ids, known)
         if self._link is not None and self._link.drops_keys:
             raise StoreError("this Redis server drops keys: a thread's MGET cannot tell of tags")
-        known, keys = known or {}, [it.key for it in self._places.of(kind, ids)]
+        known, keys = known or {}, [it.key for it in self._place.of(kind, ids)]
         texts = zip(ids, self._threads.texts(keys), strict=True)
         records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
         return {id_: record for id_, record in records if record is not None}
@@ -178,7 +177,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         partly: bool = False,
     ) -> dict[str, Any]:
         """One step for each id; the replies by id. `partly`: without unavailable nodes."""
-        places = self._places.of(kind, list(given))
+        places = self._place.of(kind, list(given))
         steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
         link = self._opened()
         replies = await link.run(steps, urgent=urgent, lasting=lasting, partly=partly)
@@ -225,7 +224,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                 "0",
             )
             for place, (id_, (lease, copy)) in zip(
-                self._places.of(kind, list(copies)), copies.items(), strict=True
+                self._place.of(kind, list(copies)), copies.items(), strict=True
             )
         ]
         settle = [(*step[:-1], "1") for step in steps]
@@ -259,7 +258,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         """
         link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
         reached: dict[tuple[str, str], None] = {}
-        walks, later = [(*it, b"0") for it in self._places.tagged(tag)], list[Any]()
+        walks, later = [(*it, b"0") for it in self._place.tagged(tag)], list[Any]()
         while walks:
             replies = await link.run(
                 [scripts.INVALIDATE_TAG.call([key], base, mark, at) for base, key, at in walks],
@@ -267,7 +266,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                 lasting=True,
             )
             for _, members in replies:
-                names = map(self._places.name, members)
+                names = map(self._place.name, members)
                 reached.update((name, None) for name in names if name is not None)
                 await asyncio.sleep(0)
             going = zip(walks, replies, strict=True)
@@ -283,11 +282,11 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         self._opened()
         if self._clock is None and before <= time.time():
             return 0
-        return await evict(self._opened(), self._places, before)
+        return await evict(self._opened(), self._place, before)
 
     def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
         """In no order: one walk, where pages would be many."""
-        return walk(self._opened(), self._places, kind)
+        return walk(self._opened(), self._place, kind)
 
     def _now(self) -> str:
         """The time that the scripts use; empty: the server's own."""
