@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeAlias
 
 from aiobotocore.config import AioConfig
@@ -36,6 +36,8 @@ from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.meter import CostMeter
 
 Then: TypeAlias = Callable[[Any], Awaitable[Any]]
+Attempt: TypeAlias = Callable[[float], Awaitable[Any]]
+"""One request, which ends at this time of the loop."""
 
 ATTEMPTS: Final = 5
 FIRST_PAUSE: Final = 0.05
@@ -150,7 +152,8 @@ class AwsService:
         """
         self._under_way += 1
         try:
-            return await self._unless_away(operation, then, arguments, urgent=urgent)
+            attempt = partial(self._once, operation, then, arguments)
+            return await self._unless_away(attempt, urgent=urgent)
         finally:
             self._under_way -= 1
             if not self._under_way:
@@ -163,9 +166,7 @@ class AwsService:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _unless_away(
-        self, operation: str, then: Then | None, arguments: Mapping[str, Any], *, urgent: bool
-    ) -> Any:  # noqa: ANN401
+    async def _unless_away(self, attempt: Attempt, *, urgent: bool) -> Any:  # noqa: ANN401
         """While the service is unavailable, send urgent requests, and one more after each pause."""
         breaker, now = self._breaker, asyncio.get_running_loop().time
         began = now()
@@ -173,7 +174,7 @@ class AwsService:
             raise StoreError(f"{self.target}: unavailable; {TRIED_AGAIN}")
         probes = breaker.is_open and not urgent
         try:
-            answer = await self._ask(operation, then, arguments, PROBE if probes else PATIENCE)
+            answer = await self._ask(attempt, PROBE if probes else PATIENCE)
         except Away as exc:
             if not breaker.is_open:
                 logger.warning("%s; %s", str(exc).removesuffix("."), TRIED_AGAIN)
@@ -187,18 +188,15 @@ class AwsService:
             logger.warning("%s: answers again", self.target)
         return answer
 
-    async def _ask(
-        self, operation: str, then: Then | None, arguments: Mapping[str, Any], patience: float
-    ) -> Any:  # noqa: ANN401
+    async def _ask(self, attempt: Attempt, patience: float) -> Any:  # noqa: ANN401
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
         failures, most = 0, 1 if patience == PROBE else ATTEMPTS
         while True:
             if self._is_closed:
                 raise NotOpen(STORE_CLOSED)
-            made = {name: it() if callable(it) else it for name, it in arguments.items()}
             try:
-                return await self._once(operation, then, made, until)
+                return await attempt(until)
             except Unanswered:
                 failures += 1
                 pause = pause_after(failures, first=FIRST_PAUSE, longest=PATIENCE)
@@ -208,8 +206,9 @@ class AwsService:
             await self.sleep(pause)
 
     async def _once(
-        self, operation: str, then: Then | None, arguments: Mapping[str, Any], until: float
+        self, operation: str, then: Then | None, given: Mapping[str, Any], until: float
     ) -> Any:  # noqa: ANN401
+        arguments = {name: it() if callable(it) else it for name, it in given.items()}
         self.meter.asked(operation)
         try:
             body = arguments.get("Body", b"")
