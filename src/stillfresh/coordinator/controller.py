@@ -114,16 +114,13 @@ class TtlController:
             raise ConfigError(f"kind {shown(kind)}: not declared; there are: {known}")
         return track
 
-    async def prepare(self) -> None:
-        """Open the file, without views of another viewer.
+    async def prepare(self, session: ViewerSession | None = None) -> None:
+        """Open the file for a session, or the current one, without views of another viewer.
 
         While nobody is signed in, the views of the last viewer stay, because that viewer may come
         back.
         """
-        await self._prepare(self.session)
-
-    async def _prepare(self, session: ViewerSession) -> None:
-        """For this session; if it is over when the file is open, for the current one."""
+        session = session or self.session
         await self.cache.open()
         if session.is_over:
             session = self.session
@@ -158,7 +155,7 @@ class TtlController:
                     f"{kind}: the edit of {id!r} is not stored: the file belongs to another viewer"
                 )
 
-        await self._prepare(session)
+        await self.prepare(session)
         _check_here(track, session)
         check_owner()
         edited = track.view(id) if view is None else view
@@ -219,7 +216,7 @@ class TtlController:
         outcomes: dict[str, Outcome] = {}
         with self._admitted(track, viewer_id) as session:
             for start in range(0, len(wanted), size := track.kind.max_batch):
-                await self._prepare(session)
+                await self.prepare(session)
                 outcomes |= (await track.load(wanted[start : start + size], session))[0]
                 _check_here(track, session)
             failed = {id_: it for id_, it in outcomes.items() if isinstance(it, LoadFailed)}

@@ -146,13 +146,9 @@ FEED: Final = Format((0,), ";\n".join((*SEED, *OWN)), _is_feed)
 
 def completed(connection: apsw.Connection) -> None:
     """A file that cannot be written may lack tables of ours: then they are empty."""
-    missing = [text for text in OWN if "TABLE" in text and not _is_there(connection, text)]
-    if missing:
+    tables = [text for text in OWN if "TABLE" in text]
+    if missing := [it for it in tables if not connection.table_exists("main", _name(it))]:
         connection.execute("PRAGMA query_only = 0")
         for text in missing:
             connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE"))
         connection.execute("PRAGMA query_only = 1")
-
-
-def _is_there(connection: apsw.Connection, text: str) -> bool:
-    return connection.table_exists("main", _name(text))
