@@ -28,10 +28,10 @@ from stillfresh.stores.contract import (
     Store,
 )
 from stillfresh.stores.dynamodb import DynamoStore, scanning
+from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import Table
-from stillfresh.stores.dynamodb.tags import TagRows
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import Deliver
@@ -619,7 +619,7 @@ class TestI6TagsOfLoadsUnderWay:
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
         """I26: each writes before it looks, so one of them sees the other, whoever is slow."""
-        lease, look = await bench.lease(), getattr(TagRows, step)
+        lease, look = await bench.lease(), getattr(Leases, step)
         copies = {lease.id: (lease, Copy(lease.token, NOW, Policy(60), b"old"))}
         publish = partial(bench.store.publish, PAGE, copies, {lease.id: ("late",)})
         steps: list[Callable[[], Awaitable[object]]]
@@ -628,12 +628,12 @@ class TestI6TagsOfLoadsUnderWay:
 
         async def looked(*given: object) -> object:
             """The other one is done between this look and what follows."""
-            monkeypatch.setattr(TagRows, step, look)
+            monkeypatch.setattr(Leases, step, look)
             found = await look(*given)
             await quick()
             return found
 
-        monkeypatch.setattr(TagRows, step, looked)
+        monkeypatch.setattr(Leases, step, looked)
         await slow()
         copy = (await bench.store.read(PAGE, [lease.id])).get(lease.id, Record()).copy
         assert copy is None or copy.mark is Mark.HARD

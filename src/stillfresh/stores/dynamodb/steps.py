@@ -28,7 +28,7 @@ from stillfresh.stores.contract import (
     Newer,
     Record,
 )
-from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.leases import TAGGED_FOR, Claim, Leases
 from stillfresh.stores.dynamodb.rows import (
     ENDLESS,
     NO_BODY,
@@ -45,7 +45,6 @@ from stillfresh.stores.dynamodb.rows import (
 )
 from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Names, text
 from stillfresh.stores.dynamodb.table import each
-from stillfresh.stores.dynamodb.tags import TAGGED_FOR, Claim
 from stillfresh.ttl_cache import TtlCache
 
 REMEMBERED: Final = 10_000
