@@ -1,12 +1,15 @@
-"""The way to a Redis server: round trips, limited in time, and errors translated (S2, S5)."""
+"""The way to a Redis server: round trips, limited in time, and errors translated (S2, S5).
+
+With Sentinels, each new connection asks them where the primary is (S9).
+"""
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -27,9 +30,6 @@ from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.lua import BY_SHA
 from stillfresh.stores.server import ServerLink, said, slices
 
-if TYPE_CHECKING:
-    from stillfresh.stores.redis.sentinel import Sentinels
-
 NEVER: Final = Retry(NoBackoff(), 0)
 """The client library must not repeat a step that may have been done."""
 LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
@@ -41,6 +41,62 @@ ASKING: Final = ("ASKING",)
 """Sent before a command to the cluster node that a key moves to."""
 Address: TypeAlias = tuple[str, int]
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
+
+
+class Sentinels:
+    """Finds the primary of `service`.
+
+    If a server does not answer or refuses writes, all connections are closed, and the next asks
+    again.
+    """
+
+    def __init__(self, addresses: Sequence[Address], service: str, timeout: float) -> None:
+        self._addresses = list(addresses)
+        self._service = service
+        self._each = timeout / len(self._addresses)
+        """Seconds for one Sentinel, so that all can be asked before the caller gives up."""
+
+    async def connected(self, factory: ConnectionPool) -> AbstractConnection:
+        """A connection of the factory to the server that says that it is the primary."""
+        host, port = await self._primary()
+        options = {**factory.connection_kwargs, "host": host, "port": port}
+        connection: AbstractConnection = factory.connection_class(**options)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_command("ROLE")
+            _check_primary(await connection.read_response(), f"{host}:{port}")
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def _primary(self) -> Address:
+        """The address from the first Sentinel that knows it, which is asked first the next time."""
+        said = ""
+        for address in tuple(self._addresses):
+            name = f"the Sentinel {address[0]}:{address[1]}"
+            try:
+                async with asyncio.timeout(self._each):
+                    found = await self._asked(address)
+            except (*LOST, RedisError) as exc:
+                said = f"{name} did not answer ({exc!r})"
+                continue
+            if found is not None:
+                self._addresses.remove(address)
+                self._addresses.insert(0, address)
+                return found[0].decode(), int(found[1])
+            said = f"{name} knows no service {self._service!r}"
+        raise RedisConnectionError(f"no Sentinel names the primary; {said}")
+
+    async def _asked(self, address: Address) -> list[bytes] | None:
+        sentinel = Connection(host=address[0], port=address[1], retry=NEVER, protocol=2)
+        try:
+            await sentinel.connect()  # type: ignore[no-untyped-call]
+            await sentinel.send_command("SENTINEL", "get-master-addr-by-name", self._service)
+            found: list[bytes] | None = await sentinel.read_response()
+            return found
+        finally:
+            await sentinel.disconnect(nowait=True)
 
 
 class Link(ServerLink):
@@ -58,7 +114,7 @@ class Link(ServerLink):
         options: Mapping[str, Any],
         wait_replicas: int = 0,
         node: str = "",
-        sentinels: "Sentinels | None" = None,
+        sentinels: Sentinels | None = None,
     ) -> None:
         """`node`: its name in a cluster. `sentinels`: they say where the server is."""
         super().__init__(f"the Redis server {node}".rstrip(), most=most, timeout=timeout)
@@ -215,6 +271,11 @@ class Link(ServerLink):
 def is_away(error: StoreError) -> bool:
     """True if no server answered; the step may have been done."""
     return error.__cause__ is None or isinstance(error.__cause__, LOST)
+
+
+def _check_primary(role: Sequence[object], name: str) -> None:
+    if role[0] != b"master":
+        raise RedisConnectionError(f"{name} is a replica by now, and the Sentinels do not know yet")
 
 
 async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)

@@ -40,9 +40,8 @@ from stillfresh.stores.redis.layout import (
     padded,
     record_of,
 )
-from stillfresh.stores.redis.link import Address, Link
+from stillfresh.stores.redis.link import Address, Link, Sentinels
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
-from stillfresh.stores.redis.sentinel import Sentinels
 from stillfresh.stores.redis.threads import ThreadReads
 from stillfresh.stores.server import ServerStore
 
