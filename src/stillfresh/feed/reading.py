@@ -41,18 +41,14 @@ _STATE: Final = """
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
     LEFT JOIN stillfresh_feed_times t ON t.id = key
 """
-_DELETED: Final = """
-    LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
-"""
 _KEY: Final = f"SELECT {_STATE}"
-_TOPIC: Final = f"""
-    SELECT CAST(r.topic_json AS BLOB), CAST(r.cached_at AS INTEGER), w.written_at, {_STATE}
-    {_DELETED} LEFT JOIN feed_topics r ON r.topic_uuid = uuid
+_ROW: Final = f"""
+    SELECT CAST(r.{{json}} AS BLOB), CAST(r.cached_at AS INTEGER), w.written_at, {_STATE}
+    LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
+    LEFT JOIN {{table}} r ON r.topic_uuid = uuid
 """
-_COMMENTS: Final = f"""
-    SELECT CAST(r.comments_json AS BLOB), CAST(r.cached_at AS INTEGER), w.written_at, {_STATE}
-    {_DELETED} LEFT JOIN feed_comments r ON r.topic_uuid = uuid
-"""
+_TOPIC: Final = _ROW.format(json="topic_json", table="feed_topics")
+_COMMENTS: Final = _ROW.format(json="comments_json", table="feed_comments")
 _LIST: Final = """
     SELECT coalesce(CAST(topic_uuid AS BLOB), x''), CAST(topic_json AS BLOB),
         CAST(created_at AS INTEGER), CAST(cached_at AS INTEGER)
