@@ -170,6 +170,7 @@ class StoreStats(Struct, frozen=True, gc=False):
 
 Generations: TypeAlias = Mapping[str, str] | None  # the generations that a reader has, by id
 After: TypeAlias = tuple[str, str] | None  # the (kind, id) after which a listing goes on
+Failures: TypeAlias = Mapping[str, Failure] | None  # why leases ended without a copy, by id
 LateTags: TypeAlias = Mapping[str, tuple[str, ...]] | None  # the tags that came with a load, by id
 
 
@@ -243,9 +244,7 @@ class Store(ABC):
         """Extend live leases to `now + lease_for`; return the ids whose lease was lost."""
 
     @abstractmethod
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         """End each lease whose token still holds, expired or not, and then note its failure."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from stillfresh.stores.contract import (
     Ask,
     Copy,
     Entry,
-    Failure,
+    Failures,
     Grant,
     LateTags,
     Lease,
@@ -135,9 +135,7 @@ class MemoryStore(Store):
                 lost.add(lease.id)
         return lost
 
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         rows, failures = self._opened(), failures or {}
         for lease in leases:
             row = rows.get((kind, lease.id))

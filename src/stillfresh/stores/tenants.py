@@ -18,7 +18,7 @@ from stillfresh.stores.contract import (
     Ask,
     Copy,
     Entry,
-    Failure,
+    Failures,
     Generations,
     Grant,
     LateTags,
@@ -106,9 +106,7 @@ class TenantStore(WrappedStore):
         named = [self._lease(lease) for lease in leases]
         return self._bare(await self.inner.renew(kind, named, lease_for))
 
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         named = [self._lease(lease) for lease in leases]
         await self.inner.release(kind, named, self._keyed(failures or {}))
 

@@ -26,7 +26,7 @@ from stillfresh.stores.contract import (
     Ask,
     Copy,
     Entry,
-    Failure,
+    Failures,
     Generations,
     Grant,
     LateTags,
@@ -187,9 +187,7 @@ class DynamoStore(Store):
         renewed = await each(leases, lambda lease: steps.renew(kind, lease, lease_for))
         return {lease.id for lease, is_renewed in renewed.items() if not is_renewed}
 
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         steps, failed = self._opened(), failures or {}
         await each(leases, lambda lease: steps.release(kind, lease, failed.get(lease.id)))
 

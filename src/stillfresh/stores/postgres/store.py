@@ -12,7 +12,7 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.contract import (
     Ask,
     Copy,
-    Failure,
+    Failures,
     Generations,
     Grant,
     Held,
@@ -163,9 +163,7 @@ class PostgresStore(ServerStore[PgLink, str]):
             lost -= {names.by_key[key] for (key,) in rows}
         return lost
 
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         tokens = {lease.id: lease.token for lease in leases}
         for names in _cut(list(tokens)):
             found = [(failures or {}).get(id_) for id_ in names.ids]

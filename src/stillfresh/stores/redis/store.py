@@ -17,7 +17,7 @@ from stillfresh.stores.contract import (
     Ask,
     Copy,
     Entry,
-    Failure,
+    Failures,
     Generations,
     Grant,
     LateTags,
@@ -236,9 +236,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         replies = await self._each(scripts.RENEW, kind, given, lasting=False)
         return {id_ for id_, held in replies.items() if not held}
 
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         now, failures = self._now(), failures or {}
         given = {
             it.id: (now, padded(it.token), *failure_fields(failures.get(it.id))) for it in leases

@@ -15,6 +15,7 @@ import apsw
 
 from stillfresh.stores.contract import (
     REMEMBERED,
+    After,
     Ask,
     Copy,
     Entry,
@@ -52,8 +53,6 @@ from stillfresh.stores.sqlite.schema import (
 Place: TypeAlias = tuple[str, str]
 FIRST: Final[Place] = ("", "")
 """Before all kinds and ids."""
-After: TypeAlias = Place | None
-"""The kind and id of the last entry that was looked at."""
 
 
 class KindTables:

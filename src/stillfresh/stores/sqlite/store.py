@@ -20,10 +20,11 @@ from stillfresh.checks import checked_bytes
 from stillfresh.clock import Clock
 from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
 from stillfresh.stores.contract import (
+    After,
     Ask,
     Copy,
     Entry,
-    Failure,
+    Failures,
     Grant,
     LateTags,
     Lease,
@@ -269,9 +270,7 @@ class SqliteStore(Store):
         renew, clock = self._tables(kind).renew, self._clock
         return await self.run(lambda it: renew(it, leases, lease_for, clock()), urgent=False)
 
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         await self.run(
             lambda file: self._tables(kind).release(file, leases, failures or {}), urgent=False
         )
@@ -281,7 +280,7 @@ class SqliteStore(Store):
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """In slices, each a job of its own: other writers pass between them (E28)."""
-        found, after = dict[tuple[str, str], None](), cast("steps.After", steps.FIRST)
+        found, after = dict[tuple[str, str], None](), cast("After", steps.FIRST)
         job = partial(steps.invalidate_tag, layout=self._layout, tag=tag, soft=soft, size=SLICE)
         while after is not None:
             keys, after = await self.run(partial(job, after=after))
@@ -318,11 +317,7 @@ class SqliteStore(Store):
         return stats
 
     async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[Entry]:
         """Along the tables' own order, in slices."""
         checked_limit(limit)
