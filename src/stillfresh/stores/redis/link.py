@@ -149,10 +149,13 @@ class Link(ServerLink):
     async def _connect(self) -> AbstractConnection:
         connection = await self._new_connection()
         try:
-            await self._note_policy(connection)
+            await connection.send_command("INFO", "memory", "cluster")
+            self._about = await _reply(connection)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+        # If the server does not say, assume that it drops keys.
+        self.drops_keys = not isinstance(self._about, bytes) or _drops_keys(self._about)
         return connection
 
     def _refused(self, error: Exception) -> StoreError:
@@ -166,12 +169,6 @@ class Link(ServerLink):
         connection: AbstractConnection = self._factory.make_connection()  # type: ignore[no-untyped-call]
         await connection.connect()  # type: ignore[no-untyped-call]
         return connection
-
-    async def _note_policy(self, connection: AbstractConnection) -> None:
-        """If the server does not say, assume that it drops keys."""
-        await connection.send_command("INFO", "memory", "cluster")
-        self._about = await _reply(connection)
-        self.drops_keys = not isinstance(self._about, bytes) or _drops_keys(self._about)
 
     async def _replies(
         self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
