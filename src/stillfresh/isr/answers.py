@@ -9,8 +9,7 @@ on to that visitor.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -18,7 +17,6 @@ from stillfresh.http.fields import TAG_FIELDS, Raw, lowered, members, values
 from stillfresh.isr.asking import GrowingBody
 from stillfresh.isr.model import (
     App,
-    FoundPage,
     Headers,
     Message,
     Page,
@@ -30,7 +28,7 @@ from stillfresh.isr.model import (
     Stored,
 )
 from stillfresh.isr.routes import Visit
-from stillfresh.isr.sharing import Judgement, Shared, is_failure, is_of_gateway
+from stillfresh.isr.sharing import Shared, is_failure, is_of_gateway
 from stillfresh.isr.stored import bare, made_of
 
 if TYPE_CHECKING:
@@ -49,6 +47,7 @@ class LoadPlace:
     """The place of a load. `leaves` is called before its response goes on to one visitor.
 
     False: there is no place among the visitors' requests; the visitor waits for one and asks again.
+    An app may keep its scope, so this holds nothing of the response.
     """
 
     leaves: Callable[[], Awaitable[bool]] | None = None
@@ -107,7 +106,7 @@ class AppAnswer:
         self._headers = tuple((lowered(bytes(name)), bytes(value)) for name, value in fields)
         if self._status == NOT_MODIFIED and self._has_old:
             return
-        judgement = self._judged(self._status, self._headers)
+        judgement = self._asking.judge(self.fetched_at, self._status, self._headers)
         if isinstance(judgement, Reason):
             if self._is_error():
                 self.reason = Reason.FAILED
@@ -123,9 +122,6 @@ class AppAnswer:
     def _offer(self) -> None:
         if self._asking.offer is not None and not self.settled.done():
             self._asking.offer(self)
-
-    def _judged(self, status: int, headers: Raw) -> Judgement:
-        return self._asking.judge(self.fetched_at, status, headers)
 
     def _is_error(self) -> bool:
         """A number over 599 is not a status."""
@@ -215,7 +211,7 @@ class AppAnswer:
     def made(self, page: Page) -> Rendered:
         asking = self._asking
         page = _varying(page, asking.visit)
-        judgement = self._judged(page.status, page.headers.raw)
+        judgement = asking.judge(self.fetched_at, page.status, page.headers.raw)
         given = asking.given_of(judgement.vary) if isinstance(judgement, Shared) else {}
         return made_of(page, judgement, self.fetched_at, given, is_own=asking.own is not None)
 
@@ -243,18 +239,18 @@ class AppAnswer:
         finally:
             self.abandon()
 
-    async def show(self, page: "GrowingPage", receive: Receive, send: Send) -> None:
+    async def show(self, fields: Raw, read: PageRead, receive: Receive, send: Send) -> None:
         """Send a page that is stored when it is complete; its last bytes are sent after that."""
         length = ((b"content-length", it) for it in values(self._headers, b"content-length"))
-        headers = [*page.fields, *length]
+        headers = [*fields, *length]
         start = {"type": "http.response.start", "status": self._status, "headers": headers}
         try:
-            if page.is_own:
+            if read.is_own:
                 self._visitor.set_result(receive)
-            await self.body.pour(send, start, page.over)
+            await self.body.pour(send, start, read.over)
         finally:
-            if page.is_own and page.over is not None:
-                page.over.cancel()
+            if read.is_own and read.over is not None:
+                read.over.cancel()
             if self.is_going:
                 self.abandon()
 
@@ -262,24 +258,6 @@ class AppAnswer:
         """Nobody takes the rest. Work of the app after a complete response goes on."""
         if not self.body.is_whole:
             self.running.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class GrowingPage(FoundPage):
-    """A page whose head has arrived; `stored` has no body yet."""
-
-    answer: AppAnswer
-    is_own: bool
-    """True if this visitor's own load fetches it."""
-    over: "asyncio.Future[Any] | None"
-    """Done when that load has ended."""
-
-    @classmethod
-    def of(cls, found: FoundPage, read: PageRead) -> "GrowingPage | Reason":
-        answer: AppAnswer = read.growing
-        parts = found.keys, found.stored, found.fields, answer, read.is_own, read.over
-        shown = cls(*parts, is_new=found.is_new)
-        return answer.lost or shown
 
 
 def _varying(page: Page, visit: Visit) -> Page:

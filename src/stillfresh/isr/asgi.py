@@ -12,7 +12,7 @@ from typing import Any, Final
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
-from stillfresh.isr.answers import AppAnswer, GrowingPage
+from stillfresh.isr.answers import AppAnswer
 from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.model import (
@@ -21,6 +21,7 @@ from stillfresh.isr.model import (
     FoundPage,
     Full,
     Message,
+    PageRead,
     Reason,
     Receive,
     Scope,
@@ -99,7 +100,6 @@ class IsrMiddleware:
         )
         self._changes = Changes(pages)
         self._state: dict[str, Any] = {}
-        self._clock = pages.clock
         self._hosts = BoundedNames(MAX_HOSTS)
         self._hot = HotPages(pages, self._has_places, self._on_conditions)
 
@@ -137,7 +137,7 @@ class IsrMiddleware:
         visit = self._site.visit(scope)
         if isinstance(visit, Reason):
             await self._pass(visit, None, scope, receive, send)
-        elif not self._has_room(visit.host, self._clock()):
+        elif not self._has_room(visit.host, self._pages.clock()):
             await self._pass(Reason.FULL, None, scope, receive, send)
         else:
             await self._answer(visit, scope, receive, send)
@@ -173,20 +173,20 @@ class IsrMiddleware:
                 if reason is not None:
                     self._pages.count_bypass(reason)
                 await send_page(send, page, what, is_head=visit.is_head)
-            case GrowingPage() as page:
-                await self._show(page, receive, send)
+            case FoundPage(read=PageRead(growing=AppAnswer() as answer) as read, fields=fields):
+                try:
+                    await answer.show(fields, read, receive, send)
+                finally:
+                    self._count_going(answer)
             case FoundPage() as found:
                 if found.stored.head.status != PART:
                     self._hot.remember(scope, visit, found)
                 asked, is_head = visit.headers, visit.is_head
                 await send_stored(send, found.stored, found.fields, asked, is_head=is_head)
 
-    async def _show(self, page: GrowingPage, receive: Receive, send: Send) -> None:
-        try:
-            await page.answer.show(page, receive, send)
-        finally:
-            if page.answer.is_going:  # its head was sent before that was known
-                self._pages.count_bypass(page.answer.reason)
+    def _count_going(self, answer: AppAnswer) -> None:
+        if answer.is_going:  # its head was sent before that was known
+            self._pages.count_bypass(answer.reason)
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
         if self._changes.pending and self._changes.concern(visit.url):

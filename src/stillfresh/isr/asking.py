@@ -6,7 +6,7 @@ caller that began the load reads it from the start, and waiting callers too if t
 
 import asyncio
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
 from stillfresh.engine.loader import looked_at
@@ -27,6 +27,7 @@ from stillfresh.isr.on_demand import KIND
 from stillfresh.isr.sharing import why_asked
 
 if TYPE_CHECKING:
+    from stillfresh.isr.answers import AppAnswer
     from stillfresh.isr.pages import PageCache
 
 MOST_AT_ONCE: Final = 262_144
@@ -111,25 +112,11 @@ class GrowingBody:
             self._moved.set()
 
 
-class Growing(Protocol):
-    """A page whose head has arrived, and whose body is still arriving."""
-
-    fetched_at: float
-    body: GrowingBody
-
-    @property
-    def is_for_many(self) -> bool:
-        """True if callers that wait for this load may read it too."""
-
-    def head(self) -> Stored:
-        """The page without its body."""
-
-
 class Beginning:
     """The head of a page being loaded, for waiting callers; and when its lease was last live."""
 
     def __init__(self) -> None:
-        self.head: asyncio.Future[Growing] = asyncio.Future()
+        self.head: asyncio.Future[AppAnswer] = asyncio.Future()
         self.asking = asyncio.Lock()
         self.numbers = count(1)
         """Numbers of the callers, in the order in which they come."""
@@ -147,7 +134,7 @@ class PageAsking:
     ) -> None:
         self._pages, self._key, self._render, self._caller = pages, key, render, caller
         self._is_own, self._before = False, "miss"
-        self._mine: Growing | None = None
+        self._mine: AppAnswer | None = None
         self._made: Loaded[Stored] | Private[Rendered] | None = None
         self._beginning = pages.beginnings.get(key) or Beginning()
         pages.beginnings[key] = self._beginning
@@ -205,12 +192,12 @@ class PageAsking:
         self._made = pages.loaded(key, rendered, is_noted=self._caller.is_noted)
         return self._made
 
-    def _offer(self, growing: Growing) -> None:
+    def _offer(self, growing: "AppAnswer") -> None:
         self._mine = growing
         if not self._beginning.head.done():
             self._beginning.head.set_result(growing)
 
-    async def _may_read(self, page: Growing) -> bool:
+    async def _may_read(self, page: "AppAnswer") -> bool:
         """E6: whether this caller may read another's load: nothing invalidated it before it came.
 
         The lease shows that. One look at it answers for all callers that came before the look.
@@ -225,7 +212,7 @@ class PageAsking:
                     beginning.held_at = until
         return beginning.held_at > number and page.body.error is None
 
-    def _begun(self, page: Growing) -> PageRead:
+    def _begun(self, page: "AppAnswer") -> PageRead:
         is_own, clock = page is self._mine, self._pages.clock
         origin, head = Origin.LOADED if is_own else Origin.ANOTHER, self._pages.shows(page.head())
         answer = Answer(head, True, Verdict.FRESH, page.fetched_at, origin, clock)  # noqa: FBT003

@@ -6,7 +6,7 @@ Pure data, and the names of ASGI's types.
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -15,6 +15,9 @@ from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreErr
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
 from stillfresh.http.freshness import Wish
+
+if TYPE_CHECKING:
+    from stillfresh.isr.answers import AppAnswer
 
 Scope: TypeAlias = Mapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -235,7 +238,7 @@ class Rendered(Struct, frozen=True):
     """Why it is only for the caller that asked; None if it is shared."""
 
 
-Offer: TypeAlias = Callable[[Any], None]
+Offer: TypeAlias = Callable[["AppAnswer"], None]
 """Takes a page whose head has arrived, to be read while its body grows (I15)."""
 Render: TypeAlias = Callable[[Stored | None, Offer], Awaitable[Rendered]]
 """Called with the stored copy, if any, so that the site can be asked whether it changed."""
@@ -279,8 +282,8 @@ class PageRead(NamedTuple):
     """True if it came from the caller's own render."""
     before: str = "miss"
     """RFC 9211 §2.2: why it was loaded: no copy, a stale one, or one that is not good enough."""
-    growing: Any = None
-    """The page's body, which is still being fetched; the outcome has only its head."""
+    growing: "AppAnswer | None" = None
+    """The response whose body still arrives; the outcome has only its head."""
     over: Any = None  # a future
     """Done when the page is stored; the caller that renders it ends it when it leaves."""
 
@@ -295,6 +298,8 @@ class FoundPage:
     fields: Raw
     is_new: bool = field(default=False, kw_only=True)
     """True if it was loaded for this visit."""
+    read: PageRead | None = field(default=None, kw_only=True)
+    """Of a page whose body still arrives; `stored` has none yet."""
 
 
 @dataclass(frozen=True, slots=True)

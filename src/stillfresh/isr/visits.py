@@ -15,7 +15,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
-from stillfresh.isr.answers import AppAnswer, GrowingPage
+from stillfresh.isr.answers import AppAnswer
 from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
 from stillfresh.isr.model import (
     Busy,
@@ -287,7 +287,7 @@ class Visits:
                 if visit.is_part and before == "request":
                     before = "partial"
                 hit = self._hit(key, answer, before)
-                return hit if read.growing is None else GrowingPage.of(hit, read)
+                return hit if (it := read.growing) is None else it.lost or replace(hit, read=read)
             case _:
                 return Reason.PRIVATE
 
