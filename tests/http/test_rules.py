@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillfresh.freshness import Policy
 from stillfresh.http.fields import Raw, directives, http_date, http_date_text, members, number
-from stillfresh.http.freshness import PageTerms, Wish, initial_age, is_good_enough, stated, wish_of
+from stillfresh.http.freshness import Wish, initial_age, is_good_enough, stated, wish_of
 from stillfresh.http.validation import (
     RangeAsked,
     etag_of,
@@ -105,7 +106,7 @@ class TestI25Dates:
     def test_other_dates_are_none(self, text: bytes) -> None:
         """What is in none of the three forms is in the past, for `Expires` and everywhere."""
         assert http_date(text) is None
-        assert stated(((b"expires", text),), NOW) == PageTerms(0, 0, 0)
+        assert stated(((b"expires", text),), NOW) == Policy(0, 0, 0)
         assert initial_age(((b"date", text),), NOW) == 0
         assert not not_modified(((b"if-modified-since", text),), None, http_date_text(0.0))
 
@@ -149,7 +150,7 @@ class TestI14Stated:
     ) -> None:
         """RFC 9111 §4.2.1 and RFC 5861, less the age it already has."""
         terms = stated(raw(*lines), NOW)
-        assert terms == PageTerms(*expected)
+        assert terms == Policy(*expected)
 
     def test_says_nothing(self) -> None:
         """No heuristics: with neither route nor statement there is nothing to keep."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
+from stillfresh.freshness import Policy
 from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
-from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import Headers, Page, Route
 from stillfresh.isr.clients import canonical_host, is_allowed
 from stillfresh.isr.model import Reason
@@ -17,7 +17,8 @@ from stillfresh.isr.routes import Routes, Site, canonical_path, canonical_query,
 from stillfresh.isr.sharing import Shared, is_answer_to, judged, selected
 
 NOW = 1_700_000_000.0
-OWN = PageTerms(60, 100, 100)
+KEPT = Policy(60, 100, 100)
+OWN = (KEPT, Policy(10))
 
 
 def raw(*lines: str) -> tuple[tuple[bytes, bytes], ...]:
@@ -66,13 +67,15 @@ class TestI13Judged:
 
     def test_a_routes_duration_overrides_what_a_response_says(self) -> None:
         """But never its privacy."""
-        assert judged(200, raw("cache-control: max-age=5"), NOW, OWN) == Shared(OWN)
-        assert judged(200, raw("cache-control: max-age=5"), NOW, None) == Shared(PageTerms(5, 0, 0))
+        assert judged(200, raw("cache-control: max-age=5"), NOW, OWN) == Shared(KEPT)
+        assert judged(200, raw("cache-control: max-age=5"), NOW, None) == Shared(Policy(5))
 
     def test_what_is_encoded_varies_by_encoding(self) -> None:
         """Whether it says so or not."""
         headers = raw("content-encoding: gzip", "vary: Accept-Language")
-        assert judged(200, headers, NOW, OWN) == Shared(OWN, ("accept-encoding", "accept-language"))
+        assert judged(200, headers, NOW, OWN) == Shared(
+            KEPT, ("accept-encoding", "accept-language")
+        )
 
     def test_an_answer_is_everybodys_whom_it_does_not_vary_by(self) -> None:
         """RFC 9110 §12.5.5: by nothing that he sent, or by what the render was given, too."""

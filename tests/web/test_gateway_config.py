@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
-from stillfresh.http.freshness import PageTerms
+from stillfresh.freshness import Policy
 from stillfresh.isr import Route
 from stillfresh.web.config import (
     KindSettings,
@@ -251,7 +251,7 @@ class TestG1GoodFile:
             3,
         )
         pages = page_cache_of(settings.pages, StoreSettings("memory://"))
-        assert pages.terms(600) == PageTerms(600, 4, 5, 3)
+        assert pages.terms(600) == (Policy(600, 4, 5), Policy(3))
         assert settings.kinds == (
             KindSettings(
                 "post",

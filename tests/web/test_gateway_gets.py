@@ -23,7 +23,6 @@ from stillfresh.engine.rules import Terms, watched_until
 from stillfresh.freshness import Policy
 from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text
-from stillfresh.http.freshness import PageTerms
 from stillfresh.stores.contract import Copy, Mark
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import settings_of
@@ -287,7 +286,7 @@ class TestG11Validation:
         assert [it["if-none-match"] for it in api.headers_seen if "if-none-match" in it] == ['"v1"']
 
 
-OWN = PageTerms(300, 60, 600)
+OWN = Policy(300, 60, 600)
 NOW = 1_700_000_000.0
 SHARED = {"no-store", "private"}
 
@@ -316,7 +315,7 @@ class TestG11Terms:
     ) -> None:
         """What it does not say is the file's; freshness it speaks of is never stretched."""
         raw = tuple((name.encode(), value.encode()) for name, value in fields.items())
-        assert terms_of(raw, NOW, OWN, SHARED) == PageTerms(*terms)
+        assert terms_of(raw, NOW, OWN, SHARED) == Policy(*terms)
 
     def test_a_viewers_own_copy_may_be_private(self) -> None:
         """It is that viewer's cache."""

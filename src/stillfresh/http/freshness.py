@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stillfresh.engine import HITS, Answer, Origin, RetryAfter
 from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Policy
 from stillfresh.http.fields import (
     Raw,
     date_of,
@@ -33,23 +34,6 @@ LONGEST_GUESS: Final = 86_400.0
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
 
-@dataclass(frozen=True, slots=True)
-class PageTerms:
-    """Seconds: fresh, then served while it is refreshed, then only if refreshing fails."""
-
-    fresh_for: float
-    stale_for: float
-    error_for: float
-    absent_for: float | None = None
-    """I23: with a route's duration, how long a missing page is remembered; None: as any page."""
-
-    def absent(self) -> "PageTerms":
-        """The times of a page that does not exist: short, and never served stale."""
-        if self.absent_for is None:
-            return self
-        return PageTerms(min(self.absent_for, self.fresh_for), 0.0, 0.0)
-
-
 def targeted(headers: Raw) -> dict[str, str]:
     """RFC 9213 §2.1: the directives for caches like this one; none if they cannot be read."""
     known = dictionary(values(headers, b"cdn-cache-control"))
@@ -62,14 +46,14 @@ def controls(headers: Raw, *, is_targeted: bool = False) -> dict[str, str]:
     return targeted(headers) if is_targeted else directives(values(headers, b"cache-control"))
 
 
-def stated(headers: Raw, fetched_at: float, *, is_targeted: bool = False) -> PageTerms | None:
+def stated(headers: Raw, fetched_at: float, *, is_targeted: bool = False) -> Policy | None:
     """The freshness that the response states; None if it states none."""
     known = controls(headers, is_targeted=is_targeted)
     lifetime = _lifetime(headers, known, fetched_at, is_targeted=is_targeted)
     return None if lifetime is None else _terms(lifetime, headers, known, fetched_at)
 
 
-def guessed(status: int, headers: Raw, fetched_at: float) -> PageTerms | None:
+def guessed(status: int, headers: Raw, fetched_at: float) -> Policy | None:
     """§4.2.2: a tenth of the time since its last change, at most a day; None if not allowed."""
     known, modified = controls(headers), date_of(headers, b"last-modified")
     if modified is None or (status not in BY_GUESS and "public" not in known):
@@ -79,13 +63,13 @@ def guessed(status: int, headers: Raw, fetched_at: float) -> PageTerms | None:
     return _terms(min(max(0.0, lifetime), LONGEST_GUESS), headers, known, fetched_at)
 
 
-def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float) -> PageTerms:
+def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float) -> Policy:
     """Its times; the age that it already has is subtracted."""
     stale_for, error_for = _after(known)
     fresh_for = lifetime - initial_age(headers, fetched_at)
     if fresh_for < 0:  # these count from the end of freshness, which is in the past
         stale_for, error_for = max(0.0, stale_for + fresh_for), max(0.0, error_for + fresh_for)
-    return PageTerms(max(0.0, fresh_for), stale_for, error_for)
+    return Policy(max(0.0, fresh_for), stale_for, error_for)
 
 
 def _lifetime(
@@ -176,19 +160,19 @@ def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) ->
 
 
 @lru_cache(maxsize=256)  # one for all pages of a route
-def cache_control(terms: PageTerms) -> tuple[bytes, bytes]:
+def cache_control(fresh_for: float, stale_for: float) -> tuple[bytes, bytes]:
     """I14: browsers ask each time, and get 304; caches in between store it as we do."""
-    parts = f"public, max-age=0, s-maxage={int(terms.fresh_for)}"
-    if terms.stale_for:
-        parts += f", stale-while-revalidate={int(terms.stale_for)}"
+    parts = f"public, max-age=0, s-maxage={int(fresh_for)}"
+    if stale_for:
+        parts += f", stale-while-revalidate={int(stale_for)}"
     return b"cache-control", parts.encode()
 
 
-def policy_headers(headers: Raw, terms: PageTerms) -> Raw:
+def policy_headers(headers: Raw, fresh_for: float, stale_for: float) -> Raw:
     """The fields, with a route's times in place of the app's fields about freshness."""
     said = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
     kept = tuple(it for it in headers if it[0] not in said)
-    return (*kept, cache_control(terms))
+    return (*kept, cache_control(fresh_for, stale_for))
 
 
 def cache_status(before: Sequence[bytes], what: str) -> bytes:

@@ -32,8 +32,8 @@ from stillfresh.engine import (
 )
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import LoadFailed, StoreError
-from stillfresh.freshness import Verdict
-from stillfresh.http.freshness import PageTerms, Wish
+from stillfresh.freshness import Policy, Verdict
+from stillfresh.http.freshness import Wish
 from stillfresh.isr.asking import Beginning, PageAsking
 from stillfresh.isr.clients import BoundedNames
 from stillfresh.isr.model import (
@@ -55,7 +55,7 @@ from stillfresh.isr.model import (
 from stillfresh.isr.objects import is_misplaced, is_shared
 from stillfresh.isr.on_demand import KIND, OnDemand
 from stillfresh.isr.routes import checked_path, own_tag, plain_path
-from stillfresh.isr.sharing import is_failure, judged, may_serve, suits
+from stillfresh.isr.sharing import RouteTimes, is_failure, judged, may_serve, suits
 from stillfresh.isr.stored import (
     PageCodec,
     PageRender,
@@ -183,11 +183,11 @@ class PageCache(OnDemand):
         more is returned and not stored, and an exception of `render` is raised. A page that
         another process renders for longer than `wait` is a 503.
         """
-        own = self.terms(revalidate)
+        fresh_for = seconds(revalidate, name="revalidate", positive=True)
 
         async def rendering(_: Stored | None, __: Offer) -> Rendered:
             fetched_at, page = self.clock(), await page_of(render)
-            judgement = judged(page.status, page.headers.raw, fetched_at, own)
+            judgement = judged(page.status, page.headers.raw, fetched_at, self.terms(fresh_for))
             return made_of(page, judgement, fetched_at, {}, is_own=True)
 
         key = self.key(checked_path(path), plain_path(path), tags)
@@ -209,9 +209,10 @@ class PageCache(OnDemand):
                 return _unstored(opened(stored))
         return _unstored(await page_of(render))
 
-    def terms(self, revalidate: Duration) -> PageTerms:
-        fresh_for = seconds(revalidate, name="revalidate", positive=True)
-        return PageTerms(fresh_for, self._stale_for, self._error_for, self._absent_for)
+    def terms(self, revalidate: Duration) -> RouteTimes:
+        """A page that does not exist is fresh for a short time, and never served stale."""
+        kept = Policy(revalidate, self._stale_for, self._error_for)
+        return kept, Policy(min(self._absent_for, kept.fresh_for))
 
     def key(self, id_: str, path: str, tags: Iterable[str], *, of: str | None = None) -> PageKey:
         """`of`: the key that this one is a variant of."""

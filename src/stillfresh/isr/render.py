@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from stillfresh.clock import Clock
 from stillfresh.http.fields import Raw, normalised
-from stillfresh.http.freshness import PageTerms
 from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.isr.answers import NOT_MODIFIED, AppAnswer
 from stillfresh.isr.clients import as_asked
@@ -24,6 +23,7 @@ from stillfresh.isr.sharing import (
     BY_DEFAULT,
     Allowed,
     Judgement,
+    RouteTimes,
     is_answer_to,
     judged_for,
     selected,
@@ -45,7 +45,7 @@ class AppRequest:
     visit: Visit
     base: Mapping[str, Any]
     """The parts of the scope that do not depend on the page."""
-    own: PageTerms | None
+    own: RouteTimes | None
     """The route's own duration."""
     given: Mapping[str, str] = field(default_factory=dict)
     request: Raw = ()

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from stillfresh.engine import Answer
 from stillfresh.errors import ConfigError, shown
-from stillfresh.freshness import Verdict
+from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.fields import (
     BAD,
     NAME,
@@ -25,7 +25,6 @@ from stillfresh.http.fields import (
     values,
 )
 from stillfresh.http.freshness import (
-    PageTerms,
     Wish,
     controls,
     guessed,
@@ -57,7 +56,7 @@ ALWAYS: Final = frozenset({b"authorization", b"cookie"})
 class Shared:
     """For everybody or, with `vary`, for all clients whose requests agree in these fields."""
 
-    terms: PageTerms
+    terms: Policy
     vary: tuple[str, ...] = ()
     is_targeted: bool = False
     """RFC 9213: by `CDN-Cache-Control`."""
@@ -74,6 +73,8 @@ class Allowed:
 
 
 BY_DEFAULT: Final = Allowed()
+RouteTimes: TypeAlias = tuple[Policy, Policy]
+"""A route's own times: for its pages, and for those that do not exist (I23)."""
 Judgement: TypeAlias = Shared | Reason
 """Shared, or the reason why it is only for the client that asked."""
 
@@ -82,7 +83,7 @@ def judged(
     status: int,
     headers: Raw,
     fetched_at: float,
-    own: PageTerms | None,
+    own: RouteTimes | None,
     allowed: Allowed = BY_DEFAULT,
 ) -> Judgement:
     """Whether it may be shared, and for how long; `own`: the route's times, if it has any."""
@@ -94,7 +95,7 @@ def judged(
     if "*" in vary:
         return Reason.VARY
     if own is not None:
-        kept = own.absent() if status in ABSENT else own
+        kept = own[1] if status in ABSENT else own[0]
         return Shared(kept, vary, is_targeted) if status in BY_ROUTE else Reason.STATUS
     terms = stated(headers, fetched_at, is_targeted=is_targeted)
     if terms is None and allowed.heuristic and not is_targeted:
@@ -227,7 +228,7 @@ def judged_for(
     answer: Raw,
     *,
     fetched_at: float,
-    own: PageTerms | None,
+    own: RouteTimes | None,
     allowed: Allowed,
 ) -> Judgement:
     """Whether the response to this visitor's own request may be shared."""

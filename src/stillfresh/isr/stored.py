@@ -17,7 +17,6 @@ from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
 from stillfresh.http.freshness import (
-    PageTerms,
     cache_status,
     initial_age,
     longest_lifetime,
@@ -206,7 +205,7 @@ class ReadyPage:
     def __init__(self, stored: Stored) -> None:
         head, fields = stored.head, _shown(stored.head)
         if head.is_own:
-            fields = policy_headers(fields, _terms(head.fresh_for, head))
+            fields = policy_headers(fields, head.fresh_for, head.stale_for)
         self.before = tuple(values(fields, b"cache-status"))
         kept = tuple(it for it in fields if it[0] != b"cache-status")
         if head.etag is not None:
@@ -219,10 +218,6 @@ class ReadyPage:
         self.modified = next(iter(dates), None)
         self.begins = self.ends = 0.0
         self.said: Raw = ()
-
-
-def _terms(fresh_for: float, head: Head) -> PageTerms:
-    return PageTerms(fresh_for, head.stale_for, head.error_for)
 
 
 def ready(stored: Stored) -> ReadyPage:
@@ -249,7 +244,7 @@ def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) ->
         age = max(age, longest_lifetime(head.headers))
     status = cache_status(made.before, what)
     fields = (*made.fields, (b"age", b"%d" % age), (b"cache-status", status))
-    return policy_headers(fields, _terms(0.0, head)) if is_outdated and head.is_own else fields
+    return policy_headers(fields, 0.0, head.stale_for) if is_outdated and head.is_own else fields
 
 
 def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) -> FoundPage:
@@ -263,11 +258,8 @@ def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) ->
         what = f"fwd={before}; {how}; ttl={int(ttl)}"
     is_over = now - answer.fetched_at >= stored.head.fresh_for
     is_outdated = answer.verdict is not Verdict.FRESH and not is_over
-    fields, is_new = (
-        told(stored, age, what, is_outdated=is_outdated),
-        answer.origin is Origin.LOADED,
-    )
-    return FoundPage((key,), stored, fields, is_new=is_new)
+    fields = told(stored, age, what, is_outdated=is_outdated)
+    return FoundPage((key,), stored, fields, is_new=answer.origin is Origin.LOADED)
 
 
 async def send_stored(

@@ -13,7 +13,6 @@ from stillfresh.engine import Answer, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
-from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
 from stillfresh.isr.answers import AppAnswer
 from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
@@ -125,13 +124,14 @@ class Visits:
             is_over = kept.found and kept.verdict is Verdict.EXPIRED
             if is_over and is_good_for(kept, visit.wish, self._pages.clock()):
                 return self._hit(key, kept)
-        base, own = {**state, "client": None}, self._terms(visit)
+        base = {**state, "client": None}
 
         async def render(old: Stored | None, offer: Offer) -> Rendered:
             # The page under the key keeps its variant, whichever visitor triggers a refresh.
             given = {**given_to(visit), **chosen}
             if old is not None:
                 given = {**visit.declared, **dict(old.head.variant)}
+            own = self._terms(visit)
             asking = AppRequest(visit, base, own, given, offer=offer, allowed=self._allowed)
             return await self._renderer.render(asking, old)
 
@@ -331,7 +331,7 @@ class Visits:
         """The note about a page; as asked, kept apart for clients that identify themselves."""
         return f"{visit.id}\npersonal" if visit.is_as_asked and visit.carried else visit.id
 
-    def _terms(self, visit: Visit) -> PageTerms | None:
+    def _terms(self, visit: Visit) -> sharing.RouteTimes | None:
         """The times by the route's duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)

@@ -15,9 +15,10 @@ import msgspec
 
 from stillfresh.engine import Loaded
 from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Policy
 from stillfresh.http.client import OK, Endpoint
 from stillfresh.http.fields import Raw, names_in
-from stillfresh.http.freshness import PageTerms, controls, stated
+from stillfresh.http.freshness import controls, stated
 from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.web.config import KindSettings
 from stillfresh.web.fields import PLACE
@@ -76,7 +77,7 @@ class GetFetch:
         self._template = settings.url or ""
         self._is_stated = settings.terms == "upstream"
         self._unkept = {"no-store"} if settings.per_viewer else {"no-store", "private"}
-        self._own = PageTerms(settings.fresh_for, settings.stale_for, settings.error_for)
+        self._own = Policy(settings.fresh_for, settings.stale_for, settings.error_for)
         self._endpoint = endpoint
 
     async def __call__(
@@ -127,7 +128,7 @@ def decoded(body: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
         raise LoadFailed(f"the answer is not JSON: {exc}") from exc
 
 
-def terms_of(fields: Raw, sent: float, own: PageTerms, unkept: Set[str]) -> PageTerms:
+def terms_of(fields: Raw, sent: float, own: Policy, unkept: Set[str]) -> Policy:
     """`terms = "upstream"`: the times that the answer states; `own` if it states none.
 
     An answer that must not be stored is only for waiting callers. Our own `error_for` applies,
@@ -135,10 +136,10 @@ def terms_of(fields: Raw, sent: float, own: PageTerms, unkept: Set[str]) -> Page
     """
     known = controls(fields)
     if known.keys() & unkept:
-        return PageTerms(0.0, 0.0, 0.0)
+        return Policy(0)
     if (terms := stated(fields, sent)) is None:
         return own
     is_strict = known.keys() & {"no-cache", "must-revalidate", "proxy-revalidate"}
     if is_strict or "stale-if-error" in known:
         return terms
-    return PageTerms(terms.fresh_for, terms.stale_for, own.error_for)
+    return Policy(terms.fresh_for, terms.stale_for, own.error_for)

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.http.freshness import PageTerms, cache_control, cache_status, pause_after, status_of
+from stillfresh.http.freshness import cache_control, cache_status, pause_after, status_of
 from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200
@@ -79,7 +79,7 @@ def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
     if kind.per_viewer:
         return "private, no-cache"
     left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return cache_control(PageTerms(left, terms.stale_for, 0.0))[1].decode()
+    return cache_control(left, terms.stale_for)[1].decode()
 
 
 def is_failed(answer: Answer[Any]) -> bool:
