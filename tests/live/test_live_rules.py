@@ -1,6 +1,5 @@
 """G3: what is a message, what is allowed, and when a connection has ended; no loop, no socket."""
 
-import contextlib
 import json
 from typing import Any
 
@@ -79,33 +78,30 @@ class TestG3Messages:
     )
     def test_rubbish_is_refused_with_a_reason(self, text: str | None) -> None:
         """Whatever it is: one error, one sentence."""
-        with pytest.raises(BadMessage, match="not a message: "):
-            read(text)
+        [bad] = read(text)
+        assert isinstance(bad, BadMessage)
+        assert bad.why.startswith("not a message: ")
 
     def test_of_an_array_each_is_refused_by_itself(self) -> None:
         """A page's path that is too long does not undo what it subscribes."""
         route = {"type": "route", "path": "/" * 3_000}
         items = {"type": "subscribe", "items": [["price", 1]]}
         first, second, third = read(json.dumps([route, {"type": "ping"}, items]))
-        assert (type(first), second, type(third)) == (BadMessage, PingMessage(), BadMessage)
-        assert "path" in str(first)
+        assert (second, type(third)) == (PingMessage(), BadMessage)
+        assert isinstance(first, BadMessage)
+        assert "path" in first.why
 
     @given(st.text() | JSON.map(json.dumps))
     def test_anything_is_a_message_or_refused(self, text: str) -> None:
         """Nothing else is ever raised."""
-        with contextlib.suppress(BadMessage):
-            read(text)
+        assert read(text)
 
     @given(st.sampled_from(TYPES), st.dictionaries(st.sampled_from(["items", "path"]), JSON))
     def test_a_type_with_any_fields_is_a_message_or_refused(
         self, type_: str, fields: dict[str, Any]
     ) -> None:
         """What was accepted can be unpacked: kinds and ids are text."""
-        try:
-            messages = read(json.dumps({"type": type_, **fields}))
-        except BadMessage:
-            return
-        for message in messages:
+        for message in read(json.dumps({"type": type_, **fields})):
             for item in getattr(message, "items", ()):
                 assert isinstance(item.kind, str)
                 assert isinstance(item.id, str)

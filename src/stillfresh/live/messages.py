@@ -12,8 +12,6 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from stillfresh.errors import StillfreshError
-
 Code: TypeAlias = Literal[
     "bad_message",
     "unknown_kind",
@@ -171,26 +169,26 @@ _apart: Final = msgspec.json.Decoder(
 ).decode
 
 
-class BadMessage(StillfreshError):
-    """A viewer sent something that is not a message; says why."""
+class BadMessage(Struct, frozen=True):
+    """A viewer sent something that is not a message."""
+
+    why: str
 
 
 def read(text: str | None) -> Sequence[ClientMessage | BadMessage]:
     """Return the viewer's message, or those of an array; None stands for binary data.
 
-    Of an array each is refused by itself, unless all are: one mistake does not undo the rest.
+    Of an array each is refused by itself: one mistake does not undo the rest. If all are, they
+    count as one.
     """
     if text is None:
-        raise BadMessage("not a message: send text, not binary data")
+        return [BadMessage("not a message: send text, not binary data")]
     is_array = text.lstrip(" \t\r\n").startswith("[")
     try:
         messages = [_read(part) for part in (_apart(text) if is_array else [text])]
     except UNREADABLE as exc:
-        raise _bad(exc) from None
-    refused = [it for it in messages if isinstance(it, BadMessage)]
-    if len(refused) == len(messages):
-        raise refused[0]
-    return messages
+        return [_bad(exc)]
+    return messages[:1] if all(isinstance(it, BadMessage) for it in messages) else messages
 
 
 def _read(text: str | msgspec.Raw) -> ClientMessage | BadMessage:

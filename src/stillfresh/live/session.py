@@ -167,10 +167,7 @@ class Session:
         if len(body) > most:
             self.end(Close.TOO_BIG, f"a message has at most {most:,} bytes")
             return
-        try:
-            heard = messages.read(text)
-        except BadMessage as exc:
-            heard = [exc]
+        heard = messages.read(text)
         if not self._rate.spend(self._heard_at, messages.cost_of(heard)):
             self._complain("flood", "too many messages; slow down")
             self.end(Close.POLICY, "too many messages")
@@ -181,8 +178,8 @@ class Session:
 
     async def _do(self, message: messages.ClientMessage | BadMessage) -> None:
         match message:
-            case BadMessage():
-                self._complain("bad_message", str(message), is_bad=True)
+            case BadMessage(why):
+                self._complain("bad_message", why, is_bad=True)
             case messages.SubscribeMessage(items):
                 self._subscribe(await self._allowed(items))
             case messages.SignInMessage(token):
