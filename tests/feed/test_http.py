@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, StillfreshError, Verdict
 from stillfresh.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.feed.http import FeedHttpError, HttpFeedSource
-from stillfresh.http.body import BodyReader, Unreadable
+from stillfresh.http.client import BodyReader, Unreadable
 from stillfresh.http.fields import pause_of
 from stillfresh.testing import ManualClock
 from tests.kit.servers.feed import FeedServer, Hold, Seen, always, begun, response

@@ -31,7 +31,6 @@ from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, needs, shown, shown_address
 from stillfresh.feed import rules
 from stillfresh.feed.model import Comment, Topic, checked_uuid
-from stillfresh.http.body import BodyReader, Unreadable, whole
 from stillfresh.http.fields import checked_headers
 
 with needs("web", "stillfresh.feed.http"):
@@ -39,11 +38,14 @@ with needs("web", "stillfresh.feed.http"):
 
     from stillfresh.http.client import (
         OK,
+        BodyReader,
+        Unreadable,
         checked_client,
         checked_url,
         new_client,
         pause_asked,
         request_errors,
+        whole,
     )
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ followed, so ids and header fields reach no other server.
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncIterable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import chain
 from types import ModuleType
@@ -19,7 +20,6 @@ from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, LoadFailed, needs, shown, shown_address
-from stillfresh.http.body import Unreadable, whole
 from stillfresh.http.fields import Raw, checked_headers, pause_of
 
 with needs("web", "asking an upstream"):
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 8 * 1024 * 1024
 OK: Final = 200
 NOTHING: Final = 204
+GZIP_WINDOW: Final = 31
 ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}
 
 
@@ -99,6 +100,59 @@ def pause_asked(response: httpx2.Response) -> float | None:
     """Seconds after which the upstream accepts another request; None if it does not say."""
     told = response.headers
     return pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
+
+
+class Unreadable(ValueError):
+    """The body cannot be used; the text says why."""
+
+
+class BodyReader:
+    """The bytes of a body, without their compression, and never more than `most` of them."""
+
+    def __init__(self, most: int, encoding: str = "") -> None:
+        name = encoding.strip().lower()
+        if name not in {"", "identity", "gzip", "x-gzip"}:
+            raise Unreadable(f"a body encoded as {shown(encoding)}, not as gzip or not at all")
+        self.data = bytearray()
+        self._most = most
+        self._gzip = zlib.decompressobj(GZIP_WINDOW) if name.endswith("gzip") else None
+
+    def add(self, chunk: bytes) -> None:
+        """Add bytes. Decompresses no more than fits: a small answer can expand to gigabytes."""
+        room = self._most + 1 - len(self.data)
+        self.data += chunk[:room] if self._gzip is None else self._inflated(self._gzip, chunk, room)
+        if len(self.data) > self._most:
+            raise Unreadable(f"more than {self._most:,} bytes (max_bytes)")
+
+    def _inflated(self, gzip: "zlib._Decompress", chunk: bytes, room: int) -> bytes:
+        try:
+            data = gzip.decompress(chunk, room)
+        except zlib.error as exc:
+            raise Unreadable(f"a broken gzip stream ({exc})") from exc
+        if gzip.unused_data:
+            raise Unreadable("data after the end of its gzip stream")
+        return data
+
+    def end(self) -> bytes:
+        """Return the body. Raises Unreadable if its gzip stream is incomplete."""
+        if self._gzip is not None and not self._gzip.eof:
+            raise Unreadable("a gzip stream that was cut short")
+        return bytes(self.data)
+
+
+async def collected(chunks: AsyncIterable[bytes], most: int, encoding: str = "") -> bytes:
+    """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
+    body = BodyReader(most, encoding)
+    async for chunk in chunks:
+        body.add(chunk)
+        await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
+    return body.end()
+
+
+async def whole(response: httpx2.Response, most: int) -> bytes:
+    """The body of an upstream's answer."""
+    encoding = response.headers.get("content-encoding", "")
+    return await collected(response.aiter_raw(), most, encoding)
 
 
 class Refused(LoadFailed):

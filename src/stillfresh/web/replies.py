@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stillfresh.http.body import Unreadable, collected
+from stillfresh.http.client import Unreadable, collected
 from stillfresh.http.validation import etag_of, not_modified
 
 T = TypeVar("T")
