@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from stillfresh.web.config import LogSettings, Mistakes, load
-from stillfresh.web.logs import secrets_of
+from stillfresh.web.serving import secrets_of
 from tests.kit.cli import COMMAND, call
 from tests.kit.serve import raw_site
 

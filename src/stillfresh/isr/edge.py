@@ -54,8 +54,10 @@ class Edge:
         elif codings not in ([], [b"chunked"]):  # RFC 9112 §6.1
             text = b"This transfer coding is not known here.\n"
             await refuse(send, 501, text, is_last=True)
-        elif left == 0:
-            await _reflect(scope, send)
+        elif left == 0 and scope["method"] == "OPTIONS":
+            await refuse(send, 200, b"")
+        elif left == 0:  # RFC 9110 §7.6.2: no hop may pass it on, so it was meant for us
+            await refuse(send, 200, clients.reflected(scope), kind=b"message/http")
         else:
             if left is not None:
                 headers = with_field(headers, b"max-forwards", b"%d" % (left - 1))
@@ -101,14 +103,6 @@ class Edge:
         if self._trusted:
             believed.pop(KEEP, None)  # the same head means another page if the peer is trusted
         return believed
-
-
-async def _reflect(scope: Scope, send: Send) -> None:
-    """RFC 9110 §7.6.2: no hop may pass it on, so it was meant for us."""
-    if scope["method"] == "OPTIONS":
-        await refuse(send, 200, b"")
-        return
-    await refuse(send, 200, clients.reflected(scope), kind=b"message/http")
 
 
 async def refuse(

@@ -137,11 +137,6 @@ class Place:
     def __init__(self, kind: asyncio.Semaphore) -> None:
         self._kind = kind
 
-    @classmethod
-    async def of(cls, kind: asyncio.Semaphore) -> "Place":
-        await kind.acquire()
-        return cls(kind)
-
     async def move(self, to: asyncio.Semaphore) -> bool:
         """Never waits: otherwise waiting visitors would hold the places of loads."""
         if is_free := not to.locked():
@@ -220,8 +215,10 @@ class Upstream:
         if is_tunnel and self._streams.locked():
             raise FullHouse
         kind = self._visitors if scope.get("client") and load is None else self._renders
+        kind = self._streams if is_tunnel else kind
         async with asyncio.timeout(self._timeout):
-            place = await Place.of(self._streams if is_tunnel else kind)
+            await kind.acquire()
+        place = Place(kind)
         try:
             connection, answer = await self._answer(request, visitor, scope.get(INTERIM))
             self._note(None)

@@ -8,7 +8,7 @@ import errno
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -146,7 +146,9 @@ def finished(app: ASGIApp) -> ASGIApp:
         async def tell(message: Message) -> None:
             nonlocal is_begun
             if message["type"] == "http.response.start":
-                message["headers"] = with_date(message.get("headers", ()))
+                headers = message["headers"] = list(message.get("headers", ()))
+                if not any(name == b"date" for name, _ in headers):  # RFC 9110 §6.6.1
+                    headers.append((b"date", http_date_text(time.time())))
                 is_begun = True
             await send(message)
 
@@ -160,11 +162,3 @@ def finished(app: ASGIApp) -> ASGIApp:
                 await ending(scope, receive, tell)
 
     return answered
-
-
-def with_date(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """RFC 9110 §6.6.1."""
-    found = list(headers)
-    if any(name == b"date" for name, _ in found):
-        return found
-    return [*found, (b"date", http_date_text(time.time()))]

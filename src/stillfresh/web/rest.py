@@ -112,7 +112,8 @@ class Rest:
         name = self._name(request)
         if request.method != "POST":
             return await self._read(request, name, "batch")
-        ids = await _ids(request)
+        given = await json_body(request, Ids, '{"ids": […]}')
+        ids = list(dict.fromkeys(given.ids))
         viewer = await self._viewer(name, request)
         kind = self._hub.kind(name, viewer)
         for id_ in ids:
@@ -140,11 +141,6 @@ async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
         logger.exception("authenticate failed")
         why = "the server could not check your token"
         raise Problem(503, "sign_in_failed", "Try again later", why, retry_after="5") from exc
-
-
-async def _ids(request: Request) -> list[str]:
-    given = await json_body(request, Ids, '{"ids": […]}')
-    return list(dict.fromkeys(given.ids))
 
 
 def _is_garbled(id_: str, request: Request) -> bool:

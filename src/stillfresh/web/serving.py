@@ -21,8 +21,10 @@ from stillfresh.errors import StillfreshError, without_password
 from stillfresh.http.client import new_client
 from stillfresh.isr import PageCache
 from stillfresh.isr.edge import checked_networks
+from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
 from stillfresh.recording import Recording
 from stillfresh.server import (
+    AccessLog,
     Board,
     Server,
     Worker,
@@ -35,7 +37,6 @@ from stillfresh.server import (
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import OutboxSettings, Settings
 from stillfresh.web.guard import Guesses
-from stillfresh.web.logs import ProcessLog, secrets_of
 from stillfresh.web.reloading import Replaceable, read_again
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
 
@@ -105,6 +106,40 @@ def serve(
 def _size(settings: Settings) -> int:
     """Bytes for the numbers of one worker."""
     return PLACE + sum(PLACE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
+
+
+class ProcessLog:
+    """The log as `[log]` says (G16): where lines go, and what is hidden.
+
+    It sets logging up, unless that is done already; libraries log from warnings up.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        asked = settings.log
+        self.hide = Hidden(secrets_of(settings))
+        self.writer = LineWriter()
+        handler = LineHandler(self.writer, self.hide, is_json=asked.format == "json")
+        handler.setLevel(asked.level.upper())
+        logging.basicConfig(handlers=[handler])
+        logging.getLogger("stillfresh").setLevel(asked.level.upper())
+        access = AccessLog(self.writer, self.hide, is_json=asked.access == "json")
+        self.access = None if asked.access == "off" else access
+
+
+def secrets_of(settings: Settings) -> Iterator[str]:
+    """The secrets in the settings."""
+    server, outbox = settings.server, settings.outbox
+    yield server.token or ""
+    urls = [settings.store.url, server.authenticate_url]
+    urls += [settings.pages.upstream] if settings.pages is not None else []
+    urls += [outbox.database] if outbox is not None else []
+    for kind in settings.kinds:
+        urls += [kind.url, kind.batch_url]
+        for value in kind.headers.values():
+            yield value
+            yield value.rpartition(" ")[2]
+    for url in urls:
+        yield from passwords_in(url or "")
 
 
 @dataclass(frozen=True, slots=True)
