@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from stillfresh.engine import Answer, Call, Spec, key_text
+from stillfresh.engine import Call, Spec, key_text
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import directives, values
-from stillfresh.http.freshness import cache_status, status_of
 
 MARK: Final = "stillfresh.refresh"
 """Key in a scope or environ: the request refreshes a copy, and nobody gets its response."""
@@ -55,9 +54,3 @@ def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -
     said = directives(values(fields, b"cache-control")).keys()
     is_own = values(fields, b"set-cookie") or not UNSHARED.isdisjoint(said)
     return status == 200 and size <= MAX_BODY and not is_own
-
-
-def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
-    """RFC 9211 and RFC 9111: the header fields about a response's freshness."""
-    status = cache_status([], status_of(answer, fresh_for - answer.age))
-    return {"age": f"{int(answer.age)}", "cache-status": status.decode()}

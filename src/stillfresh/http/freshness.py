@@ -180,13 +180,15 @@ def cache_status(before: Sequence[bytes], what: str) -> bytes:
     return b", ".join([*before, b"stillfresh; " + what.encode()])
 
 
-def status_of(answer: Answer[Any], ttl: float) -> str:
-    """`hit`, or `fwd=miss`; `collapsed` if another caller had started the load."""
+def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
+    """`Age` and `Cache-Status`: a hit or a miss; `collapsed` if another had started the load."""
+    age = answer.age
     what = "hit" if answer.origin in HITS else "fwd=miss; stored"
     if answer.origin is Origin.ANOTHER:
         what += "; collapsed"
     detail = answer.verdict.value if answer.error is None else "refresh-failed"
-    return f"{what}; ttl={int(ttl)}; detail={detail}"
+    status = cache_status([], f"{what}; ttl={int(fresh_for - age)}; detail={detail}")
+    return {"age": f"{int(age)}", "cache-status": status.decode()}
 
 
 def pause_after(error: LoadFailed, now: float) -> int:

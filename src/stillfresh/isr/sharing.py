@@ -24,14 +24,7 @@ from stillfresh.http.fields import (
     tag_names,
     values,
 )
-from stillfresh.http.freshness import (
-    Wish,
-    controls,
-    guessed,
-    is_good_enough,
-    stated,
-    targeted,
-)
+from stillfresh.http.freshness import Wish, controls, guessed, is_good_enough, stated, targeted
 from stillfresh.isr.model import Head, Reason, Stored
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})

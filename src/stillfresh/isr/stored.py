@@ -16,12 +16,7 @@ from stillfresh.engine import Answer, Origin
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
-from stillfresh.http.freshness import (
-    cache_status,
-    initial_age,
-    longest_lifetime,
-    policy_headers,
-)
+from stillfresh.http.freshness import cache_status, initial_age, longest_lifetime, policy_headers
 from stillfresh.http.validation import (
     OF_CONTENT,
     RangeAsked,

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.http.freshness import cache_control, cache_status, pause_after, status_of
+from stillfresh.http.freshness import cache_control, freshness_fields, pause_after
 from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200
@@ -65,21 +65,11 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
 
 def freshness_headers(kind: Kind, answer: Answer[Any], terms: Policy) -> dict[str, str]:
     """The fields of one view; a personal view is for its viewer only. `terms`: this copy's."""
-    age = answer.age
-    told = {
-        "age": f"{int(age)}",
-        "cache-control": control_of(kind, answer, terms),
-        "cache-status": cache_status([], status_of(answer, terms.fresh_for - age)).decode(),
-    }
-    return told | ({"vary": "authorization"} if kind.per_viewer else {})
-
-
-def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
-    """Browsers ask each time, and get 304."""
+    told = freshness_fields(answer, terms.fresh_for)
     if kind.per_viewer:
-        return "private, no-cache"
+        return {**told, "cache-control": "private, no-cache", "vary": "authorization"}
     left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return cache_control(left, terms.stale_for)[1].decode()
+    return {**told, "cache-control": cache_control(left, terms.stale_for)[1].decode()}
 
 
 def is_failed(answer: Answer[Any]) -> bool:

@@ -18,14 +18,7 @@ from starlette.exceptions import HTTPException
 from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
 from stillfresh.contrib.fastapi.replay import Replay, RouteLoad, Run
 from stillfresh.contrib.fastapi.values import RouteValues
-from stillfresh.contrib.routes import (
-    MARK,
-    RouteSpec,
-    Tags,
-    check_cache,
-    freshness_fields,
-    is_for_all,
-)
+from stillfresh.contrib.routes import MARK, RouteSpec, Tags, check_cache, is_for_all
 from stillfresh.durations import Duration
 from stillfresh.engine import (
     Answer,
@@ -44,7 +37,7 @@ from stillfresh.engine import (
     terms_of,
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
-from stillfresh.http.freshness import pause_after
+from stillfresh.http.freshness import freshness_fields, pause_after
 
 P = ParamSpec("P")
 

@@ -13,10 +13,10 @@ from flask import Response, current_app, has_app_context, has_request_context, r
 from werkzeug.exceptions import ServiceUnavailable
 
 from stillfresh.contrib.flask.load import Query, ViewLoad
-from stillfresh.contrib.routes import MARK, KeptResponse, RouteSpec, Tags, freshness_fields, id_of
+from stillfresh.contrib.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
 from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
-from stillfresh.http.freshness import pause_after
+from stillfresh.http.freshness import freshness_fields, pause_after
 from stillfresh.sync_resource import SyncCore
 
 if TYPE_CHECKING:
