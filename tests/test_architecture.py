@@ -70,7 +70,7 @@ DOORS = {
     "waiting": 5,
     "plan": 1,
     "prove": 1,
-    "http": 5,
+    "http": 4,
     "isr": 4,
     "live": 3,
     "server": 1,

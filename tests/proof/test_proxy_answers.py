@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 from starlette.types import ASGIApp
 
-from stillfresh.isr import PageCache
+from stillfresh.isr import PageCache, Route
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import PagesSettings
 from stillfresh.web.sources import site_of
@@ -77,7 +77,7 @@ async def sited(patience: float) -> AsyncIterator[Site]:
         raw_upstream(lambda *_: {"version": upstream.version}) as upstream,
         PageCache("memory://", clock=clock) as pages,
     ):
-        settings = PagesSettings(upstream.url, routes={"/kept/*": 60.0}, timeout=patience)
+        settings = PagesSettings(upstream.url, routes={"/kept/*": Route(60.0)}, timeout=patience)
         yield Site(site_of(settings, pages), upstream, clock)
 
 

@@ -237,7 +237,7 @@ class TestG1GoodFile:
         assert settings.store == StoreSettings("sqlite:///stillfresh.db", 2)
         assert settings.pages == PagesSettings(
             "http://127.0.0.1:3000",
-            {"/blog/*": 600},
+            {"/blog/*": Route(600)},
             ("page",),
             ("example.com",),
             "blog",
@@ -312,7 +312,7 @@ class TestG1GoodFile:
         found = settings_of({"pages": {"upstream": "http://x", "routes": routes}}).pages
         assert found is not None
         assert found.routes == {
-            "/a": 60,
+            "/a": Route(60),
             "/b": Route(600, forward="request"),
             "/c": Route(forward="key"),
         }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stillfresh.cli import main
 from stillfresh.cli.serving import serve
+from stillfresh.isr import Route
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import MODELS, Mistakes, Settings, load
 from stillfresh.web.environment import variables_in
@@ -56,7 +57,8 @@ class TestG17Environment:
         )
         assert (found.store.url, found.store.memory_for) == ("sqlite:///a.db", 2)
         assert found.pages is not None
-        assert (found.pages.routes, found.pages.query) == ({"/blog/*": 600}, ("page", "sort"))
+        assert found.pages.routes == {"/blog/*": Route(600)}
+        assert found.pages.query == ("page", "sort")
         server = found.server
         assert (server.port, server.token, server.drain) == (9000, "123456", 5)
         assert server.origins == ("https://a.example",)

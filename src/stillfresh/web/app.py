@@ -119,10 +119,8 @@ class Gateway:
         of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
         self._rest = Rest(self.hub, cache.clock, of_reads, origins).app
         routes = [
-            *(
-                Route(f"/{it}", partial(file_reply, it))
-                for it in ("stillfresh.js", "stillfresh.d.ts")
-            ),
+            Route("/stillfresh.js", partial(file_reply, "stillfresh.js")),
+            Route("/stillfresh.d.ts", partial(file_reply, "stillfresh.d.ts")),
             Route("/healthz", _healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
@@ -184,8 +182,8 @@ class Gateway:
         await self.cache.open()
         if self.page_cache is not None:
             await self.page_cache.open()
-        caches = self.cache, self.page_cache.cache if self.page_cache is not None else self.cache
-        for cache in caches if self.recording is not None else ():
+        pages = self.page_cache
+        for cache in (self.cache, self.cache if pages is None else pages.cache):
             if self.recording is not None and cache.recording_to is None:
                 await self._opened.enter_async_context(cache.recording(self.recording))
         following, self.following = self.following, None

@@ -52,7 +52,7 @@ class PagesSettings:
     """`[pages]`: a site whose pages are cached."""
 
     upstream: str = key(fields.upstream)
-    routes: Mapping[str, float | Route] = key(fields.routes, {})
+    routes: Mapping[str, Route] = key(fields.routes, {})
     query: tuple[str, ...] = key(fields.texts, ())
     site_hosts: tuple[str, ...] = key(fields.hosts, ())
     tenant: str | None = key(fields.tenant, None)

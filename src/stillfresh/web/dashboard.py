@@ -67,8 +67,7 @@ class Dashboard:
         caches = {"entities": cache}
         if page_cache is not None:
             caches[PAGES] = page_cache.cache
-        clock = cache.clock
-        self.numbers = Numbers(caches, live or _no_viewers, pages=page_cache, clock=clock)
+        self.numbers = Numbers(caches, live or _no_viewers, pages=page_cache, clock=cache.clock)
         self.operators = Operators(None if token is None else checked_token(token))
         self._listing = Listing(caches)
         self._pages = page_cache

@@ -213,10 +213,10 @@ class RouteSettings:
     forward: Forward | None = key(forward, None)  # noqa: RUF009 (a field)
 
 
-def routes(value: object, key: str) -> dict[str, float | Route]:
+def routes(value: object, key: str) -> dict[str, Route]:
     if not isinstance(value, dict):
         raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
-    found: dict[str, float | Route] = {}
+    found: dict[str, Route] = {}
     mistakes: list[str] = []
     for path, it in value.items():
         with noted(mistakes):
@@ -228,9 +228,9 @@ def routes(value: object, key: str) -> dict[str, float | Route]:
     return found
 
 
-def _route(value: object, key: str) -> float | Route:
+def _route(value: object, key: str) -> Route:
     if not isinstance(value, dict):
-        return duration(value, key, math.inf)
+        return Route(duration(value, key, math.inf))
     mistakes: list[str] = []
     found = read_table(key, value, RouteSettings, mistakes)
     if mistakes:

@@ -221,10 +221,9 @@ class Numbers:
         return rows
 
     async def _count(self) -> Resources:
-        caches = self._caches.items()
         return {
             name: {kind: await core.stats() for kind, core in tuple(cache.cores.items())}
-            for name, cache in caches
+            for name, cache in self._caches.items()
         }
 
 

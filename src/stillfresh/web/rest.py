@@ -115,7 +115,6 @@ class Rest:
         given = await json_body(request, Ids, '{"ids": […]}')
         ids = list(dict.fromkeys(given.ids))
         viewer = await self._viewer(name, request)
-        kind = self._hub.kind(name, viewer)
         for id_ in ids:
             self._named(name, id_, viewer)
         answers = await self._hub.get_many(name, ids, viewer)
@@ -124,7 +123,7 @@ class Rest:
             raise errors[0]
         now = self._clock()
         items = Items([item_of(id_, answer, now) for id_, answer in answers.items()])
-        return json_reply(items, "private, no-store" if kind.per_viewer else "no-store")
+        return json_reply(items, "no-store" if viewer is None else "private, no-store")
 
 
 async def _away(request: Request, exc: StillfreshError) -> Response:

@@ -5,7 +5,7 @@ a JSON list of views, or an object that has the list under `list_field`. A view'
 its own fields. An id without a view does not exist.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from string import Formatter
 from typing import Any, Final, TypeAlias
@@ -53,7 +53,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
 def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
     """The site behind the page cache: routes with durations; other pages by their own headers."""
     query = settings.query or None
-    routes = {path: _route(it, query) for path, it in settings.routes.items()}
+    routes = {path: replace(it, query=query) for path, it in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
     upstream = Upstream(
         settings.upstream,
@@ -76,11 +76,6 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
     host = None if keep_host else checked_upstream(settings.upstream).netloc
     site = PurgeRequests(isr, pages, checked_networks(settings.purge_from))
     return Edge(site, host=host, trusted=checked_networks(settings.trusted_proxies))
-
-
-def _route(written: float | Route, query: Sequence[str] | None) -> Route:
-    route = written if isinstance(written, Route) else Route(written)
-    return replace(route, query=query)
 
 
 def kind_for(settings: KindSettings, client: httpx2.AsyncClient, memory_for: float) -> Kind:
