@@ -94,7 +94,8 @@ def counted(text: str) -> dict[str, Any]:
     """The numbers of `/metrics`, by kind and for the whole gateway."""
     kinds: dict[str, dict[str, float]] = {}
     whole = {"connections": 0.0, "bypassed": 0.0}
-    for name, labels, number in map(_sample, filter(SAMPLE.fullmatch, text.splitlines())):
+    for found in filter(None, map(SAMPLE.fullmatch, text.splitlines())):
+        name, labels, number = found[1], dict(LABEL.findall(found[2] or "")), float(found[3])
         kind = kinds.setdefault(labels.get("resource", ""), dict.fromkeys(SUMMED, 0.0))
         if name == "reads":
             kind["reads"] = kind.get("reads", 0.0) + number
@@ -106,12 +107,6 @@ def counted(text: str) -> dict[str, Any]:
             whole[name] += number
     kinds.pop("", None)
     return {**whole, "kinds": kinds}
-
-
-def _sample(line: str) -> tuple[str, dict[str, str], float]:
-    found = SAMPLE.fullmatch(line)
-    assert found is not None  # noqa: S101 (it was matched before)
-    return found[1], dict(LABEL.findall(found[2] or "")), float(found[3])
 
 
 def sizes(stats: StoreStats) -> dict[str, int]:

@@ -1,9 +1,8 @@
 """`stillfresh inspect` and `stillfresh explain`: what is in a store, and why (G10, E12)."""
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -42,8 +41,7 @@ class Inspected:
     """The first ones."""
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
     counted: int = 0
-    is_complete: bool = True
-    hint: str | None = None
+    is_complete: bool = False
 
     def count(self, page: list[Listed], shown: int) -> None:
         self.counted += len(page)
@@ -67,7 +65,7 @@ class Inspected:
 )
 @click.option("--all", "is_all", is_flag=True, help=f"Count them all, not the first {COUNTED:,}.")
 @as_json
-def inspect(
+async def inspect(
     *, store: str, kind: str | None, search: str, limit: int, is_all: bool, is_json: bool
 ) -> None:
     """Show what is in STORE, and how fresh it is.
@@ -76,10 +74,21 @@ def inspect(
     can use the store meanwhile. Redis is walked over in slices. DynamoDB is scanned, which costs
     about a read unit for every 4 KB of rows.
     """
-    most = None if is_all else max(COUNTED, limit)
+    most = max(COUNTED, limit)
+    after: tuple[str, str] | None = None
+    hint: str | None = None
     with working("Counting entries:") as advance:
-        seen = asyncio.run(_look(store, kind, search, shown=limit, most=most, advance=advance))
-    say(seen.hint, is_json=is_json)
+        async with opened(store) as looked_at:
+            seen = Inspected(await looked_at.stats())
+            while not seen.is_complete and (is_all or seen.counted < most):
+                page = await looked_at.entries(kind, search, after, AT_ONCE)
+                seen.count(listed(page, time.time()), limit)
+                advance(len(page))
+                seen.is_complete = len(page) < AT_ONCE
+                after = (page[-1].kind, page[-1].id) if page else None
+            if kind is not None and not search and not seen.counted:
+                hint = await about_names(looked_at, kind)
+    say(hint, is_json=is_json)
     if is_json:
         print_json(_inspected(store, seen))
         return
@@ -87,31 +96,6 @@ def inspect(
     if limit:
         click.echo()
         _print_entries(seen.entries)
-
-
-async def _look(
-    address: str,
-    kind: str | None,
-    search: str,
-    *,
-    shown: int,
-    most: int | None,
-    advance: Callable[[int], None],
-) -> Inspected:
-    async with opened(address) as store:
-        seen = Inspected(await store.stats())
-        after: tuple[str, str] | None = None
-        while most is None or seen.counted < most:
-            page = await store.entries(kind, search, after, AT_ONCE)
-            seen.count(listed(page, time.time()), shown)
-            advance(len(page))
-            if len(page) < AT_ONCE:
-                if kind is not None and not search and not seen.counted:
-                    seen.hint = await about_names(store, kind)
-                return seen
-            after = page[-1].kind, page[-1].id
-    seen.is_complete = False
-    return seen
 
 
 def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
@@ -178,7 +162,7 @@ def _notes(entry: Listed) -> str:
 @click.argument("kind", type=TEXT)
 @click.argument("id_", metavar="ID", type=TEXT)
 @as_json
-def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
+async def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     """Say why one entry is as it is.
 
     And what the next read of it will do.
@@ -186,7 +170,10 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     ID is the id that `stillfresh inspect` lists: the key; for a cached function its arguments as
     JSON; for a page its whole URL. Write -- before an id that begins with -.
     """
-    record, hint = asyncio.run(_record(store, kind, id_))
+    async with opened(store) as looked_at:
+        found = await looked_at.read(kind, [id_])
+        hint = None if found else await about_names(looked_at, kind)
+    record = found.get(id_, Record())
     now = time.time()
     told = explained(kind, id_, record, now, loading_here=False, in_memory=False)
     value = None if record.copy is None else record.copy.value
@@ -201,13 +188,6 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     if record.copy is not None or record.failure is not None:
         click.echo()
         print_table(("", ""), _rows(entry, terms, now))
-
-
-async def _record(address: str, kind: str, id_: str) -> tuple[Record, str | None]:
-    """The record of an entry; if there is none, an empty one and a hint."""
-    async with opened(address) as store:
-        found = await store.read(kind, [id_])
-        return found.get(id_, Record()), None if found else await about_names(store, kind)
 
 
 def _rows(

@@ -1,8 +1,8 @@
 """`stillfresh invalidate` and `stillfresh evict`: what they reach is counted (G10, E6)."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 import click
@@ -32,7 +32,7 @@ SLICE: Final = 500
 @click.option("--all", "is_all", is_flag=True, help="All entries of the --kind.")
 @click.option("--soft", is_flag=True, help="Serve the old copies until they are refreshed.")
 @as_json
-def invalidate(
+async def invalidate(
     *,
     store: str,
     kind: str | None,
@@ -53,36 +53,23 @@ def invalidate(
     ways = [bool(ids), bool(tags), is_all]
     if sum(ways) != 1 or (kind is None) is bool(ids) or (whole_kind is not None) is not is_all:
         raise click.UsageError("name KIND and ID..., or --tag TAG, or --kind KIND --all.")
+    named = kind or whole_kind or ""
     with working("Invalidating:") as advance:
-        reach = _reach(store, kind or whole_kind or "", ids, tags, advance, soft=soft)
-        count, hint = asyncio.run(reach)
+        async with opened(store, to_change=True) as changed:
+            if tags:
+                found = [await changed.invalidate_tag(tag, soft=soft) for tag in tags]
+                count = len(set(chain.from_iterable(found)))
+            elif ids:
+                count = len(await changed.read(named, ids))
+                await changed.invalidate(named, ids, soft=soft)  # a missing one may be loading
+            else:
+                count = await _all_of(changed, named, advance, soft=soft)
+            hint = None
+            if not count:
+                no_tag = f"no entry has the tag {' or '.join(tags)}"
+                hint = no_tag if tags else await about_names(changed, named)
     say(hint, is_json=is_json)
     _tell("invalidated", count, is_json=is_json)
-
-
-async def _reach(
-    address: str,
-    kind: str,
-    ids: Sequence[str],
-    tags: Sequence[str],
-    advance: Callable[[int], None],
-    *,
-    soft: bool,
-) -> tuple[int, str | None]:
-    """Invalidate; return how many entries there were, and a hint if there were none.
-
-    Missing ids are invalidated too: one of them may be loading just now.
-    """
-    async with opened(address, to_change=True) as store:
-        if tags:
-            found = {name for tag in tags for name in await store.invalidate_tag(tag, soft=soft)}
-            return len(found), None if found else f"no entry has the tag {' or '.join(tags)}"
-        if ids:
-            count = len(await store.read(kind, ids))
-            await store.invalidate(kind, ids, soft=soft)
-        else:
-            count = await _all_of(store, kind, advance, soft=soft)
-        return count, None if count else await about_names(store, kind)
 
 
 async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, soft: bool) -> int:
@@ -99,21 +86,17 @@ async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, so
 @command("stillfresh evict sqlite:///site.db")
 @click.argument("store")
 @as_json
-def evict(*, store: str, is_json: bool) -> None:
+async def evict(*, store: str, is_json: bool) -> None:
     """Delete entries that can no longer be served.
 
     A cache on SQLite or PostgreSQL does this itself, every hour. On Redis the server does it. On
     DynamoDB the command reads the whole table, and also deletes bodies that no row refers to.
     """
     with working("Evicting"):
-        count = asyncio.run(_evict(store))
+        async with opened(store, to_change=True) as changed:
+            await changed.stats()  # one that evicts by itself would not notice that it is away
+            count = await changed.evict(time.time())
     _tell("evicted", count, is_json=is_json)
-
-
-async def _evict(address: str) -> int:
-    async with opened(address, to_change=True) as store:
-        await store.stats()  # a store that evicts by itself would not notice that it is unavailable
-        return await store.evict(time.time())
 
 
 def _tell(done: str, count: int, *, is_json: bool) -> None:

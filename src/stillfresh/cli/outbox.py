@@ -5,7 +5,6 @@ import logging
 import signal
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 import click
 
@@ -50,7 +49,7 @@ def outbox() -> None:
     help="TABLE=TAG, with columns in braces; repeatable.",
 )
 @click.option("--sql", "is_sql", is_flag=True, help="Print the SQL for a migration; run nothing.")
-def create(*, database: str | None, pairs: Sequence[str], is_sql: bool) -> None:
+async def create(*, database: str | None, pairs: Sequence[str], is_sql: bool) -> None:
     """Create the outbox and its triggers in DATABASE.
 
     Existing parts are kept. Name all tables each time: a table that is not named loses its
@@ -66,15 +65,15 @@ def create(*, database: str | None, pairs: Sequence[str], is_sql: bool) -> None:
     if is_sql:
         click.echo(postgres.outbox_sql(tables), nl=False)
     else:
-        asyncio.run(postgres.create_outbox(database, tables))
+        await postgres.create_outbox(database, tables)
         click.echo(plain(f"the outbox records changes of {', '.join(tables)}"))
 
 
 @command("stillfresh outbox drop postgresql://localhost/shop")
 @click.argument("database")
-def drop(*, database: str) -> None:
+async def drop(*, database: str) -> None:
     """Remove the outbox, its triggers and its consumers from DATABASE."""
-    asyncio.run(extra(PACKAGE, "postgres").drop_outbox(database))
+    await extra(PACKAGE, "postgres").drop_outbox(database)
     click.echo("the outbox was removed")
 
 
@@ -92,7 +91,7 @@ def drop(*, database: str) -> None:
 )
 @click.option("--soft", is_flag=True, help="Serve invalidated copies as stale, not as expired.")
 @click.option("--pages", "is_pages", is_flag=True, help="The tags are those of a gateway's pages.")
-def follow(
+async def follow(
     *, database: str, store: str, consumer: str, poll: str, soft: bool, is_pages: bool
 ) -> None:
     """Invalidate in STORE the tags of rows that change in DATABASE, until Ctrl-C.
@@ -107,19 +106,15 @@ def follow(
     postgres = extra(PACKAGE, "postgres")
     cache = PageCache(store) if is_pages else Cache(store)
     following = postgres.OutboxConsumer(cache, database, consumer, poll=poll, soft=soft)
-    asyncio.run(_follow(cache, following, f"{without_password(store)} is up to date as {consumer}"))
-
-
-async def _follow(cache: Cache | PageCache, following: Any, said: str) -> None:  # noqa: ANN401 (an extra's)
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
-    async with cache, following as consumer:
+    async with cache, following:
         ending = asyncio.ensure_future(end.wait())
-        first = asyncio.ensure_future(consumer.caught_up())
+        first = asyncio.ensure_future(following.caught_up())
         await asyncio.wait([ending, first], return_when=asyncio.FIRST_COMPLETED)
         if first.done():
             first.result()
-            click.echo(plain(said))
+            click.echo(plain(f"{without_password(store)} is up to date as {consumer}"))
         first.cancel()
         await ending
 
@@ -128,16 +123,16 @@ async def _follow(cache: Cache | PageCache, following: Any, said: str) -> None: 
 @click.argument("database")
 @click.option("--max-lag", help="Exit with 1 if a consumer lags by more, or there is none.")
 @as_json
-def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
+async def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
     """Show how far the consumers of DATABASE are behind."""
     limit = None if max_lag is None else seconds(max_lag, name="--max-lag")
-    lags: dict[str, float] = asyncio.run(extra(PACKAGE, "postgres").consumer_lags(database))
+    lags: dict[str, float] = await extra(PACKAGE, "postgres").consumer_lags(database)
     if is_json:
         print_json(lags)
     for name, lag in lags.items() if not is_json else ():
         click.echo(plain(f"{name:20} {age_text(lag)} behind at most"))
     if limit is not None and max(lags.values(), default=inf) > limit:
-        raise SystemExit(1)
+        raise click.exceptions.Exit(1)
 
 
 for each in (create, drop, follow, show):

@@ -5,6 +5,8 @@ failed; 2, it was called wrongly; 130, Ctrl-C. Any other exception is a mistake 
 and addresses may contain anything: control characters never reach the terminal.
 """
 
+import asyncio
+import inspect
 import json
 import os
 import sys
@@ -177,6 +179,11 @@ class Command(click.Command):
             exc.ctx = exc.ctx or ctx  # click leaves it out if an option lacks its value
             raise
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run it; an async function in an event loop of its own."""
+        result: object = super().invoke(ctx)
+        return ctx.invoke(asyncio.run, result) if inspect.iscoroutine(result) else result
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
@@ -184,7 +191,7 @@ class Command(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
-def command(*examples: str) -> Callable[[Callable[..., None]], Command]:
+def command(*examples: str) -> Callable[[Callable[..., object]], Command]:
     return click.command(cls=Command, examples=examples)
 
 

@@ -7,7 +7,7 @@ or runs one itself for a while, from a file of settings or from a store and a si
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -56,7 +56,7 @@ OUTCOMES: Final = ("stored", "there already", "not kept", "failed")
 )
 @as_json
 @click.pass_context
-def warm(
+async def warm(
     ctx: click.Context,
     *,
     target: str,
@@ -78,29 +78,17 @@ def warm(
     with working("Asking for:") as advance, click.open_file(source) as lines:
         asked = (line.strip() for line in lines)
         paths = (line for line in asked if line and not line.startswith("#"))
-        asking = _warmed(_gateway(target, upstream), paths, rate, concurrency, advance)
-        counts = asyncio.run(asking)
+        counts: Counter[str] = Counter()
+        async with _gateway(target, upstream) as client:
+            turns = _turns(rate)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(_ask_all(client, paths, turns, counts, advance))
     if is_json:
         print_json({it.replace(" ", "_"): counts[it] for it in OUTCOMES})
     else:
         click.echo(", ".join(f"{counts[it]:,} {it}" for it in OUTCOMES))
     ctx.exit(1 if counts["failed"] else 0)
-
-
-async def _warmed(
-    gateway: AbstractAsyncContextManager["httpx2.AsyncClient"],
-    paths: Iterator[str],
-    rate: float,
-    concurrency: int,
-    advance: Callable[[int], None],
-) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    async with gateway as client:
-        turns = _turns(rate)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(_ask_all(client, paths, turns, counts, advance))
-    return counts
 
 
 def _turns(rate: float) -> Callable[[], float]:
