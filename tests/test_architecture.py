@@ -29,7 +29,6 @@ LAYERS = [
         "events",
         "forks",
         "logs",
-        "quiet",
         "virtual_loop",
     },
     {"freshness", "recording"},

@@ -49,6 +49,18 @@ UNSEEN: Final = re.compile(
 logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def quietly(level: int) -> Iterator[None]:
+    """Inside the block, stillfresh logs nothing below this level: its program does (G8, G10)."""
+    own = logging.getLogger("stillfresh")
+    before = own.level
+    own.setLevel(level)
+    try:
+        yield
+    finally:
+        own.setLevel(before)
+
+
 class LineWriter:
     """Lines to a file descriptor. Without its thread (before a fork) it writes or drops at once."""
 
@@ -141,7 +153,6 @@ class Hidden:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._known = set[str]()
-        self._pattern = re.compile(r"(?!)")
         self.add(secrets)
 
     def add(self, secrets: Iterable[str]) -> None:

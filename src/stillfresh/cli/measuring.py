@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, TypeAlias
 from uuid import uuid4
 
 import click
@@ -19,7 +19,7 @@ from stillfresh.cli.places import TEMPORARY, own_file
 from stillfresh.cli.program import as_json, command, print_json, print_table, working
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, without_password
-from stillfresh.quiet import quietly
+from stillfresh.logs import quietly
 from stillfresh.stores import store_for
 
 KIND: Final = "bench"
@@ -74,7 +74,10 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
     if is_all:
         if stores or is_json:
             raise click.UsageError("--all: takes no STORE, and prints tables; leave the rest out.")
-        _run_all(Path.cwd())
+        here = Path.cwd()
+        if not (here / "benchmarks/__main__.py").exists() or not (here / "src/stillfresh").is_dir():
+            raise ConfigError("--all: run it in a clone of stillfresh, beside `benchmarks`")
+        sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=here))
     with working("Measuring:") as advance:
         found = (asyncio.run(_measured(it, seconds, advance)) for it in stores or DEFAULT)
         rows = [row for rows in found for row in rows]
@@ -83,12 +86,6 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
         return
     head = ("store", "operation", "a second", "median", "p99")
     print_table(head, map(_line, rows), right=head[2:])
-
-
-def _run_all(here: Path) -> NoReturn:
-    if not (here / "benchmarks/__main__.py").exists() or not (here / "src/stillfresh").is_dir():
-        raise ConfigError("--all: run it in a clone of stillfresh, beside `benchmarks`")
-    sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=here))
 
 
 def _line(row: Measured) -> tuple[str, ...]:

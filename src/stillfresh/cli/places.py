@@ -19,7 +19,7 @@ import click
 from stillfresh.cli.program import plain
 from stillfresh.engine.explain import PAGE
 from stillfresh.errors import ConfigError
-from stillfresh.quiet import quietly
+from stillfresh.logs import quietly
 from stillfresh.stores import for_tenant, running, split_tenant, store_for
 from stillfresh.stores.contract import Store
 

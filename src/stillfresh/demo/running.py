@@ -36,7 +36,7 @@ from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.live import Hub
-from stillfresh.quiet import quietly
+from stillfresh.logs import quietly
 from stillfresh.server import Server, address, bound, server_config
 from stillfresh.waiting.backend import Games
 from stillfresh.waiting.messages import InvalidatedNews

@@ -17,9 +17,9 @@ from stillfresh.bounded import BESIDE
 from stillfresh.engine import HITS, Answer, Cache, Loaded, Resource, Update
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
+from stillfresh.logs import quietly
 from stillfresh.plan.rules import Candidate, Choice, Figures, Limit, choose, search
 from stillfresh.plan.traffic import Traffic
-from stillfresh.quiet import quietly
 from stillfresh.recording import RecordedUse
 from stillfresh.virtual_loop import VirtualLoop
 
