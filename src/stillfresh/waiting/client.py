@@ -155,7 +155,7 @@ class WaitingClient:
             raise NotOpen("this WaitingClient is not open; use it within async with")
         if self._socket is None:
             raise NotOpen(
-                f"not connected to {self._url}yet; the client keeps trying, so call again later"
+                f"not connected to {self._server} yet; the client keeps trying, so call again later"
             )
         return self._socket
 
@@ -163,7 +163,7 @@ class WaitingClient:
         try:
             await self._connected().send(encode(command).decode())
         except WebSocketException as exc:
-            raise NotOpen(f"the connection to {self._url} was lost") from exc
+            raise NotOpen(f"the connection to {self._server} was lost") from exc
 
     async def _run(self) -> None:
         while True:
@@ -205,7 +205,7 @@ class WaitingClient:
         self._socket = self._rejoining = None
         if not self._is_closed:
             self._joined.clear()
-        self._looked(NotOpen(f"the connection to {self._url} was lost"))
+        self._looked(NotOpen(f"the connection to {self._server} was lost"))
 
     def _looked(self, found: bool | StillfreshError) -> None:
         """Tell the caller that looks, if there is one and it was not cancelled."""
