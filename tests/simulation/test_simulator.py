@@ -332,7 +332,7 @@ class TestT3Doors:
             simulate(nothing, **wrong)  # type: ignore[arg-type]
 
     def test_what_cannot_be_faults(self) -> None:
-        with pytest.raises(ConfigError, match="most_blows: a whole number"):
+        with pytest.raises(ConfigError, match="most_blows: must be a whole number of 0 or more"):
             Faults(most_blows=-1)
         with pytest.raises(ConfigError, match="faults: Troubles, not"):
             Faults(troubles=["lost"])  # type: ignore[list-item]

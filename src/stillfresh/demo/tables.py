@@ -108,8 +108,8 @@ class Tables:
         try:
             if table.result is None:
                 await self._bot_plays(table)
-            else:
-                await self._again(table)
+            elif self._players.get(table.user, {}).pop(table.game_id, None) is not None:
+                await self._begin(table.user, table.seat)
         except StillfreshError as exc:
             logger.warning("%s: %s", table.game_id, exc)
 
@@ -130,10 +130,6 @@ class Tables:
         else:
             table.due = time.monotonic() + REMATCH_AFTER
             await self._games.end(table.game_id)
-
-    async def _again(self, table: BotGame) -> None:
-        if self._players.get(table.user, {}).pop(table.game_id, None) is not None:
-            await self._begin(table.user, table.seat)
 
     async def _begin(self, user: str, seat: int) -> None:
         self._games_begun += 1

@@ -111,13 +111,12 @@ class Visitors:
         return self._seen(self._signed(secrets.token_urlsafe(24)))
 
     def _seen(self, token: str) -> DemoVisitor:
-        visitor = self._sessions.get(token) or self._new(token)
+        visitor = self._sessions.get(token)
+        if visitor is None:
+            id_, approvals = secrets.token_hex(8), Approvals(self.approvals_for, self.dice)
+            visitor = DemoVisitor(id_, token, self.playing_of(id_), approvals)
         self._sessions.insert(token, visitor)
         return visitor
-
-    def _new(self, token: str) -> DemoVisitor:
-        id_, approvals = secrets.token_hex(8), Approvals(self.approvals_for, self.dice)
-        return DemoVisitor(id_, token, self.playing_of(id_), approvals)
 
     def _signed(self, secret: str) -> str:
         signature = hmac.new(self.key, secret.encode(), hashlib.sha256).hexdigest()

@@ -95,12 +95,11 @@ class MovedClock:
 
 def move_clock(path: Path, by: float) -> None:
     """For all processes at once."""
-    before = OFFSET.unpack(path.read_bytes())[0] if path.exists() else 0.0
     if not path.exists():
         path.write_bytes(OFFSET.pack(by))
         return
     with path.open("r+b") as file, mmap.mmap(file.fileno(), OFFSET.size) as offset:
-        OFFSET.pack_into(offset, 0, before + by)
+        OFFSET.pack_into(offset, 0, OFFSET.unpack_from(offset)[0] + by)
 
 
 class LoadNames:
@@ -177,32 +176,28 @@ class Witness(WrappedStore):
     ) -> set[str]:
         began = time.monotonic()
         tokens = {id_: lease.token for id_, (lease, _) in copies.items()}
-        self._log.tell(*(Seen("publishing", began, key=k, lease=t) for k, t in tokens.items()))
+        self._tell("publishing", tokens, began)
         try:
             superseded = await super().publish(kind, copies, tags)
         except StoreError:
-            self._log.tell(*(Seen("unstored", began, key=k, lease=t) for k, t in tokens.items()))
+            self._tell("unstored", tokens, began)
             raise
-        ended = time.monotonic()
-        self._log.tell(
-            *(
-                Seen("published", began, ended, key=key, lease=token)
-                for key, token in tokens.items()
-                if key not in superseded
-            )
-        )
+        stored = {key: token for key, token in tokens.items() if key not in superseded}
+        self._tell("published", stored, began, time.monotonic())
         return superseded
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        began = time.monotonic()
-        self._log.tell(*(Seen("releasing", began, key=it.id, lease=it.token) for it in leases))
+        self._tell("releasing", {it.id: it.token for it in leases}, time.monotonic())
         await super().release(kind, leases, failures)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        began = time.monotonic()
-        self._log.tell(*(Seen("invalidating", began, key=key) for key in ids))
+        began, leases = time.monotonic(), dict.fromkeys(ids, "")
+        self._tell("invalidating", leases, began)
         await super().invalidate(kind, ids, soft=soft)
-        ended = time.monotonic()
-        self._log.tell(*(Seen("invalidated", began, ended, key=key) for key in ids))
+        self._tell("invalidated", leases, began, time.monotonic())
+
+    def _tell(self, what: str, leases: Mapping[str, str], at: float, ended: float = 0.0) -> None:
+        """The tokens of the leases, by key."""
+        self._log.tell(*(Seen(what, at, ended, key=it, lease=of) for it, of in leases.items()))

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.freshness import Policy
+from stillfresh.stores import running
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Record, Store
 from stillfresh.testing.clocks import ManualClock
 
@@ -66,12 +67,8 @@ class ConformanceKit:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Store]:
-        store = await self.new_store(self.clock)
-        await store.open()
-        try:
+        async with running(await self.new_store(self.clock)) as store:
             yield store
-        finally:
-            await store.close()
 
     def copy(self, lease: Lease, value: bytes | None = b"value") -> Copy:
         return Copy(lease.token, self.clock(), POLICY, value)

@@ -103,7 +103,8 @@ class Encoding:
         of, state, held = type(value), value._state, value.__dict__
         fields = [it.attname for it in of._meta.concrete_fields if it.attname in held]
         others = held.keys() - set(fields)
-        more = sorted(it for it in others if not it.startswith("_") and not _is_computed(of, it))
+        stored = (it for it in others if not isinstance(getattr(of, it, None), COMPUTED))
+        more = sorted(it for it in stored if not it.startswith("_"))
         self._path.append(value)
         try:
             related = {
@@ -125,10 +126,6 @@ class Extension(NamedTuple):
     """Never reused for another type, because it is in the stored bytes."""
     parts: Callable[[Encoding, Any], Plain]
     made: Callable[[Any], Any]
-
-
-def _is_computed(of: type, name: str) -> bool:
-    return isinstance(getattr(of, name, None), COMPUTED)
 
 
 def _file_name(value: object) -> object:

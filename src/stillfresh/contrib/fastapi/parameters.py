@@ -121,11 +121,7 @@ class KeyRule:
 def _functions(per: Per) -> dict[str, Callable[[Any], object]]:
     if isinstance(per, Mapping):
         return dict(per)
-    return dict.fromkeys([per] if isinstance(per, str) else per, _itself)
-
-
-def _itself(value: object) -> object:
-    return value
+    return dict.fromkeys([per] if isinstance(per, str) else per, lambda value: value)
 
 
 def _default(parameter: inspect.Parameter) -> object:

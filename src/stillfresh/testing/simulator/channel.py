@@ -71,11 +71,9 @@ class SimulatedChannel(Channel):
     async def beat(self) -> None:
         world = self._world
         await asyncio.sleep(world.weather.dice.uniform(*LATENCY))
-        if world.is_over or world.weather.is_now(Blow.AWAY) or self._is_broken:
-            await asyncio.sleep(PATIENCE)
-            raise StoreError("the store has told nothing for too long")
+        is_silent = world.is_over or world.weather.is_now(Blow.AWAY) or self._is_broken
         behind = max(self._quiet_at - world.time(), 0.0)
-        if behind > PATIENCE:
+        if is_silent or behind > PATIENCE:
             await asyncio.sleep(PATIENCE)
             raise StoreError("the store has told nothing for too long")
         await asyncio.sleep(behind + world.weather.dice.uniform(*LATENCY))

@@ -11,6 +11,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final
 
+from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown
 
@@ -80,8 +81,7 @@ class Faults:
         for kinds, drawn in ((Trouble, self.troubles), (Blow, self.blows)):
             if drawn is not None and not all(isinstance(it, kinds) for it in drawn):
                 raise ConfigError(f"faults: {kinds.__name__}s, not {shown(drawn)}")
-        if not isinstance(self.most_blows, int) or self.most_blows < 0:
-            raise ConfigError(f"most_blows: a whole number, not {shown(self.most_blows)}")
+        checked_whole("most_blows", self.most_blows, 0)
         for name in ("within", "skew"):
             if not isinstance(value := getattr(self, name), float | int) or value < 0:
                 raise ConfigError(f"{name}: seconds, 0 or more, not {shown(value)}")

@@ -212,12 +212,10 @@ class World:
             for process in opened:
                 process.start(process.close())
             await self.joined()
-        if left := self._tasks_of({process.number for process in self._living()}):
-            raise BrokenPromise(Promise.BOUND, f"left behind by close: {_named(left)}")
-
-    def _tasks_of(self, owners: set[int]) -> list[asyncio.Task[Any]]:
         running = ((task, owner) for task, (_, owner) in self.loop.tasks.items() if not task.done())
-        return [task for task, owner in running if owner in owners]
+        living = {process.number for process in self._living()}
+        if left := [task for task, owner in running if owner in living]:
+            raise BrokenPromise(Promise.BOUND, f"left behind by close: {_named(left)}")
 
     def end(self) -> None:
         """Nothing is left: no task, no file."""
