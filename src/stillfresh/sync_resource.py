@@ -89,11 +89,11 @@ class SyncCore(Face[H, V]):
                 others.append(key)
         return found, others
 
-    def read(self, key: H, load: Callable[[], object], *, anew: bool = False) -> Read[V]:
+    def read(self, key: H, load: Callable[[], object]) -> Read[V]:
         """E2 with a loader for this read, a plain function."""
-        if not anew and (answer := self.at_hand(key)) is not None:
+        if (answer := self.at_hand(key)) is not None:
             return answer
-        return self._run(self.core.read, key, load, anew=anew)
+        return self._run(self.core.read, key, load)
 
     def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
         """The answers that need no load; other keys are left out."""
@@ -120,9 +120,6 @@ class SyncCore(Face[H, V]):
 
     def clear(self) -> None:
         self._run(self.core.clear)
-
-    def invalidate(self, keys: Iterable[H], *, soft: bool = False) -> None:
-        self._run(self.core.invalidate, list(keys), soft=soft)
 
 
 class SyncHandle(Generic[V]):

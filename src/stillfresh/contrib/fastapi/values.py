@@ -20,16 +20,6 @@ from stillfresh.engine import Codec, MsgpackCodec, Private, codec_for
 from stillfresh.errors import ConfigError
 
 
-def kept_response(response: Response) -> "KeptResponse | Private[Response]":
-    """The response to store; `Private` if only its own caller may have it."""
-    if isinstance(response, StreamingResponse | FileResponse) or response.background is not None:
-        return Private(response, is_noted=False)
-    headers, body = list(response.raw_headers), bytes(response.body)
-    if not is_for_all(response.status_code, headers, len(body)):
-        return Private(response, is_noted=False)
-    return KeptResponse(200, headers, body)
-
-
 class RouteCodec:
     """The codec of a route's values; a dict or an ORM's row becomes the declared type first."""
 
@@ -69,7 +59,12 @@ class RouteValues:
         """For the engine: a value, or a `Private` for its caller only."""
         if not isinstance(value, Response):
             return value
-        return kept_response(value) if self._is_response else Private(value, is_noted=False)
+        is_stream = isinstance(value, StreamingResponse | FileResponse)
+        if self._is_response and not is_stream and value.background is None:
+            headers, body = list(value.raw_headers), bytes(value.body)
+            if is_for_all(value.status_code, headers, len(body)):
+                return KeptResponse(200, headers, body)
+        return Private(value, is_noted=False)
 
     def served(self, value: object) -> object:
         """The value; a response is made again for each caller, because sending may change it."""
