@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from stillfresh.prove.history import CHECKS, ProofHistory, violations
+from stillfresh.prove.history import CHECKS, ProofHistory, outdated, violations
 from stillfresh.prove.witness import Seen
 
 LOAD = Seen("load", 1.0, key="a", load="7-1-a", lease="t1", wall=100.0)
@@ -67,6 +67,14 @@ class TestT4History:
     def test_each_promise_can_be_broken(self, promise: str) -> None:
         """And it is that one which is named."""
         assert broken(BAD[promise]) == {promise}
+
+    def test_a_store_that_may_forget_is_only_asked_for_nothing_older(self) -> None:
+        """A copy that is gone is a miss; one that was replaced must not come back."""
+        gone = ProofHistory(BAD[KEPT], fresh_for=1.0, may_forget=True)
+        older = Seen("found", 5.0, key="a", lease="t1")
+        back = ProofHistory([*GOOD[:-1], *SECOND, older], fresh_for=1.0, may_forget=True)
+        assert (violations(gone)[KEPT], len(list(outdated(gone)))) == ([], 1)
+        assert len(violations(back)[KEPT]) == 1
 
     def test_a_lost_invalidation_is_told_once_for_each_copy(self) -> None:
         """With the load, and how long after the invalidation the first reader got it."""

@@ -222,16 +222,19 @@ class TestT11Prove:
         assert "every promise was kept" not in said
 
     def test_counts_that_need_a_word_have_one(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Reads that were not judged always; others if there were any."""
+        """If there were any."""
         report = Report("valkey", 1, 2, counts=Counter(served=2000, blind=1000), broken={LOST: []})
         tell([report])
         said = capsys.readouterr().out
-        unjudged = "1,000 reads without the store were not judged against invalidations"
-        assert f"valkey: ({unjudged})\n" in said
+        unjudged = "1,000 of 2,000 reads were without the store, and were not judged"
+        assert f"valkey: {unjudged} against invalidations.\n" in said
         assert "StoreError" not in said
-        report.counts.update(together=1, refused=1)
+        assert "were gone" not in said
+        report.counts.update(together=1, refused=1, forgotten=3)
         tell([report])
         said = capsys.readouterr().out
+        assert re.search(r"^copies that were gone +3$", said, re.MULTILINE)
+        assert "They are loaded again, and no promise is broken.\n" in said
         assert "`invalidate` raised StoreError, and your code must try again.\n" in said
         assert "stillfresh allows them while the store is out of reach" in said
 

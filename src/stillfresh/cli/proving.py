@@ -28,6 +28,8 @@ NOTES = {
     "ended, for example because its process was paused.",
     "refused": "invalidations refused: the store was out of reach, `invalidate` raised StoreError, "
     "and your code must try again.",
+    "forgotten": "copies that were gone: the store was restarted without its data, or evicted "
+    "them. They are loaded again, and no promise is broken.",
 }
 """What a count means, if it is not 0."""
 
@@ -156,8 +158,9 @@ def tell(reports: list[Report]) -> None:
     print_table(head, rows, right=head[1:])
     click.echo()
     for report in reports:
-        blind = f"{report.counts['blind']:,} reads without the store were not judged"
-        click.echo(f"{report.store}: ({blind} against invalidations)")
+        if blind := report.counts["blind"]:
+            of = f"{blind:,} of {report.counts['served']:,} reads were without the store"
+            click.echo(f"{report.store}: {of}, and were not judged against invalidations.")
     for name, note in NOTES.items():
         if any(it.counts[name] for it in reports):
             click.echo(note)
@@ -170,7 +173,10 @@ def _tell_broken(report: Report) -> None:
     if not report.counts["served"]:
         click.echo(f"{report.store}: nothing was read, so nothing is proved.")
     elif not report.sentences:
-        click.echo(f"{report.store}: every promise was kept.")
+        ended = ", in a run that was ended early" if report.is_cut_short else ""
+        click.echo(f"{report.store}: every promise was kept{ended}:")
+        for promise in report.broken:
+            click.echo(f"  {promise}.")
     for promise, found in report.broken.items():
         if found:
             click.echo(f"{report.store}: broken ({len(found):,}): {promise}.")
@@ -189,15 +195,17 @@ def _figures(it: Report) -> dict[str, str]:
         "seed": str(it.seed),
         "lasted": age_text(it.seconds),
         "fresh_for": age_text(it.fresh_for),
+        "stale_for": age_text(it.stale_for),
         "reads": f"{counts['served']:,}",
         "reads without the store": f"{counts['blind']:,}",
         "reads that failed": f"{counts['failed']:,}",
         "loads": f"{counts['load']:,}",
         "loads beside another of the same key": f"{counts['together']:,}",
-        "invalidations": f"{counts['invalidated']:,}",
+        "invalidations confirmed": f"{counts['invalidated']:,}",
         "invalidations refused": f"{counts['refused']:,}",
         "invalidations lost": f"{len(it.broken[LOST]):,}",
         **({"leases doubled": f"{doubled:,}"} if DOUBLED[0] in it.broken else {}),
+        **({"copies that were gone": f"{counts['forgotten']:,}"} if counts["forgotten"] else {}),
         **{f"age at serving, {name}": f"{age:.3g} s" for name, age in it.ages.items()},
         **{f"fault: {name}": f"{times:,}" for name, times in sorted(it.faults.items())},
         "longest until all worked again": f"{max(it.recoveries, default=0.0):.1f} s",

@@ -23,10 +23,20 @@ GRAIN: Final = 0.001
 class ProofHistory:
     """The events, by what happened and by key."""
 
-    def __init__(self, events: Iterable[Seen], fresh_for: float, lag: float = 0.0) -> None:
-        """`lag`: seconds for which changes by others may be missed (`memory_for`)."""
+    def __init__(
+        self,
+        events: Iterable[Seen],
+        fresh_for: float,
+        lag: float = 0.0,
+        *,
+        may_forget: bool = False,
+    ) -> None:
+        """`lag`: seconds for which changes by others may be missed (`memory_for`).
+
+        `may_forget`: a copy that is gone is only a miss.
+        """
         self.fresh_for = fresh_for
-        self.lag = lag
+        self.lag, self.may_forget = lag, may_forget
         self._by: dict[str, dict[str, list[Seen]]] = defaultdict(lambda: defaultdict(list))
         for event in sorted(events, key=lambda event: event.at):
             self._by[event.what][event.key].append(event)
@@ -170,14 +180,20 @@ def voided(history: ProofHistory) -> Iterator[str]:
 
 def kept(history: ProofHistory) -> Iterator[str]:
     """The store has the last published copy, or a later one."""
+    for event in outdated(history):
+        if event.lease or not history.may_forget:
+            there = event.lease or "nothing"
+            yield f"{event.key}: {there} was found, and something newer had been published"
+
+
+def outdated(history: ProofHistory) -> Iterator[Seen]:
+    """Looks into the store that found an older copy than the last published one, or none."""
     for key in history.keys("found"):
         latest = Latest(history.of("published", key))
         for event in history.of("found", key):
-            due = latest.before(event.at)
             ended = history.publication(event.lease)[1] if event.lease else -NEVER
-            if ended < due:
-                there = event.lease or "nothing"
-                yield f"{key}: {there} was found, and something newer had been published"
+            if ended < latest.before(event.at):
+                yield event
 
 
 def answered(history: ProofHistory) -> Iterator[str]:

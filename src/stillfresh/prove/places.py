@@ -22,8 +22,8 @@ MEANING: Final = {
     "received; with ?wait_replicas=1 the caller gets an error instead. A server that restarts "
     "without its last writes does the same: see its appendfsync.",
     DOUBLED[1]: "Two processes held the lease of one key: the store forgot a lease that it gave.",
-    KEPT: "The store acknowledged a copy, and later gave back an older one, or none: a failover "
-    "or a restart lost writes.",
+    KEPT: "The store acknowledged a copy, and later gave back an older one: a failover or a "
+    "restart lost writes.",
     RECOVERED: "Within 60 seconds not every process could read and publish: can the store be "
     "reached, may it be written to, and has it room?",
 }
@@ -52,6 +52,7 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             pace=0.02 if is_far else 0.004,
             peer=peer,
             moves_clock=False,
+            may_forget=True,
         )
         try:
             asyncio.run(_cleaned(bare + mark, stage))

@@ -19,6 +19,7 @@ from stillfresh.prove.history import (
     ProofHistory,
     ages_at_serving,
     loads_together,
+    outdated,
     violations,
 )
 from stillfresh.prove.stage import Stage
@@ -37,6 +38,7 @@ class Report:
     workers: int
     peer: str = ""
     fresh_for: float = 0.0
+    stale_for: float = 0.0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: list[float] = field(default_factory=list)
@@ -122,7 +124,8 @@ class ProofRun:
     ) -> None:
         """When `over` is set, the run ends, and the events so far are judged."""
         self._over = over or threading.Event()
-        self.report = Report(name, seed, workers, stage.peer, stage.fresh_for)
+        times = stage.fresh_for, stage.stale_for
+        self.report = Report(name, seed, workers, stage.peer, *times)
         self._stage = stage
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
         self._crowd = Crowd(stage, folder, seed)
@@ -188,7 +191,11 @@ class ProofRun:
         self._reader.look()
         events = self._reader.events
         self.report.counts = Counter(event.what for event in events)
-        history = ProofHistory(events, self._stage.fresh_for, self._stage.memory_for)
+        stage, counts = self._stage, self.report.counts
+        history = ProofHistory(
+            events, stage.fresh_for, stage.memory_for, may_forget=stage.may_forget
+        )
+        counts["forgotten"] = sum(not event.lease for event in outdated(history))
         self.report.counts["blind"] = self.report.counts["served"] - len(history.sighted())
         self.report.ages = ages_at_serving(history)
         self.report.counts["together"] = loads_together(history)

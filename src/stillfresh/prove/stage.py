@@ -24,8 +24,14 @@ class Stage:
     peer: str = ""
     """Another library, whose answers are judged instead."""
     moves_clock: bool = True
+    may_forget: bool = False
+    """True if copies may be gone after a restart, as from a Redis without persistence."""
     left: str = ""
     """A sentence about entries that could not be deleted at the end."""
+
+    @property
+    def stale_for(self) -> float:
+        return 2 * self.fresh_for
 
     @property
     def keys(self) -> tuple[str, ...]:

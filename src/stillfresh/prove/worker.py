@@ -55,7 +55,7 @@ class StillfreshShelf:
         @self._cache.batched(
             KIND,
             fresh_for=job.stage.fresh_for,
-            stale_for=2 * job.stage.fresh_for,
+            stale_for=job.stage.stale_for,
             error_for="30d",
             memory_for=job.stage.memory_for,
             lease_for=LEASE_FOR,
