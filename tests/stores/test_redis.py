@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
@@ -137,7 +138,7 @@ class TestS5Layout:
         await store.release(KIND, [lease], {"a": Failure(1, clock() + 5, "TimeoutError")})
         await leased(store)
         (key,) = await keys_of(raw, prefix)
-        assert key.startswith(f"{prefix}:v1:{{".encode())
+        assert key.startswith(f"{prefix}:v2:{{".encode())
         assert key.endswith(b"}:price:a")
         text = await raw.get(key)
         assert isinstance(text, bytes)
@@ -159,8 +160,16 @@ class TestS5Layout:
         """Every bucket gets its share, and they lie in different slots."""
         places = Places("p").of(KIND, [str(number) for number in range(10_000)])
         slots = [key_slot(place.key) for place in places]
-        assert len(set(slots)) == BUCKETS
-        assert max(map(slots.count, set(slots))) < 2 * len(slots) / BUCKETS
+        assert len(set(slots)) == len(BUCKETS)
+        assert max(map(slots.count, set(slots))) < 2 * len(slots) / len(BUCKETS)
+
+    @pytest.mark.parametrize("primaries", range(1, 33))
+    def test_primaries_share_the_buckets_evenly(self, primaries: int) -> None:
+        """S9: if they share the slots evenly, as cluster tools make it."""
+        slots = [key_slot(base) for base in Places("p").bases]
+        counts = Counter(slot * primaries // 16384 for slot in slots)
+        assert len(counts) == primaries
+        assert max(counts.values()) - min(counts.values()) <= 1
 
     async def test_prefixes_are_apart(self, valkey: Server, clock: ManualClock) -> None:
         """Two caches on one database do not see each other, not even in counts and tags."""

@@ -127,7 +127,7 @@ class TestE20RedisReads:
         await store.open()
         try:
             ids = [f"id-{number}" for number in range(50)]
-            server.command("SET", "stillfresh:v1:{00}:word:odd", "not ours")
+            server.command("SET", "stillfresh:v2:{6u}:word:odd", "not ours")
             assert store.read_now("word", [*ids, "odd"]) == await store.read("word", [*ids, "odd"])
         finally:
             await store.close()

@@ -1,6 +1,6 @@
 """How a Redis store announces changes (S10): each step publishes a message in its own script.
 
-Every bucket has a sharded channel, `<prefix>:v1:{07}:!`, on the node of its keys. A message is `P`,
+Every bucket has a sharded channel, `<prefix>:v2:{by}:!`, on the node of its keys. A message is `P`,
 the generation and the member; `V` and the member; `T` and a tag; or `!` and a beat. A server sends
 messages in the order of its steps, so one beat proves all channels of one connection.
 """

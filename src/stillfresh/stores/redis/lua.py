@@ -9,6 +9,7 @@ from typing import Final
 
 from stillfresh.stores.contract import REMEMBERED
 from stillfresh.stores.redis.layout import (
+    BUCKETS,
     CHANNEL,
     HEAD,
     NAME,
@@ -27,6 +28,7 @@ local MAGIC = 'SF\\0\\1'
 local LEASE_AT = HEAD - 20 - {NAME} - 8
 local FREE = struct.pack('>dc{NAME}', 0, NOBODY)
 local LATE = '\\255\\255\\255\\255'
+local FIRST = '{{{BUCKETS[0]}}}'
 local PUBLISHED, VOIDED, TAGGED = '{PUBLISHED.decode()}', '{VOIDED.decode()}', '{TAGGED.decode()}'
 
 local function clock(given)

@@ -157,7 +157,7 @@ local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 100), {}
 if ARGV[3] == '0' then
   begin_epoch(base, set:sub(#base + 2))
-  if base:find('{00}', 1, true) then tell(base, TAGGED .. set:sub(#base + 2)) end
+  if base:find(FIRST, 1, true) then tell(base, TAGGED .. set:sub(#base + 2)) end
 end
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
