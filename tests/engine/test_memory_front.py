@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from stillfresh import Cache, LoadFailed, Origin, ResourceStats, Verdict, engine
+from stillfresh import Cache, LoadFailed, Origin, Policy, ResourceStats, Verdict, engine
 from stillfresh.engine.counts import Counts
-from stillfresh.engine.rules import age_bucket
-from stillfresh.stores.contract import Failure, Record
+from stillfresh.engine.explain import explain
+from stillfresh.engine.rules import age_bucket, outlook_of
+from stillfresh.stores.contract import Copy, Failure, Mark, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -32,6 +34,8 @@ from tests.kit.engine import (
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE, EXPIRED, GONE = Verdict
+PAGE = Copy("g1", 0, Policy(5, 60, 60), b"page")
+HARD = replace(PAGE, mark=Mark.HARD)
 
 
 class Counting:
@@ -151,6 +155,86 @@ class TestE9Memory:
         clock.advance(0.92)
         assert version(await prices.get("a")) == 2
 
+    async def test_memory_alone_answers_until_its_time(
+        self, here: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """With the one prebuilt answer, which counts as a read; then the store is asked."""
+        prices = declare(here, upstream, memory_for="1s")
+        await prices("a")
+        memory, entry = prices.core.memory, prices.core.memory.entries["a"]
+        assert memory.hit("a", clock() + 0.09) is memory.hit("a", clock()) is entry.answer
+        assert entry.hits == 2
+        assert memory.hit("a", entry.until) is None
+        assert memory.hit("unknown", clock()) is None
+
+    async def test_until_when_an_answer_may_be_given(
+        self, here: Cache, there: Cache, upstream: Upstream
+    ) -> None:
+        """By memory alone for `memory_for` since the store was asked; with the store until the
+        verdict or the age bucket changes. What is stored nowhere is given for a second."""
+        memory = declare(here, upstream, memory_for="2s").core.memory
+        never, copy = float("-inf"), Copy("g1", 100, Policy(60, 60), b"1")
+        failed, forgotten = LoadFailed("x"), LoadFailed("x")
+        failed.retry_at = 170
+
+        def kept(now: float, since: float | None, **more: Any) -> tuple[object, ...]:
+            answer = memory.keep("a", copy, None, outlook_of(copy, now), since, **more)
+            entry = memory.entries["a"]
+            assert entry.answer is answer
+            return entry.until, entry.stands, answer.origin, answer.unverified
+
+        assert kept(106, 105.5) == (107.5, 110, Origin.MEMORY, False)
+        assert kept(109, 109) == (110, 110, Origin.MEMORY, False)
+        assert kept(161, 161) == (never, never, Origin.MEMORY, False)
+        assert kept(106, None) == (107, never, Origin.MEMORY, True)
+        assert kept(106, None, lag=3) == (109, never, Origin.MEMORY, True)
+        assert kept(165, 165, error=failed) == (167, never, Origin.MEMORY, False)
+        assert kept(165, 165, error=forgotten) == (never, never, Origin.MEMORY, False)
+        memory.stand_before(private=True)
+        assert kept(106, 106) == (110, 110, Origin.MEMORY, False)
+        assert kept(165, 165, error=failed) == (170, never, Origin.MEMORY, False)
+        memory = declare(there, upstream).core.memory
+        assert kept(106, 106) == (never, 110, Origin.STORE, False)
+
+    async def test_a_glance_needs_no_turn_of_the_loop(
+        self, url: str, prices: Prices, clock: ManualClock
+    ) -> None:
+        """E14: where the store is read on the spot; what has changed there is not an answer."""
+        await prices("a")
+        before = (await stats(prices.core.owner)).reads[FRESH]  # type: ignore[arg-type]
+        answer = prices.core.glance("a")
+        if url.startswith("redis:"):
+            assert answer is None
+            return
+        assert answer is not None
+        assert version(answer) == 1
+        assert (await stats(prices.core.owner)).reads[FRESH] == before + 1  # type: ignore[arg-type]
+        runtime = prices.core._runtime
+        assert runtime is not None
+        clock.advance(-5)  # E1: as new, to a clock that is a little behind
+        assert prices.core.glance("a") is answer
+        clock.advance(-0.01)
+        assert prices.core.glance("a") is None
+        clock.advance(5.01)
+        await runtime.store.invalidate("price", ["a"])
+        assert prices.core.glance("a") is None
+        assert prices.core.glance("unknown") is None
+
+    async def test_a_glance_ends_with_freshness(
+        self, url: str, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """At its very end, not a moment later."""
+        if url.startswith("redis:"):
+            return
+        async with Cache(url, clock=clock) as cache:
+            prices = declare(cache, upstream, fresh_for=0.05)
+            await prices("a")
+            clock.advance(0.0499)
+            assert prices.core.glance("a") is not None
+            assert prices.core.fresh_for("a") == prices.core.fresh_for("unknown") == 0.05
+            clock.advance(prices.core.memory.entries["a"].stands - clock())
+            assert prices.core.glance("a") is None
+
     async def test_memory_for_begins_anew_whenever_a_file_was_asked(
         self,
         upstream: Upstream,
@@ -253,6 +337,7 @@ class TestE9Memory:
         assert await square(2) == 2004
         for of in (3, 4, 5, 3, 4, 5):
             assert await square(of) == await square(of)
+            assert len(square._by_arguments) <= 2
 
     async def test_lets_go_of_what_was_invalidated(self, prices: Prices) -> None:
         """Whoever still holds the entry holds neither its value nor its copy."""
@@ -309,6 +394,34 @@ class TestE12Stats:
         assert sum(counts.ages) == 9
         upstream.let_go()
         await idle(cache)
+
+    async def test_every_answer_counts_with_its_own_age(self, cache: Cache, prices: Prices) -> None:
+        """Also if it is not the age of the one before; a failure has none."""
+        memory, now = prices.core.memory, 1_000.0
+        old, new = (
+            memory.made(Copy("g", at, Policy(60), b""), None, verdict, origin)
+            for at, verdict, origin in ((993, FRESH, Origin.STORE), (1_003, STALE, Origin.LOADED))
+        )
+        memory.count([old, old, new, LoadFailed("x"), old], now)
+        counts = await stats(cache)
+        assert reads(counts) == (3, 1, 0, 1)
+        assert counts.reads_by_origin[Origin.LOADED][GONE] == 1
+        assert (counts.ages[age_bucket(7)], counts.ages[0], sum(counts.ages)) == (3, 1, 4)
+        assert counts.age_sum == 21
+
+    async def test_copies_that_differ_are_judged_apart(self, prices: Prices) -> None:
+        """Only those with the same times, mark and moment share a judgement."""
+        memory = prices.core.memory
+        copies = [
+            replace(PAGE, **change)
+            for change in ({}, {"policy": Policy(1)}, {"fetched_at": -10}, {"mark": Mark.HARD})
+        ]
+        for before in copies:
+            for copy in copies:
+                assert memory.outlook(before, 3) is memory.outlook(before, 3)
+                assert memory.outlook(copy, 3) == outlook_of(copy, 3)
+        assert memory.outlook(PAGE, 5).verdict is STALE
+        assert memory.outlook(PAGE, 4).verdict is FRESH
 
     async def test_a_hit_makes_nothing_new(self, upstream: Upstream, clock: ManualClock) -> None:
         """The answer stands on the entry, and so does its count."""
@@ -375,6 +488,19 @@ class TestE12Stats:
         await prices.delete("b")
         counts = await stats(cache)
         assert (counts.failing, counts.retry_at, counts.error) == (0, None, None)
+
+    async def test_a_failure_is_forgotten_with_its_key(
+        self, prices: Prices, cache: Cache, upstream: Upstream
+    ) -> None:
+        """Deleted, put or loaded: it fails no longer."""
+        upstream.error = RuntimeError("boom")
+        await prices.get_many(list("abcd"))
+        assert (await stats(cache)).failing == 4
+        await prices.delete("a")
+        await prices.put("b", Price("b", 2))
+        upstream.error = None
+        await prices.refresh("c")
+        assert (await stats(cache)).failing == 1
 
     async def test_an_old_failure_is_forgotten(
         self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
@@ -592,6 +718,7 @@ class TestE12Explain:
         ("age", "verdict", "says"),
         [
             (10, FRESH, "^price 'a': a fresh copy, 10.0 s old, fresh for 20.0 s more; .* nothing"),
+            (30, STALE, "a stale copy, 30.0 s old, fresh until 0.0 s ago; .* one refresh begins"),
             (40, STALE, "a stale copy, 40.0 s old, fresh until 10.0 s ago; .* one refresh begins"),
             (100, EXPIRED, "an? expired copy, 100.0 s old.*gets this copy only if that fails"),
             (5000, GONE, "a gone copy, 5000.0 s old.*waits for a load, and fails if that fails."),
@@ -663,6 +790,27 @@ class TestE12Explain:
         told = await prices.explain("a")
         assert (told.verdict, told.invalidated) == (STALE if soft else EXPIRED, True)
         assert "copy, 0.0 s old, invalidated" in str(told)
+
+    @pytest.mark.parametrize(
+        ("copy", "failure", "says"),
+        [
+            (None, None, "there is no copy; a read waits for a load, and fails if that fails."),
+            (PAGE, None, "a stale copy, 10.0 s old, fresh until 5.0 s ago; a read is served"),
+            (replace(PAGE, value=None), None, "not shared, .* a response of its own"),
+            (replace(PAGE, mark=Mark.SOFT), None, "invalidated; a read is served"),
+            (HARD, None, "invalidated; it must be validated before .* fails if it fails"),
+            (HARD, Failure(2, 30, "x"), "so a read fails at once. The last 2 loads failed .x.; no"),
+            (replace(HARD, fetched_at=-99), None, "a gone copy.* and fails if that"),
+        ],
+    )  # fmt: skip
+    def test_a_page(self, copy: Copy | None, failure: Failure | None, says: str) -> None:
+        """RFC 9111 §4.4: one that was invalidated is validated first, however old it is."""
+        record = Record(copy, failure=failure)
+        told = explain("page", "/a", record, 10, loading_here=False, in_memory=False)
+        assert re.search(says, str(told))
+        other = str(explain("price", "/a", record, 10, loading_here=False, in_memory=False))
+        assert "must be validated" not in other
+        assert "not shared" not in other
 
     async def test_changes_nothing(self, prices: Prices, upstream: Upstream) -> None:
         """No load, no count."""

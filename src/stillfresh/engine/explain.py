@@ -139,8 +139,8 @@ def _what(record: Record, now: float, verdict: Verdict, *, is_page: bool) -> str
     what = absent if copy.value is None else f"{article} {verdict} copy"
     if copy.mark is not Mark.NONE:
         return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, invalidated"
-    left = rules.fresh_until(copy) - now
-    when = f"fresh for {left:.1f} s more" if left > 0 else f"fresh until {-left:.1f} s ago"
+    over = now - rules.fresh_until(copy)
+    when = f"fresh until {over:.1f} s ago" if over >= 0 else f"fresh for {-over:.1f} s more"
     return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, {when}"
 
 

@@ -192,7 +192,7 @@ class Memory(Evicting[K, V]):
 
     def is_trusted(self, entry: MemoryEntry[K, V], now: float) -> bool:
         """S10: the store would have announced a change, so memory may answer alone again."""
-        if self.notices is None or entry.answer.verdict is not FRESH or entry.answer.error:
+        if self.notices is None or entry.answer.verdict is not FRESH:
             return False
         until = self.notices.trusted_until(entry.since, self._memory_for)
         if now >= until or (outlook := self.outlook(entry.copy, now)).verdict is not FRESH:
