@@ -38,6 +38,10 @@ def memory() -> Cache:
     return Cache("memory://")
 
 
+async def simple(year: int) -> int:
+    return year
+
+
 async def plain(year: int, region: str = "eu", *, deep: bool = False) -> Report:
     """A year's report."""
     return Report(year=year, region=region)
@@ -76,6 +80,29 @@ class TestE19Functions:
             "assert inspect.iscoroutinefunction(face) and asyncio.iscoroutinefunction(face)"
         )
         subprocess.run([python, "-c", script], check=True, timeout=60)
+
+    async def test_a_hit_by_the_same_arguments_binds_nothing(
+        self, memory: Cache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E14: once memory has answered a call, the arguments alone lead to its entry."""
+        report = memory.cached("report", fresh_for=60)(simple)
+        assert [await report(2026), await report(2026)] == [2026, 2026]
+        monkeypatch.delattr(report.signature, "_signature")
+        assert await report(2026) == 2026
+        with pytest.raises(AttributeError):
+            await report(year=2026)
+
+    async def test_every_call_is_one_read(self, memory: Cache) -> None:
+        """E12: by whichever way it is answered."""
+        report = memory.cached("report", fresh_for=60)(simple)
+        for _ in range(4):
+            await report(2026)
+            await report(year=2026)
+            await report.get(2026)
+            await report.of(2026).get()
+        reads = (await memory.stats()).resources["report"].reads_by_origin
+        counted = [sum(reads[origin].values()) for origin in (Origin.LOADED, Origin.MEMORY)]
+        assert counted == [1, 15]
 
     def test_callers_are_not_told_of_loaded(self, memory: Cache) -> None:
         """They get the value."""

@@ -162,9 +162,10 @@ class TestE17Put:
         assert version(await prices.get("a")) == 7
 
     async def test_is_counted(self, cache: Cache, prices: Prices) -> None:
-        """E12: by the key."""
+        """E12: by the key; nothing overtook it."""
         await prices.put_many({"a": KNOWN, "b": Price("b", 8)})
-        assert (await cache.stats()).resources["price"].puts == 2
+        stats = (await cache.stats()).resources["price"]
+        assert (stats.puts, stats.superseded, stats.store_errors) == (2, 0, 0)
 
 
 class TestE17Law:
@@ -308,14 +309,18 @@ class TestE17Law:
         assert (version(await reading), upstream.calls) == (7, [])
 
     async def test_another_put_that_overtakes_wins(
-        self, ours: Prices, theirs: Prices, store: SteppedStore
+        self, here: Cache, ours: Prices, theirs: Prices, store: SteppedStore
     ) -> None:
-        """It took the lease over from the first."""
-        putting = await store.holding("publish", ours.put("a", KNOWN))
+        """It took the lease over from the first, whose other keys are stored and counted."""
+        many = {"a": KNOWN, "b": Price("b", 7), "c": Price("c", 7)}
+        putting = await store.holding("publish", ours.put_many(many))
         await theirs.put("a", Price("a", 8))
         store.let_go("publish")
         await putting
         assert [version(await it.get("a")) for it in (ours, theirs)] == [8, 8]
+        assert [version(await theirs.get(key)) for key in "bc"] == [7, 7]
+        stats = (await here.stats()).resources["price"]
+        assert (stats.puts, stats.superseded) == (2, 1)
 
     async def test_a_lease_that_ran_out_leaves_nothing_old_fresh(
         self, ours: Prices, store: SteppedStore, clock: ManualClock

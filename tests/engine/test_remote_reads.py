@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 
 from stillfresh import Cache, NotOpen
+from stillfresh.engine.store_reads import Question
 from stillfresh.stores.contract import Generations, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -27,6 +28,21 @@ async def remote(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> A
 @pytest.fixture
 def goods(remote: Cache, upstream: Upstream) -> Prices:
     return declare(remote, upstream)
+
+
+class TestE9Question:
+    def test_a_value_is_left_out_only_if_all_who_ask_have_it(self) -> None:
+        """Each id is asked for once; callers that know different copies are sent the value."""
+        question = Question()
+        question.add(["a", "b"], {"a": "g1", "b": "g1"})
+        question.add(["b", "a", "c"], {"a": "g1", "b": "g2", "c": "g1"})
+        assert list(question.ids) == ["a", "b", "c"]
+        assert question.known == {"a": "g1", "c": "g1"}
+        question.add(["c", "b"], {"b": "g1"})
+        assert question.known == {"a": "g1"}
+        question.add(["d"], {})
+        question.add(["d"], {"d": "g1"})
+        assert question.known == {"a": "g1"}
 
 
 class TestE4RemoteReads:

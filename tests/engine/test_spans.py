@@ -22,7 +22,7 @@ from stillfresh import (
     prometheus_text,
 )
 from stillfresh.engine.rules import AGE_BUCKETS
-from stillfresh.engine.spans import TIME_BUCKETS
+from stillfresh.engine.spans import TIME_BUCKETS, Stopwatch, Timing, noted
 from stillfresh.isr import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -442,3 +442,37 @@ class TestG15Render:
             (["/c"], "page", None, None, site.error),
         ]
         assert ears.around["render"] == "load"
+
+
+class TestG14Stopwatch:
+    def test_a_time_on_a_bound_belongs_below_it(self) -> None:
+        """As Prometheus counts; above all bounds there is a last bucket."""
+        watch = Stopwatch()
+        for seconds in (0.0, 0.0001, 0.0002, 30, 31):
+            watch.note(seconds)
+        timing = watch.timing()
+        assert timing.counts == (2, 1, *[0] * 9, 1, 1)
+        assert timing.seconds == pytest.approx(61.0003)
+        both = timing + Timing((1,) * len(timing.counts), 2.0)
+        assert both.counts == (3, 2, *[1] * 9, 2, 2)
+        assert both.seconds == pytest.approx(63.0003)
+
+    def test_a_span_has_the_worst_verdict_and_the_last_error(self) -> None:
+        """Of all keys of its load; without hooks there is no span."""
+        span, error = Span("load", "price", ["a"], "", (), is_waited=True), ValueError("x")
+        seen = []
+        for verdict, raised in (
+            (Verdict.STALE, None),
+            (Verdict.FRESH, None),
+            (Verdict.GONE, error),
+            (Verdict.EXPIRED, None),
+        ):
+            noted(span, verdict, raised)
+            seen.append((span.verdict, span.error))
+        assert seen == [
+            (Verdict.STALE, None),
+            (Verdict.STALE, None),
+            (Verdict.GONE, error),
+            (Verdict.GONE, error),
+        ]
+        noted(None, Verdict.GONE, error)

@@ -254,9 +254,14 @@ class TestE17UpdateLaw:
         assert await store.inner.renew("price", [lease], 5) == {"a"}
 
     async def test_a_key_that_others_change_all_the_time_is_an_error(
-        self, goods: Resource[str, Price], elsewhere: Resource[str, Price]
+        self,
+        goods: Resource[str, Price],
+        elsewhere: Resource[str, Price],
+        store: SteppedStore,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Said after a bounded number of attempts."""
+        monkeypatch.setattr("stillfresh.engine.put.UPDATES", 5)
 
         async def disturbed(answer: Answer[Price] | None) -> Price:
             await elsewhere.put("a", newer(answer))
@@ -264,6 +269,7 @@ class TestE17UpdateLaw:
 
         with pytest.raises(StoreError, match="other processes keep changing it; try again"):
             await goods.update("a", disturbed)
+        assert store.count("acquire") == 5
 
 
 class TestE17Counters:
