@@ -53,11 +53,12 @@ class TestE22Bypassed:
     async def test_reads_without_a_load_know_nothing(
         self, cache: Cache, prices: Resource[str, Price]
     ) -> None:
-        """`peek` and `known` read a cache that is not there."""
+        """`peek`, `known` and `look` read a cache that is not there."""
         await prices("a")
         with cache.bypassed():
             assert prices.peek("a") is None
             assert await prices.known(["a"]) == {}
+            assert await prices.core.look("a") is None
         assert prices.peek("a") is not None
 
     async def test_a_cached_function_is_called(self, cache: Cache) -> None:
@@ -98,6 +99,9 @@ class TestE22Bypassed:
         task = asyncio.create_task(bypassing())
         await inside.wait()
         assert [(await prices("a")).version, version(await prices.get("a"))] == [1, 1]
+        looked = await prices.core.look("a")
+        assert looked is not None
+        assert version(looked) == 1
         await prices.put("b", Price("b", 5))
         assert (await prices("b")).version == 5
         await prices.refresh("c")

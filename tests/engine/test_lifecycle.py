@@ -160,6 +160,17 @@ class TestE13Close:
                 assert isinstance(await outcome(work), NotOpen)
             assert resource.peek("a") is None
 
+    async def test_a_child_may_use_what_was_closed_before_the_fork(
+        self, shut: Cache, goods: Prices, store: SteppedStore
+    ) -> None:
+        """E21: nothing of it belongs to the parent."""
+        await goods("a")
+        await shut.close()
+        shut.forked()
+        async with shut:
+            assert version(await goods.get("a")) == 1
+        assert store.count("open") == 2
+
     async def test_twice_is_once(self, shut: Cache, goods: Prices, store: SteppedStore) -> None:
         """Also before it was ever opened."""
         await shut.close()

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stillfresh import Cache, Origin, StillfreshError
+from stillfresh.stores.memory import MemoryStore
 from tests.kit.engine import Price, Upstream, declare
+from tests.kit.held_store import SteppedStore
 from tests.kit.servers.valkey import Server
 
 if TYPE_CHECKING:
@@ -118,6 +120,27 @@ class TestE21Loops:
         assert count == before + (name == "sqlite")
         assert len(writers()) == before
         asyncio.run(cache.close())
+
+    def test_each_opening_of_a_store_is_closed_once(self) -> None:
+        """By the end of the loop, or by hand; a store that was closed is not closed again."""
+        store = SteppedStore(MemoryStore())
+        cache = Cache(store)
+        prices = declare(cache, Upstream())
+
+        async def by_hand() -> None:
+            async with cache:
+                await prices("a")
+
+        async def opened_again() -> None:
+            await by_hand()
+            await cache.open()
+
+        asyncio.run(prices("a"))
+        asyncio.run(by_hand())
+        asyncio.run(opened_again())
+        asyncio.run(prices("a"))
+        steps = [it for it in store.calls if it in {"open", "close"}]
+        assert steps == ["open", "close"] * 5
 
     def test_an_explicit_close_stays_closed(self, place: str) -> None:
         """E13: only a loop that ended is followed by another one; `close()` means it."""

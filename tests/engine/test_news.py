@@ -260,6 +260,32 @@ class TestS10Memory:
         bench.told("nobody")
         assert (await read(bench.prices)).version == 1
 
+    def test_a_copy_is_known_unless_a_change_was_announced_since(self) -> None:
+        """At the same moment counts as since; the announced generation itself is known."""
+        notices: news.Notices[str] = news.Notices(heard(since=90, proved_at=100))
+        notices.note("a", "g2", 50)
+        assert [notices.is_known("a", "g1", at) for at in (49, 50, 51)] == [False, False, True]
+        assert notices.is_known("a", "g2", 10)
+        assert notices.is_known("b", "g1", 10)
+        told = [("a", "g2"), ("a", "g1"), ("b", "g2")]
+        assert [notices.is_published(*it) for it in told] == [True, False, False]
+        notices.doubt(60)
+        assert [notices.is_known("b", "g1", at) for at in (60, 61)] == [False, True]
+        assert not notices.is_published("a", "g2")
+
+    def test_only_what_was_checked_since_it_listens_is_trusted(self) -> None:
+        """For `memory_for` after the last beat that came back."""
+        notices: news.Notices[str] = news.Notices(heard(since=90, proved_at=100))
+        assert notices.trusted_until(90, 5) == 105
+        assert notices.trusted_until(89.9, 5) == news.SILENT
+
+
+def heard(*, since: float, proved_at: float) -> news.News:
+    """A channel that listens since then, and whose last beat was sent at that time."""
+    channel = news.News.__new__(news.News)
+    channel.since, channel.proved_at = since, proved_at
+    return channel
+
 
 class TestS10Watch:
     async def test_a_watch_hears_of_anothers_put(self, bench: Bench) -> None:

@@ -618,6 +618,28 @@ class TestE24NeverLate:
         await driver.tick(10, 1, lambda: True)
         assert (asked, driver.lane.state("a")) == ([], LaneState.COOLING)
 
+    async def test_keys_of_a_round_that_was_cut_off_are_looked_at_again(
+        self, clock: ManualClock
+    ) -> None:
+        """None of them stays in flight: those that ended have their time, the others are due."""
+
+        class CutOff(Driver[str]):
+            async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
+                return dict.fromkeys(keys, self.clock() + 20)
+
+            async def renew(self, keys: Sequence[str]) -> AsyncGenerator[Mapping[str, object]]:
+                yield {keys[0]: None}
+                raise StillfreshError("closed")
+
+        driver = CutOff(Terms(Policy(20), 0, 0), clock)
+        for key in "ab":
+            driver.lane.subscribe(key, counted=True)
+            driver.lane.looked_up(key, clock(), clock())
+        with pytest.raises(StillfreshError, match="closed"):
+            await driver.refresh(driver.lane.take(10))
+        assert driver.lane.in_flight == []
+        assert [driver.lane.state(key) for key in "ab"] == [LaneState.WAITING, LaneState.DUE]
+
     async def test_a_load_that_ends_while_another_is_noted_is_noted_too(self, cache: Cache) -> None:
         """The round tells of every key, also if the last load ends before it is asked for more."""
         gate = asyncio.Event()

@@ -287,10 +287,11 @@ class TestBlock:
     async def test_after_it_hits_are_answered_by_memory_alone(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:
-        """The core is not asked, and nothing is written."""
+        """The core is not asked, and nothing is written, also if somebody keeps the block."""
         async with cache:
-            async with cache.recording(file):
+            async with (block := cache.recording(file)):
                 await prices("a")
+            assert (cache.blocks, cache.recording_to) == (0, None), block
             size, answer = file.stat().st_size, await prices.get("a")
             assert await prices.get("a") is answer
             assert file.stat().st_size == size
