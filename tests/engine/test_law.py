@@ -314,10 +314,11 @@ class TestE6Memory:
     async def test_nothing_enters_while_an_invalidation_is_under_way(
         self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
-        """The epoch moves before and after the store's step."""
+        """The epoch moves before and after the store's step: memory answers nobody during it."""
         prices = declare(here, upstream, memory_for="1h")
         await prices("a")
         invalidation = await store.holding("invalidate", prices.invalidate("a"))
+        assert prices.peek("a") is None
         during = await prices.get("a")
         upstream.version = 2
         store.let_go("invalidate")
@@ -348,6 +349,29 @@ class TestE6Memory:
         answer = await task
         assert isinstance(answer, Answer)
         assert seen(answer) == (1, EXPIRED)
+
+
+class TestE6Live:
+    async def test_a_load_is_live_until_its_key_is_invalidated(
+        self, here: Cache, ours: Prices, theirs: Prices, upstream: Upstream, store: SteppedStore
+    ) -> None:
+        """By whatever process; the store is asked, and one that is away says nothing."""
+        core = ours.core
+        assert not await core.is_live("a")
+        loading = await upstream.holding(ours.get_many(["a", "b"]))
+        assert [await core.is_live(key) for key in "abc"] == [True, True, False]
+        store.broken = {"renew"}
+        assert not await core.is_live("a")
+        store.broken = set()
+        await ours.invalidate("a")
+        assert [await core.is_live(key) for key in "ab"] == [False, True]
+        await theirs.invalidate("b")
+        assert not await core.is_live("b")
+        upstream.let_go()
+        await loading
+        await idle(here)
+        assert core.loads.leases == {}
+        assert not await core.is_live("a")
 
 
 class TestE6AnotherProcess:

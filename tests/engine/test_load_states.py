@@ -14,6 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from stillfresh.engine import MsgpackCodec, Spec, terms_of
+from stillfresh.engine.counts import Counts
 from stillfresh.engine.flight import (
     ENDINGS,
     JOINED,
@@ -24,7 +26,13 @@ from stillfresh.engine.flight import (
     LoadEvent,
     LoadState,
 )
-from stillfresh.engine.queue import OVER, Batch, Flight
+from stillfresh.engine.keys import no_loader
+from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Queue, Waiter
+from stillfresh.engine.rules import NOTHING
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Copy, Failure, Record
+
+COPY = Copy("g1", 0.0, Policy(30), b"1")
 
 VALUES = (End.LOADED, End.SUPERSEDED)
 TOLD_FROM_STORE = (End.FOUND, End.FOUND_STALE)
@@ -53,6 +61,35 @@ def flight_in(state: LoadState, *waiters: str) -> Flight[str, str]:
         batch.step(event)
     assert batch.state is state
     return flight
+
+
+async def one_loader() -> object:
+    return 1
+
+
+def queue_of(keys: str, *, max_batch: int = 10, concurrency: int = 1) -> Queue[str, int]:
+    """With these keys, for each of which a caller waits."""
+    spec: Spec[str, int] = Spec(
+        "price",
+        no_loader,
+        MsgpackCodec[int](int, "price"),
+        None,
+        terms_of("price", 30, 60, 0, 30),
+        max_batch=max_batch,
+        concurrency=concurrency,
+        max_entries=10,
+        load_timeout=30,
+    )
+    queue: Queue[str, int] = Queue(spec, Counts())
+    for key in keys:
+        queue.join(key, key, NOTHING, Waiter())
+    return queue
+
+
+def taken(queue: Queue[str, int]) -> str:
+    """The keys of the next batch; empty: none may begin."""
+    batch = queue.take()
+    return "" if batch is None else "".join(flight.key for flight in batch.flights)
 
 
 def reachable(state: LoadState) -> set[LoadState]:
@@ -182,6 +219,171 @@ class TestE6Callers:
         flight.rounds = MAX_ROUNDS
         assert not flight.end(End.SUPERSEDED).again
         assert ENDINGS[End.SUPERSEDED, True].again is Again.ALWAYS
+
+
+class TestE4Queue:
+    """Which loads begin next, and together with which."""
+
+    def test_the_oldest_first_in_full_batches(self) -> None:
+        """No more calls than `concurrency` allows; one more begins when one has ended."""
+        queue = queue_of("abcdefg", max_batch=2, concurrency=2)
+        assert [taken(queue), taken(queue), taken(queue)] == ["ab", "cd", ""]
+        assert queue.running == 2
+        assert queue.not_begun() == 3
+        queue.running -= 1
+        assert [taken(queue), taken(queue)] == ["ef", ""]
+
+    def test_a_key_whose_last_caller_left_is_dropped(self) -> None:
+        """E3: before its load began; a background refresh needs no caller."""
+        queue, waiter = queue_of(""), Waiter[str, int]()
+        queue.join_missing({"a": "a", "b": "b"}, waiter)
+        queue.want("c", "c", NOTHING, waiter)
+        queue.leave(waiter, ["a", "c", "unknown"])
+        assert taken(queue) == "bc"
+        assert list(queue.flights) == ["b", "c"]
+
+    def test_background_refreshes_have_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Callers that wait are queued beyond it."""
+        monkeypatch.setattr("stillfresh.engine.queue.MAX_BEHIND", 2)
+        queue = queue_of("a")
+        for key in "bcd":
+            queue.want(key, key, NOTHING, Waiter())
+        queue.join("e", "e", NOTHING, Waiter())
+        assert list(queue.flights) == ["a", "b", "e"]
+
+    def test_a_load_that_a_loader_waits_for_needs_no_place(self) -> None:
+        """That loader may hold the only one. It begins first, and once."""
+        queue = queue_of("ab", concurrency=1)
+        assert taken(queue) == "ab"
+        queue.join("c", "c", NOTHING, Waiter())
+        token = CURRENT.set(Batch([]))
+        try:
+            queue.join("d", "d", NOTHING, Waiter())
+            queue.join("d", "d", NOTHING, Waiter())
+        finally:
+            CURRENT.reset(token)
+        batch = queue.take()
+        assert batch is not None
+        assert ([it.key for it in batch.flights], batch.takes_place) == (["d"], False)
+        assert (taken(queue), queue.running) == ("", 1)
+        queue.running = 0
+        assert taken(queue) == "c"
+
+    def test_a_caller_that_joins_is_counted_and_waits_for_one_more(self) -> None:
+        """E12: by the load under way, or by a new one."""
+        queue, first, second = queue_of(""), Waiter[str, int](), Waiter[str, int](max_age=5)
+        queue.join_missing({"a": "a", "b": "b"}, first)
+        queue.join_missing({"b": "b", "c": "c"}, second)
+        assert (first.missing, second.missing, queue._counts.coalesced) == (2, 2, 1)
+        flights = queue.flights
+        assert [list(flights[key].waiters) for key in "abc"] == [[first], [first, second], [second]]
+        assert [flights[key].outgrown for key in "abc"] == [False, True, True]
+        assert not any(flight.forced for flight in flights.values())
+
+    def test_who_loads_is_known(self) -> None:
+        """This process does, once it has the lease, until the copy is stored."""
+        queue = queue_of("a")
+        states = [queue.is_loading("a")]
+        batch = queue.take()
+        assert batch is not None
+        for event in (LoadEvent.GRANT, LoadEvent.SEND):
+            states.append(queue.is_loading("a"))
+            batch.step(event)
+        assert [*states, queue.is_loading("a")] == [False, False, True, True]
+        assert not queue.is_loading("unknown")
+        other = queue_of("a")
+        batch = other.take()
+        assert batch is not None
+        batch.step(LoadEvent.DENY)
+        assert not other.is_loading("a")
+
+    def test_what_another_process_loads_for_nobody_is_dropped(self) -> None:
+        """A following load of the same key is not."""
+        queue, waiter = queue_of(""), Waiter[str, int]()
+        for key in "ab":
+            queue.want(key, key, NOTHING, waiter)
+        queue.join("c", "c", NOTHING, waiter)
+        batch = queue.take()
+        assert batch is not None
+        other = queue.flights["b"] = Flight("b", "b")
+        queue.drop_unwaited(batch)
+        assert [it.key for it in batch.flights] == ["c"]
+        assert (list(queue.flights), queue.flights["b"]) == (["b", "c"], other)
+
+    def test_a_following_load_is_of_a_caller_that_brought_its_own(self) -> None:
+        """Of the first that waits for it; else of the one before."""
+        mine, yours = Waiter[str, int](one_loader), Waiter[str, int](one_loader)
+        plain = Waiter[str, int]()
+        for late, by in ((yours, yours), (plain, mine)):
+            queue = queue_of("")
+            queue.join("a", "a", NOTHING, mine)
+            batch = queue.take()
+            assert batch is not None
+            batch.step(LoadEvent.GRANT)
+            queue.join("a", "a", NOTHING, late)
+            flight = queue.flights["a"]
+            flight.overtake()
+            ended = queue.end(flight, End.LOADED)
+            assert (list(ended.told), list(ended.left)) == ([mine], [late])
+            assert queue.flights["a"].by is by
+            assert flight.successor is queue.flights["a"]
+            assert taken(queue) == ""
+            queue.running = 0
+            assert taken(queue) == "a"
+
+    def test_a_closed_queue_begins_nothing(self) -> None:
+        """All its flights have ended, and are returned once."""
+        queue = queue_of("ab", max_batch=1)
+        assert taken(queue) == "a"
+        assert [it.key for it in queue.close()] == ["a", "b"]
+        assert (taken(queue), queue.flights, queue.close()) == ("", {}, [])
+
+
+class TestE5Seen:
+    def test_a_lease_is_asked_for_with_what_was_seen(self) -> None:
+        """E7: a failure that a caller missed counts; a `refresh()` is granted all the same."""
+        flight: Flight[str, str] = Flight("a", "a")
+        assert (flight.seen, flight.failures) == (None, 0)
+        flight.saw(Record(COPY, failure=Failure(3, 5.0, "x")))
+        assert (flight.seen, flight.failures) == ("g1", 3)
+        flight.forced = True
+        assert flight.failures is None
+        flight.saw(NOTHING)
+        assert (flight.seen, flight.failure) == (None, None)
+
+    @pytest.mark.parametrize("wish", ["none", "forced", "outgrown"])
+    def test_another_copy_is_good_enough(self, wish: str) -> None:
+        """The same one is, unless a newer one is wanted; none is after an invalidation."""
+        flight = flight_in(LoadState.LOADING)
+        flight.forced, flight.outgrown = wish == "forced", wish == "outgrown"
+        assert flight.takes(COPY, "g0")
+        assert flight.takes(COPY, "g1") is (wish == "none")
+        assert flight.is_bound is (wish != "forced")
+        flight.overtake()
+        assert not flight.takes(COPY, "g0")
+        assert not flight.is_bound
+
+    def test_a_load_without_a_lease_answers_only_those_that_came_before(self) -> None:
+        """E6: nothing voids it; unless a caller knows no more than the load itself."""
+        flight = flight_in(LoadState.LOADING, "early")
+        flight.is_blind = True
+        flight.join("knows")
+        flight.join("store away", knows=False)
+        ended = flight.end(End.LOADED)
+        assert (list(ended.told), list(ended.left)) == (["early", "store away"], ["knows"])
+
+    def test_a_circle_is_seen_through_any_number_of_loads(self) -> None:
+        """E3: and through the load that follows one of them."""
+        one, two, three = (Batch([Flight(key, key)]) for key in "abc")
+        one.waiting_for["call"] = [two.flights[0]]
+        two.waiting_for["call"] = [three.flights[0]]
+        assert one.flights[0].waits_for(three)
+        assert one.flights[0].waits_for(one)
+        assert not three.flights[0].waits_for(one)
+        followed: Flight[str, str] = Flight("d", "d", successor=one.flights[0])
+        assert followed.waits_for(three)
+        three.waiting_for["call"] = [two.flights[0]]
+        assert not two.flights[0].waits_for(one)
 
 
 class Reference(RuleBasedStateMachine):
