@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import pytest
 
 from stillfresh import Answer, Cache, Loaded, LoadFailed
-from tests.kit.engine import Price, Sleeper
+from tests.kit.engine import Price, Sleeper, turns
 
 REQUEST: ContextVar[str] = ContextVar("request", default="none")
 
@@ -85,14 +85,16 @@ class TestE20DefLoaders:
         assert loader_threads() == []
 
     async def test_a_hung_loader_keeps_its_thread(self, cache: Cache, sleeper: Sleeper) -> None:
-        """Its callers get their time-out; others of the resource go on in the threads left."""
-        gate, asked = threading.Event(), threading.Event()
+        """Its callers get their time-out; others of the resource go on in the threads left, and
+        wait for each other if these are too few."""
+        gate, asked, slow = threading.Event(), threading.Event(), threading.Event()
 
         @cache.cached("hanging", fresh_for="1m", concurrency=2, lease_for="5s", load_timeout="5s")
         def hanging(key: str) -> str:
             if key == "hangs":
                 asked.set()
                 assert gate.wait(20)
+            assert key not in "cd" or slow.wait(20)
             return key
 
         first = asyncio.create_task(hanging("hangs"))
@@ -103,7 +105,11 @@ class TestE20DefLoaders:
         with pytest.raises(LoadFailed, match="no answer within 5 s"):
             await first
         assert [await hanging(key) for key in "ab"] == ["a", "b"]
+        both = asyncio.gather(hanging("c"), hanging("d"))
+        await turns()
         assert len(loader_threads()) <= 2
+        slow.set()
+        assert [*await both] == ["c", "d"]
         gate.set()
 
     async def test_bypassed(self, cache: Cache) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
@@ -12,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from stillfresh import Cache, ConfigError, LoadFailed, Resource
-from stillfresh.engine.keys import MAX_KEY
+from stillfresh import Cache, ConfigError, LoadFailed, Policy, Resource
+from stillfresh.engine.keys import MAX_KEY, are_plain
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare, idle, turns, version
 
@@ -39,6 +40,30 @@ def numbers(cache: Cache) -> Resource[int, int]:
 
 
 class TestE15Keys:
+    @pytest.mark.parametrize(
+        ("keys", "of", "plain"),
+        [
+            (["a", "b"], str, True),
+            (["a", ""], str, False),
+            (["a", "é"], str, False),
+            (["a" * MAX_KEY], str, True),
+            (["b", "a" * (MAX_KEY + 1)], str, False),
+            (["a", Colour.RED], str, False),
+            ([1, "a"], str, False),
+            ([1], str, False),
+            ([1, -2], int, True),
+            ([sys.maxsize - 1], int, True),
+            ([0, -sys.maxsize], int, False),
+            ([True], int, False),
+            (["a"], int, False),
+            ([], str, False),
+            (["a"], UUID, False),
+        ],
+    )
+    def test_plain_keys_need_no_look_at_each(self, keys: list[Any], of: type, plain: bool) -> None:
+        """E14: all of the declared type, valid, and written as they are."""
+        assert bool(are_plain(keys, of)) is plain
+
     async def test_text_where_many_keys_belong(
         self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
@@ -371,6 +396,50 @@ DURATIONS = ["", "5", "soon", -1, None, True, math.nan, math.inf, b"1s", [1]]
 
 
 class TestE15Options:
+    @pytest.mark.parametrize("way", ["batched", "cached"])
+    async def test_every_option_counts(self, cache: Cache, way: str) -> None:
+        """Durations in any form are seconds; `version` is part of the name."""
+        options: dict[str, Any] = {
+            "fresh_for": "1m",
+            "stale_for": 2,
+            "error_for": "3s",
+            "concurrency": 5,
+            "max_entries": 6,
+            "max_bytes": "7kB",
+            "memory_for": 8,
+            "jitter": 0.5,
+            "tags": lambda *_: ["all"],
+            "version": "2",
+            "lease_for": "9s",
+            "load_timeout": 10,
+            "objective": "99% of reads younger than 11s",
+        }
+        declared: Any
+        if way == "batched":
+            options |= {"max_batch": 12, "absent_for": 13}
+
+            @cache.batched("price", **options)
+            async def prices(keys: list[str]) -> dict[str, int]:
+                return dict.fromkeys(keys, 1)
+
+            declared = prices
+        else:
+
+            @cache.cached("price", **options)
+            async def price(key: str) -> int:
+                return len(key)
+
+            declared = price
+        spec = declared.core.spec
+        assert (spec.kind, spec.concurrency, spec.max_entries) == ("price_v2", 5, 6)
+        assert (spec.max_bytes, spec.memory_for, spec.lease_for) == (7_000, 8, 9)
+        assert (spec.load_timeout, spec.objective.age) == (10, 11)
+        assert (spec.terms.policy, spec.terms.jitter) == (Policy(60, 2, 3), 0.5)
+        assert spec.max_batch == (12 if way == "batched" else 1)
+        assert spec.terms.absent_for == (13 if way == "batched" else 1)
+        assert (spec.by_id, spec.in_thread) == (way == "batched", False)
+        assert declared.core.memory.room.most == 7_000
+
     @pytest.mark.parametrize("bad", DURATIONS)
     @pytest.mark.parametrize(
         "option", ["fresh_for", "stale_for", "error_for", "absent_for", "memory_for", "lease_for",

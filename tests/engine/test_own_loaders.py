@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -72,6 +73,10 @@ async def joined(core: Core[str, Price], load: Load) -> "asyncio.Task[object]":
     return reading
 
 
+def has_begun(load: Asked) -> bool:
+    return load.calls > 0
+
+
 def of(outcome: object) -> Price:
     assert isinstance(outcome, Answer)
     value: Price = outcome.value
@@ -114,6 +119,24 @@ class TestE3OwnLoader:
         for failed in (await first, await second):
             assert isinstance(failed, LoadFailed)
             assert isinstance(failed.__cause__, ConnectionError)
+
+
+class TestE4Full:
+    async def test_a_running_load_can_be_joined_when_no_other_may_begin(
+        self, core: Core[str, Price]
+    ) -> None:
+        """At `concurrency` loads the resource is full for other keys, not before."""
+        loads = [Asked(Price(key, 1), held=True) for key in "abcd"]
+        reading = []
+        for key, load in zip("abcd", loads, strict=True):
+            assert not core.is_full(key)
+            reading.append(asyncio.create_task(core.read(key, load)))
+            await until(partial(has_begun, load))
+        assert [core.is_full(key) for key in "ade"] == [False, False, True]
+        for load in loads:
+            load.may_end.set()
+        await asyncio.gather(*reading)
+        assert not core.is_full("e")
 
 
 class TestI13Private:
