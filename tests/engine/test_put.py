@@ -1,6 +1,7 @@
 """A value that the caller knows, published under the law: E17."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -397,6 +398,25 @@ class TestE17StoreAway:
         store.let_go("publish")
         await turns()
         assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
+
+    @pytest.mark.parametrize("way", ["put", "update"])
+    async def test_a_failure_that_no_caller_waits_for_is_not_reported(
+        self, ours: Prices, store: SteppedStore, way: str
+    ) -> None:
+        """The caller was cancelled before the store refused."""
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        await ours.put("b", Price("b", 1))
+        store.broken = {"acquire"}
+        work = ours.put("a", KNOWN) if way == "put" else ours.update("a", lambda _: KNOWN)
+        putting = await store.holding("acquire", work)
+        putting.cancel()
+        await asyncio.wait([putting])
+        del putting, work
+        store.let_go("acquire")
+        await turns()
+        gc.collect()
+        assert complaints == []
 
     async def test_is_finished_when_the_cache_closes(
         self, here: Cache, ours: Prices, store: SteppedStore

@@ -1,7 +1,9 @@
 """E4, E9: a store that is asked over a network is asked once for a turn of the loop."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,23 @@ class TestE4RemoteReads:
         store.let_go("read")
         assert version(await goods.get("a")) == 1
         await asyncio.gather(first, second)
+
+    async def test_a_failure_that_no_caller_waits_for_is_not_reported(
+        self, goods: Prices, store: SteppedStore
+    ) -> None:
+        """All callers were cancelled before the store refused."""
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        await goods("b")
+        store.broken = {"read"}
+        reading = await store.holding("read", goods.get("a"))
+        reading.cancel()
+        await asyncio.wait([reading])
+        del reading
+        store.let_go("read")
+        await turns()
+        gc.collect()
+        assert complaints == []
 
     async def test_who_stops_waiting_takes_nobody_along(
         self, goods: Prices, store: SteppedStore
