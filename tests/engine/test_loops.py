@@ -142,6 +142,27 @@ class TestE21Loops:
         steps = [it for it in store.calls if it in {"open", "close"}]
         assert steps == ["open", "close"] * 5
 
+    def test_a_store_that_a_closed_loop_left_open_is_closed_once(self) -> None:
+        """By the next loop, before it opens the store again, or by `close()`."""
+        store = SteppedStore(MemoryStore())
+        cache = Cache(store)
+        prices = declare(cache, Upstream())
+
+        def left() -> None:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(prices("a"))
+            for task in asyncio.all_tasks(loop):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            loop.close()
+
+        left()
+        asyncio.run(prices("a"))
+        left()
+        for _ in range(2):
+            asyncio.run(cache.close())
+        steps = [it for it in store.calls if it in {"open", "close"}]
+        assert steps == ["open", "close"] * 3
+
     def test_an_explicit_close_stays_closed(self, place: str) -> None:
         """E13: only a loop that ended is followed by another one; `close()` means it."""
         cache = Cache(place)
