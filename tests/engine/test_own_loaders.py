@@ -175,7 +175,7 @@ class TestI13Private:
     async def test_a_load_that_follows_an_invalidation_is_of_a_caller_that_waits_for_it(
         self, core: Core[str, Price]
     ) -> None:
-        """The first caller has been answered: its loader does not run again."""
+        """The first caller has been answered: its loader does not run again, and is counted."""
         hers, his = Asked(HERS, held=True), Asked(Private("his"))
         first = asyncio.create_task(core.read("a", hers))
         await until(lambda: hers.calls > 0)
@@ -185,3 +185,4 @@ class TestI13Private:
         assert await first is HERS
         assert await second is his.result
         assert (hers.calls, his.calls) == (1, 1)
+        assert (core.memory.counts.loads, core.memory.counts.superseded) == (2, 1)

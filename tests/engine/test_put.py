@@ -249,6 +249,19 @@ class TestE17Law:
         answers = await ours.get_many(many)
         assert [key for key, it in answers.items() if version(it) != 7] == ["k1", "k249"]
 
+    @pytest.mark.parametrize("step", ["acquire", "publish:done"])
+    async def test_memory_answers_nobody_while_it_is_under_way(
+        self, here: Cache, upstream: Upstream, store: SteppedStore, step: str
+    ) -> None:
+        """E6: the old value may be wrong by now, and the new one is not confirmed."""
+        prices = declare(here, upstream, memory_for="1h")
+        await prices("a")
+        putting = await store.holding(step, prices.put("a", KNOWN))
+        assert prices.peek("a") is None
+        store.let_go(step)
+        await putting
+        assert prices.peek("a") is not None
+
     async def test_an_invalidation_before_its_answer_empties_memory(
         self, ours: Prices, store: SteppedStore
     ) -> None:

@@ -1,4 +1,4 @@
-"""What a read does: E2, E4, E7, E8, E11."""
+"""What a read does: E2, E4, E7, E8, E11, E14."""
 
 import asyncio
 import logging
@@ -22,6 +22,51 @@ from stillfresh import (
 from stillfresh.stores.contract import Ask, Copy, Lease
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Upstream, declare, idle, outcome, turns, version
+
+
+async def fresh_reads(cache: Cache) -> int:
+    return (await cache.stats()).resources["price"].reads[Verdict.FRESH]
+
+
+class TestE14Glance:
+    async def test_a_glance_needs_no_turn_of_the_loop(
+        self, url: str, cache: Cache, prices: Prices, clock: ManualClock
+    ) -> None:
+        """E14: where the store is read on the spot; what has changed there is not an answer."""
+        await prices("a")
+        before = await fresh_reads(cache)
+        answer = prices.core.glance("a")
+        if url.startswith("redis:"):
+            assert answer is None
+            return
+        assert answer is not None
+        assert version(answer) == 1
+        assert await fresh_reads(cache) == before + 1
+        runtime = prices.core._runtime
+        assert runtime is not None
+        clock.advance(-5)  # E1: as new, to a clock that is a little behind
+        assert prices.core.glance("a") is answer
+        clock.advance(-0.01)
+        assert prices.core.glance("a") is None
+        clock.advance(5.01)
+        await runtime.store.invalidate("price", ["a"])
+        assert prices.core.glance("a") is None
+        assert prices.core.glance("unknown") is None
+
+    async def test_a_glance_ends_with_freshness(
+        self, url: str, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """At its very end, not a moment later."""
+        if url.startswith("redis:"):
+            return
+        async with Cache(url, clock=clock) as cache:
+            prices = declare(cache, upstream, fresh_for=0.05)
+            await prices("a")
+            clock.advance(0.0499)
+            assert prices.core.glance("a") is not None
+            assert prices.core.fresh_for("a") == prices.core.fresh_for("unknown") == 0.05
+            clock.advance(prices.core.memory.entries["a"].stands - clock())
+            assert prices.core.glance("a") is None
 
 
 class TestE2Read:

@@ -394,7 +394,7 @@ class TestC14Watch:
         with watch, pytest.raises(StillfreshError, match="entered already"), watch:
             pass
 
-    @pytest.mark.parametrize("name", ["tell", "end"])
+    @pytest.mark.parametrize("name", ["tell", "fail", "end"])
     async def test_a_listener_is_a_plain_function(self, prices: Prices, name: str) -> None:
         """Neither a number nor an async function, which nobody would await."""
 
