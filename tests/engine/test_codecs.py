@@ -171,6 +171,18 @@ class TestE19Values:
         assert back == value
         assert type(back) is type(value)
 
+    def test_a_value_that_was_just_written_is_read_back_once(self) -> None:
+        """To see that it comes back is enough; who has its bytes later reads a value of its own."""
+        codec = PydanticCodec[User](User, "user")
+        data = codec.encode(User(name="Ann"))
+        first, second, third = codec.decode(data), codec.decode(data), codec.decode(data)
+        assert first == second == third == User(name="Ann")
+        assert second is not third
+        data = codec.encode(User(name="Ann"))
+        checked = codec._last
+        assert checked is not None
+        assert codec.decode(data) is checked[1]
+
     def test_a_digit_is_not_taken_for_msgpack(self) -> None:
         """Whoever sees the bytes alone can tell which of the two they are."""
         assert PydanticCodec[int](int, "user").encode(5) == b"5 "

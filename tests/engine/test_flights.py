@@ -67,6 +67,8 @@ class TestE3Flights:
         upstream.let_go()
         assert await settled
         assert loading.done()
+        prices.core.loads.flush_soon()  # loads may begin in the next turn of the loop
+        assert await prices.core.settled(60)
 
     async def test_who_comes_during_the_load_joins_it(
         self, prices: Prices, upstream: Upstream

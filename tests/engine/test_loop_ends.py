@@ -13,6 +13,7 @@ from stillfresh import Cache
 from stillfresh.stores.contract import Ask, Grant
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.engine import Price, Upstream, declare
+from tests.kit.held_store import SteppedStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -98,6 +99,26 @@ class TestE21Ends:
 
         asyncio.run(cut_off())
         assert asyncio.run(again()) == Price("a", 1)
+
+    def test_a_store_whose_closing_was_cut_off_is_closed_before_it_is_opened_again(self) -> None:
+        """The end of the loop cancelled `close()` in the middle of the store's step."""
+        store = SteppedStore(MemoryStore())
+        cache = Cache(store)
+        prices = declare(cache, Upstream())
+
+        async def cut_off() -> None:
+            await prices("a")
+            await store.holding("close", cache.close())
+
+        async def again() -> None:
+            async with cache:
+                await prices("a")
+
+        asyncio.run(cut_off())
+        store.gates.clear()
+        asyncio.run(again())
+        steps = [it for it in store.calls if it in {"open", "close"}]
+        assert steps == ["open", "close", "close", "open", "close"]
 
     def test_a_generator_may_use_the_cache_as_the_loop_ends(self, place: str) -> None:
         """`asyncio.run` closes the user's generators and ours at the same time; the cache works
