@@ -394,6 +394,27 @@ class TestC14Watch:
         with watch, pytest.raises(StillfreshError, match="entered already"), watch:
             pass
 
+    async def test_a_watch_without_a_listener_is_told_of_no_failure(
+        self, prices: Prices, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Another watch of the same key may have one."""
+        with prices.watch("a") as watch:
+            watch.tell_failure(Update("a", await prices.get("a")))
+        assert caplog.records == []
+
+    async def test_a_watch_that_was_left_is_told_nothing(self, prices: Prices) -> None:
+        """Neither news nor a failure that was on its way; its end is told once."""
+        told, ended = list[object](), list[int]()
+        watch = prices.watch("a", tell=told.append, fail=told.append, end=lambda: ended.append(1))
+        update = Update("a", await prices.get("a"))
+        with watch:
+            watch.tell(update)
+            watch.tell_failure(update)
+        watch.tell(update)
+        watch.tell_failure(update)
+        watch.close()
+        assert (told, ended) == ([update, update], [1])
+
     @pytest.mark.parametrize("name", ["tell", "fail", "end"])
     async def test_a_listener_is_a_plain_function(self, prices: Prices, name: str) -> None:
         """Neither a number nor an async function, which nobody would await."""
