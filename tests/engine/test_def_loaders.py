@@ -7,6 +7,8 @@ from contextvars import ContextVar
 import pytest
 
 from stillfresh import Answer, Cache, Loaded, LoadFailed
+from stillfresh.engine.queue import Batch, Flight, Waiter
+from stillfresh.engine.threads import Job, ThreadCall, _caller
 from tests.kit.engine import Price, Sleeper, turns
 
 REQUEST: ContextVar[str] = ContextVar("request", default="none")
@@ -111,6 +113,26 @@ class TestE20DefLoaders:
         slow.set()
         assert [*await both] == ["c", "d"]
         gate.set()
+
+    async def test_a_load_goes_to_a_thread_that_runs_none(self) -> None:
+        """Of those that wait for it: the first one without a load, or else the first."""
+        first, second = ThreadCall[int](), ThreadCall[int]()
+        flight: Flight[str, Waiter[str, int]] = Flight("a", "a")
+        for call in (first, second):
+            waiter = Waiter[str, int]()
+            waiter.caller = call
+            flight.join(waiter)
+        batch, job = Batch([flight]), Job(lambda: 1)
+        assert _caller(batch) is first
+        first.ask(job, lambda _: None)
+        assert (first.is_busy, second.is_busy) == (True, False)
+        assert _caller(batch) is second
+        assert first._posts.get_nowait() is job
+        assert job.claim()
+        job.run()
+        assert await job.result() == 1
+        assert _caller(batch) is first
+        assert _caller(Batch([Flight("b", "b")])) is None
 
     async def test_bypassed(self, cache: Cache) -> None:
         """E22: every read runs the function, and no thread is left over."""

@@ -21,8 +21,9 @@ from stillfresh import (
     Verdict,
     prometheus_text,
 )
+from stillfresh.engine.queue import Batch, Flight
 from stillfresh.engine.rules import AGE_BUCKETS
-from stillfresh.engine.spans import TIME_BUCKETS, Stopwatch, Timing, noted
+from stillfresh.engine.spans import TIME_BUCKETS, Stopwatch, Timing, load_span, noted
 from stillfresh.isr import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -456,6 +457,16 @@ class TestG14Stopwatch:
         both = timing + Timing((1,) * len(timing.counts), 2.0)
         assert both.counts == (3, 2, *[1] * 9, 2, 2)
         assert both.seconds == pytest.approx(63.0003)
+
+    def test_a_load_of_no_keys_has_no_span(self, ears: Ears) -> None:
+        """All its callers have left; and without hooks no span is made."""
+        batch = Batch([Flight("a", "a")])
+        with load_span([ears], "price", Batch([])), load_span([], "price", batch):
+            pass
+        assert (ears.ended, batch.span) == ([], None)
+        with load_span([ears], "price", batch):
+            pass
+        assert ears.ended == [batch.span]
 
     def test_a_span_has_the_worst_verdict_and_the_last_error(self) -> None:
         """Of all keys of its load; without hooks there is no span."""
