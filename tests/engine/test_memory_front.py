@@ -481,6 +481,14 @@ class TestE12Stats:
         told = counts.stats(0.0, entries=0, bytes=0, loading=0, queued=0, watched=0, max_batch=1)
         assert (told.failing, told.retry_at, told.error) == (1_000, 10.0, "error 2999")
 
+    async def test_the_first_cooldown_that_ends_is_told(self) -> None:
+        """Not one that is over."""
+        counts = Counts()
+        for id_, retry_at in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
+            counts.failed_with(id_, Failure(1, retry_at, "x"))
+        told = counts.stats(10.0, entries=0, bytes=0, loading=0, queued=0, watched=0, max_batch=1)
+        assert (told.failing, told.retry_at) == (3, 20)
+
     async def test_asking_for_them_changes_nothing(self, prices: Prices, cache: Cache) -> None:
         """Twice the same; and hits go on being counted."""
         await prices("a")

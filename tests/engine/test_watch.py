@@ -241,6 +241,20 @@ class TestC14Watch:
         with prices.watch("sku-1") as watch:
             assert (await anext(watch)).answer.found
 
+    async def test_an_absence_that_is_over_is_told_to_nobody_who_comes_later(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
+        """The key exists by then, and its copy is at hand."""
+        upstream.absent = {"sku-1"}
+        told = list[Update[str, Price]]()
+        with prices.watch("sku-1") as watch:
+            assert not (await anext(watch)).answer.found
+            upstream.absent = set()
+            await prices.refresh("sku-1")
+            with prices.watch("sku-1", tell=told.append):
+                await settled(prices)
+        assert told == []
+
     async def test_a_failure_waits_for_its_cooldown(
         self, prices: Prices, upstream: Upstream, caplog: pytest.LogCaptureFixture, passes: Passes
     ) -> None:
