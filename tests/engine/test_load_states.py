@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from stillfresh.engine import MsgpackCodec, Spec, terms_of
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.flight import (
+    BEFORE,
     ENDINGS,
     JOINED,
     MAX_ROUNDS,
@@ -373,15 +374,19 @@ class TestE5Seen:
         assert (list(ended.told), list(ended.left)) == (["early", "store away"], ["knows"])
 
     def test_a_circle_is_seen_through_any_number_of_loads(self) -> None:
-        """E3: and through the load that follows one of them."""
+        """E3: and through the load that follows one of them, for a caller that waits for that."""
         one, two, three = (Batch([Flight(key, key)]) for key in "abc")
         one.waiting_for["call"] = [two.flights[0]]
         two.waiting_for["call"] = [three.flights[0]]
         assert one.flights[0].waits_for(three)
         assert one.flights[0].waits_for(one)
         assert not three.flights[0].waits_for(one)
-        followed: Flight[str, str] = Flight("d", "d", successor=one.flights[0])
-        assert followed.waits_for(three)
+        following: Flight[str, str] = Flight("d", "d", {"left": BEFORE})
+        four, ended = Batch([following]), Flight[str, str]("d", "d", successor=following)
+        three.waiting_for["told"] = [ended]
+        assert not one.flights[0].waits_for(four)
+        three.waiting_for["left"] = [ended]
+        assert one.flights[0].waits_for(four)
         three.waiting_for["call"] = [two.flights[0]]
         assert not two.flights[0].waits_for(one)
 

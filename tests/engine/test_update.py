@@ -261,7 +261,7 @@ class TestE17UpdateLaw:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Said after a bounded number of attempts."""
-        monkeypatch.setattr("stillfresh.engine.put.UPDATES", 5)
+        monkeypatch.setattr("stillfresh.engine.update.UPDATES", 5)
 
         async def disturbed(answer: Answer[Price] | None) -> Price:
             await elsewhere.put("a", newer(answer))
