@@ -72,7 +72,7 @@ class Change(NamedTuple):
     end: int
     new: str
     function: tuple[int, int] | None
-    """The lines of the function around it; none: it runs on import."""
+    """The lines of the body of the function around it; none: it runs on import."""
 
     def applied(self, source: str) -> str:
         text = source.encode()
@@ -99,7 +99,7 @@ def changes(path: str, source: str) -> list[Change]:
         start, end = starts[node.lineno - 1] + node.col_offset, starts[last - 1] + column
         if isinstance(node, ast.keyword) and (comma := COMMA.match(text, end)):
             end = comma.end()
-        around = (function.lineno, function.end_lineno or 0) if function else None
+        around = (function.body[0].lineno, function.end_lineno or 0) if function else None
         piece = text[start:end].decode()
         for first, length, new in replaced(node, piece):
             line = node.lineno + piece[:first].count("\n")

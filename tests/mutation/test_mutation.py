@@ -170,3 +170,16 @@ class TestT12Mutants:
         again = Touched(tmp_path, tmp_path / "kept")
         assert again.missing(["test_a.py", "test_b.py"]) == ["test_b.py"]
         assert again.tests_for(change) == ["test_a.py::test_f"]
+
+    def test_a_default_is_tried_with_the_tests_that_call_the_function(self, tmp_path: Path) -> None:
+        """Its line is run by whatever imports it first, which says nothing."""
+        (tmp_path / "a.py").write_text("def f(\n    a=1,\n):\n    return a\n")
+        (tmp_path / "test_a.py").write_text("")
+        ran = {
+            "test_a.py::test_imports": [0.1, {"a.py": hex(1 << 1 | 1 << 2)}],
+            "test_a.py::test_calls": [0.1, {"a.py": hex(1 << 4)}],
+        }
+        touched = Touched(tmp_path, tmp_path / "kept")
+        touched.keep("test_a.py", ran)
+        (change, *_) = changes("a.py", (tmp_path / "a.py").read_text())
+        assert (change.line, touched.tests_for(change)) == (2, ["test_a.py::test_calls"])

@@ -55,11 +55,14 @@ class Touched:
         self._read(file)
 
     def tests_for(self, change: Change) -> list[str]:
-        """Those that run the changed line; else its function, its module, what imports that."""
+        """Those that run the changed line; else its function, its module, what imports that.
+
+        A head with its defaults is run by the test that imports it first: there the body counts.
+        """
         ran = self._lines.get(change.path, {})
         if change.function:
             first, last = change.function
-            for lines in (range(change.line, change.last + 1), range(first + 1, last + 1)):
+            for lines in (range(max(first, change.line), change.last + 1), range(first, last + 1)):
                 bits = sum(1 << line for line in lines)
                 if found := [test for test, its in ran.items() if its & bits]:
                     return self._nearest(found, Path(change.path))
