@@ -4,11 +4,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillfresh import Answer, ConfigError, LoadFailed, Origin, RetryAfter, Verdict
 from stillfresh.freshness import Policy
-from stillfresh.http.fields import Raw, directives, http_date, http_date_text, members, number
-from stillfresh.http.freshness import Wish, initial_age, is_good_enough, stated, wish_of
+from stillfresh.http.fields import (
+    LONGEST_TAG,
+    MOST_TAGS,
+    Raw,
+    checked_headers,
+    dictionary,
+    directives,
+    field_value,
+    http_date,
+    http_date_text,
+    members,
+    normalised,
+    number,
+    pause_of,
+    strings,
+    tag_names,
+    with_field,
+)
+from stillfresh.http.freshness import (
+    Wish,
+    cache_control,
+    cache_status,
+    controls,
+    guessed,
+    initial_age,
+    is_good_enough,
+    longest_lifetime,
+    pause_after,
+    policy_headers,
+    stated,
+    status_of,
+    wish_of,
+)
 from stillfresh.http.validation import (
     RangeAsked,
+    conditions,
     etag_of,
     if_range_holds,
     is_refresh,
@@ -46,7 +79,11 @@ class TestI14Fields:
         assert known == {"max-age": "60", "no-cache": "set-cookie", "public": ""}
 
     @pytest.mark.parametrize(
-        ("text", "expected"), [("60", 60), ("-1", 0), ("1.5", 0), ("9" * 30, 2**31), ("", 0)]
+        ("text", "expected"),
+        [
+            *[("60", 60), ("-1", 0), ("1.5", 0), ("", 0), ("\u0663", 0), ("2147483649", 2**31)],
+            *[("2147483647", 2**31 - 1), ("00000000060", 2**31), ("9" * 30, 2**31)],
+        ],
     )
     def test_seconds_that_cannot_be_read_are_none_left(self, text: str, expected: float) -> None:
         """RFC 9111 §4.2.1: invalid freshness is stale; huge values are capped."""
@@ -62,6 +99,104 @@ class TestI14Fields:
         assert {http_date(form) for form in forms} == {784111777.0}
         assert http_date(http_date_text(784111777)) == 784111777
         assert http_date(b"0") is None
+
+    def test_years_of_two_digits(self) -> None:
+        """They are from 1969 to 2068."""
+        late, early = (http_date(b"Sunday, 06-Nov-%b 08:49:37 GMT" % it) for it in (b"68", b"69"))
+        assert late == http_date(b"Sun, 06 Nov 2068 08:49:37 GMT")
+        assert early == http_date(b"Sun, 06 Nov 1969 08:49:37 GMT")
+
+    def test_a_field_takes_the_place_of_its_lines(self) -> None:
+        """And the others stay."""
+        found = with_field(raw("a: 1", "b: 2", "a: 3"), b"a", b"4")
+        assert found == raw("b: 2", "a: 4")
+
+    def test_a_structured_field_is_read_as_a_whole(self) -> None:
+        """RFC 9651 §4.2: over all its lines; a mistake anywhere voids it; the last one counts."""
+        assert dictionary([b"a=1, b;x=2", b"a=3, c=?0"]) == {"a": "3", "b": ""}
+        assert dictionary([b"a=1, B=2"]) == dictionary([b"a=1,"]) == {}
+        assert strings([b'"a", "b\\"c"', b'"d"']) == ["a", 'b"c', "d"]
+        assert strings([b'"a", b']) == strings([b'"a",']) == []
+
+    @pytest.mark.parametrize(
+        ("lines", "expected"),
+        [
+            (["x: a"], []),
+            (["surrogate-key: a b", "cache-tag: c d, a,,", 'cache-groups: "g", "a"'], "a,b,c d,g"),
+            (["cache-tag: \u00e9"], "\u00e9"),
+            (["cache-tag: " + "t" * LONGEST_TAG], "t" * LONGEST_TAG),
+            (["cache-tag: " + "t" * (LONGEST_TAG + 1)], None),
+            (["surrogate-key: " + " ".join(map(str, range(MOST_TAGS)))], MOST_TAGS),
+            (["surrogate-key: " + " ".join(map(str, range(MOST_TAGS + 1)))], None),
+        ],
+    )
+    def test_i26_tags_of_a_response(self, lines: list[str], expected: object) -> None:
+        """Each once; too many, or one that is too long, are none that could be kept."""
+        found = tag_names(raw(*lines))
+        if isinstance(expected, int):
+            assert found is not None
+            assert len(found) == expected
+        else:
+            assert found == (expected.split(",") if isinstance(expected, str) else expected)
+
+    def test_i26_a_tag_that_is_not_utf8_is_latin_1(self) -> None:
+        """So that every site's bytes name something."""
+        assert tag_names(((b"cache-tag", b"\xe9"),)) == ["\u00e9"]
+
+    @pytest.mark.parametrize(
+        ("said", "date", "expected"),
+        [
+            *[("120", "", 120), (" 5 ", "", 5), ("0", "", None), ("86401", "", 86_400)],
+            *[("-5", "", None), ("\u0665", "", None), ("soon", "", None), ("1.5", "", None)],
+            ("Tue, 14 Nov 2023 22:14:20 GMT", "", 60),
+            ("Tue, 14 Nov 2023 22:14:20 GMT", "Tue, 14 Nov 2023 22:14:10 GMT", 10),
+            ("Tue, 14 Nov 2023 22:13:20 GMT", "", None),
+            ("Tue, 14 Nov 2023 22:13:00 GMT", "", None),
+        ],
+    )
+    def test_a_pause_is_seconds_or_a_date(
+        self, said: str, date: str, expected: float | None
+    ) -> None:
+        """RFC 9110 §10.2.3: by the server's own clock if it names it; a day at most."""
+        assert pause_of(said, date, NOW) == expected
+
+    def test_a_text_is_a_field_value_or_none(self) -> None:
+        """RFC 9110 §5.5: Latin-1 without controls, and without spaces around it."""
+        assert field_value("caf\u00e9\t!") == b"caf\xe9\t!"
+        assert [field_value(it) for it in ("\u20ac", "a\n", "a\x7f", " a", "a ")] == [None] * 5
+
+    def test_headers_of_ours_are_names_and_printable_texts(self) -> None:
+        """The error names the field and not its value, which may be a secret."""
+        good = {"X-Key": "a\tb~ ", "b": ""}
+        assert checked_headers(good) == good
+        with pytest.raises(ConfigError, match=r"headers: must map names to texts, not list"):
+            checked_headers([("a", "b")])
+        for name in ("a b", "", "\u20ac", 5):
+            with pytest.raises(ConfigError, match=r"headers: .* is no name of a header"):
+                checked_headers({name: "b"})
+        for value in ("s3cret\n", "s3cret\u00e9", 5, None):
+            with pytest.raises(ConfigError, match="the value of 'a' must be") as refused:
+                checked_headers({"a": value})
+            assert "s3cret" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("asked", "expected"),
+        [
+            ("en;q=0.5, de-DE, fr;q=0", "de-de, en"),
+            ("fr, en, de", "de, en, fr"),
+            ("en, en-gb;q=0, fr-ch;q=0", "en, en-gb;q=0"),
+            ("*, fr;q=0, de;q=0", "*, de;q=0, fr;q=0"),
+            ("en;q=2, de; Q = 0.3", "de"),
+        ],
+    )
+    def test_i13_languages_by_rank(self, asked: str, expected: str) -> None:
+        """Equal ones are sorted; a refused one stays if a wider range includes it."""
+        assert normalised("accept-language", raw(f"accept-language: {asked}")) == expected
+
+    def test_i13_a_field_that_is_too_long_is_no_part_of_a_key(self) -> None:
+        """All its lines together count."""
+        assert normalised("x", raw(f"x: {'a' * 512}", f"x: {'b' * 512}")) is not None
+        assert normalised("x", raw(f"x: {'a' * 512}", f"x: {'b' * 513}")) is None
 
     @given(fields, st.floats(0, 2e9))
     def test_nothing_is_raised_at_anybody(
@@ -156,6 +291,86 @@ class TestI14Stated:
         """No heuristics: with neither route nor statement there is nothing to keep."""
         assert stated(raw("content-type: text/html", "cache-control: public"), NOW) is None
 
+    def test_expires_that_differ_are_not_fresh(self) -> None:
+        """§5.3; the same twice counts, and one in the past is no more than over."""
+        line, other = (f"expires: Tue, 14 Nov 2023 22:14:2{it} GMT" for it in "01")
+        assert stated(raw(line, line), NOW) == Policy(60, 0, 0)
+        assert stated(raw(line, other), NOW) == Policy(0, 0, 0)
+        assert stated(raw("expires: Tue, 14 Nov 2023 22:12:20 GMT"), NOW) == Policy(0, 0, 0)
+
+    def test_what_is_said_to_caches_like_this_one(self) -> None:
+        """RFC 9213: it alone counts where it is asked for; one that cannot be read says nothing."""
+        both = raw("cdn-cache-control: max-age=600", "cache-control: max-age=5")
+        assert stated(both, NOW, is_targeted=True) == Policy(600, 0, 0)
+        assert controls(both, is_targeted=True) == {"max-age": "600"}
+        unread = raw("cdn-cache-control: max-age=5.5", "expires: Tue, 14 Nov 2023 22:14:20 GMT")
+        assert controls(unread, is_targeted=True) == {}
+        assert stated(unread, NOW, is_targeted=True) is None
+        negative = raw("cdn-cache-control: max-age=-5")
+        assert stated(negative, NOW, is_targeted=True) == Policy(0, 0, 0)
+
+    def test_the_age_that_it_has_is_the_greater_one(self) -> None:
+        """RFC 9111 §4.2.3: by its Age, the first of several, or by its Date; never negative."""
+        earlier, later = (raw(f"date: Tue, 14 Nov 2023 22:13:{it} GMT") for it in ("10", "30"))
+        assert initial_age((*earlier, *raw("age: 4, 50")), NOW) == 10
+        assert initial_age((*earlier, *raw("age: 40, 50")), NOW) == 40
+        assert initial_age(later, NOW) == 0
+
+    def test_a_page_too_old_has_less_time_left(self) -> None:
+        """The times after freshness count from its end, which is in the past."""
+        said = raw("cache-control: max-age=60, stale-while-revalidate=5, stale-if-error=90")
+        assert stated((*said, *raw("age: 70")), NOW) == Policy(0, 0, 80)
+        assert stated((*said, *raw("age: 60")), NOW) == Policy(0, 5, 90)
+
+    @pytest.mark.parametrize(
+        ("status", "lines", "expected"),
+        [
+            (200, ["last-modified: Tue, 14 Nov 2023 22:11:40 GMT"], 10),
+            (302, ["last-modified: Tue, 14 Nov 2023 22:11:40 GMT"], None),
+            (302, ["last-modified: Tue, 14 Nov 2023 22:11:40 GMT", "cache-control: public"], 10),
+            (200, ["last-modified: Tue, 14 Nov 2023 22:23:20 GMT"], 0),
+            (200, ["last-modified: Sun, 06 Nov 1994 08:49:37 GMT"], 86_400),
+            (200, [], None),
+            (
+                200,
+                [
+                    "last-modified: Tue, 14 Nov 2023 22:11:40 GMT",
+                    "date: Tue, 14 Nov 2023 22:14:20 GMT",
+                ],
+                16,
+            ),
+        ],
+    )
+    def test_freshness_is_guessed_by_the_last_change(
+        self, status: int, lines: list[str], expected: float | None
+    ) -> None:
+        """RFC 9111 §4.2.2: a tenth of its age then, a day at most; some statuses only if public."""
+        found = guessed(status, raw(*lines), NOW)
+        assert (None if found is None else found.fresh_for) == expected
+
+    def test_the_longest_that_anybody_could_think_it_fresh(self) -> None:
+        """Of all that it says, to whomever."""
+        assert longest_lifetime(()) == 0
+        assert longest_lifetime(raw("cache-control: max-age=5, s-maxage=7")) == 7
+        both = raw("cache-control: max-age=5", "cdn-cache-control: max-age=9")
+        assert longest_lifetime(both) == 9
+        date = "date: Tue, 14 Nov 2023 22:13:20 GMT"
+        assert longest_lifetime(raw("expires: Tue, 14 Nov 2023 22:14:20 GMT", date)) == 60
+
+    def test_i23_a_missing_page_has_its_own_terms(self) -> None:
+        """Short, and never stale; without any it has those of other pages."""
+        terms = Policy(60, 30, 90, 5)
+        assert terms.absent() == Policy(5, 0, 0)
+        assert Policy(3, 30, 90, 5).absent() == Policy(3, 0, 0)
+        assert Policy(60, 30, 90).absent() == Policy(60, 30, 90)
+
+    def test_a_routes_times_take_the_place_of_the_apps(self) -> None:
+        """In every field about freshness; the others stay."""
+        said = raw("cache-control: a", "expires: b", "pragma: c", "cdn-cache-control: d", "x: e")
+        ours = "cache-control: public, max-age=0, s-maxage=60, stale-while-revalidate=30"
+        assert policy_headers(said, Policy(60.9, 30.9, 90)) == raw("x: e", ours)
+        assert cache_control(Policy(60, 0, 90))[1] == b"public, max-age=0, s-maxage=60"
+
     @pytest.mark.parametrize(
         ("asked", "age", "ttl", "good"),
         [
@@ -170,6 +385,9 @@ class TestI14Stated:
             ("max-stale", 70, -10, True),
             ("max-stale=10", 70, -10, True),
             ("max-stale=9", 70, -10, False),
+            ("max-age=50, max-stale=20", 70, -10, True),
+            ("max-age=50, max-stale=19", 70, -10, False),
+            ("min-fresh=1", 70, 0, False),
         ],
     )
     def test_what_a_request_asks(self, asked: str, age: float, ttl: float, *, good: bool) -> None:
@@ -194,7 +412,82 @@ class TestI14Stated:
         assert wish_of(raw("pragma: no-cache", "cache-control: max-age=1")) == Wish(max_age=1)
 
 
+def an_answer(origin: Origin, error: LoadFailed | None = None) -> Answer[str]:
+    return Answer(
+        "a",
+        found=True,
+        verdict=Verdict.STALE,
+        fetched_at=NOW,
+        origin=origin,
+        clock=lambda: NOW,
+        error=error,
+    )
+
+
+class TestI14Said:
+    @pytest.mark.parametrize(
+        ("origin", "expected"),
+        [
+            (Origin.MEMORY, "hit"),
+            (Origin.STORE, "hit"),
+            (Origin.LOADED, "fwd=miss; stored"),
+            (Origin.ANOTHER, "fwd=miss; stored; collapsed"),
+        ],
+    )
+    def test_an_answer_says_how_it_was_served(self, origin: Origin, expected: str) -> None:
+        """RFC 9211: with its time left, and the verdict or that its refresh failed."""
+        assert status_of(an_answer(origin), 59.9) == f"{expected}; ttl=59; detail=stale"
+        failed = status_of(an_answer(origin, LoadFailed("no")), -3.5)
+        assert failed == f"{expected}; ttl=-3; detail=refresh-failed"
+
+    def test_the_cache_nearest_to_the_client_comes_last(self) -> None:
+        """RFC 9211 §2."""
+        assert cache_status([], "hit") == b"stillfresh; hit"
+        assert cache_status([b"a; hit", b"b"], "hit") == b"a; hit, b, stillfresh; hit"
+
+    def test_a_failure_says_when_to_come_again(self) -> None:
+        """In whole seconds: when the cooldown ends, as the upstream asked, else after five."""
+        error = LoadFailed("no")
+        assert pause_after(error, NOW) == 5
+        error.__cause__ = RetryAfter(7.2)
+        assert pause_after(error, NOW) == 8
+        error.__cause__ = RetryAfter(0.0)
+        assert pause_after(error, NOW) == 1
+        error.retry_at = NOW + 2.5
+        assert pause_after(error, NOW) == 3
+        assert pause_after(error, NOW + 2.5) == pause_after(error, NOW + 9) == 1
+
+
 class TestI14Validation:
+    def test_a_stored_page_is_asked_about_by_its_validators(self) -> None:
+        """RFC 9111 §4.3.1: by those that it has; an empty one is none."""
+        stored = raw('etag: "v1"', "last-modified: a")
+        assert conditions(stored) == raw('if-none-match: "v1"', "if-modified-since: a")
+        assert conditions(raw("etag: ", "last-modified: a")) == raw("if-modified-since: a")
+        assert conditions(()) == ()
+
+    def test_a_304_is_about_what_it_names(self) -> None:
+        """RFC 9111 §4.3.4: its ETag, weakly, else its date; one without either is about it."""
+        stored = raw('etag: W/"v1"', "last-modified: a")
+        assert is_refresh(stored, raw('etag: "v1"', "last-modified: b"))
+        assert is_refresh(stored, raw("last-modified: a"))
+        assert not is_refresh(stored, raw("last-modified: b"))
+        assert not is_refresh((), raw('etag: "v1"'))
+        assert is_refresh(stored, raw("x: y"))
+
+    def test_a_304_keeps_what_the_body_was_chosen_by(self) -> None:
+        """Its `Vary` may only add; its time is when it came; an age before it is over."""
+        stored = raw("vary: Accept, Cookie", "date: a", "age: 5")
+        found = refreshed(stored, raw("vary: cookie"), 784111777.0)
+        date = "date: Sun, 06 Nov 1994 08:49:37 GMT"
+        assert found == raw("vary: cookie", "vary: Accept", date)
+        assert refreshed(stored, raw("vary: cookie, accept", date), NOW) == raw(
+            "vary: cookie, accept", date
+        )
+        assert refreshed(raw("vary: Accept", "x: 1"), raw("x: 2"), NOW) == raw(
+            "vary: Accept", "x: 2"
+        )
+
     def test_an_etag_is_compared_weakly_and_counts_before_dates(self) -> None:
         """RFC 9110 §13.2.2."""
         etag, modified = b'"v1"', b"Sun, 06 Nov 1994 08:49:37 GMT"
