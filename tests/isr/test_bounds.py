@@ -139,8 +139,9 @@ class TestI13Bounds:
         """Those that a pattern allows share the places."""
         monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 1)
         visit = in_front(site, pages, hosts=["*.example.com", "example.com"])
-        for number in range(3):
-            await visit(headers={"host": f"{number}.example.com"})
+        answers = [await visit(headers={"host": f"{it}.example.com"}) for it in range(3)]
+        full = ["detail=full" in answer.headers["cache-status"] for answer in answers]
+        assert full == [False, True, True]
         await visit(headers={"host": "example.com"})
         assert "hit" in (await visit(headers={"host": "example.com"})).headers["cache-status"]
 

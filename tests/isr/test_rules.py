@@ -7,14 +7,74 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh import ConfigError
+from stillfresh import Answer, ConfigError, Origin, Verdict
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
+from stillfresh.http.freshness import Wish
 from stillfresh.isr import Headers, Page, Route
-from stillfresh.isr.clients import canonical_host, is_allowed
-from stillfresh.isr.model import Reason
-from stillfresh.isr.routes import Routes, Site, canonical_path, canonical_query, canonical_url
-from stillfresh.isr.sharing import Shared, is_answer_to, judged, selected
+from stillfresh.isr.clients import (
+    CLEARLY,
+    MOST_FIELDS,
+    STANDS_FOR,
+    UNUSED_FOR,
+    BoundedNames,
+    Heard,
+    NamePlaces,
+    as_asked,
+    believed,
+    canonical_host,
+    checked_networks,
+    forwarded,
+    forwards_left,
+    host_fault,
+    is_allowed,
+    is_trusted,
+    peer_of,
+    reads_along,
+    reflected,
+    target_of,
+    unfit_to_fill,
+)
+from stillfresh.isr.model import Head, Reason, Stored
+from stillfresh.isr.routes import (
+    MOST_KEY,
+    MOST_PATH,
+    MOST_URL,
+    Routes,
+    Site,
+    Visit,
+    canonical_path,
+    canonical_query,
+    canonical_url,
+    checked_path,
+    group_tag,
+    own_tag,
+    plain_path,
+    reached,
+)
+from stillfresh.isr.sharing import (
+    MOST_HEADERS,
+    Allowed,
+    Shared,
+    age_at,
+    carried_in,
+    checked_credentials,
+    forbids_stale,
+    is_answer_to,
+    is_changed,
+    is_event_stream,
+    is_failure,
+    is_for,
+    is_good_for,
+    is_of_gateway,
+    judged,
+    judged_for,
+    may_serve,
+    selected,
+    suits,
+    ttl_at,
+    why_asked,
+)
 
 NOW = 1_700_000_000.0
 KEPT = Policy(60, 100, 100)
@@ -85,6 +145,543 @@ class TestI13Judged:
         assert is_answer_to(request, {"accept-language": "de"}, raw("vary: Accept-Language"))
         assert not is_answer_to(request, {"accept-language": "de"}, raw("vary: X-Plan"))
         assert not is_answer_to(request, {}, raw("vary: *"))
+
+    def test_a_missing_page_has_the_times_of_missing_pages(self) -> None:
+        """I23: with a route's duration."""
+        own = Policy(60, 100, 100, 5)
+        for status, expected in ((404, 5), (410, 5), (200, 60), (405, 60)):
+            found = judged(status, (), NOW, own)
+            assert isinstance(found, Shared)
+            assert found.terms.fresh_for == expected
+
+    def test_bytes_of_headers_are_limited(self) -> None:
+        """Names and values together."""
+        most = MOST_HEADERS - len(b"x")
+        assert isinstance(judged(200, ((b"x", b"a" * most),), NOW, OWN), Shared)
+        assert judged(200, ((b"x", b"a" * (most + 1)),), NOW, OWN) == Reason.HEADERS
+
+    @pytest.mark.parametrize(
+        ("lines", "expected"),
+        [
+            (["cache-control: private"], Reason.PRIVATE),
+            (["cache-control: no-store"], Reason.PRIVATE),
+            (['cache-control: max-age=60, x="private'], Reason.PRIVATE),
+            (["cache-control: max-age=60 private"], Reason.PRIVATE),
+            (["set-cookie: a=b"], Reason.SET_COOKIE),
+            (["vary: *"], Reason.VARY),
+            (["content-type: Text/Event-Stream; x"], Reason.STREAM),
+            (["content-length: 3", "content-length: 4"], Reason.HEADERS),
+            (["bad name: 3"], Reason.HEADERS),
+            (["cache-tag: " + "t" * 2_000], Reason.TAGS),
+        ],
+    )
+    def test_the_reason_is_said(self, lines: list[str], expected: Reason) -> None:
+        """Whatever the route says."""
+        assert judged(200, raw(*lines), NOW, OWN) == expected
+
+    def test_must_understand_beats_no_store(self) -> None:
+        """RFC 9111 §5.2.2.3: for a status whose meaning is known."""
+        said = raw("cache-control: must-understand, no-store, max-age=60")
+        assert isinstance(judged(200, said, NOW, None), Shared)
+        assert judged(299, said, NOW, None) == Reason.STATUS
+        assert judged(299, raw("cache-control: max-age=60"), NOW, None) == Shared(
+            Policy(60, 0, 0)
+        )
+
+    def test_cdn_cache_control_counts_where_it_is_allowed_to(self) -> None:
+        """RFC 9213: then `Cache-Control` says nothing, not even that it is private."""
+        said = raw("cache-control: private", "cdn-cache-control: max-age=60")
+        found = judged(200, said, NOW, None, Allowed(cdn_override=True))
+        assert found == Shared(Policy(60, 0, 0), is_targeted=True)
+        assert judged(200, said, NOW, None) == Reason.PRIVATE
+
+    def test_freshness_is_guessed_where_that_is_allowed(self) -> None:
+        """Only if the response states none."""
+        said = raw("last-modified: Tue, 14 Nov 2023 22:11:40 GMT")
+        heuristic = Allowed(heuristic=True)
+        assert judged(200, said, NOW, None, heuristic) == Shared(Policy(10, 0, 0))
+        assert judged(200, said, NOW, None) == Reason.NO_FRESHNESS
+        targeted = (*said, *raw("cdn-cache-control: public"))
+        both = Allowed(heuristic=True, cdn_override=True)
+        assert judged(200, targeted, NOW, None, both) == Reason.NO_FRESHNESS
+
+    def test_a_page_without_any_time_is_kept_if_it_can_be_validated(self) -> None:
+        """By its ETag or its date; else it is of no use to anybody."""
+        never = "cache-control: max-age=0"
+        assert judged(200, raw(never), NOW, None) == Reason.NO_FRESHNESS
+        for more in ('etag: "a"', "last-modified: Tue, 14 Nov 2023 22:11:40 GMT"):
+            assert isinstance(judged(200, raw(never, more), NOW, None), Shared)
+        for more in ("stale-while-revalidate=5", "stale-if-error=5"):
+            assert isinstance(judged(200, raw(f"{never}, {more}"), NOW, None), Shared)
+
+    def test_failures_say_nothing_of_the_page(self) -> None:
+        """I8: errors of the server, and too many requests."""
+        assert [it for it in (404, 429, 428, 499, 500, 599) if is_failure(it)] == [429, 500, 599]
+
+    def test_an_error_of_the_gateway_is_nobodys(self) -> None:
+        """RFC 9209: one that it made itself, without a cookie."""
+        ours = "proxy-status: stillfresh; error=connection_refused"
+        assert is_of_gateway(raw(ours))
+        assert is_of_gateway(raw("proxy-status: other; error=x", ours))
+        assert not is_of_gateway(raw(ours, "set-cookie: a=b"))
+        assert not is_of_gateway(raw("proxy-status: other; error=x"))
+
+    def test_an_event_stream_is_known_by_its_type(self) -> None:
+        """Whatever its case and its parameters."""
+        assert is_event_stream(raw("content-type: text/Event-Stream; charset=utf-8"))
+        assert not is_event_stream(raw("content-type: text/html"))
+        assert not is_event_stream(())
+
+
+KEYS = checked_credentials(["X-Api-Key"])
+
+
+def judged_by(request: tuple[str, ...], *answer: str) -> object:
+    made, said = raw(*request), raw("cache-control: max-age=60", *answer)
+    return judged_for(made, KEYS, 200, said, fetched_at=NOW, own=None, allowed=Allowed())
+
+
+class TestI24JudgedFor:
+    @pytest.mark.parametrize(
+        ("request_", "answer", "expected"),
+        [
+            ("cookie: a=b", "x: y", Reason.COOKIE),
+            ("cookie: a=b", "cache-control: must-revalidate", Reason.COOKIE),
+            ("cookie: a=b", "cache-control: public", None),
+            ("cookie: a=b", "cache-control: s-maxage=5", None),
+            ("authorization: b", "x: y", Reason.AUTHORIZATION),
+            ("x-api-key: b", "x: y", Reason.AUTHORIZATION),
+            ("x-api-key: b", "cache-control: must-revalidate", None),
+            ("x-api-key: b", "cache-control: public", None),
+            ("x-other: b", "x: y", None),
+            ("x-a: b", "set-cookie: a=b", Reason.SET_COOKIE),
+            ("x_api_key: b", "x: y", Reason.HEADERS),
+            ("x_other: b", "x: y", None),
+            ("x_a: b", "vary: x-a", Reason.HEADERS),
+        ],
+    )
+    def test_who_asked_may_forbid_it(
+        self, request_: str, answer: str, expected: Reason | None
+    ) -> None:
+        """RFC 9111 §3.5: with credentials, only what says that it may be shared is."""
+        found = judged_by((request_,), answer)
+        assert found == expected if expected else isinstance(found, Shared)
+
+    def test_a_page_varies_by_who_may_read_it(self) -> None:
+        """One that allows an origin depends on it, though it does not say so."""
+        origin, allows = "origin: https://a", "access-control-allow-origin: https://a"
+        for request, answer, expected in (
+            (origin, (allows,), ("origin",)),
+            (origin, (allows, "vary: X-A"), ("origin", "x-a")),
+            (origin, ("access-control-allow-origin: *",), ()),
+            ("x: y", (allows,), ()),
+            (origin, (), ()),
+        ):
+            found = judged_by((request,), *answer)
+            assert isinstance(found, Shared)
+            assert found.vary == expected
+
+    def test_a_field_that_the_site_did_not_see_chooses_nothing(self) -> None:
+        """`Connection` hid it from the site, so its answer is no answer to it."""
+        request = ("connection: x-a", "x-a: 1")
+        assert judged_by(request, "vary: x-a") == Reason.VARY
+        assert isinstance(judged_by(("x-a: 1",), "vary: x-a"), Shared)
+        assert isinstance(judged_by(request, "vary: x-b"), Shared)
+
+    def test_credentials_never_become_part_of_a_key(self) -> None:
+        """A page that varies by one is for those without it."""
+        request = raw("x-api-key: a", "x-b: c")
+        carried = carried_in(request, KEYS)
+        assert carried == {b"x-api-key"}
+        assert selected(["x-api-key"], request, carried) is None
+        assert selected(["x-b", "x-none"], request, carried) == {"x-b": "c"}
+
+    def test_names_of_credentials_are_checked(self) -> None:
+        """A list of field names, in any case."""
+        assert checked_credentials(["X-Api-Key", "Token"]) == {b"x-api-key", b"token"}
+        for bad in ("X-Api-Key", ["a b"], [""]):
+            with pytest.raises(ConfigError, match="credentials"):
+                checked_credentials(bad)
+
+    def test_must_revalidate_says_nothing_about_cookies(self) -> None:
+        """Of several fields of a client, each must be allowed."""
+        both = frozenset({b"cookie", b"authorization"})
+        assert is_for(Head(headers=raw("cache-control: public")), both) is None
+        says = Head(headers=raw("cache-control: must-revalidate"))
+        assert is_for(says, both) == Reason.COOKIE
+        assert is_for(says, both - {b"cookie"}) is None
+
+
+def a_copy(verdict: Verdict = Verdict.FRESH, said: str = "x: y", **terms: Any) -> Answer[Stored]:
+    """A page that was fetched at NOW, fresh for 60 seconds, stale for 20, kept for 40."""
+    times = {"fresh_for": 60.0, "stale_for": 20.0, "error_for": 40.0} | terms
+    stored = Stored(Head(headers=raw(said), **times))
+    return Answer(
+        stored,
+        found=True,
+        verdict=verdict,
+        fetched_at=NOW,
+        origin=Origin.STORE,
+        clock=lambda: NOW,
+    )
+
+
+class TestI14Served:
+    def test_its_age_and_what_is_left(self) -> None:
+        """RFC 9111 §4.2.3: with the age that it came with; an invalidated one has nothing left."""
+        assert age_at(a_copy(initial_age=5.0), NOW + 10) == 15
+        assert age_at(a_copy(initial_age=5.0), NOW - 10) == 5
+        assert ttl_at(a_copy(), NOW + 10) == 50
+        assert ttl_at(a_copy(Verdict.STALE), NOW + 10) == 0
+        assert ttl_at(a_copy(Verdict.STALE), NOW + 70) == -10
+
+    def test_why_the_stored_copy_did_not_do(self) -> None:
+        """RFC 9211 §2.2: there was none, the client wanted another, or it was stale."""
+        assert why_asked(None, NOW) == "miss"
+        assert why_asked(a_copy(), NOW + 59) == "request"
+        assert why_asked(a_copy(), NOW + 60) == "stale"
+
+    def test_a_changed_page_is_expired_before_its_time(self) -> None:
+        """I12: and is not served after a failed refresh; one whose time is over is not changed."""
+        assert is_changed(a_copy(Verdict.EXPIRED), NOW + 79)
+        assert not is_changed(a_copy(Verdict.EXPIRED), NOW + 80)
+        assert not is_changed(a_copy(Verdict.STALE), NOW + 79)
+        assert not may_serve(a_copy(Verdict.EXPIRED), NOW + 79)
+        assert may_serve(a_copy(Verdict.EXPIRED), NOW + 80)
+        assert may_serve(a_copy(Verdict.EXPIRED), NOW + 99)
+        assert not may_serve(a_copy(Verdict.EXPIRED), NOW + 100)
+        longer = a_copy(Verdict.STALE, stale_for=90.0)
+        assert may_serve(longer, NOW + 149)
+        assert not may_serve(longer, NOW + 150)
+
+    def test_what_a_client_accepts(self) -> None:
+        """By its wish; with a route's duration the site decides."""
+        wish = Wish(max_age=5)
+        assert not suits(a_copy(), wish, NOW + 10)
+        assert suits(a_copy(is_own=True), wish, NOW + 10)
+        assert suits(a_copy(), wish, NOW + 5)
+        assert suits(a_copy(Verdict.STALE), Wish(), NOW + 70)
+        assert not suits(a_copy(Verdict.EXPIRED), Wish(), NOW + 90)
+
+    def test_an_expired_copy_is_for_clients_that_accept_it(self) -> None:
+        """RFC 9111 §5.2.1.2: unless it was changed, or forbids it itself."""
+        expired, wish = a_copy(Verdict.EXPIRED), Wish(max_stale=100)
+        assert is_good_for(expired, wish, NOW + 90)
+        assert not is_good_for(expired, Wish(), NOW + 90)
+        assert not is_good_for(expired, Wish(max_stale=20), NOW + 90)
+        assert not is_good_for(expired, wish, NOW + 70)
+        assert is_good_for(a_copy(), Wish(), NOW)
+        for said in ("must-revalidate", "proxy-revalidate", "no-cache", "s-maxage=60"):
+            strict = a_copy(Verdict.EXPIRED, f"cache-control: {said}")
+            assert not is_good_for(strict, wish, NOW + 90)
+        assert not forbids_stale(Head(headers=raw("cache-control: max-age=60, public")))
+
+
+class TestI13Clients:
+    def test_a_peer_is_trusted_by_its_network(self) -> None:
+        """Also as IPv4 inside IPv6, and with a zone; what is no address is not."""
+        trusted = checked_networks(["10.0.0.0/8", "fe80::/10"])
+        peers = ("10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "11.0.0.1", "unix", None)
+        assert [is_trusted(peer, trusted) for peer in peers] == [True] * 3 + [False] * 3
+        assert not is_trusted("10.1.2.3", ())
+        with pytest.raises(ConfigError, match=r"10\.0\.0\.1/8.*: write an address or a network"):
+            checked_networks(["10.0.0.1/8"])
+
+    def test_claims_that_only_a_proxy_may_make(self) -> None:
+        """Dropped unless it is trusted; a name written with `_` is dropped in any case."""
+        host, claims = raw("host: a", "x: y"), raw("x-forwarded-for: b", "x-real-ip: c")
+        disguised = raw("x_forwarded_for: b", "x_real_ip: c")
+        assert believed((*host, *claims, *disguised), is_trusted=True) == (*host, *claims)
+        assert believed((*host, *claims, *disguised), is_trusted=False) == host
+
+    def test_the_nearest_proxy_wrote_the_last_value(self) -> None:
+        """Of all lines of the field."""
+        headers = raw("x-forwarded-host: a, b", "x-forwarded-host: c")
+        assert forwarded(headers, b"host") == b"c"
+        assert forwarded(headers, b"proto") is None
+
+    @pytest.mark.parametrize(
+        ("hosts", "version", "expected"),
+        [
+            ([], "1.1", b"no Host"),
+            ([], "1.0", None),
+            (["a", "a"], "1.1", b"several Hosts"),
+            (["a b"], "1.1", b"not a Host"),
+            (["a."], "1.1", None),
+            (["a.:80"], "1.1", None),
+            ([""], "1.1", None),
+        ],
+    )
+    def test_what_is_wrong_with_a_host(
+        self, hosts: list[str], version: str, expected: bytes | None
+    ) -> None:
+        """RFC 9112 §3.2."""
+        fault = host_fault(raw(*(f"host: {it}" for it in hosts)), version)
+        assert fault is None if expected is None else expected in (fault or b"")
+
+    def test_how_often_a_request_may_be_passed_on(self) -> None:
+        """RFC 9110 §7.6.2: one plain number; anything else is no limit."""
+        said: tuple[list[str], ...] = ([], ["0"], ["12"], ["9" * 9], ["9" * 10], ["-1"], ["1", "2"])
+        found = [forwards_left(raw(*(f"max-forwards: {it}" for it in its))) for its in said]
+        assert found == [None, 0, 12, 999_999_999, None, None, None]
+
+    def test_a_trace_comes_back_without_secrets(self) -> None:
+        """RFC 9110 §9.3.8: the head as it came."""
+        headers = raw("host: a", "cookie: b", "authorization: c", "proxy-authorization: d", "x: y")
+        scope = {"raw_path": b"/%7E", "query_string": b"q=1", "headers": headers}
+        assert reflected(scope) == b"TRACE /%7E?q=1 HTTP/1.1\r\nhost: a\r\nx: y\r\n\r\n"
+        assert target_of({"raw_path": b"", "query_string": b""}) == b"/"
+
+    def test_a_connection_has_another_end_or_none(self) -> None:
+        """A server on a socket file knows none."""
+        assert peer_of({"client": ("1.2.3.4", 5)}) == "1.2.3.4"
+        assert peer_of({"client": None}) is peer_of({}) is None
+
+    @pytest.mark.parametrize(
+        ("headers", "expected"),
+        [
+            ((), None),
+            (raw("content-length: 0"), None),
+            (raw("content-length: 1"), Reason.BODY),
+            (raw("transfer-encoding: chunked"), Reason.BODY),
+            (raw("range: bytes=0-1"), Reason.RANGE),
+            (((b"x", b"a\0"),), Reason.HEADERS),
+            (((b"x", b"a" * (MOST_FIELDS - 1)),), None),
+            (((b"x", b"a" * MOST_FIELDS),), Reason.HEADERS),
+        ],
+    )
+    def test_some_requests_fill_nothing(
+        self, headers: tuple[tuple[bytes, bytes], ...], expected: Reason | None
+    ) -> None:
+        """With a body, a range, or fields that a site may refuse."""
+        assert unfit_to_fill(headers) == expected
+
+    def test_who_can_read_along(self) -> None:
+        """I15: a GET of a whole page, by a client that can see a break."""
+        scope = {"headers": raw("x: y"), "method": "GET", "http_version": "1.1"}
+        assert reads_along(scope)
+        for other in (
+            {"method": "HEAD"},
+            {"http_version": "1.0"},
+            {"headers": raw("x: y", "range: bytes=0-")},
+            {"headers": raw('if-none-match: "a"')},
+        ):
+            assert not reads_along({**scope, **other})
+
+    def test_i24_the_site_sees_the_visitors_request(self) -> None:
+        """For one host, for the whole page, in codings that we offer; without made-up claims."""
+        headers = raw(
+            "host: Made-Up", "x: y", "range: bytes=0-", "x-forwarded-for: a", "x-original-url: /b"
+        )
+        mine, claim = raw("host: a.example", "x: y"), raw("x-forwarded-for: a")
+        assert as_asked(headers, "a.example", is_vouched=False) == mine
+        assert as_asked(headers, "a.example", is_vouched=True) == (*mine, *claim)
+        for asked, offered in (("gzip, deflate", "gzip"), ("deflate", "identity")):
+            coded = as_asked(raw(f"accept-encoding: {asked}"), "a", is_vouched=False)
+            assert coded == raw("host: a", f"accept-encoding: {offered}")
+
+
+class TestI13Places:
+    def test_a_name_replaces_one_that_nobody_asks_for(self) -> None:
+        """The one not seen for longest, after a while."""
+        names = BoundedNames(2)
+        assert names.has("a", NOW)
+        assert names.has("b", NOW + 1)
+        assert not names.has("c", NOW + UNUSED_FOR - 1)
+        assert names.has("c", NOW + UNUSED_FOR)
+        assert names.has("b", NOW + UNUSED_FOR)
+        assert not names.has("a", NOW + UNUSED_FOR)
+
+    def test_a_name_that_is_asked_for_clearly_more_often_gets_a_place(self) -> None:
+        """So names that are repeated only to hold their places keep nobody out."""
+        names = BoundedNames(1)
+        assert names.has("held", NOW)
+        tries = 0
+        while not names.has("real", NOW):
+            tries += 1
+        assert tries == 1 + CLEARLY
+        assert names.has("real", NOW)
+
+    def test_visits_are_forgotten_by_half(self) -> None:
+        """Those of long ago count less, for the name inside and for the one that waits."""
+        names = BoundedNames(1)
+        for _ in range(8):
+            names.has("held", NOW)
+        tries = [names.has("real", NOW + UNUSED_FOR - 1) for _ in range(8)]
+        assert tries.index(True) == 6
+        assert not any(BoundedNames(0).has("a", NOW) for _ in range(9))
+
+    def test_a_clock_that_was_set_back_locks_nobody_out(self) -> None:
+        """A name that was seen in the future counts as seen now."""
+        names = BoundedNames(1)
+        assert names.has("a", NOW + 10 * UNUSED_FOR)
+        assert not names.has("b", NOW)
+        assert names.has("b", NOW + UNUSED_FOR)
+
+    def test_variants_and_queries_have_places_of_their_own(self) -> None:
+        """Of each page, and of each host and path; a page without a query needs none."""
+        places = NamePlaces(1, 1, most=10)
+        page = ("host", "/a", "q=1")
+        assert places.has(page, ["k"], NOW)
+        assert not places.has(("host", "/a", "q=2"), ["k"], NOW)
+        assert places.has(("host", "/a", ""), ["k"], NOW)
+        assert places.has(("host", "/b", "q=2"), ["k"], NOW)
+        assert places.has(page, ["k", "k1"], NOW)
+        assert not places.has(page, ["k", "k2"], NOW)
+        assert places.has(page, ["l", "l2"], NOW)
+
+    def test_what_was_heard_of_a_page(self) -> None:
+        """A personal answer outweighs a private render only after a while; others do at once."""
+        heard = Heard(10)
+        assert heard.is_private("a") is None
+        heard.rendered("a", NOW, is_shared=False)
+        assert heard.is_private("a") is True
+        heard.stated("a", NOW + STANDS_FOR - 1, is_personal=True)
+        assert heard.is_private("a") is True
+        heard.stated("a", NOW + STANDS_FOR, is_personal=True)
+        assert heard.is_private("a") is False
+        heard.rendered("a", NOW, is_shared=False)
+        heard.stated("a", NOW, is_personal=False)
+        assert heard.is_private("a") is False
+        heard.rendered("a", NOW, is_shared=True)
+        assert heard.is_private("a") is None
+
+
+def a_scope(path: str = "/a", query: str = "", *headers: str, **more: Any) -> dict[str, Any]:
+    fields = raw(*(headers or ("host: a.example",)))
+    made = {"path": path, "query_string": query.encode(), "headers": fields, "method": "GET"}
+    return {"raw_path": path.encode(), **made, **more}
+
+
+class TestI13Visit:
+    def test_what_passes_as_if_there_were_no_cache(self) -> None:
+        """With its reason."""
+        site = Site({"/a": Route(60, vary=["X-Big"]), "/b*": None}, ["a.example"])
+        host, big = "host: a.example", "x-big: " + "x" * 1_025
+        assert site.visit(a_scope("/c")) == Reason.ROUTE
+        assert site.visit(a_scope("/a/../a")) == Reason.PATH
+        assert site.visit(a_scope("/a", "q=\x01")) == Reason.PATH
+        assert site.visit(a_scope("/a", "", "host: b.example")) == Reason.HOST
+        assert site.visit(a_scope("/a", "", "x: y")) == Reason.HOST
+        assert site.visit(a_scope("/a", "", host, 'if-match: "a"')) == Reason.CONDITION
+        assert site.visit(a_scope("/a", "", host, big)) == Reason.VARY
+        assert isinstance(site.visit(a_scope("/b", "", host, big)), Visit)
+        assert site.visit(a_scope("/a", root_path="/\n")) == Reason.PATH
+        assert site.visit(a_scope("/a", root_path="/" + "r" * MOST_KEY)) == Reason.HEADERS
+
+    def test_what_is_in_the_key(self) -> None:
+        """The URL, declared fields, where the app is mounted, and a rewritten path."""
+        site = Site({"*": Route(60, query=["q"], vary=["X-B", "X-A"])}, None)
+        found = site.visit(a_scope("/a", "z=1&q=2", "host: A.example:80", "x-a: 1", "x-b: 2"))
+        assert isinstance(found, Visit)
+        assert found.id == "http://a.example/a?q=2\nx-a: 1\nx-b: 2"
+        mounted = site.visit(a_scope("/a", "", root_path="/m", raw_path=b"/m/a", method="HEAD"))
+        assert isinstance(mounted, Visit)
+        assert mounted.id == "http://a.example/m/a\n:path: /a\n:root: /m"
+        assert (mounted.path, mounted.app_path, mounted.root_path) == ("/m/a", "/a", "/m")
+        assert (mounted.is_head, found.is_head) == (True, False)
+        assert found.part().id == found.id + "\n:part"
+        assert found.part().is_part
+        bare = site.visit(a_scope("/a b", raw_path=None))
+        assert isinstance(bare, Visit)
+        assert bare.url == "http://a.example/a%20b"
+
+    def test_i24_how_the_app_is_asked(self) -> None:
+        """By the route, else by the site, else by whether the route has a duration."""
+        routes = {"/own": Route(60, forward="request"), "/timed": 60, "/open": None}
+        found = {
+            (forward, path): visit.is_as_asked
+            for forward in (None, "request", "key")
+            for path in routes
+            if isinstance(visit := Site(routes, None, forward).visit(a_scope(path)), Visit)  # type: ignore[arg-type]
+        }
+        as_it_is = [it for it, is_as_asked in found.items() if is_as_asked]
+        assert as_it_is == [
+            *[(None, "/own"), (None, "/open")],
+            *[("request", "/own"), ("request", "/timed"), ("request", "/open")],
+            ("key", "/own"),
+        ]
+
+    def test_who_asked(self) -> None:
+        """A cookie alone authorizes nobody; only a route without a duration is open."""
+        site = Site({"/timed": 60, "/open": None}, None)
+        host = "host: a"
+        for path, line, expected in (
+            ("/timed", "cookie: a=b", (False, False)),
+            ("/timed", "x-api-key: a", (True, False)),
+            ("/open", "x: y", (False, True)),
+        ):
+            visit = site.visit(a_scope(path, "", host, line))
+            assert isinstance(visit, Visit)
+            assert (visit.is_authorized, visit.is_open) == expected
+            assert dict(visit.unencoded().headers)[b"accept-encoding"] == b"identity"
+
+    def test_a_change_concerns_urls_of_its_own_origin(self) -> None:
+        """RFC 9111 §4.4: itself, its groups, and what `Location` and `Content-Location` name."""
+        site, scope = Site(None, None), a_scope("/a")
+        place = site.place(scope)
+        assert isinstance(place, Visit)
+        answer = raw(
+            'cache-group-invalidation: "g"',
+            "location: /b?z=1&a=2",
+            "Content-Location: http://A.example:80/c",
+            "location: http://other.example/d",
+            "location: https://a.example/e",
+            "location: http://[bad/f",
+            "x-location: /g",
+        )
+        assert site.changed(scope, place, answer) == [
+            "http://a.example/a",
+            "group:http://a.example g",
+            "http://a.example/b?a=2&z=1",
+            "http://a.example/c",
+        ]
+
+    def test_only_a_host_that_is_named_in_full_is_named(self) -> None:
+        """In any case; without a list none is."""
+        site = Site(None, ["A.example", "*.b.example"])
+        assert site.is_named("a.example")
+        assert not site.is_named("x.b.example")
+        assert not Site(None, None).is_named("a.example")
+
+
+class TestI11Names:
+    def test_a_path_is_written_as_visits_have_it(self) -> None:
+        """An impossible one stays as it is."""
+        assert plain_path("/caf%c3%a9?q=%7E") == "/caf\u00e9?q=%7E"
+        assert plain_path("/a/../b?q") == "/a/../b?q"
+
+    def test_i21_what_a_name_reaches(self) -> None:
+        """A path every host's page, a URL its own."""
+        assert reached("/caf%c3%a9") == ("path:/caf\u00e9", ["/caf%c3%a9", "/caf\u00e9"])
+        assert reached("HTTP://A.b/x") == ("key:http://a.b/x", ["HTTP://A.b/x", "http://a.b/x"])
+        assert reached("/x") == ("path:/x", ["/x"])
+
+    def test_i20_a_name_must_not_name_another_page(self) -> None:
+        """A tenant's, or a variant; a long one is an error, too."""
+        assert checked_path("a\nb") == "a\nb"
+        assert checked_path("\u00e9" * (MOST_PATH // 2)) != ""
+        for bad in ("", None, "TENANT#a", "https://a/\nx: y", "\u00e9" * (MOST_PATH // 2) + "a"):
+            with pytest.raises(ConfigError, match="path"):
+                checked_path(bad)  # type: ignore[arg-type]
+
+    def test_tags_are_kept_apart(self) -> None:
+        """Those of users, and groups of each origin."""
+        assert own_tag("blog") == "tag:blog"
+        assert group_tag("https://a.b/c?d", "g") == "group:https://a.b g"
+        assert group_tag("/c", "g") == "group: g"
+        for bad in ("", None, 5):
+            with pytest.raises(ConfigError, match="tag"):
+                own_tag(bad)  # type: ignore[arg-type]
+
+    def test_a_path_or_a_query_may_be_so_long(self) -> None:
+        """And no longer."""
+        assert canonical_path(b"/" + b"a" * (MOST_URL - 1)) is not None
+        assert canonical_path(b"/" + b"a" * MOST_URL) is None
+        assert canonical_query(b"a" * MOST_URL, None) is not None
+        assert canonical_query(b"a" * (MOST_URL + 1), None) is None
+        assert canonical_query(b"&b=1&&a=2&b=0", None) == "a=2&b=1&b=0"
+        assert [canonical_query(it, None) for it in (b"a b", b"a\x7f", b"!~")] == [None, None, "!~"]
 
 
 class TestI13Keys:
@@ -295,11 +892,24 @@ class TestI12Page:
         assert headers == {"Link": "</a>, </b>"}
         assert len(headers) == 1
 
+    def test_a_page_and_its_headers_are_shown_in_short(self) -> None:
+        """For a log or a debugger; a body may be long."""
+        page = Page("a" * 1_234, 404, {"A": "b"})
+        assert repr(page) == "<Page 404, 1,234 bytes>"
+        assert repr(page.headers) == "Headers({'a': 'b'})"
+        assert page.headers != 5
+        assert len(Stored(Head(), b"abc")) == 3
+        with pytest.raises(KeyError, match="Missing"):
+            page.headers["Missing"]
+
     @pytest.mark.parametrize(
         "make",
         [
             lambda: Page(5),  # type: ignore[arg-type]
             lambda: Page("a", 99),
+            lambda: Page("a", 199),
+            lambda: Page("a", 600),
+            lambda: Page("a", "200"),  # type: ignore[arg-type]
             lambda: Page("a", 200, {"x": "a\r\nset-cookie: b"}),
             lambda: Page("a", 200, {"bad name": "x"}),
             lambda: Page("a", 200, {"x": "€"}),

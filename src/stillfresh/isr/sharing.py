@@ -188,7 +188,7 @@ def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
     if isinstance(names, str):
         raise ConfigError(f"credentials: must be a list such as ['X-Api-Key'], not {shown(names)}")
     found = frozenset(name.lower().encode("latin-1", "replace") for name in names)
-    if bad := next((name for name in found if not NAME.fullmatch(name)), None):
+    if (bad := next((name for name in found if not NAME.fullmatch(name)), None)) is not None:
         raise ConfigError(
             f"credentials: {shown(bad.decode())} is not the name of a header field; "
             "write one such as X-Api-Key"
