@@ -7,23 +7,47 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stillfresh import ConfigError
+from stillfresh import ConfigError, LoadFailed, Verdict
+from stillfresh.feed import Comment, Topic
 from stillfresh.feed.model import (
+    CommentsAnswer,
+    Feed,
+    FeedJson,
+    Freshness,
     Index,
+    TopicAnswer,
     canonical,
     category_of,
     checked_days,
+    checked_uuid,
+    comments_key,
     index_of,
     named_category,
+    spelled,
+    subject,
+    topic_key,
+    whole_days,
 )
 from stillfresh.feed.rules import (
+    DEEPEST,
+    LARGEST,
     Fetched,
+    JsonRecords,
     buckets,
+    checked_comments,
+    checked_topic,
+    checked_topics,
     comment_rows,
     covered,
+    is_news,
+    is_shallow,
     is_stale,
+    json_object,
     listed,
+    loaded,
     merged,
+    record_of,
+    topic_of,
     window,
     with_comment,
     without_comment,
@@ -134,6 +158,150 @@ class TestF5Rules:
         with pytest.raises(ConfigError, match="category"):
             named_category(name)
 
+    def test_keys_name_what_they_are_about(self) -> None:
+        """A topic, or the comments on it."""
+        assert (topic_key("a:b"), comments_key("a")) == ("topic:a:b", "comments:a")
+        assert subject(topic_key("a:b")) == "a:b"
+        assert index_of("topic:a:7") is None
+        assert index_of("index::7") is None
+        assert index_of("index:a:999999999") == Index("a", 999_999_999)
+        assert spelled(b" G\xff ") == "g\ufffd"
+
+    @pytest.mark.parametrize("bad", ["", None, 5, b"a", "\ud800"])
+    def test_a_key_and_a_uuid_are_text(self, bad: object) -> None:
+        """That is not empty, and that can be stored; the error names the argument."""
+        with pytest.raises(ConfigError, match="cache_key"):
+            canonical(bad)
+        with pytest.raises(ConfigError, match="topic"):
+            checked_uuid(bad, "topic")
+        assert checked_uuid("a") == "a"
+
+    def test_days_are_whole_and_can_be_counted(self) -> None:
+        """None at all means all there are."""
+        assert [whole_days(it) for it in (-5, 0, 7, 10**9)] == [0, 0, 7, 10**9 - 1]
+        for bad in (1.5, "7", True, None):
+            with pytest.raises(ConfigError, match="days_back"):
+                whole_days(bad)
+
+
+class TestF15Records:
+    def test_records_of_others_keep_their_fields(self) -> None:
+        """One or many, in any order; a record that lacks a field is an error."""
+        reader = JsonRecords(Topic, strict=True)
+        plain = topic("a")
+        text = msgspec.json.encode(json_object(plain))
+        other = msgspec.json.encode(json_object(plain) | {"votes": 5})
+        assert reader.one(text) == plain
+        assert reader.one(other).extra == {"votes": 5}
+        assert reader.one(text) == plain
+        both = reader.all(b"[" + other + b"," + text + b"]")
+        assert [it.extra for it in both] == [{"votes": 5}, {}]
+        assert reader.all(b"[" + text + b"]") == [plain]
+        assert reader.all(b"[]") == []
+        for bad in (b"{}", b"[1]", b"5"):
+            with pytest.raises(msgspec.ValidationError):
+                reader.one(bad)
+
+    def test_types_are_strict_or_not(self) -> None:
+        """As the reader was made: a number written as text."""
+        text = msgspec.json.encode(json_object(topic("a")) | {"created_at": "5"})
+        assert JsonRecords(Topic, strict=False).one(text).created_at == 5
+        with pytest.raises(msgspec.ValidationError):
+            JsonRecords(Topic, strict=True).one(text)
+        row = json_object(topic("a")) | {"created_at": "5"}
+        assert record_of(row, Topic, strict=False).created_at == 5
+        with pytest.raises(msgspec.ValidationError):
+            record_of(row, Topic)
+
+    def test_a_field_that_python_cannot_hold_is_left_out(self) -> None:
+        """The others are read, of one object or of several."""
+        assert loaded(b'{"a": 1, "b": 2}') == {"a": 1, "b": 2}
+        assert loaded(b'{"a": 1, "b": 1e999}') == {"a": 1}
+        assert loaded(b'[{"a": 1, "b": 1e999}]') == [{"a": 1}]
+        with pytest.raises(UnicodeDecodeError):
+            loaded(b'{"a": "\xff", "b": 1e999}')
+
+    def test_so_deep_and_no_deeper(self) -> None:
+        """Lists and objects alike; deeper fields of others are left out."""
+        value: object = 1
+        for level in range(DEEPEST + 1):
+            assert is_shallow(value), level
+            value = [value] if level % 2 else {"a": value}
+        assert not is_shallow(value)
+        found = record_of(json_object(topic("a")) | {"deep": value, "flat": [1]}, Topic)
+        assert found.extra == {"flat": [1]}
+
+    def test_what_is_stored_is_checked(self) -> None:
+        """Types, texts and numbers; the error names the record."""
+        assert checked_topic(topic("a", category_id=" News")).category_id == "news"
+        assert [it.topic_uuid for it in checked_topics([topic("a"), topic("b")])] == ["a", "b"]
+        for bad, words in (
+            (5, "expected a Topic, not 5"),
+            (comment("a"), "expected a Topic"),
+            (Topic("a", 5, "t", 1), "Topic with the uuid 'a'"),  # type: ignore[arg-type]
+            (Topic("a", "\ud800", "t", 1), "Topic with the uuid 'a'"),
+            (Topic("", "me", "t", 1), "uuid"),
+            (Topic("a", "me", "t", LARGEST), "created_at is too large"),
+            (Topic("a", "me", "t", -LARGEST - 1), "created_at is too large"),
+            (Topic("a", "me", "t", 1, extra={"title": "x"}), "title is a field of its own"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                checked_topic(bad)
+        for at in (LARGEST - 1, -LARGEST):
+            assert checked_topic(Topic("a", "me", "t", at)).created_at == at
+        for several in (5, "text", b"text"):
+            with pytest.raises(ConfigError, match="expected several Topics"):
+                checked_topics(several)  # type: ignore[arg-type]
+
+    def test_extra_fields_are_as_json_returns_them(self) -> None:
+        """Also those of a subclass; too deep ones are refused."""
+
+        class Voted(Topic, frozen=True):
+            votes: int = 0
+
+        voted = Voted("a", "me", "t", 1, votes=5, extra={"pair": (1, 2)})
+        assert checked_topic(voted).extra == {"votes": 5, "pair": [1, 2]}
+        deep: list[object] = []
+        for _ in range(DEEPEST):
+            deep = [deep]
+        with pytest.raises(ConfigError, match=f"{DEEPEST} levels deep at most"):
+            checked_topic(Topic("a", "me", "t", 1, extra={"deep": deep}))
+
+    def test_comments_are_on_their_topic(self) -> None:
+        """Others are refused, by name."""
+        mine = Comment("c", "a", "me", 1)
+        assert checked_comments("a", [mine]) == [mine]
+        with pytest.raises(ConfigError, match="comment 'c': is on topic 'a', not on 'b'"):
+            checked_comments("b", [mine])
+        with pytest.raises(ConfigError, match="uuid"):
+            checked_comments("a", [Comment("", "a", "me", 1)])
+
+    def test_an_answer_is_shown_in_short(self) -> None:
+        """With what it holds, how fresh and how old it is."""
+        error = LoadFailed("no")
+        freshness = Freshness(Verdict.STALE, NOW, lambda: NOW + 5, error)
+        answers = (
+            Feed([], freshness),
+            TopicAnswer(None, freshness),
+            CommentsAnswer([], freshness),
+            FeedJson(b"[]", freshness),
+        )
+        shown = ["<Feed [] stale age=5s>", "<TopicAnswer None stale age=5s>"]
+        shown += ["<CommentsAnswer [] stale age=5s>", "b'[]'"]
+        assert [repr(it) for it in answers] == shown
+        assert {it.fetched_at for it in answers} == {NOW}
+        assert {it.age for it in answers} == {5}
+        assert {it.error for it in answers} == {error}
+
+    def test_equal_records_are_equal(self) -> None:
+        """No extra fields, given or not, are the same; a topic is no comment."""
+        one, none_given = topic("a"), topic("a")
+        assert one == none_given
+        assert one == msgspec.structs.replace(one, extra={})
+        assert one != msgspec.structs.replace(one, extra={"a": 1})
+        assert one != topic("a", title="other")
+        assert one != comment("a")
+
 
 class TestF6Rules:
     @given(DAYS, MOMENTS)
@@ -187,6 +355,34 @@ class TestF9Rules:
         assert (found.title, found.created_at) == ("new", int(NOW) - 30)
         assert others.items() <= row.items()
         assert merged(row, new) == row
+
+    def test_an_index_replaces_no_full_body(self) -> None:
+        """It may carry a preview; a row that was full stays so even without a body."""
+        before = json_object(full("a", body="whole", tags=["x"])) | {"votes": 5}
+        preview = topic("a", body="prev", tags=[], title="new", extra={"votes": None})
+        kept = merged(before, preview, is_index=True)
+        assert (kept["body"], kept["tags"], kept["title"], kept["votes"]) == (
+            "whole",
+            ["x"],
+            "new",
+            5,
+        )
+        taken = merged(before, preview)
+        assert (taken["body"], taken["votes"]) == ("prev", None)
+        empty = json_object(topic("a", tags=["x"]))
+        assert merged(empty, preview, is_index=True)["tags"] == []
+        full_row = merged(empty, preview, is_index=True, is_full=True)
+        assert full_row["tags"] == ["x"]
+        assert "body" not in full_row
+
+    def test_a_row_of_another_shape_is_no_topic(self) -> None:
+        """F12: and what follows it is news; the order of fields is not."""
+        row = json_object(topic("a"))
+        assert topic_of(None) is topic_of({"topic_uuid": 5}) is None
+        assert is_news(None, row)
+        assert is_news({"topic_uuid": 5}, row)
+        assert not is_news(dict(reversed(row.items())), row)
+        assert is_news(row, row | {"title": "new"})
 
     def test_a_row_without_another_is_the_topic(self) -> None:
         """With its category normalised."""
