@@ -1,17 +1,22 @@
 """E20: any thread reads a SQLite store on the spot, by a connection that it borrows."""
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import apsw
 import pytest
 
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Record
 from stillfresh.stores.sqlite import SqliteStore
-from stillfresh.stores.sqlite.readers import MOST
+from stillfresh.stores.sqlite.database import identity_of
+from stillfresh.stores.sqlite.readers import MOST, SpareReaders
+from stillfresh.stores.sqlite.steps import STORE
+from stillfresh.stores.sqlite.writer import Writer
 
 KIND = "price"
 
@@ -107,3 +112,96 @@ class TestE20SqliteThreads:
             await asyncio.sleep(0.01)
         assert value(found, "b") == b"b"
         await store.close()
+
+    async def test_a_connection_that_cannot_be_made_takes_no_place(self, tmp_path: Path) -> None:
+        """However often it fails: the reason stays the same."""
+        path = tmp_path / "cache.db"
+        store = await stored(path, "a")
+        spare = SpareReaders(path, (0, 0))
+        for _ in range(MOST + 1):
+            with pytest.raises(StoreError, match=r"cache\.db: was replaced; try again"):
+                spare.take()
+        spare.close()
+        await store.close()
+
+    async def test_a_fork_waits_for_reads_to_end(self, tmp_path: Path) -> None:
+        """No thread is in the middle of one meanwhile; afterwards the connections are there."""
+        path = tmp_path / "cache.db"
+        store = await stored(path, "a")
+        spare = SpareReaders(path, identity_of(path))
+        busy, idle = spare.take(), spare.take()
+        spare.give_back(idle)
+        holding = threading.Thread(target=spare.hold)
+        holding.start()
+        holding.join(0.01)
+        assert holding.is_alive()
+        spare.give_back(busy)
+        holding.join(20)
+        assert not holding.is_alive()
+        another = spare.take()
+        assert another not in {busy, idle}
+        spare.go_on()
+        assert {spare.take(), spare.take()} == {busy, idle}
+        for reader in (another, busy, idle):
+            spare.give_back(reader)
+        spare.close()
+        await store.close()
+
+    async def test_a_fork_does_not_wait_for_ever(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A read that takes too long is left alone."""
+        monkeypatch.setattr("stillfresh.stores.sqlite.readers.REST", 0.0)
+        path = tmp_path / "cache.db"
+        store = await stored(path, "a")
+        spare = SpareReaders(path, identity_of(path))
+        busy = spare.take()
+        spare.hold()
+        spare.go_on()
+        assert busy.execute("SELECT 1").get == 1
+        spare.give_back(busy)
+        spare.close()
+        await store.close()
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    async def test_a_forked_child_lets_go_of_the_parents_connections(self, tmp_path: Path) -> None:
+        """SQLite would take the parent's locks for its own; the parent reads and writes on."""
+        store = await stored(tmp_path / "cache.db", "a")
+        await asyncio.to_thread(store.read_now, KIND, ["a"])
+        spare = store._spare
+        assert spare is not None
+        if (child := os.fork()) == 0:
+            try:
+                spare.take()
+            except StoreError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        found = await asyncio.to_thread(store.read_now, KIND, ["a"])
+        assert value(found, "a") == b"a"
+        await store.invalidate(KIND, ["a"])
+        await store.close()
+
+    async def test_what_a_child_lets_go_of(self, tmp_path: Path) -> None:
+        """All connections, of readers and of the writer; none if a step did not end in time."""
+        path, readers = tmp_path / "cache.db", list[apsw.Connection]()
+        writer = Writer(path, STORE, readers.append)
+        writer.wait_until_open()
+        writer.forked()
+        spare = SpareReaders(path, identity_of(path))
+        readers += [spare.take(), spare.take()]
+        assert [it.execute("SELECT 1").get for it in readers] == [1, 1, 1]
+        for reader in readers[1:]:
+            spare.give_back(reader)
+        for one in (writer, spare):
+            one.hold()
+            one.forked()
+        for reader in readers:
+            with pytest.raises(apsw.ConnectionClosedError):
+                reader.execute("SELECT 1")
+        with pytest.raises(StoreError):
+            spare.take()
+        writer.go_on()
+        writer.stop()
