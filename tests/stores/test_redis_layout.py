@@ -1,0 +1,263 @@
+"""S5, S8, S9: how an id is stored in Redis, and the pure parts of the way there; no server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from stillfresh import ConfigError, Policy, StoreError
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Held, Lease, Mark, Newer, Record
+from stillfresh.stores.redis import link as redis_link
+from stillfresh.stores.redis.layout import (
+    ABSENT,
+    BUCKETS,
+    FIELDS,
+    GLANCE,
+    HEAD,
+    LATE,
+    LENGTH,
+    MAGIC,
+    MOST_FAILURES,
+    NAME,
+    NUMBER,
+    VALUE,
+    Places,
+    announced,
+    copy_fields,
+    failure_fields,
+    grant_of,
+    is_enough,
+    listed,
+    packed_tags,
+    padded,
+    record_of,
+    stored_tags,
+    unpacked_tags,
+    unpadded,
+)
+from stillfresh.stores.redis.link import ASKING, SLICE, SLICE_BYTES, Link, is_away
+
+COPY = Copy("gen", 5.5, Policy(30, 60, 90), b"value", Mark.SOFT)
+TAGS = packed_tags(["a", "b"])
+
+
+def a_string(
+    kind: int = VALUE,
+    mark: int = Mark.SOFT,
+    times: tuple[float, ...] = (5.5, 30, 60, 90),
+    held: tuple[float, str | None] = (7.5, "token"),
+    failed: tuple[int, float] = (2, 9.5),
+    value: bytes = b"value",
+) -> bytes:
+    head = (MAGIC, kind, mark, *times, padded("gen"), held[0], padded(held[1]), *failed)
+    return FIELDS.pack(*head, len(TAGS), len(b"no")) + TAGS + b"no" + value
+
+
+class TestS5Layout:
+    def test_a_string_is_a_record(self) -> None:
+        """With its copy, lease and failure; a value that is known already is not read again."""
+        failure = Failure(2, 9.5, "no")
+        assert record_of(a_string()) == Record(COPY, 7.5, failure)
+        known = record_of(a_string(), "gen")
+        assert known is not None
+        assert known.copy is not None
+        assert known.copy.value is UNREAD
+        absent = record_of(a_string(ABSENT, value=b""))
+        assert absent is not None
+        assert absent.copy is not None
+        assert absent.copy.value is None
+        assert record_of(a_string(0, held=(7.5, None), failed=(0, 0.0))) == Record()
+        assert a_string().startswith(copy_fields(COPY))
+        assert stored_tags(a_string()) == [b"a", b"b"]
+        assert stored_tags(b"") == []
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            None,
+            b"",
+            a_string()[: HEAD - 1],
+            b"XX" + a_string()[2:],
+            a_string(3),
+            a_string(mark=9),
+            a_string(times=(float("nan"), 30, 60, 90)),
+            a_string(times=(5.5, -1, 60, 90)),
+            a_string(held=(float("inf"), "token")),
+            a_string(failed=(2, float("nan"))),
+        ],
+    )
+    def test_a_string_of_another_program_is_not_ours(self, data: bytes | None) -> None:
+        """Too short, of another form, or with times that there are not."""
+        assert record_of(data) is None
+
+    def test_the_shortest_string_is_read(self) -> None:
+        """It has nothing but its fields."""
+        bare = FIELDS.pack(MAGIC, 0, 0, 0, 0, 0, 0, padded(None), 0, padded(None), 0, 0, 0, 0)
+        assert record_of(bare) == Record()
+
+    def test_tags_of_the_lease_and_of_the_copy(self) -> None:
+        """I26: both are tags; each once."""
+        late = packed_tags(["a", "b", "a"]) + LENGTH.pack(LATE) + packed_tags(["c"])
+        assert unpacked_tags(late) == [b"a", b"b", b"c"]
+        assert unpacked_tags(b"") == []
+
+    def test_a_token_has_so_many_bytes_at_most(self) -> None:
+        """A longer one would be cut, and be another's."""
+        assert unpadded(padded("t" * NAME)) == "t" * NAME
+        assert padded(None) == padded("") == bytes(NAME)
+        with pytest.raises(ConfigError, match=f"token: at most {NAME} bytes"):
+            padded("t" * (NAME + 1))
+
+    @pytest.mark.parametrize("kind", ["", "A", "1a", "a-b", "a:b"])
+    def test_a_kind_is_a_plain_name(self, kind: str) -> None:
+        """Since it stands in the key, before a colon."""
+        with pytest.raises(ConfigError, match="kind: must be"):
+            Places("p").of(kind, ["a"])
+        assert Places("p").name(kind.replace(":", "#").encode()) is None
+
+    @pytest.mark.parametrize("prefix", ["", "a b", "a{b}", "p" * 65, 5])
+    def test_a_prefix_is_a_plain_name(self, prefix: Any) -> None:
+        """Braces would move its keys to another slot."""
+        with pytest.raises(ConfigError, match="prefix: must be 1 to 64"):
+            Places(prefix)
+        assert len(Places("p" * 64).bases) == BUCKETS
+
+    def test_a_key_leads_back_to_its_id(self) -> None:
+        """And bytes that are no name do not."""
+        places = Places("p")
+        (key,) = places.of("post", ["a:b\ud800"])
+        assert key.key == key.base + key.member
+        assert places.name(places.member(key.key)) == ("post", "a:b\ud800")
+        assert places.name(b"post:\xff") is None
+        assert (key.base, key.base + b"#blog") in places.tagged("blog")
+        assert announced(key.base, b"V", b"x") == ("SPUBLISH", key.base + b"!", b"Vx")
+
+    def test_a_pattern_takes_text_literally(self) -> None:
+        """A search for a star finds a star."""
+        assert Places("p").pattern(None, "a*") == rb"p:v1:{??}:[a-z]*a\**"
+        assert Places("p").pattern("post", "[x]") == rb"p:v1:{??}:post:*\[x\]*"
+
+    def test_a_failure_that_counts_on_fits(self) -> None:
+        """The field has four bytes."""
+        assert failure_fields(None) == (b"", b"")
+        most = failure_fields(Failure(MOST_FAILURES + 1, 9.5, "no"))
+        assert most == failure_fields(Failure(MOST_FAILURES, 9.5, "no"))
+        assert most[1] == b"no"
+
+    def test_what_is_enough_for_a_reader(self) -> None:
+        """The first bytes, if the value is known or all of it is there."""
+        short, long = a_string(), a_string(value=b"v" * GLANCE)[:GLANCE]
+        assert is_enough(None, "gen")
+        assert is_enough(short, "other")
+        assert is_enough(long, "gen")
+        assert not is_enough(long, "other")
+        fields = list(FIELDS.unpack_from(long))
+        for length, expected in ((GLANCE - HEAD, True), (GLANCE - HEAD + 1, False)):
+            fields[12:] = [length - 2, 2]
+            assert is_enough(FIELDS.pack(*fields) + long[HEAD:], "gen") is expected
+
+    def test_a_listed_entry_has_a_size_and_no_value(self) -> None:
+        """The size is that of the value; an absent copy has none."""
+        whole = a_string()
+        found = listed(whole, len(whole))
+        assert found is not None
+        record, size = found
+        assert record.copy is not None
+        assert (record.copy.value, size) == (UNREAD, len(b"value"))
+        absent = listed(a_string(ABSENT, value=b""), HEAD)
+        assert absent is not None
+        assert absent[1] is None
+        assert listed(b"XX" + whole[2:], len(whole)) is None
+        cut = listed(whole, 0)
+        assert cut is not None
+        assert cut[1] == 0
+
+    def test_a_reply_is_a_grant(self) -> None:
+        """A lease, the end of another's, or the copy that is newer."""
+        end = NUMBER.pack(7.5)
+        assert grant_of("a", [b"lease", end, padded("t"), b"3"]) == Lease("a", "t", 7.5, 3)
+        assert grant_of("a", [b"held", end]) == Held(7.5)
+        assert grant_of("a", [b"newer", a_string()]) == Newer(
+            Record(COPY, 7.5, Failure(2, 9.5, "no"))
+        )
+        assert grant_of("a", [b"newer", b"XX"]) == Newer(Record())
+
+
+class TestS5RoundTrips:
+    def test_a_round_trip_is_limited(self) -> None:
+        """By commands and by bytes beyond the first; a command stays behind its ASKING."""
+        slices = redis_link._slices
+        assert list(slices([])) == []
+        assert list(slices([("GET", b"a")] * SLICE)) == [(0, SLICE)]
+        assert list(slices([("GET", b"a")] * (SLICE + 1))) == [(0, SLICE), (SLICE, SLICE + 1)]
+        half = ("SET", b"a" * (SLICE_BYTES // 2))
+        assert list(slices([half] * 4)) == [(0, 2), (2, 4)]
+        large = ("SET", b"a" * (SLICE_BYTES + 1))
+        assert list(slices([large, large])) == [(0, 1), (1, 2)]
+        assert list(slices([half, half, ASKING, half])) == [(0, 4)]
+        assert list(slices([half, half, half, ASKING])) == [(0, 2), (2, 4)]
+
+    @pytest.mark.parametrize(
+        ("memory", "expected"),
+        [
+            (b"maxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n", True),
+            (b"maxmemory:100\r\nmaxmemory_policy:noeviction\r\n", False),
+            (b"maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", False),
+            (b"maxmemory:100\r\n", False),
+        ],
+    )
+    def test_a_server_that_drops_keys_is_known_by_its_settings(
+        self, memory: bytes, *, expected: bool
+    ) -> None:
+        """With a limit, and a policy that drops any of them."""
+        assert redis_link._drops_keys(memory) is expected
+
+    def test_a_node_of_a_cluster_is_refused_at_a_plain_address(self) -> None:
+        """S9: and a plain server at a cluster's; a server that does not say is taken."""
+        check = redis_link._check_mode
+        with pytest.raises(ConfigError, match=r"is a node of a cluster: .*redis\+cluster://"):
+            check(b"cluster_enabled:1", "")
+        with pytest.raises(ConfigError, match=r"n:1 is not a node of a cluster: .*write redis://"):
+            check(b"cluster_enabled:0", "n:1")
+        for about, node in ((b"cluster_enabled:0", ""), (b"cluster_enabled:1", "n:1")):
+            check(about, node)
+            check(ResponseError("no permission"), node)
+
+    def test_too_few_replicas_are_an_error(self) -> None:
+        """`wait_replicas`: the change was made, and a failover may undo it."""
+        confirmed, wait = redis_link._confirmed, [("WAIT", 2, 500)]
+        assert confirmed([b"a", b"b", 2], wait) == [b"a", b"b"]
+        assert confirmed([b"a"], []) == [b"a"]
+        with pytest.raises(StoreError, match=r"1 of 2 replicas .* within 500 ms: it was made"):
+            confirmed([b"a", 1], wait)
+        with pytest.raises(StoreError, match="refused: ResponseError: no"):
+            confirmed([b"a", ResponseError("no")], wait)
+
+    def test_who_refused_is_not_away(self) -> None:
+        """Only without an answer may the step have been done or not."""
+        error = StoreError("x")
+        assert is_away(error)
+        error.__cause__ = ConnectionResetError()
+        assert is_away(error)
+        error.__cause__ = ResponseError("no")
+        assert not is_away(error)
+
+    async def test_s8_the_library_repeats_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A connection that fails is an error at once: only we know what may be sent again."""
+        tries = list[object]()
+
+        async def refused(*_: object, **given: object) -> None:
+            tries.append(given)
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(asyncio, "open_connection", refused)
+        link = Link("redis://127.0.0.1:1", most=1, timeout=5, options={})
+        with pytest.raises(RedisConnectionError):
+            await link.send([("PING",)])
+        assert len(tries) == 1
+        with pytest.raises(StoreError, match="the Redis server is unavailable"):
+            await link.dedicated()
+        assert len(tries) == 2
+        await link.close()
