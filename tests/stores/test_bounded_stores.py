@@ -137,6 +137,21 @@ class TestE23Stores:
             await shrunk(store)
         assert await kept(store, ["leased"]) == set()
 
+    async def test_where_all_are_in_use_some_go_still(
+        self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The limit holds, though every copy was read since it was looked at."""
+        monkeypatch.setattr("stillfresh.stores.memory.SLICE", 4)
+        store.before_evicting("post", lambda _: True)
+        ids: list[str] = []
+        for number in range(40):
+            ids.append(f"{number:03}")
+            await publish(store, clock, ids[-1])
+            clock.advance(1)
+            await store.read("post", ids)
+        assert 0.5 * MOST < await shrunk(store) <= MOST
+        assert (await store.stats()).evicted
+
     async def test_nothing_is_left_of_what_went(self, store: Store, clock: ManualClock) -> None:
         """Its tags are gone with it."""
         for number in range(60):

@@ -1,14 +1,15 @@
 """I17: one store for several tenants keeps the contract for each of them."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from stillfresh import Cache, Clock
-from stillfresh.stores.contract import Ask, Store
+from stillfresh import Cache, Clock, ConfigError, Policy
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, WrappedStore
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.tenants import TenantStore, for_tenant
+from stillfresh.stores.tenants import LONGEST_TENANT, TenantStore, checked_tenant, for_tenant
 from stillfresh.testing import ManualClock, StoreConformance
 
 
@@ -61,3 +62,72 @@ class TestI17Listing:
         assert not far.reads_in_threads
         with pytest.raises(TypeError, match="RedisStore does not read inline"):
             far.read_now("page", ["a"])
+
+
+class TestI17Tenants:
+    def test_a_tenant_has_a_plain_name(self) -> None:
+        """Of so many bytes at most, since it is part of every key."""
+        longest = "é" * (LONGEST_TENANT // 2)
+        assert checked_tenant(longest) == longest
+        assert checked_tenant(None) is None
+        for bad in ("", "a#b", 5, longest + "a", "\ud800"):
+            with pytest.raises(ConfigError, match="tenant"):
+                checked_tenant(bad)  # type: ignore[arg-type]
+
+    def test_a_store_has_one_tenant(self) -> None:
+        """The same again changes nothing; another is refused."""
+        store = MemoryStore()
+        assert for_tenant(store, None) is store
+        mine = for_tenant(store, "a")
+        assert for_tenant(mine, "a") is mine
+        with pytest.raises(ConfigError, match="the store's own is 'a', and 'b' is named as well"):
+            for_tenant(mine, "b")
+
+    async def test_invalidations_reach_their_own_entries(self) -> None:
+        """By id and by tag; hard, unless a soft one is asked for."""
+        store = MemoryStore(clock=ManualClock())
+        await store.open()
+        one, other = TenantStore(store, "a"), TenantStore(store, "b")
+        for tenant in (one, other):
+            (grant,) = (await tenant.acquire("page", [Ask("x", tags=("t",))], 5)).values()
+            assert isinstance(grant, Lease)
+            assert grant.id == "x"
+            copy = Copy(grant.token, 0.0, Policy(60), b"value")
+            assert await tenant.publish("page", {"x": (grant, copy)}) == set()
+        assert await one.invalidate_tag("t", soft=True) == [("page", "x")]
+        assert await self.marks(one, other) == [Mark.SOFT, Mark.NONE]
+        await one.invalidate("page", ["x"])
+        await other.invalidate_tag("t")
+        assert await self.marks(one, other) == [Mark.HARD, Mark.HARD]
+
+    async def marks(self, *stores: Store) -> list[Mark | None]:
+        found = [(await store.read("page", ["x"]))["x"].copy for store in stores]
+        return [None if copy is None else copy.mark for copy in found]
+
+    async def test_memory_is_asked_for_its_own_entries(self) -> None:
+        """E23: by their own ids, which others may have too."""
+        store, asked = Noting(MemoryStore()), list[str]()
+
+        def keeps(id_: str) -> bool:
+            asked.append(id_)
+            return True
+
+        TenantStore(store, "a").before_evicting("page", keeps)
+        ((kind, answer),) = store.told
+        assert kind == "page"
+        assert [answer("TENANT#a#x"), answer("TENANT#b#x"), answer("x")] == [True, False, False]
+        assert asked == ["x"]
+
+    def test_a_store_that_does_not_push_says_so(self) -> None:
+        """S10: with its name."""
+        with pytest.raises(TypeError, match="MemoryStore does not push"):
+            TenantStore(MemoryStore(), "a").listen(lambda *_: None)
+
+
+class Noting(WrappedStore):
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.told: list[tuple[str, Callable[[str], bool]]] = []
+
+    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
+        self.told.append((kind, keeps))
