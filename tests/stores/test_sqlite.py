@@ -1,6 +1,7 @@
 """S1, S2, S4: the SQLite store passes the conformance suite, and keeps its own promises."""
 
 import asyncio
+import os
 import random
 import shutil
 import sqlite3
@@ -8,21 +9,23 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import pytest
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
 from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
-from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark
-from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark, Record
+from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.connection import Patience, explained
+from stillfresh.stores.sqlite.database import WriteDatabase, identity_of
 from stillfresh.stores.sqlite.files import network_filesystem
-from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, statements
-from stillfresh.stores.sqlite.steps import at_least, at_most
+from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
+from stillfresh.stores.sqlite.steps import STORE, at_least, at_most
 from stillfresh.stores.sqlite.store import CHUNK
-from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
+from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.waiting.backend.steps import APPLICATION_ID as games_id  # noqa: N811
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
@@ -304,6 +307,75 @@ class TestS4Writer:
             assert [type(outcome) for outcome in outcomes] == [dict, ValueError, StoreError, dict]
             assert set(store.read_now("post", ["a", "b", "c"])) == {"a", "b", "c"}
 
+    async def test_a_step_that_only_reads_tells_its_error(self, path: Path) -> None:
+        """The file's errors name it; others come as they are."""
+
+        def broken(_: apsw.Connection) -> None:
+            raise KeyError("mine")
+
+        async with opened(path) as store:
+            with pytest.raises(StoreError, match=r"cache\.db: .*no such table: missing"):
+                await store.run(lambda it: it.execute("SELECT * FROM missing"), writes=False)
+            with pytest.raises(KeyError, match="mine"):
+                await store.run(broken, writes=False)
+            assert await store.run(lambda it: it.execute("SELECT 5").get, writes=False) == 5
+
+    async def test_a_read_that_fails_names_the_file(self, path: Path) -> None:
+        """A table that is not there yet counts as empty; any other error is told."""
+
+        def failing(_sql: str, _bindings: object) -> apsw.Cursor:
+            raise apsw.IOError("disk I/O error")
+
+        async with opened(path) as store:
+            assert store.read_now("post", ["a"]) == store.read_now("post", ["a", "b"]) == {}
+            store._execute = failing
+            for ids in (["a"], ["a", "b"]):
+                with pytest.raises(StoreError, match=r"cache\.db: .*disk I/O error"):
+                    store.read_now("post", ids)
+
+    async def test_a_file_is_looked_at_now_and_then(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not at every read: another process may have replaced it a moment ago."""
+        looks = list[Path]()
+
+        def looked(file: Path) -> object:
+            looks.append(file)
+            return identity_of(file)
+
+        async with opened(path) as store:
+            monkeypatch.setattr(sqlite_store, "identity_of", looked)
+            now = SimpleNamespace(monotonic=lambda: 1e9)
+            monkeypatch.setattr(sqlite_store, "time", now)
+            for _ in range(5):
+                store.read_now("post", ["a"])
+            assert len(looks) == 1
+            now.monotonic = lambda: 1e9 + sqlite_store.LOOK_EVERY
+            store.read_now("post", ["a"])
+            assert len(looks) == 1
+            now.monotonic = lambda: 1e9 + 1.1 * sqlite_store.LOOK_EVERY
+            store.read_now("post", ["a"])
+            assert len(looks) == 2
+
+    async def test_who_wakes_it_does_so_once(self, path: Path) -> None:
+        """However many readers find that the file was replaced; then it can be woken again."""
+        readers, may_end = list[apsw.Connection](), threading.Event()
+        writer = Writer(path, STORE, readers.append)
+        writer.wait_until_open()
+        busy = writer.submit(lambda _: may_end.wait(20))
+        while writer._queue.qsize():
+            await asyncio.sleep(0.001)
+        for _ in range(3):
+            writer.wake()
+        assert writer._queue.qsize() == 1
+        may_end.set()
+        await asyncio.wrap_future(busy)
+        while writer._is_woken:
+            await asyncio.sleep(0.001)
+        readers[0].close()
+        writer.stop()
+        assert not writer._thread.is_alive()
+
     async def test_more_than_fits_in_the_queue(self, path: Path) -> None:
         """They wait for room and all are done; a burst takes several groups."""
         number = MAX_QUEUED + 2 * MAX_GROUP
@@ -343,7 +415,7 @@ class TestS4Writer:
 ALONE = """
 import asyncio, os, sys
 from stillfresh.stores.contract import Ask
-from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.sqlite import SqliteStore, SqliteView
 
 path, opened = os.path.realpath(sys.argv[1]), []
 
@@ -372,6 +444,13 @@ class TestS4OpenAndClose:
     def test_nobody_but_sqlite_opens_the_file(self, path: Path) -> None:
         """Closing a file of Python's own would drop the locks that SQLite has on it."""
         elsewhere(ALONE, path)
+
+    async def test_closing_ends_the_thread(self, path: Path) -> None:
+        """When it returns, not some time later."""
+        async with opened(path) as store:
+            thread = store._opened()._thread
+            assert thread.is_alive()
+        assert not thread.is_alive()
 
     async def test_leaves_nothing_behind(self, path: Path) -> None:
         """No log, no thread; what was queued is done."""
@@ -420,6 +499,18 @@ class TestS4OpenAndClose:
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {dict, NotOpen}
         assert all(isinstance(outcome, dict) for outcome in outcomes[:MAX_QUEUED])
+
+    async def test_opened_while_it_closes(self, path: Path) -> None:
+        """It is closed first, then opened again."""
+        store = SqliteStore(path, clock=ManualClock(NOW))
+        await store.open()
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        await store.open()
+        await closing
+        await publish(store, "a")
+        assert value(store) == b"value"
+        await store.close()
 
     def test_opens_again_on_another_loop(self, path: Path) -> None:
         """What was published is there."""
@@ -481,6 +572,114 @@ class TestS4OpenAndClose:
         async with opened(link) as one, opened(path) as other:
             await publish(one, "a")
             assert value(other) == b"value"
+
+
+class TestS4View:
+    async def test_reads_and_never_writes(self, path: Path) -> None:
+        """Beside a process that writes; a step that would write is refused."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            view = SqliteView(path, clock=ManualClock(NOW))
+            await view.open()
+            assert value(view) == b"value"
+            assert [entry.id for entry in await view.entries()] == ["a"]
+            assert (await view.stats()).copies == 1
+            with pytest.raises(StoreError, match=r"cache\.db: the file is read-only"):
+                await view.invalidate("post", ["a"])
+            with pytest.raises(StoreError, match="no such table: missing"):
+                view.look(lambda file: file.execute("SELECT * FROM missing"))
+            await publish(store, "b")
+            assert value(view, "b") == b"value"
+            await view.close()
+            with pytest.raises(NotOpen, match="this view is closed"):
+                await view.stats()
+            with pytest.raises(NotOpen):
+                value(view)
+
+    async def test_reads_the_opened_file_to_the_end(self, path: Path) -> None:
+        """Even if another takes its place."""
+        other = path.with_name("other.db")
+        for file, ids in ((path, ["a"]), (other, ["b"])):
+            async with opened(file) as store:
+                await publish(store, *ids)
+        view = SqliteView(path)
+        await view.open()
+        other.replace(path)
+        assert (value(view), value(view, "b")) == (b"value", ...)
+        await view.close()
+
+    async def test_what_cannot_be_viewed_is_said(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is made, begun or renamed."""
+        await _refused(path, "there is no such file")
+        assert not path.exists()
+        await _refused(path.parent, "is not a file")
+        path.touch()
+        await _refused(path, "is empty, and not a store yet")
+        assert (path.stat().st_size, neighbours(path)) == (0, set())
+        path.write_bytes(b"no\0database\xff" * 1_000)
+        await _refused(path, "is not a SQLite file, or is corrupt")
+        assert neighbours(path) == set()
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        await _refused(path, "permission denied")
+
+    async def test_a_file_of_others_is_refused(self, path: Path) -> None:
+        """And left at once."""
+        elsewhere(BEGIN_THEIRS, path)
+        view = SqliteView(path)
+        with pytest.raises(ConfigError, match="another application's SQLite file"):
+            await view.open()
+        with pytest.raises(NotOpen):
+            view.look(lambda file: file)
+
+
+BEGIN_THEIRS = """
+import sqlite3, sys
+theirs = sqlite3.connect(sys.argv[1])
+theirs.execute("CREATE TABLE theirs(x)")
+theirs.close()
+"""
+
+
+async def _refused(path: Path, words: str) -> None:
+    view = SqliteView(path)
+    with pytest.raises(StoreError, match=f"{path.name}: {words}"):
+        await view.open()
+
+
+class TestS4Rows:
+    ROW = ("g", 2_000, 30.0, 60.0, 90.0, 1, 5_000, 2, 7_000, "no", 0, b"value")
+
+    def test_a_row_is_a_record(self) -> None:
+        """Times are milliseconds there; a value that is known already is not read again."""
+        copy = Copy("g", 2.0, POLICY, b"value", Mark.SOFT)
+        failure = Failure(2, 7.0, "no")
+        assert record_of(self.ROW, None) == Record(copy, 5.0, failure)
+        known = record_of((*self.ROW[:11], None), "g")
+        assert known.copy is not None
+        assert known.copy.value is UNREAD
+        assert known.held_until == 5.0
+        absent = record_of((*self.ROW[:10], 1, None), None)
+        assert absent.copy is not None
+        assert absent.copy.value is None
+        leased = record_of((*[None] * 5, 0, 5_000, None, None, None, 0, None), None)
+        assert leased == Record(None, 5.0, None)
+
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [
+            *[(0, 5), (0, b"g"), (1, "x"), (1, None), (2, "x"), (2, -1.0), (5, 9), (5, "x")],
+            *[(6, "x"), (7, "x"), (8, None), (10, 1), (11, None), (11, "text"), (11, 5)],
+        ],
+    )
+    def test_a_row_that_another_program_wrote_counts_as_none(
+        self, column: int, value: object
+    ) -> None:
+        """A wrong type, a mark that there is not, a value that is absent and there."""
+        row = list(self.ROW)
+        row[column] = value
+        assert record_of(tuple(row), None) == Record()
 
 
 class TestS4OtherVersion:
@@ -628,6 +827,23 @@ class TestS4Corrupt:
                     assert (await store.stats()).copies == 0
             await publish(store, "b")
         assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
+
+    async def test_a_file_that_took_its_place_is_not_set_aside(self, damaged: Path) -> None:
+        """Another process may have mended it already."""
+        readers = list[apsw.Connection]()
+        database = WriteDatabase(damaged, STORE, readers.append)
+        database.open()
+        database.damaged = readers[0]
+        damaged.unlink()
+        async with opened(damaged) as store:
+            await publish(store, "a")
+            database.open()
+            assert [name for name in neighbours(damaged) if "corrupt" in name] == []
+            database.damaged = readers[1]
+            database.open()
+            assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
+        readers[2].close()
+        database.close()
 
     async def test_of_several_one_sets_it_aside(self, damaged: Path) -> None:
         """The others open the new file, and share it."""
