@@ -19,6 +19,7 @@ from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import BEAT, CHANNEL, NAME, PUBLISHED, TAGGED, Places, unpadded
 from stillfresh.stores.redis.link import LOST, Link
+from stillfresh.stores.server import said
 
 SLICE: Final = 100
 """Messages that are handled in one turn of the loop."""
@@ -44,7 +45,7 @@ class RedisChannel(ServerChannel):
                     await _subscribe(connection, channels)
                     self._doors.append(channels[0])
         except (*LOST, RedisError) as exc:
-            raise StoreError(f"the Redis server refuses a subscription: {exc!r}") from exc
+            raise StoreError(f"the Redis server refuses a subscription: {said(exc)}") from exc
         self._readers = [asyncio.create_task(self._read(it)) for it in self._connections]
 
     async def beat(self) -> None:

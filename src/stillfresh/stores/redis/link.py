@@ -72,21 +72,21 @@ class Sentinels:
 
     async def _primary(self) -> Address:
         """The address from the first Sentinel that knows it, which is asked first the next time."""
-        said = ""
+        why = ""
         for address in tuple(self._addresses):
             name = f"the Sentinel {address[0]}:{address[1]}"
             try:
                 async with asyncio.timeout(self._each):
                     found = await self._asked(address)
             except (*LOST, RedisError) as exc:
-                said = f"{name} did not answer ({exc!r})"
+                why = f"{name} did not answer ({said(exc)})"
                 continue
             if found is not None:
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
                 return found[0].decode(), int(found[1])
-            said = f"{name} knows no service {self._service!r}"
-        raise RedisConnectionError(f"no Sentinel names the primary; {said}")
+            why = f"{name} knows no service {self._service!r}"
+        raise RedisConnectionError(f"no Sentinel names the primary; {why}")
 
     async def _asked(self, address: Address) -> list[bytes] | None:
         sentinel = Connection(host=address[0], port=address[1], retry=NEVER, protocol=2)
