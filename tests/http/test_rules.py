@@ -348,6 +348,12 @@ class TestI14Stated:
         found = guessed(status, raw(*lines), NOW)
         assert (None if found is None else found.fresh_for) == expected
 
+    def test_some_statuses_may_be_guessed(self) -> None:
+        """RFC 9110 §15.1 names them; 206 is a part, which is never kept."""
+        said = raw("last-modified: Tue, 14 Nov 2023 22:11:40 GMT")
+        found = [it for it in range(200, 600) if guessed(it, said, NOW) is not None]
+        assert found == [200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501]
+
     def test_the_longest_that_anybody_could_think_it_fresh(self) -> None:
         """Of all that it says, to whomever."""
         assert longest_lifetime(()) == 0

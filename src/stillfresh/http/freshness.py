@@ -156,7 +156,7 @@ def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) ->
         return False
     if wish.min_fresh and ttl < wish.min_fresh:
         return False
-    return ttl > 0 or may_be_stale or -ttl <= wish.max_stale
+    return may_be_stale or -ttl <= wish.max_stale
 
 
 @lru_cache(maxsize=256)  # one for all pages of a route
