@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,6 +114,17 @@ class TestI13Judged:
     def test_some_statuses_are_never_kept(self, status: int) -> None:
         """Partial, not final, or an error."""
         assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, OWN), Reason)
+
+    def test_a_routes_duration_is_for_some_statuses(self) -> None:
+        """Not for refusals of a client, bad requests and errors."""
+        said = raw("cache-control: max-age=60")
+        by_route = [it for it in range(100, 600) if isinstance(judged(it, (), NOW, OWN), Shared)]
+        refused = {206, 304, 428, 429, 431}
+        assert by_route == [200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414]
+        by_itself = {
+            it for it in range(100, 700) if isinstance(judged(it, said, NOW, None), Shared)
+        }
+        assert by_itself == set(range(200, 600)) - refused
 
     @pytest.mark.parametrize("status", [428, 429, 431])
     def test_what_is_about_who_asks_is_never_kept(self, status: int) -> None:
@@ -334,6 +346,14 @@ class TestI14Served:
         assert ttl_at(a_copy(), NOW + 10) == 50
         assert ttl_at(a_copy(Verdict.STALE), NOW + 10) == 0
         assert ttl_at(a_copy(Verdict.STALE), NOW + 70) == -10
+
+    def test_a_head_that_says_less_is_never_fresh(self) -> None:
+        """What an earlier release did not write means nothing: no time, no age, no variant."""
+        head = msgspec.convert([404, []], Head)
+        assert head == Head(404)
+        assert head.fresh_for == head.stale_for == head.error_for == head.initial_age == 0
+        others = [head.is_own, head.vary, head.variant, head.is_targeted]
+        assert not any([*others, head.spans, head.total, head.shows_tags])
 
     def test_why_the_stored_copy_did_not_do(self) -> None:
         """RFC 9211 §2.2: there was none, the client wanted another, or it was stale."""
