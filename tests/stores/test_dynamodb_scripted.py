@@ -2,16 +2,40 @@
 
 import asyncio
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+)
 
-from stillfresh import StoreError
+from stillfresh import ConfigError, NotOpen, Policy, StoreError
 from stillfresh.errors import LeaseHeld, LeaseLost
-from stillfresh.stores.aws import AwsRefused, AwsService, ConditionFailed, Unanswered
-from stillfresh.stores.bodies import Body, S3Bodies
-from stillfresh.stores.contract import Failure, Mark
-from stillfresh.stores.dynamodb import admin
+from stillfresh.stores.aws import (
+    Away,
+    AwsPlace,
+    AwsRefused,
+    AwsService,
+    ConditionFailed,
+    Unanswered,
+)
+from stillfresh.stores.bodies import Body, S3Bodies, Trash
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Failure,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+)
+from stillfresh.stores.dynamodb import DynamoStore, admin
 from stillfresh.stores.dynamodb.leases import LIVE, TAKE_OVERS, Leases
 from stillfresh.stores.dynamodb.rows import RELEASED, name_beside
 from stillfresh.stores.dynamodb.scanning import MOST_PAGES, TableScan
@@ -19,14 +43,17 @@ from stillfresh.stores.dynamodb.schema import (
     INVALIDATED,
     LOCK,
     META,
+    TABLE_VARIABLE,
     FaceTheoryCacheLease,
     Item,
     Names,
     attributes,
     key_of,
 )
+from stillfresh.stores.dynamodb.steps import DynamoSteps
+from stillfresh.stores.dynamodb.store import LONGEST_PREFIX, table_name
 from stillfresh.stores.dynamodb.table import AT_ONCE, each, values
-from stillfresh.stores.dynamodb.tags import TRIES
+from stillfresh.stores.dynamodb.tags import TRIES, Claim
 from stillfresh.stores.meter import CostMeter
 
 NOW = 1_700_000_000.0
@@ -467,6 +494,249 @@ class TestI7Scanning:
         assert script.asked[-1][1]["Delete"]["Objects"] == [{"Key": lost}]
 
 
+class Stream:
+    """The body of an answer of S3."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def read(self) -> bytes:
+        return self._data
+
+
+def a_body(data: bytes = b"7 bytes") -> dict[str, Any]:
+    return {"Body": Stream(data)}
+
+
+GONE = AwsRefused("x", "NoSuchKey", {})
+
+
+class Steps:
+    """The store's steps on a script; what would be deleted later is noted."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.script, self.trash = Script(*answers), list[str]()
+        self.now = NOW
+        bodies = S3Bodies(cast("AwsService", self.script), "b")
+        trash = cast("Trash", SimpleNamespace(add=self.trash.extend))
+        self.run = DynamoSteps(
+            table_of(self.script), bodies, {}, lambda: self.now, trash, 0.0, lambda: "t1"
+        )
+
+    async def read(self, known: str | None = None, *, lagging: bool = False) -> Any:
+        names = {} if known is None else {"a": known}
+        found = await self.run.read("post", ["a"], names, lagging=lagging)
+        return found.get("a")
+
+    def looks(self) -> list[bool]:
+        """Of each read, whether it was consistent."""
+        return [it["ConsistentRead"] for name, it in self.script.asked if name == "get_item"]
+
+
+class TestS6Reads:
+    async def test_a_fresh_copy_is_one_row_and_one_body(self) -> None:
+        """Its lease is looked at only if it matters; a known value is not read again."""
+        its = Steps({"Item": meta()}, a_body())
+        assert (await its.read()).copy.value == b"7 bytes"
+        assert its.script.operations == ["get_item", "get_object"]
+        its.script.answers = [{"Item": meta()}]
+        assert (await its.read("g")).copy.value is UNREAD
+        its.script.answers = [{"Item": meta()}, {"Item": lock("x")}]
+        its.run.leased.insert(PK, True)
+        assert (await its.read("g")).held_until == NOW + 5
+        its.now += 60
+        its.script.answers = [{"Item": meta()}, {}]
+        assert (await its.read("g")).held_until is None
+        assert its.script.answers == []
+        its.script.answers = [{}, {}]
+        assert await its.read() is None
+
+    async def test_a_read_may_lag_unless_this_process_changed_the_row(self) -> None:
+        """Then it sees its own change."""
+        its = Steps({"Item": meta()}, {"Item": meta()})
+        await its.read("g", lagging=True)
+        its.run.changed.insert(PK, True)
+        await its.read("g", lagging=True)
+        assert its.looks() == [False, True]
+
+    @pytest.mark.parametrize("body", [GONE, a_body(b"6 byte")], ids=["gone", "short"])
+    async def test_i8_a_row_without_its_body_is_a_miss(self, body: Any) -> None:
+        """Also where the body is shorter than the row says."""
+        its = Steps({"Item": meta()}, body, {"Item": meta()})
+        assert await its.read() is None
+
+    async def test_i8_a_row_that_was_replaced_meanwhile_is_read_again(self) -> None:
+        """With the body of its own; without one, it is a miss."""
+        key = attributes(s3_key=Names("t").body(PK, "h", "2"), generation="h")
+        its = Steps({"Item": meta()}, GONE, {"Item": meta() | key}, a_body())
+        found = (await its.read()).copy
+        assert (found.generation, found.value) == ("h", b"7 bytes")
+        its.script.answers = [{"Item": meta()}, GONE, {"Item": meta() | key}, GONE]
+        assert await its.read() is None
+
+    async def test_i19_a_body_of_another_row_is_not_read(self) -> None:
+        """Whoever writes a row must not choose what is read."""
+        other = Names("t").body(Names("t").pk("post", "b"), "g", "1")
+        for pointer in (other, "s3://elsewhere/key"):
+            row = {"Item": meta() | attributes(s3_key=pointer)}
+            its = Steps(row, {}, row)
+            assert await its.read() is None
+            assert "get_object" not in its.script.operations
+
+    async def test_i19_a_pointer_leads_to_its_version(self) -> None:
+        """In the same partition; both are read as one row."""
+        pointer = key_of(PK, META) | attributes(current_sk="v2")
+        its = Steps({"Item": pointer}, {"Item": meta() | key_of(PK, "v2")}, a_body())
+        assert (await its.read()).copy.value == b"7 bytes"
+        assert its.script.asked[1][1]["Key"] == key_of(PK, "v2")
+
+
+class TestI4Steps:
+    async def acquired(self, its: Steps, ask: Ask) -> Any:
+        return await its.run.acquire("post", ask, 10)
+
+    async def test_a_lease_comes_with_the_epoch(self) -> None:
+        """I26: of the last invalidation by tag, for the publication."""
+        its = Steps({}, {}, {"Item": attributes(epoch=5)})
+        assert await self.acquired(its, Ask("a")) == Lease("a", "t1", NOW + 10, 5)
+        assert its.run.leased.get(PK)
+
+    async def test_a_copy_that_is_newer_ends_the_lease(self) -> None:
+        """E5: and is the answer, if its body exists."""
+        its = Steps({}, {"Item": meta()}, {}, a_body(), {})
+        grant = await self.acquired(its, Ask("a"))
+        assert grant.record.copy.value == b"7 bytes"
+        assert its.script.operations[-1] == "delete_item"
+        its = Steps({}, {"Item": meta()}, {}, GONE, {"Item": meta()})
+        assert isinstance(await self.acquired(its, Ask("a")), Lease)
+        its = Steps({}, {"Item": meta()}, {})
+        assert isinstance(await self.acquired(its, Ask("a", "g")), Lease)
+
+    async def test_a_held_lease_is_told_unless_the_copy_is_newer(self) -> None:
+        """Then that is the answer, with the end of the lease."""
+        its = Steps(refused(lock("other")), {})
+        assert await self.acquired(its, Ask("a")) == Held(NOW + 5)
+        its = Steps(refused(lock("other")), {"Item": meta()}, a_body())
+        grant = await self.acquired(its, Ask("a"))
+        assert grant.record.held_until == NOW + 5
+
+    async def test_e17_only_a_copy_that_was_seen_is_taken_over(self) -> None:
+        """The first attempt looks."""
+        held = refused(lock("other"))
+        its = Steps(held, {}, held, {"Attributes": lock("other")}, {}, {})
+        assert isinstance(await self.acquired(its, Ask("a", take_over=True)), Lease)
+        its = Steps(held, {"Item": meta()}, a_body())
+        assert isinstance(await self.acquired(its, Ask("a", take_over=True)), Newer)
+        assert its.script.answers == []
+
+    @pytest.mark.parametrize("which", [0, 1])
+    async def test_a_lease_that_is_of_no_use_is_given_back(self, which: int) -> None:
+        """The look failed: others need not wait for its end."""
+        answers: list[Any] = [{}, {}]
+        answers[which] = StoreError("away")
+        its = Steps({}, *answers, {})
+        with pytest.raises(StoreError, match="away"):
+            await self.acquired(its, Ask("a"))
+        assert its.script.operations[-1] == "delete_item"
+
+    async def test_i19_a_page_of_others_is_never_replaced(self) -> None:
+        """Its META is a pointer."""
+        pointer = {"Item": key_of(PK, META) | attributes(current_sk="v2")}
+        its = Steps({}, pointer, {}, {}, {})
+        with pytest.raises(StoreError, match="only its own services publish it"):
+            await self.acquired(its, Ask("a"))
+
+    async def test_e7_a_failure_that_was_not_seen_is_the_answer(self) -> None:
+        """And is put back where the lease took its place."""
+        failed = lock(RELEASED, NOW, failures=2, retry_at=NOW + 9, error="no")
+        its = Steps({"Attributes": failed}, {}, {}, {})
+        grant = await self.acquired(its, Ask("a", failures=0))
+        assert grant.record == Record(None, None, Failure(2, NOW + 9, "no"))
+        assert its.script.operations[-1] == "transact_write_items"
+
+    async def test_a_publication_writes_its_body_first(self) -> None:
+        """Then the row; the body that it replaced goes later."""
+        lease = Lease("a", "t1", NOW + 10, 5)
+        old = Names("t").body(PK, "g", "1")
+        its = Steps({}, {})
+        its.run.claims.insert("t1", Claim(old))
+        its.run.leased.insert(PK, True)
+        copy = Copy("t1", NOW, Policy(60), b"value")
+        assert await its.run.publish("post", "a", lease, copy)
+        assert its.script.operations == ["put_object", "transact_write_items"]
+        assert its.trash == [old]
+        assert its.run.changed.get(PK)
+        assert not its.run.leased.get(PK)
+        its = Steps({})
+        assert await its.run.publish("post", "a", lease, Copy("t1", NOW, Policy(60), None))
+        assert its.script.operations == ["transact_write_items"]
+
+    async def test_a_publication_that_came_too_late_leaves_nothing(self) -> None:
+        """Its own body goes, and the one before stays."""
+        its = Steps({}, refused(), {})
+        its.run.claims.insert("t1", Claim(Names("t").body(PK, "g", "1")))
+        lease, copy = Lease("a", "t1", NOW + 10, 5), Copy("t1", NOW, Policy(60), b"value")
+        assert not await its.run.publish("post", "a", lease, copy)
+        (mine,) = its.trash
+        assert mine == its.script.asked[0][1]["Key"]
+        assert not its.run.changed.get(PK)
+
+    async def test_i26_a_tag_that_was_invalidated_voids_the_lease(self) -> None:
+        """Before the transaction, which then refuses."""
+        past = {"Item": attributes(epoch=6)}
+        its = Steps({}, {}, past, {}, refused(), {}, {})
+        lease, copy = Lease("a", "t1", NOW + 10, 5), Copy("t1", NOW, Policy(60), b"value")
+        assert not await its.run.publish("post", "a", lease, copy, ("eu",))
+        steps = ["put_object", "put_item", "get_item", "delete_item", "transact_write_items"]
+        assert its.script.operations[:5] == steps
+
+    async def test_an_invalidation_says_whether_there_was_anything(self) -> None:
+        """A lease or a copy; this process reads it consistently from then on."""
+        for void, marked, expected in (
+            ({"Attributes": lock("x")}, refused(), True),
+            ({}, {}, True),
+            ({}, refused(), False),
+        ):
+            its = Steps(void, marked)
+            assert await its.run.invalidate(PK, Mark.HARD) is expected
+            assert its.run.changed.get(PK)
+
+    async def test_a_row_of_a_tag_without_an_entry_goes(self) -> None:
+        """It is not told as reached."""
+        row = key_of(Names("t").tag("eu"), "x") | attributes(kind="post", id="a", lease_token="l")  # noqa: S106
+        begun = {"Attributes": {"epoch": {"N": "7"}}}
+        its = Steps(begun, {}, {"Items": [row]}, {}, refused(), {})
+        assert await its.run.invalidate_tag("eu", Mark.HARD) == []
+        assert its.script.operations[-1] == "delete_item"
+        its = Steps(begun, {}, {"Items": [row]}, {}, {})
+        assert await its.run.invalidate_tag("eu", Mark.HARD) == [("post", "a")]
+
+    async def test_renewing_and_ending(self) -> None:
+        """A lost lease is told; a failure goes with the end."""
+        lease = Lease("a", "t1", NOW + 10, 5)
+        its = Steps({}, refused(lock("other")))
+        assert [await its.run.renew("post", lease, 10) for _ in range(2)] == [True, False]
+        its = Steps({}, {})
+        its.run.claims.insert("t1", Claim())
+        await its.run.release("post", lease, None)
+        await its.run.release("post", lease, Failure(1, NOW, "no"))
+        assert its.script.operations == ["delete_item", "transact_write_items"]
+        assert its.run.claims.get("t1") is None
+
+    async def test_deleting_takes_the_body_too(self) -> None:
+        """And both rows."""
+        row = meta()
+        its = Steps({}, {"Attributes": row})
+        await its.run.delete(PK)
+        assert its.script.operations[:2] == ["delete_item", "delete_item"]
+        assert its.trash == [row["s3_key"]["S"]]
+
+
 class TestS6Admin:
     async def test_a_new_table_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """For a while; then it is an error."""
@@ -533,3 +803,230 @@ def test_i20_a_name_that_dynamodb_cannot_take_is_not_beside_its_hash() -> None:
     assert name_beside("post", "a") == attributes(kind="post", id="a")
     assert name_beside("post", "é" * 512) == attributes(kind="post", id="é" * 512)
     assert name_beside("post", "é" * 512 + "a") == name_beside("post", "\ud800") == {}
+
+
+class Client:
+    """A client of the library; each call ends as the script says."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, operation: str) -> Any:
+        async def call(**arguments: Any) -> Any:
+            self.calls.append((operation, arguments))
+            done = self.script.pop(0)
+            if isinstance(done, Exception):
+                raise done
+            return done
+
+        return call
+
+
+def aws_error(code: str, *reasons: str, status: int = 400, **more: Any) -> ClientError:
+    response = {
+        "Error": {"Code": code, "Message": "said"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+        "CancellationReasons": [{"Code": it} if it else {} for it in reasons],
+    }
+    return ClientError(cast("Any", response | more), "x")
+
+
+class Service(AwsService):
+    """On a scripted client; pauses are noted, and none is waited for."""
+
+    def __init__(self, *script: Any) -> None:
+        self.pauses: list[float] = []
+
+        async def sleep(pause: float) -> None:
+            self.pauses.append(pause)
+
+        super().__init__(Client(*script), "table 't'", CostMeter(), sleep, lambda: 1.0)
+
+
+BUSY = aws_error("ThrottlingException")
+AWAY = EndpointConnectionError(endpoint_url="http://x")
+
+
+class TestI4Aws:
+    async def test_a_busy_service_is_asked_again_after_growing_pauses(self) -> None:
+        """Up to five times; an argument that is a function is made anew each time."""
+        service, made = Service(BUSY, BUSY, {"a": 1}), list[int]()
+
+        def attempt() -> int:
+            made.append(len(made))
+            return len(made)
+
+        assert await service.ask("get_item", Item=attempt, Other=5) == {"a": 1}
+        assert [it["Item"] for _, it in service.client.calls] == [1, 2, 3]
+        assert service.pauses == sorted(service.pauses)
+        assert len(set(service.pauses)) == 2
+        service = Service(*[BUSY] * 5)
+        with pytest.raises(Unanswered, match=r"table 't': said \(ThrottlingException\); asked up"):
+            await service.ask("get_item")
+        assert (service.client.script, len(service.pauses)) == ([], 4)
+        assert not service._breaker.is_open
+
+    async def test_a_service_that_is_away_is_left_alone_for_a_moment(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Urgent requests are sent; the first answer ends it, and both are logged once."""
+        service = Service(*[AWAY] * 10, {})
+        for _ in range(2):
+            with pytest.raises(Away, match="table 't': no answer to get_item: Could not connect"):
+                await service.ask("get_item", urgent=True)
+        with pytest.raises(StoreError, match="table 't': unavailable; stillfresh tries it again"):
+            await service.ask("get_item")
+        assert await service.ask("get_item", urgent=True) == {}
+        messages = [record.getMessage() for record in caplog.records]
+        assert len(messages) == 2
+        assert "no answer to get_item" in messages[0]
+        assert messages[1] == "table 't': answers again"
+
+    async def test_a_probe_is_one_attempt(self) -> None:
+        """It finds out whether the service answers again; a refusal is an answer."""
+        service = Service(*[AWAY] * 6, aws_error("ValidationException"))
+        with pytest.raises(Away):
+            await service.ask("get_item")
+        assert len(service.client.script) == 2
+        service._breaker._next_at = 0.0
+        with pytest.raises(Away):
+            await service.ask("get_item")
+        assert len(service.client.script) == 1
+        with pytest.raises(AwsRefused):
+            await service.ask("get_item", urgent=True)
+        assert not service._breaker.is_open
+
+    @pytest.mark.parametrize(
+        ("error", "kind", "words"),
+        [
+            (aws_error("ConditionalCheckFailedException"), ConditionFailed, "said"),
+            (aws_error("TransactionCanceledException", "", CONDITION), ConditionFailed, "said"),
+            (
+                aws_error("TransactionCanceledException", "TransactionConflict", CONDITION),
+                ConditionFailed,
+                "said",
+            ),
+            (aws_error("ValidationException"), AwsRefused, "said"),
+            (aws_error("ResourceNotFoundException"), AwsRefused, "there is no such table; make it"),
+            (aws_error("NoSuchBucket"), AwsRefused, "there is no such bucket"),
+            (aws_error("AccessDenied"), AwsRefused, "no permission for GetItem: said"),
+        ],
+    )
+    async def test_a_refusal_is_not_asked_again(
+        self, error: ClientError, kind: type[AwsRefused], words: str
+    ) -> None:
+        """With its code and what to do."""
+        service = Service(error)
+        with pytest.raises(AwsRefused, match=words) as refusal:
+            await service.ask("get_item")
+        assert type(refusal.value) is kind
+        assert refusal.value.code == error.response["Error"]["Code"]
+        assert service.pauses == []
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            aws_error("InternalServerError", status=500),
+            aws_error("TransactionCanceledException", "None", "TransactionConflict"),
+            aws_error("RequestTimeout"),
+        ],
+    )
+    async def test_what_is_worth_another_attempt(self, error: ClientError) -> None:
+        """A conflict of transactions, and any error of the service itself."""
+        service = Service(error, {})
+        assert await service.ask("get_item") == {}
+        assert len(service.pauses) == 1
+
+    async def test_a_refusal_brings_the_row_that_it_met(self) -> None:
+        """And the reasons of each action."""
+        error = aws_error("TransactionCanceledException", "", CONDITION, Item={"a": 1})
+        with pytest.raises(ConditionFailed) as refusal:
+            await Service(error).ask("get_item")
+        assert (refusal.value.item, refusal.value.reasons) == ({"a": 1}, ("None", CONDITION))
+
+    async def test_other_errors_are_the_stores(self) -> None:
+        """With what to do where that is known."""
+        with pytest.raises(StoreError, match="found no AWS credentials; set AWS_ACCESS_KEY_ID"):
+            await Service(NoCredentialsError()).ask("get_item")
+        with pytest.raises(StoreError, match="table 't': An unspecified error"):
+            await Service(BotoCoreError()).ask("get_item")
+
+    async def test_closing_waits_for_requests(self) -> None:
+        """Then nothing is asked any more."""
+        service, may_end = Service({}), asyncio.Event()
+
+        async def then(_: object) -> str:
+            await may_end.wait()
+            return "done"
+
+        asking = asyncio.create_task(service.ask("get_item", then))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(service.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        may_end.set()
+        assert await asking == "done"
+        await closing
+        with pytest.raises(NotOpen):
+            await service.ask("get_item")
+
+    def test_s3_may_be_elsewhere(self) -> None:
+        """By its own address, else by that of both."""
+        place = AwsPlace("eu", "http://both", "http://s3")
+        assert (place.of("s3"), place.of("dynamodb")) == ("http://s3", "http://both")
+        assert AwsPlace("eu", "http://both").of("s3") == "http://both"
+
+
+class TestI1Options:
+    def test_a_table_is_named_or_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the error says where to name it."""
+        monkeypatch.delenv(TABLE_VARIABLE, raising=False)
+        for table in (None, ""):
+            with pytest.raises(ConfigError, match=f"or in {TABLE_VARIABLE}"):
+                table_name(table)
+        monkeypatch.setenv(TABLE_VARIABLE, "theirs")
+        assert (table_name(None), table_name("mine")) == ("theirs", "mine")
+        with pytest.raises(ConfigError, match="table: must be a name, not 5"):
+            table_name(5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            *[{"pk": "md5"}, {"s3_key": "long"}, {"bucket": ""}, {"bucket": 5}],
+            *[{"s3_prefix": 5}, {"s3_prefix": "p" * (LONGEST_PREFIX + 1)}, {"tenant": "a#b"}],
+            *[{"max_lease": 0}, {"retention": -1}, {"delete_after": "soon"}],
+        ],
+    )
+    def test_a_bad_option_is_named(self, bad: dict[str, Any]) -> None:
+        """With what is allowed."""
+        (name,) = bad
+        with pytest.raises(ConfigError, match=name):
+            DynamoStore(**{"table": "t", "bucket": "b"} | bad)
+
+    def test_a_prefix_ends_with_one_slash(self) -> None:
+        """However it is written."""
+        for given, expected in (("", ""), ("/", ""), ("a", "a/"), ("/a/b//", "a/b/")):
+            assert DynamoStore("t", bucket="b", s3_prefix=given)._names.prefix == expected
+        longest = DynamoStore("t", bucket="b", s3_prefix="p" * LONGEST_PREFIX)._names.prefix
+        assert len(longest) == LONGEST_PREFIX + 1
+
+    def test_i17_a_tenant_has_a_store_of_its_own(self) -> None:
+        """With the same table, and nothing that is open."""
+        store = DynamoStore("t", bucket="b", shapes={})
+        other = store.for_tenant("acme")
+        assert (other.tenant, other._names.tenant, store.tenant) == ("acme", "acme", None)
+        assert other.shapes == store.shapes
+        assert other.shapes is not store.shapes
+        assert other._meter is not store._meter
+        with pytest.raises(NotOpen):
+            other._opened()
+
+    async def test_tags_are_text_that_can_be_read_back(self) -> None:
+        """With the id and the kind; an id without tags is stored as its hash, and may be any."""
+        store = DynamoStore("t", bucket="b")
+        for ask in (Ask("\ud800", tags=("a",)), Ask("a", tags=("\ud800",))):
+            with pytest.raises(ConfigError):
+                await store.acquire("post", [ask], 5)
+        with pytest.raises(NotOpen):
+            await store.acquire("post", [Ask("\ud800")], 5)
