@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +17,21 @@ import pytest
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
 from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
-from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark, Record
+from stillfresh.stores.contract import REMEMBERED, UNREAD, Ask, Copy, Failure, Lease, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.connection import Patience, explained
 from stillfresh.stores.sqlite.database import WriteDatabase, identity_of
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
-from stillfresh.stores.sqlite.steps import STORE, at_least, at_most
+from stillfresh.stores.sqlite.steps import (
+    STORE,
+    at_least,
+    at_most,
+    is_past,
+    listed_kinds,
+    own_tables,
+)
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
 from stillfresh.testing import ManualClock, StoreConformance
@@ -680,6 +688,52 @@ class TestS4Rows:
         row = list(self.ROW)
         row[column] = value
         assert record_of(tuple(row), None) == Record()
+
+
+class TestS4Steps:
+    async def test_a_kind_whose_tables_are_gone_lists_nothing(self, path: Path) -> None:
+        """The file was renamed since the kinds were listed."""
+        listed = partial(own_tables("gone").listed, start="", search="", limit=5, size=5)
+        async with opened(path) as store:
+            assert await store.run(listed, writes=False) == ([], None)
+
+    @pytest.mark.parametrize(
+        ("epoch", "tags", "expected"),
+        [
+            (1, ("eu",), False),
+            (0, ("eu",), True),
+            (0, ("us",), False),
+            (0, ("us", "eu"), True),
+            (0, (), False),
+            (1 - REMEMBERED, ("us",), False),
+            (-REMEMBERED, ("us",), True),
+            (-REMEMBERED, (), False),
+        ],
+    )
+    async def test_i26_a_tag_is_past_if_that_is_known_or_no_longer_known(
+        self, path: Path, epoch: int, tags: tuple[str, ...], *, expected: bool
+    ) -> None:
+        """It was invalidated since the grant, or so many tags were that it may have been."""
+        async with opened(path) as store:
+            await store.invalidate_tag("eu")
+            lease = Lease("a", "t", 0.0, epoch)
+            assert await store.run(lambda it: is_past(it, lease, tags)) is expected
+
+    def test_a_listing_goes_on_behind_an_entry(self) -> None:
+        """In its kind behind its id, in later kinds from the beginning."""
+        kinds = ["c", "a", "b"]
+        assert listed_kinds(kinds, None, None) == [("a", ""), ("b", ""), ("c", "")]
+        assert listed_kinds(kinds, None, ("b", "x")) == [("b", "x\0"), ("c", "")]
+        assert listed_kinds(kinds, "b", ("a", "x")) == [("b", "")]
+        assert listed_kinds(kinds, "a", ("b", "x")) == []
+
+    async def test_a_damaged_file_that_cannot_be_renamed_is_an_error(self, path: Path) -> None:
+        """Where no lock file can be made, nothing can be renamed either."""
+        path.write_bytes(b"no\0database\xff" * 1_000)
+        Path(f"{path}.lock").mkdir()
+        with pytest.raises(StoreError, match="is corrupt, and cannot be renamed or replaced here"):
+            await SqliteStore(path).open()
+        assert neighbours(path) == set()
 
 
 class TestS4OtherVersion:
