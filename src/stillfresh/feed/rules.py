@@ -52,9 +52,7 @@ class JsonRecords(Generic[R]):
 
     def __init__(self, kind: type[R], *, strict: bool) -> None:
         name = f"Exact{kind.__name__}"
-        exact: Any = defstruct(
-            name, [], bases=(_TWINS[kind],), forbid_unknown_fields=True, frozen=True
-        )
+        exact: Any = defstruct(name, [], bases=(_TWINS[kind],), forbid_unknown_fields=True)
         self._kind: Any = kind
         self._strict = strict
         self._exact = json.Decoder(exact, strict=strict).decode
