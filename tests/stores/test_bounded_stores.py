@@ -174,6 +174,14 @@ class TestE23Stores:
         assert before == 0 < ((await store.stats()).evicted or 0)
         assert isinstance((await store.acquire("post", [Ask("large")], 5))["large"], Lease)
 
+    async def test_a_copy_of_nine_tenths_stays(self, store: Store, clock: ManualClock) -> None:
+        """One that has a byte more is never kept."""
+        largest = int(0.9 * MOST) - (BESIDE if isinstance(store, MemoryStore) else 0)
+        for size, expected in ((largest, {"large"}), (largest + 1, set())):
+            await publish(store, clock, "large", size)
+            await shrunk(store)
+            assert await kept(store, ["large"]) == expected
+
     async def test_nothing_but_leases(self, store: Store, clock: ManualClock) -> None:
         """Nothing may go: it stays as it is, and nothing spins."""
         for number in range(30):

@@ -616,6 +616,16 @@ class TestS4View:
         assert (value(view), value(view, "b")) == (b"value", ...)
         await view.close()
 
+    async def test_a_damaged_file_is_an_error_and_not_empty(self, damaged: Path) -> None:
+        """It is left as it is."""
+        view = SqliteView(damaged)
+        await view.open()
+        for ids in (["id-1"], ["id-1", "id-2"]):
+            with pytest.raises(StoreError, match="is not a SQLite file, or is corrupt"):
+                view.read_now("post", ids)
+        await view.close()
+        assert neighbours(damaged) == set()
+
     async def test_what_cannot_be_viewed_is_said(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
