@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiobotocore.session import get_session
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -15,6 +16,7 @@ from botocore.exceptions import (
 
 from stillfresh import ConfigError, NotOpen, Policy, StoreError
 from stillfresh.errors import LeaseHeld, LeaseLost
+from stillfresh.stores import aws
 from stillfresh.stores.aws import (
     Away,
     AwsPlace,
@@ -55,6 +57,7 @@ from stillfresh.stores.dynamodb.store import LONGEST_PREFIX, table_name
 from stillfresh.stores.dynamodb.table import AT_ONCE, each, values
 from stillfresh.stores.dynamodb.tags import TRIES, Claim
 from stillfresh.stores.meter import CostMeter
+from stillfresh.testing import ManualClock
 
 NOW = 1_700_000_000.0
 PK = Names("t").pk("post", "a")
@@ -381,7 +384,64 @@ class TestI5Bodies:
         )
         bodies = S3Bodies(cast("AwsService", script), "b")
         assert [keys async for keys in bodies.older("p/", NOW)] == [["a"], []]
-        assert script.asked[1][1]["ContinuationToken"] == "next"
+        first = {"Bucket": "b", "Prefix": "p/"}
+        assert [it for _, it in script.asked] == [first, first | {"ContinuationToken": "next"}]
+
+
+class TestI5Trash:
+    def trash(self, script: Script, clock: ManualClock) -> Trash:
+        async def sleep(pause: float) -> None:
+            self.pauses.append(pause)
+            await asyncio.Event().wait()
+
+        self.pauses = list[float]()
+        bodies = S3Bodies(cast("AwsService", script), "b")
+        return Trash(bodies, 10.0, clock, sleep)
+
+    def deleted(self, script: Script) -> list[list[str]]:
+        return [[it["Key"] for it in asked["Delete"]["Objects"]] for _, asked in script.asked]
+
+    async def test_a_body_goes_after_a_delay(self) -> None:
+        """A reader may have read its row just before; one task waits for all of them."""
+        script, clock = Script({}, {}), ManualClock(NOW)
+        trash = self.trash(script, clock)
+        trash.add(["a"])
+        clock.advance(4)
+        trash.add(["b"])
+        await asyncio.sleep(0)
+        assert self.pauses == [6.0]
+        await trash.delete_due()
+        assert script.asked == []
+        clock.advance(6)
+        await trash.delete_due()
+        assert self.deleted(script) == [["a"]]
+        await trash.close()
+        assert self.deleted(script) == [["a"]]
+
+    async def test_closing_deletes_what_is_due(self) -> None:
+        """The rest is left to the next eviction, and nothing is taken any more."""
+        script, clock = Script({}), ManualClock(NOW)
+        trash = self.trash(script, clock)
+        trash.add(["a"])
+        clock.advance(10)
+        trash.add(["b"])
+        await trash.close()
+        assert self.deleted(script) == [["a"]]
+        trash.add(["c"])
+        clock.advance(10)
+        await trash.delete_due()
+        assert self.deleted(script) == [["a"]]
+
+    async def test_an_error_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The next eviction finds the bodies."""
+        clock = ManualClock(NOW)
+        trash = self.trash(Script(StoreError("away")), clock)
+        trash.add(["a", "b"])
+        clock.advance(10)
+        await trash.close()
+        assert [it.getMessage() for it in caplog.records] == [
+            "2 replaced bodies were not deleted: away"
+        ]
 
 
 def a_page(*items: Item, more: bool = False, count: int = 10) -> dict[str, Any]:
@@ -970,6 +1030,27 @@ class TestI4Aws:
         await closing
         with pytest.raises(NotOpen):
             await service.ask("get_item")
+
+    async def test_e28_making_a_client_reads_no_description_on_the_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are megabytes: a thread has read them before; small extras may be looked for."""
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        loader, read = aws._described.__wrapped__(), list[str]()
+        real = loader.file_loader.load_file
+
+        def noted(path: str) -> Any:
+            read.append(path)
+            return real(path)
+
+        monkeypatch.setattr(loader.file_loader, "load_file", noted)
+        session = get_session()
+        session.register_component("data_loader", loader)
+        for name in aws.NAMES:
+            async with aws._client(session, name, AwsPlace("eu-west-1")):
+                pass
+        assert [path for path in read if not path.endswith(".sdk-extras")] == []
 
     def test_s3_may_be_elsewhere(self) -> None:
         """By its own address, else by that of both."""

@@ -222,6 +222,26 @@ class TestS5Link:
         assert [type(it) for it in outcomes] == [OSError, TimeoutError, TimeoutError]
         assert await link.step() == 5
 
+    async def test_a_server_that_answered_since_is_believed(self) -> None:
+        """One request fails and another succeeds: a third, which waited, is sent."""
+        link, may_end = ScriptedLink(most=2), asyncio.Event()
+
+        async def ended(outcome: object) -> object:
+            async def work(*_: object) -> object:
+                await may_end.wait()
+                if isinstance(outcome, Exception):
+                    raise outcome
+                return outcome
+
+            return await link._once(work, None)
+
+        steps = [asyncio.create_task(ended(it)) for it in (OSError("gone"), 1, 2)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        may_end.set()
+        failed, *done = await asyncio.gather(*steps, return_exceptions=True)
+        assert (type(failed), done) == (OSError, [1, 2])
+
     async def test_a_request_that_fails_gives_its_place_back(self) -> None:
         """Also if the connection could not be made."""
 
