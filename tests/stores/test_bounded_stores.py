@@ -284,6 +284,24 @@ class TestE23File:
             store._write_uses()
             assert await store.run(lambda file: file.total_changes(), writes=False) <= changes + 3
 
+    async def test_what_was_read_before_closing_stays(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """The last reads are written when the file is closed."""
+        path, ids = tmp_path / "cache.db", [f"{number:03}" for number in range(20)]
+        async with opened("sqlite", path, clock) as store:
+            for id_ in ids:
+                await publish(store, clock, id_)
+                clock.advance(1)
+            clock.advance(100)
+            await store.read("post", ids[:5])
+        async with opened("sqlite", path, clock) as store:
+            for number in range(15):
+                clock.advance(1)
+                await publish(store, clock, f"new-{number}")
+            assert await shrunk(store) <= MOST
+            assert await kept(store, ids[:10]) == set(ids[:5])
+
     async def test_what_another_process_used_stays(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:

@@ -96,6 +96,13 @@ class Turns:
         return task.result()
 
 
+async def publish(store: MemoryStore, clock: ManualClock, *ids: str) -> None:
+    grants = await store.acquire("price", [Ask(id_) for id_ in ids], 5)
+    leases = [grant for grant in grants.values() if isinstance(grant, Lease)]
+    copies = {it.id: (it, Copy(it.token, clock(), Policy(10), b"12")) for it in leases}
+    assert await store.publish("price", copies) == set()
+
+
 class TestE28Growth:
     """At most a slice of the rows is touched in one turn of the event loop."""
 
@@ -142,6 +149,20 @@ class TestE28Growth:
         assert await evicting == MANY
         assert turns.longest <= 3 * SLICE + 3, "walked over, looked at and dropped"
         assert (await store.stats()).copies == 1
+
+    async def test_what_took_the_place_of_a_gone_copy_stays(self, clock: ManualClock) -> None:
+        """It was deleted and published again while the eviction went on."""
+        store = MemoryStore(clock=clock, max_copies=10 * MANY)  # in one part, seen as a whole
+        await store.open()
+        ids = [f"{number:04}" for number in range(MANY)]
+        await publish(store, clock, *ids)
+        clock.advance(11)
+        evicting = asyncio.create_task(store.evict(clock()))
+        await asyncio.sleep(0)
+        await store.delete("price", ids[:1])
+        await publish(store, clock, ids[0])
+        assert await evicting == MANY - 1
+        assert set(await store.read("price", ids)) == {ids[0]}
 
     async def test_a_tag_is_invalidated_in_slices(
         self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch

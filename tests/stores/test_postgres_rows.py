@@ -9,8 +9,11 @@ import pytest
 from psycopg import InterfaceError, OperationalError
 from psycopg.errors import (
     AdminShutdown,
+    DeadlockDetected,
     DiskFull,
+    InvalidSqlStatementName,
     ReadOnlySqlTransaction,
+    SerializationFailure,
     TooManyConnections,
     UndefinedTable,
 )
@@ -22,6 +25,7 @@ from stillfresh.stores.postgres import store as postgres_store
 from stillfresh.stores.postgres.admin import SchemaState
 from stillfresh.stores.postgres.channel import PgChannel
 from stillfresh.stores.postgres.link import (
+    REPEATS,
     PgConnection,
     PgLink,
     connected_to,
@@ -201,6 +205,57 @@ class TestS11Errors:
         """And not a wait."""
         with pytest.raises(OSError, match="no host is named"):
             await connected_to([], 1.0)
+
+
+class Rolling(PgLink):
+    """Each statement ends as the script says."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(["host=x"], "s", most=1, timeout=1)
+        self.script = list(script)
+
+    async def _once(self, *_: object) -> Any:
+        done = self.script.pop(0)
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+
+class TestS11Repeats:
+    async def test_a_step_that_was_rolled_back_is_done_again(self) -> None:
+        """A few times; then it is an error."""
+        rows: list[Row] = [(1,)]
+        link = Rolling(DeadlockDetected(), SerializationFailure(), rows)
+        assert await link.run("SELECT 1") == rows
+        link = Rolling(*[DeadlockDetected()] * REPEATS, rows)
+        with pytest.raises(StoreError, match=r"rolled a step back 5 times \(deadlock\); try again"):
+            await link.run("SELECT 1")
+        assert link.script == [rows]
+
+    async def test_a_statement_that_was_prepared_elsewhere_is_sent_again(self) -> None:
+        """Once: from then on nothing is prepared. Any other error is a refusal."""
+        link = Rolling(InvalidSqlStatementName(), [], InvalidSqlStatementName(), DiskFull())
+        assert await link.run("SELECT 1") == []
+        assert not link._prepares
+        for words in ("InvalidSqlStatementName", "its disk is full"):
+            with pytest.raises(StoreError, match=words):
+                await link.run("SELECT 1")
+
+    async def test_a_server_that_became_a_standby_is_left(self) -> None:
+        """Its idle connections are closed, so that the next step finds the new primary."""
+        closed = list[str]()
+
+        class Idle:
+            async def disconnect(self, *, nowait: bool) -> None:
+                closed.append(f"{nowait}")
+
+        for error, expected in ((ReadOnlySqlTransaction(), ["True"]), (DiskFull(), [])):
+            link = Rolling(error)
+            link._idle = [Idle()]
+            closed.clear()
+            with pytest.raises(StoreError):
+                await link.run("SELECT 1")
+            assert closed == expected
 
 
 class Statements:

@@ -328,6 +328,29 @@ class TestS4Writer:
                 await store.run(broken, writes=False)
             assert await store.run(lambda it: it.execute("SELECT 5").get, writes=False) == 5
 
+    async def test_a_step_is_done_again_only_on_another_file(self, path: Path) -> None:
+        """If it failed because another took the place; otherwise its error is told at once."""
+        async with opened(other := path.with_name("other.db")) as store:
+            await publish(store, "b")
+        tries = list[str]()
+
+        def failing(_: apsw.Connection) -> None:
+            tries.append("failing")
+            raise apsw.IOError("disk I/O error")
+
+        def replaced(file: apsw.Connection) -> int:
+            tries.append("replaced")
+            if len(tries) == 2:
+                other.replace(path)
+                raise apsw.IOError("disk I/O error")
+            return int(file.execute("SELECT count(*) FROM post").get)
+
+        async with opened(path) as store:
+            with pytest.raises(StoreError, match="disk I/O error"):
+                await store.run(failing, writes=False)
+            assert await store.run(replaced, writes=False) == 1
+        assert tries == ["failing", "replaced", "replaced"]
+
     async def test_a_read_that_fails_names_the_file(self, path: Path) -> None:
         """A table that is not there yet counts as empty; any other error is told."""
 
