@@ -736,6 +736,16 @@ class TestI4Steps:
         assert await its.run.publish("post", "a", lease, Copy("t1", NOW, Policy(60), None))
         assert its.script.operations == ["transact_write_items"]
 
+    async def test_the_holder_knows_what_it_replaces(self) -> None:
+        """From its grant to its publication: the body of the copy that it saw goes."""
+        row = meta()
+        its = Steps({}, {"Item": row}, {})
+        lease = await self.acquired(its, Ask("a", "g"))
+        its.script.answers = [{}, {}]
+        copy = Copy(lease.token, NOW, Policy(60), b"value")
+        assert await its.run.publish("post", "a", lease, copy)
+        assert its.trash == [row["s3_key"]["S"]]
+
     async def test_a_publication_that_came_too_late_leaves_nothing(self) -> None:
         """Its own body goes, and the one before stays."""
         its = Steps({}, refused(), {})
