@@ -623,6 +623,9 @@ class TestS6Reads:
         its.run.changed.insert(PK, True)
         await its.read("g", lagging=True)
         assert its.looks() == [False, True]
+        its = Steps({}, {})
+        assert await its.read(lagging=True) is None
+        assert its.looks() == [False, False]
 
     @pytest.mark.parametrize("body", [GONE, a_body(b"6 byte")], ids=["gone", "short"])
     async def test_i8_a_row_without_its_body_is_a_miss(self, body: Any) -> None:
