@@ -259,6 +259,28 @@ class TestS10Messages:
         assert closed == [True]
 
 
+class TestS5Connections:
+    async def test_a_connection_that_cannot_be_used_is_left_at_once(self) -> None:
+        """Closing it properly could take as long as the answer that did not come."""
+        closed = list[bool]()
+
+        class Silent:
+            async def disconnect(self, *, nowait: bool) -> None:
+                closed.append(nowait)
+
+        class Unanswered(Link):
+            async def _new_connection(self) -> AbstractConnection:
+                return cast("AbstractConnection", Silent())
+
+            async def _note_policy(self, connection: AbstractConnection) -> None:
+                raise OSError("gone")
+
+        link = Unanswered("redis://localhost", most=1, timeout=1, options={})
+        with pytest.raises(OSError, match="gone"):
+            await link.send([("PING",)])
+        assert closed == [True]
+
+
 class TestS9Failover:
     async def test_a_server_that_became_a_replica_is_left(self) -> None:
         """Its idle connections are closed, so that the next step finds the new primary."""

@@ -13,7 +13,7 @@ from stillfresh.stores.listed import checked_limit, is_listed
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.server import ServerLink, said
-from stillfresh.stores.urls import running
+from stillfresh.stores.urls import running, store_for
 from stillfresh.testing import ManualClock
 
 
@@ -271,6 +271,13 @@ class TestS1Listed:
         assert not is_listed(name, "page", "", None)
         assert not is_listed(name, None, "x", None)
         assert not is_listed(name, None, "", ("post", "abc"))
+
+    def test_a_store_that_is_shared_by_name_has_an_address(self) -> None:
+        """Without the tenant; memory belongs to one process, and has none."""
+        clock = ManualClock()
+        assert store_for("memory://", clock).address is None
+        for url in ("sqlite:///a.db?tenant=x", "sqlite:///a.db"):
+            assert store_for(url, clock).address == "sqlite:///a.db"
 
     async def test_a_store_is_open_for_a_block(self) -> None:
         """And closed behind it."""
