@@ -2,21 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
 from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from stillfresh import Cache, ConfigError, Policy, StoreError
 from stillfresh.clock import Clock
 from stillfresh.stores import A_TAG
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
-from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.redis import RedisStore, scripts
 from stillfresh.stores.redis.cluster import Cluster
-from stillfresh.stores.redis.layout import Places
+from stillfresh.stores.redis.layout import Command, Places
+from stillfresh.stores.redis.link import Link
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
 from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
@@ -357,6 +359,78 @@ class TestS9MovingSlots:
                 await asyncio.to_thread(move.end)
             running = False
             await asyncio.gather(*readers)
+
+
+async def nothing() -> None:
+    """What happens meanwhile."""
+
+
+def lose_a_publication(
+    patch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]] = nothing
+) -> None:
+    """A node does the next PUBLISH, and its reply gets lost."""
+    send, names = Link.send, {scripts.PUBLISH.sha, scripts.PUBLISH.text}
+
+    async def sent(link: Link, commands: Sequence[Command]) -> list[Any]:
+        replies = await send(link, commands)
+        steps = zip(commands, replies, strict=True)
+        if any(reply == 1 and names.intersection(step[:2]) for step, reply in steps):
+            patch.setattr(Link, "send", send)
+            await meanwhile()
+            raise RedisConnectionError("the connection broke")
+        return replies
+
+    patch.setattr(Link, "send", sent)
+
+
+class TestS2LostRepliesWhileASlotMoves:
+    """A step that may have been done is settled at the node that holds the key, never guessed."""
+
+    @pytest.fixture
+    def moving(self, cluster: ClusterServers, prefix: str) -> Iterator[Move]:
+        move = move_of(cluster, prefix, "a")
+        yield move
+        move.end()
+
+    async def test_a_publication_at_the_new_node(
+        self, store: RedisStore, moving: Move, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is sent there again, as one that was sent before."""
+        await published(store, "a")
+        lease = await lease_of(store, "a")
+        moving.begin(moving.key)
+        lose_a_publication(monkeypatch)
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_a_publication_at_the_old_node(
+        self, store: RedisStore, moving: Move, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The key moves before it is sent again, so the new node must say whether it was done."""
+        await published(store, "a")
+        lease = await lease_of(store, "a")
+        lose_a_publication(monkeypatch, lambda: asyncio.to_thread(moving.begin, moving.key))
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_an_update(
+        self, cluster: ClusterServers, prefix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is applied once."""
+        moving = Move(cluster, Places(prefix).of("stock", ["a"])[0].key)
+        async with Cache(f"{cluster.url}?prefix={prefix}&timeout=5s") as cache:
+            stock = cache.batched("stock", fresh_for="1h")(no_stock)
+            await stock.put("a", 10)
+            moving.begin(moving.key)
+            try:
+                lose_a_publication(monkeypatch)
+                answer = await stock.update("a", lambda it: 0 if it is None else it.value + 1)
+            finally:
+                moving.end()
+            assert answer is not None
+            assert answer.value == 11
+
+
+async def no_stock(ids: list[str]) -> dict[str, int]:
+    return dict.fromkeys(ids, 0)
 
 
 async def patiently(step: Callable[[], Awaitable[T]]) -> T:

@@ -178,18 +178,15 @@ class Cluster:
     ) -> None:
         try:
             forms = [await self._form(link, step) for step in steps]
-            replies = iter(
-                await link.replies(
-                    [command for form in forms for command in form],
-                    settle=[
-                        command
-                        for step, form in zip(steps, forms, strict=True)
-                        for command in (form if step.asked else [step.again])
-                    ],
-                    urgent=urgent,
-                    lasting=lasting,
-                )
-            )
+            again = [_again(step, form) for step, form in zip(steps, forms, strict=True)]
+
+            def settle() -> list[Command]:
+                for step in steps:  # also where a redirection leads
+                    step.command = step.again
+                return [command for form in again for command in form]
+
+            sent = [command for form in forms for command in form]
+            replies = iter(await link.replies(sent, settle=settle, urgent=urgent, lasting=lasting))
         except StoreError as exc:
             if not is_away(exc):
                 raise
@@ -327,6 +324,12 @@ class Cluster:
             link = self._link(((host or b"").decode() or asked, port))
             table |= {slot: link for slot in self._slots if first <= slot <= last}
         return table
+
+
+def _again(step: RoutedCommand, form: list[Command]) -> list[Command]:
+    """S2: as it is sent if its reply was lost; a PUBLISH says so in its last argument."""
+    last = (*form[-1][:-1], step.again[-1])
+    return form if step.again is step.command else [*form[:-1], last]
 
 
 def _slot(command: Command) -> int:

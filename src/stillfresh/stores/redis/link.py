@@ -5,7 +5,7 @@ With Sentinels, each new connection asks them where the primary is (S9).
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -226,25 +226,33 @@ class Link(ServerLink):
         StoreErrors, if another node answered.
         """
         del partly
-        given = await self.replies(commands, settle=settle, urgent=urgent, lasting=lasting)
+        given = await self.replies(
+            commands, settle=lambda: settle or commands, urgent=urgent, lasting=lasting
+        )
         return checked(given, self._node)
 
     async def replies(
         self,
         commands: Sequence[Command],
         *,
-        settle: Sequence[Command] = (),
+        settle: Callable[[], Sequence[Command]] | None = None,
         urgent: bool = False,
         lasting: bool = False,
     ) -> list[Any]:
-        """Like `run`, but a command that the server refused has its error as reply."""
+        """Like `run`, but a command that the server refused has its error as reply.
+
+        `settle` is called only if replies were lost.
+        """
         replies: list[Any] = []
         wait = self._wait if lasting else ()
         sizes = [sum(len(it) for it in step if isinstance(it, bytes)) for step in commands]
+
+        async def send(some: slice, steps: Callable[[], Sequence[Command]]) -> list[Any]:
+            return await self._loaded([*steps()[some], *wait])
+
         for some in slices(sizes, lambda at: commands[at - 1] == ASKING):
-            steps = [*commands[some], *wait]
-            again = [*(settle or commands)[some], *wait]
-            once, twice = partial(self._loaded, steps), partial(self._loaded, again)
+            once = partial(send, some, lambda: commands)
+            twice = partial(send, some, settle or (lambda: commands))
             given = await self._settled(once, twice, urgent=urgent)
             if any(isinstance(reply, ReadOnlyError) for reply in given):
                 await self.drop_idle()  # no longer the primary: find the new one
