@@ -429,6 +429,53 @@ class TestS2LostRepliesWhileASlotMoves:
             assert answer.value == 11
 
 
+class TestE13CloseWhileAStepIsUnderWay:
+    """The step ends with an error that says why, and leaves nothing behind."""
+
+    async def test_no_caller_is_cancelled(
+        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S5: an invalidation that waits for the route table raises: it was not delivered."""
+        asked = asyncio.Event()
+
+        async def run(*_: object, **__: object) -> list[Any]:
+            asked.set()
+            await asyncio.get_running_loop().create_future()
+            return []
+
+        link = store._link
+        assert isinstance(link, Cluster)
+        link._primaries.clear()
+        monkeypatch.setattr(Link, "run", run)
+        writing = asyncio.create_task(store.invalidate(KIND, ["a"]))
+        await asked.wait()
+        await store.close()
+        with pytest.raises(StoreError, match="this store is closed"):
+            await writing
+
+    async def test_no_link_is_opened_again(
+        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A step whose node does not answer looks for no other node."""
+        sent, closed = asyncio.Event(), asyncio.Event()
+
+        async def send(*_: object) -> list[Any]:
+            sent.set()
+            await closed.wait()
+            raise RedisConnectionError("the connection broke")
+
+        link = store._link
+        assert isinstance(link, Cluster)
+        monkeypatch.setattr(Link, "send", send)
+        writing = asyncio.create_task(store.invalidate(KIND, ["a"]))
+        await sent.wait()
+        await store.close()
+        closed.set()
+        with pytest.raises(StoreError, match="this store is closed"):
+            await writing
+        assert link._links == {}
+
+
 async def no_stock(ids: list[str]) -> dict[str, int]:
     return dict.fromkeys(ids, 0)
 

@@ -19,17 +19,15 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, ReadOnlyError, ResponseError, TryAgainError
 
 from stillfresh.backoff import pause_after
-from stillfresh.errors import StoreError
+from stillfresh.errors import STORE_CLOSED, StoreError
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.layout import TAGGED, Command, announced, stored_tags
 from stillfresh.stores.redis.link import ASKING, Address, Link, checked, is_away
 
-AT_ONCE: Final = 3
-"""Redirections that are followed without a pause."""
+AT_ONCE: Final = 3  # redirections that are followed without a pause
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.2
-LOCATE_EVERY: Final = 0.1
-"""Seconds between two looks at the nodes' own table."""
+LOCATE_EVERY: Final = 0.1  # seconds between two looks at the nodes' own table
 ELSEWHERE: Final = "non local key"
 """The reply of a script that found one of its keys on another node."""
 KEPT_TAGS: Final = {
@@ -38,8 +36,7 @@ KEPT_TAGS: Final = {
 """Steps that name tags which an earlier step stored."""
 TOLD: Final = {scripts.PUBLISH.sha, scripts.INVALIDATE.sha, scripts.DELETE.sha}
 """Steps that are announced to listeners."""
-MOST_OF_TAGS: Final = 200_000
-"""Bytes: more than the tags of a key may have."""
+MOST_OF_TAGS: Final = 200_000  # bytes: more than the tags of a key may have
 
 
 class RoutedCommand(Struct, eq=False):
@@ -78,6 +75,7 @@ class Cluster:
         """By slot of a bucket."""
         self._located_at = float("-inf")
         self._locating: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def drops_keys(self) -> bool:
@@ -95,8 +93,10 @@ class Cluster:
                 return
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._locating is not None:
             self._locating.cancel()
+            await asyncio.wait([self._locating])
         links, self._links, self._primaries = self._links, {}, {}
         for link in links.values():
             await link.close()
@@ -275,6 +275,8 @@ class Cluster:
         return link
 
     def _link(self, address: Address) -> Link:
+        if self._is_closed:
+            raise StoreError(STORE_CLOSED)
         if (link := self._links.get(address)) is None:
             link = self._links[address] = self._new_link(address)
         return link
@@ -287,7 +289,11 @@ class Cluster:
                 return
             self._locating = asyncio.create_task(self._look())
             self._locating.add_done_callback(self._located)
-        await asyncio.shield(self._locating)
+        locating = self._locating
+        await asyncio.wait([locating])  # S5: closing cancels it, and must not cancel callers
+        if locating.cancelled():
+            raise StoreError(STORE_CLOSED)
+        locating.result()
 
     def _located(self, done: "asyncio.Task[None]") -> None:
         self._locating, self._located_at = None, asyncio.get_running_loop().time()
