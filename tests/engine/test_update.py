@@ -1,11 +1,12 @@
 """A value made from the copy at hand, put only if that copy is still the one in the store: E17."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stillfresh import (
     DELETE,
@@ -20,6 +21,7 @@ from stillfresh import (
     Verdict,
 )
 from stillfresh.engine.update import PATIENCE
+from stillfresh.stores.contract import Copy, LateTags, Lease, Superseded
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, version
@@ -270,6 +272,45 @@ class TestE17UpdateLaw:
         with pytest.raises(StoreError, match="other processes keep changing it; try again"):
             await goods.update("a", disturbed)
         assert store.count("acquire") == 5
+
+
+class TestS2Unsure:
+    """The answer to a publication was lost, and another copy is stored by now."""
+
+    @pytest.fixture(autouse=True)
+    def _unsure(self, store: SteppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store publishes, another process too, and it cannot be told what was stored."""
+
+        async def publish(
+            kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+        ) -> set[str]:
+            assert await store.inner.publish(kind, copies, tags) == set()
+            for id_, (lease, copy) in copies.items():
+                theirs = await lease_of(store.inner, id_, seen=lease.token)
+                newest = replace(copy, generation=theirs.token)
+                await store.inner.publish(kind, {id_: (theirs, newest)})
+            return Superseded(copies, copies)
+
+        monkeypatch.setattr(store, "publish", publish)
+
+    async def test_an_update_is_not_made_again(self, goods: Resource[str, Price]) -> None:
+        """It would be applied twice; the caller learns that nobody knows."""
+        seen: list[object] = []
+
+        def change(answer: Answer[Price] | None) -> Price:
+            seen.append(answer)
+            return newer(answer)
+
+        with pytest.raises(StoreError, match="it may have been done"):
+            await goods.update("a", change)
+        assert seen == [None]
+        assert goods.core.memory.counts.store_errors == 1
+
+    async def test_a_put_and_a_load_are_superseded(self, goods: Resource[str, Price]) -> None:
+        """For them it does not matter: something newer is stored."""
+        await goods.put("a", Price("a", 7))
+        assert version(await goods.get("b")) == 1
+        assert goods.core.memory.counts.superseded == 2
 
 
 class TestE17Counters:

@@ -82,6 +82,15 @@ class TestS6DynamoStore(StoreConformance):
         self.proxy.delays = False
         return result, self.proxy.deliver
 
+    async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
+        """S2: the server publishes, and the connection breaks."""
+        assert self.proxy is not None
+        self.proxy.lose["TransactWriteItems"] = 1
+        self.proxy.meanwhile = meanwhile
+        result = await step
+        assert not self.proxy.lose["TransactWriteItems"]
+        return result
+
 
 @pytest.fixture(scope="module")
 def real_storage(tmp_path_factory: pytest.TempPathFactory, aws: Aws) -> Iterator[Aws]:

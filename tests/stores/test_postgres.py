@@ -47,3 +47,10 @@ class TestS11PostgresStore(StoreConformance):
         self.proxy.heal()
         assert len(self.proxy.held) == 1
         return result, lambda: self.server.deliver(self.proxy.held[0])
+
+    async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
+        """S2: the server publishes, and the connection breaks."""
+        self.proxy.lose("replies", to=b".publish(", times=1, meanwhile=meanwhile)
+        result = await step
+        assert self.proxy.lost == 1
+        return result

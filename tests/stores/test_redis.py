@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from stillfresh import Cache, Policy, Resource
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Held, Lease, Mark, Record, Store
-from stillfresh.stores.redis import RedisStore, listing
+from stillfresh.stores.redis import RedisStore, listing, scripts
 from stillfresh.stores.redis.layout import BUCKETS, COPY, GLANCE, MOST_FAILURES, NAME, Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
@@ -65,6 +65,13 @@ class TestS1RedisStore(StoreConformance):
         self.proxy.heal()
         assert len(self.proxy.held) == 1
         return result, self.proxy.deliver
+
+    async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
+        """S2: the server publishes, and the connection breaks."""
+        self.proxy.lose("replies", to=scripts.PUBLISH.sha.encode(), times=1, meanwhile=meanwhile)
+        result = await step
+        assert self.proxy.lost == 1
+        return result
 
 
 def test_s5_debians_redis_is_tested_too(servers: Callable[[str], Server]) -> None:

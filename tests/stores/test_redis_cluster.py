@@ -21,6 +21,7 @@ from stillfresh.stores.redis.layout import Command, Places
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
+from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
 from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
 
@@ -68,6 +69,12 @@ class TestS9ClusterConformance(StoreConformance):
 
     async def new_store(self, clock: Clock) -> Store:
         return store_for(self.url, clock)
+
+    async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
+        """S2: the node publishes, and the connection breaks."""
+        with pytest.MonkeyPatch.context() as patch:
+            lose_a_publication(patch, meanwhile)
+            return await step
 
 
 async def lease_of(store: Store, id_: str, *tags: str, lasts: float = 30) -> Lease:

@@ -12,9 +12,10 @@ import pytest
 
 from stillfresh import Cache, ConfigError, NotOpen, Origin, Policy, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
-from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Superseded
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.link import Link
+from stillfresh.testing import ManualClock
 from tests.kit.proxies.flaky import FlakyProxy, Loss
 from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
 
@@ -146,6 +147,38 @@ class TestS2LostReply:
         assert copy is not None
         assert copy.mark is Mark.HARD
         assert proxy.lost == 2
+
+    async def test_a_publication_that_nobody_can_tell_of(
+        self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
+    ) -> None:
+        """Replaced or deleted since, it may have been done."""
+        leases = {id_: await lease_of(store, id_) for id_ in "abc"}
+        await other.delete(KIND, ["b"])
+        put = (await other.acquire(KIND, [Ask("a", take_over=True)], 30))["a"]
+        assert isinstance(put, Lease)
+        await other.publish(KIND, {"a": (put, copy_by(put))})
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        copies = {id_: (lease, copy_by(lease)) for id_, lease in leases.items()}
+        superseded = await store.publish(KIND, copies)
+        assert isinstance(superseded, Superseded)
+        assert superseded == {"a", "b"}
+        assert superseded.unsure == {"a", "b"}
+
+    @pytest.mark.usefixtures("other")
+    async def test_a_publication_after_its_lease_ran_out(
+        self, proxy: FlakyProxy, prefix: str, loss: Loss
+    ) -> None:
+        """The token is still there, which shows that it was not done."""
+        clock = ManualClock(start=time.time())
+        url = f"redis://{HOST}:{proxy.port}/0"
+        async with opened(RedisStore(url, prefix=prefix, timeout=30, clock=clock)) as store:
+            lease = await lease_of(store)
+            clock.advance(31)
+            proxy.lose(loss, to=b"EVALSHA", times=1)
+            superseded = await store.publish(KIND, {"a": (lease, copy_by(lease))})
+        assert isinstance(superseded, Superseded)
+        assert superseded == {"a"}
+        assert not superseded.unsure
 
     async def test_what_cannot_be_settled_is_an_error(
         self, store: RedisStore, proxy: FlakyProxy, loss: Loss

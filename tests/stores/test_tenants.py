@@ -1,12 +1,12 @@
 """I17: one store for several tenants keeps the contract for each of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from stillfresh import Cache, Clock, ConfigError, Policy
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, WrappedStore
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, Superseded, WrappedStore
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.tenants import LONGEST_TENANT, TenantStore, checked_tenant, for_tenant
@@ -16,6 +16,23 @@ from stillfresh.testing import ManualClock, StoreConformance
 class TestI17TenantStore(StoreConformance):
     async def new_store(self, clock: Clock) -> Store:
         return for_tenant(MemoryStore(clock=clock), "acme")
+
+
+class TestS2TenantIsUnsure:
+    async def test_by_its_own_ids(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What may have been stored is told under the names that the tenant uses."""
+        store = MemoryStore(clock=ManualClock())
+
+        async def publish(_: str, copies: Mapping[str, object], __: object) -> set[str]:
+            return Superseded(copies, copies)
+
+        monkeypatch.setattr(store, "publish", publish)
+        lease = Lease("a", "token", 5.0)
+        copy = Copy("token", 0.0, Policy(30), b"value")
+        told = await TenantStore(store, "acme").publish("page", {"a": (lease, copy)})
+        assert isinstance(told, Superseded)
+        assert told == {"a"}
+        assert told.unsure == {"a"}
 
 
 class TestI17Loops:

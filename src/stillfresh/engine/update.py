@@ -22,7 +22,7 @@ from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.store_reads import InTurn
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Superseded
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -113,6 +113,9 @@ class Updates(Puts[K, V]):
                 known = replace(known, copy=replace(known.copy, generation=lease.token))
                 late = None if known.late is None else {ask.id: known.late}
                 superseded = await store.publish(kind, {ask.id: (lease, known.copy)}, late)
+                if isinstance(superseded, Superseded) and superseded.unsure:
+                    why = "the store did not confirm the update; it may have been done"
+                    raise StoreError(f"{kind} {key!r}: {why}")
         finally:
             if superseded:
                 with suppress(StoreError):

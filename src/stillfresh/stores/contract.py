@@ -8,7 +8,7 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, IntEnum
 from functools import lru_cache, partial
@@ -57,8 +57,7 @@ def policy_of(fresh_for: float, stale_for: float, error_for: float) -> Policy:
 class Copy(Struct, frozen=True, gc=False):
     """One value as it was at `fetched_at`, with its own times; `value` None: absent upstream."""
 
-    generation: str
-    """The token of the lease that published it. It is random, so it never comes back."""
+    generation: str  # the token of the lease that published it; random, so it never comes back
     fetched_at: float
     policy: Policy
     value: bytes | Unread | None
@@ -92,10 +91,8 @@ class Ask(Struct, frozen=True, gc=False):
     tags: tuple[str, ...] = ()
     """Recorded with the lease, so that an invalidation by tag reaches the load under way. An entry
     has the tags of its last lease, and those that came with its copy (`publish`)."""
-    failures: int | None = None
-    """How many failures in a row the caller saw (0: none); None: a failure does not matter."""
-    take_over: bool = False
-    """E17: grant the lease even while another holder has it, whose token then becomes void."""
+    failures: int | None = None  # in a row, seen by the caller (0: none); None: it does not matter
+    take_over: bool = False  # E17: grant it also while another holds it, whose token becomes void
 
     def missed(self, failure: Failure | None) -> bool:
         """E7: True if another load has failed since the caller looked."""
@@ -117,8 +114,7 @@ class Lease(Struct, frozen=True, gc=False):
     id: str
     token: str
     expires_at: float
-    epoch: int = 0
-    """I26: the store's epoch at the grant; each invalidation by tag raises the store's."""
+    epoch: int = 0  # I26: the store's at the grant; each invalidation by tag raises the store's
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -134,6 +130,14 @@ class Newer(Struct, frozen=True, gc=False):
 
 
 Grant: TypeAlias = Lease | Held | Newer
+
+
+class Superseded(set[str]):
+    """S2: superseded ids. An answer was lost: those in `unsure` may have been stored before."""
+
+    def __init__(self, ids: Iterable[str] = (), unsure: Iterable[str] = ()) -> None:
+        super().__init__(ids)
+        self.unsure = frozenset(unsure)
 
 
 class Costs(Struct, frozen=True, gc=False):
@@ -163,9 +167,8 @@ class StoreStats(Struct, frozen=True, gc=False):
     leases: int
     bytes: int
     costs: Costs | None = None  # None if the store charges nothing
-    held: int | None = None
-    evicted: int | None = None
-    """E23: bytes of the copies, and bytes evicted to make room; None if the store has no limit."""
+    held: int | None = None  # E23: bytes of the copies; None if the store has no limit
+    evicted: int | None = None  # E23: bytes evicted to make room; None if it has no limit
 
 
 Generations: TypeAlias = Mapping[str, str] | None  # the generations that a reader has, by id

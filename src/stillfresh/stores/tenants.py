@@ -25,6 +25,7 @@ from stillfresh.stores.contract import (
     Lease,
     Record,
     Store,
+    Superseded,
     WrappedStore,
 )
 
@@ -100,7 +101,9 @@ class TenantStore(WrappedStore):
             self._prefix + id_: (self._lease(lease), copy) for id_, (lease, copy) in copies.items()
         }
         late = {self._prefix + id_: tuple(self._named(some)) for id_, some in (tags or {}).items()}
-        return self._bare(await self.inner.publish(kind, named, late))
+        superseded = await self.inner.publish(kind, named, late)
+        unsure = superseded.unsure if isinstance(superseded, Superseded) else ()
+        return Superseded(self._bare(superseded), self._bare(unsure))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         named = [self._lease(lease) for lease in leases]

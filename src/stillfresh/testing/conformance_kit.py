@@ -65,6 +65,15 @@ class ConformanceKit:
         """
         return await step, None
 
+    async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
+        """Do a step whose first answer gets lost; call `meanwhile` before it is sent again.
+
+        Here: no answer gets lost, as in a store without a network.
+        """
+        result = await step
+        await meanwhile()
+        return result
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Store]:
         async with running(await self.new_store(self.clock)) as store:

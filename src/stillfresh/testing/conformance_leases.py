@@ -6,17 +6,28 @@
 
 The tests are coroutines: run them with pytest-asyncio or anyio. A store with a clock
 of its own (a server's) overrides `pass_time`. A store over a network overrides `delayed`, so that
-the suite can let requests arrive late (S8).
+the suite can let requests arrive late (S8), and `unanswered`, so that it can lose answers (S2).
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from msgspec.structs import replace
 
+from stillfresh.errors import StoreError
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.contract import Ask, Failure, Grant, Held, Lease, Newer, Record, Store
+from stillfresh.stores.contract import (
+    Ask,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Newer,
+    Record,
+    Store,
+    Superseded,
+)
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import (
     KIND,
@@ -243,6 +254,27 @@ class LeaseConformance(ConformanceKit):
         assert set(await store.read(KIND, ["a", "c"])) == {"a", "c"}
         assert (await self.record(store, "b")).copy is None
 
+    async def test_what_may_have_been_published_is_not_called_superseded(
+        self, store: Store
+    ) -> None:
+        """S2: another copy replaced it before the store could look: it is known, or `unsure`."""
+        await self.published(store, "other")  # a server may have to learn the step
+        lease, superseded = await self.lease(store), set[str]()
+        with suppress(StoreError):
+            superseded = await self.unanswered(
+                self.publish(store, lease), partial(self.published, store, "a", b"next")
+            )
+        assert superseded == unsure_of(superseded)
+        assert (await self.kept(store)).value == b"next"
+
+    async def test_what_was_superseded_is_sure(self, store: Store) -> None:
+        """S2: no answer was lost, so an update may begin again."""
+        lease = await self.lease(store)
+        await store.invalidate(KIND, ["a"])
+        superseded = await self.publish(store, lease)
+        assert superseded == {"a"}
+        assert unsure_of(superseded) == set()
+
     async def test_the_law(self, store: Store) -> None:
         """Invalidating voids the lease: a load that began before it can never publish."""
         for soft in (False, True):
@@ -289,6 +321,10 @@ class LeaseConformance(ConformanceKit):
         """S8, E17: a put that arrives late undoes nothing; it may cost the load under way."""
         cold, warm = (partial(taken_over, is_cold=is_cold) for is_cold in (True, False))
         await play_late(self, store, cold, warm)
+
+
+def unsure_of(superseded: set[str]) -> set[str]:
+    return set(superseded.unsure) if isinstance(superseded, Superseded) else set()
 
 
 class StoreConformance(CopyConformance, LeaseConformance):

@@ -17,6 +17,7 @@ to know that what it sent before was done.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal, Self
 
@@ -25,15 +26,19 @@ import pytest
 __all__ = ["FlakyProxy", "Loss"]
 
 Loss = Literal["replies", "requests", "silently", "late"]
+Meanwhile = Callable[[], Awaitable[object]]
 PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Ailment:
     """What is lost, of which requests, and how often yet."""
 
-    def __init__(self, loss: Loss, to: bytes, times: float, *, waits: bool) -> None:
+    def __init__(
+        self, loss: Loss, to: bytes, times: float, *, waits: bool, meanwhile: Meanwhile | None
+    ) -> None:
         self.loss = loss
         self.waits = waits
+        self.meanwhile = meanwhile
         self.to = to
         self.times = times
 
@@ -83,10 +88,19 @@ class FlakyProxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def lose(
-        self, loss: Loss, *, to: bytes = b"", times: float = float("inf"), waits: bool = False
+        self,
+        loss: Loss,
+        *,
+        to: bytes = b"",
+        times: float = float("inf"),
+        waits: bool = False,
+        meanwhile: Meanwhile | None = None,
     ) -> None:
-        """From now on, for requests that contain `to`, so many times. `waits`: without hurry."""
-        self._ailment = Ailment(loss, to, times, waits=waits)
+        """From now on, for requests that contain `to`, so many times. `waits`: without hurry.
+
+        `meanwhile` is called when the server has done it, before the client learns of the loss.
+        """
+        self._ailment = Ailment(loss, to, times, waits=waits, meanwhile=meanwhile)
 
     def hurry(self, patch: pytest.MonkeyPatch, *modules: str) -> None:
         """The time-outs of these modules end when something was lost silently."""
@@ -169,6 +183,8 @@ class FlakyProxy:
                     server.write(request)
                     await server.drain()
                     await far.read(1 << 20)  # it was done
+                if ailment.meanwhile is not None:
+                    await ailment.meanwhile()
                 if ailment.loss == "silently":
                     if not ailment.waits:
                         self._hasty.end()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,8 @@ class LossyProxy:
     seen: Counter[str] = field(default_factory=Counter)
     lose: Counter[str] = field(default_factory=Counter)
     """So many answers are lost: the server has done it, and the connection is cut."""
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    """Called when the server has done it, before the client learns of the loss."""
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
     """So many requests are answered with this error, and never reach the server."""
     delays: bool = False
@@ -57,6 +59,8 @@ class LossyProxy:
         response = await message(up_reader)
         if self.lose[operation]:
             self.lose[operation] -= 1
+            if self.meanwhile is not None:
+                await self.meanwhile()
             return False
         writer.write(response)
         await writer.drain()

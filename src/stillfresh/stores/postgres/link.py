@@ -5,7 +5,7 @@ repeated.
 """
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -114,18 +114,21 @@ class PgLink(ServerLink):
         self,
         statement: str,
         given: Sequence[Any] = (),
-        settle: Sequence[Any] | None = None,
+        settle: Callable[[], Sequence[Any]] | None = None,
         *,
         urgent: bool = False,
     ) -> list[Row]:
-        """Run a statement, return its rows. `settle`: its arguments if it is sent again.
+        """Run a statement, return its rows. `settle` makes its arguments if it is sent again.
 
         An urgent statement is sent even while the server is unavailable.
         """
-        again = given if settle is None else settle
-        first, second = (partial(self._done, statement, some) for some in (given, again))
+        first = partial(self._done, statement, given)
+
+        def again() -> Awaitable[list[Row]]:
+            return first() if settle is None else self._done(statement, settle())
+
         try:
-            return await self._settled(first, second, urgent=urgent)
+            return await self._settled(first, again, urgent=urgent)
         except StoreError as exc:
             if _code(exc.__cause__) == READ_ONLY:
                 await self.drop_idle()  # no longer the primary: find the new one

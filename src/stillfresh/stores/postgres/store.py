@@ -1,6 +1,6 @@
 """The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
@@ -21,6 +21,7 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
     Record,
+    Superseded,
 )
 from stillfresh.stores.postgres.channel import PgChannel
 from stillfresh.stores.postgres.link import PgLink
@@ -72,7 +73,7 @@ class PostgresStore(ServerStore[PgLink, str]):
         self,
         function: str,
         *given: Any,  # noqa: ANN401 (whatever the function takes)
-        settle: Sequence[Any] | None = None,
+        settle: Callable[[], Sequence[Any]] | None = None,
         urgent: bool = False,
     ) -> list[Row]:
         places = ", ".join(f"${number}" for number in range(1, len(given) + 1))
@@ -124,8 +125,8 @@ class PostgresStore(ServerStore[PgLink, str]):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """After a lost answer, the generation shows whether it was done (S2)."""
-        superseded, late = set(copies), tags or {}
+        """After a lost answer, the generation shows whether it was done, or nothing does (S2)."""
+        superseded, asked_again, late = set(copies), set[str](), tags or {}
         sizes = {
             id_: len(copy.value) if isinstance(copy.value, bytes) else 0
             for id_, (_, copy) in copies.items()
@@ -148,9 +149,10 @@ class PostgresStore(ServerStore[PgLink, str]):
                 *names.tagged(late),
             )
             first, again = ((*given, is_again, self._now()) for is_again in (False, True))
-            rows = await self._call("publish", *first, settle=again)
+            settle = partial(_noted, asked_again, names.ids, again)
+            rows = await self._call("publish", *first, settle=settle)
             superseded -= {names.by_key[key] for (key,) in rows}
-        return superseded
+        return Superseded(superseded, superseded & asked_again)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         tokens = {lease.id: lease.token for lease in leases}
@@ -223,6 +225,11 @@ def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> Iterator
     """Slices for one statement each."""
     lengths = [0 if sizes is None else sizes[id_] for id_ in ids]
     return (SortedIds(ids[some]) for some in slices(lengths, lambda _: False))
+
+
+def _noted(asked_again: set[str], ids: Iterable[str], given: Sequence[Any]) -> Sequence[Any]:
+    asked_again.update(ids)
+    return given
 
 
 def _grant(id_: str, outcome: str, lease: tuple[str, float, int], row: Row) -> Grant:

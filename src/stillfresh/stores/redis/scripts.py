@@ -33,6 +33,8 @@ from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
 
 TAGS_AT_ONCE: Final = 8
 """Buckets whose next hundred ids are invalidated in one go: others' steps pass between (E28)."""
+UNSURE: Final = -1
+"""S2: the reply of a PUBLISH that was sent again, if nothing shows whether the first was done."""
 MOVING: Final = "moving"
 """Argument of ACQUIRE on a node that does not hold the slot yet: epochs may be missing there."""
 
@@ -85,16 +87,17 @@ return {{'lease', struct.pack('>d', held_until), token, epoch}}
 PUBLISH: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local token, copy, value, told, late, epoch, again = unpack(ARGV, 4, 10)
-local h = head(key)
-if not h then return 0 end
+local h, unsure = head(key), again == '1' and {UNSURE} or 0
+if not h then return unsure end
 if h.token == token and is_past(base, tonumber(epoch), late) then
   void(key, base, member, h, 0)
   return 0
 end
-if h.token ~= token or h.held_until <= now then
+if h.token ~= token then
   local done = again == '1' and h.copy > 0 and h.generation == copy:sub(-{NAME})
-  return done and 1 or 0
+  return done and 1 or unsure
 end
+if h.held_until <= now then return 0 end
 local before = tags_text(key, h)
 if not is_named(base, member, before) then return 0 end
 local tags = before

@@ -24,6 +24,7 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Record,
+    Superseded,
 )
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.channel import RedisChannel
@@ -208,7 +209,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """After a lost reply, the generation shows whether it was done (S2)."""
+        """After a lost reply, the generation shows whether it was done, or nothing does (S2)."""
         now, late = self._now(), tags or {}
         steps = [
             scripts.PUBLISH.on(
@@ -228,7 +229,8 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         ]
         settle = [(*step[:-1], "1") for step in steps]
         replies = await self._opened().run(steps, settle=settle, lasting=True)
-        return {id_ for id_, published in zip(copies, replies, strict=True) if not published}
+        undone = {id_: reply for id_, reply in zip(copies, replies, strict=True) if reply != 1}
+        return Superseded(undone, (id_ for id_, reply in undone.items() if reply == scripts.UNSURE))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         now, lasts = self._now(), repr(float(lease_for))
