@@ -529,7 +529,7 @@ class TestS5Refused:
             await store.publish(KIND, {"a": (lease, copy_by(lease))})
             held = await lease_of(store, "b")
             mortal.command("CONFIG SET maxmemory 1")
-            with pytest.raises(StoreError, match="maxmemory"):
+            with pytest.raises(StoreError, match="raise maxmemory, or shorten"):
                 await store.acquire(KIND, [Ask("c")], 30)
             with pytest.raises(StoreError, match="maxmemory"):
                 await store.publish(KIND, {"b": (held, copy_by(held))})
@@ -547,9 +547,15 @@ class TestS5Refused:
         """And never shown."""
         mortal.command("CONFIG SET requirepass secret")
         store = RedisStore(mortal.address.replace("//", f"//{at}"))
-        with pytest.raises(StoreError, match="refused") as caught:
+        with pytest.raises(StoreError, match="user:password@host") as caught:
             await store.open()
-        assert "wrong@" not in str(caught.value)
+        assert "wrong" not in str(caught.value)
+
+    async def test_a_missing_password_is_told_at_once(self, mortal: Server) -> None:
+        """With the place where it belongs."""
+        mortal.command("CONFIG SET requirepass secret")
+        with pytest.raises(StoreError, match="user:password@host"):
+            await RedisStore(mortal.address).open()
 
     async def test_a_right_password_opens(self, mortal: Server) -> None:
         mortal.command("CONFIG SET requirepass secret")
@@ -558,9 +564,9 @@ class TestS5Refused:
             assert await store.read(KIND, ["a"]) == {}
 
     async def test_a_database_that_is_not_there_is_told_at_once(self, valkey: Server) -> None:
-        """Not when the first value is stored."""
+        """Not when the first value is stored; the error names the number in the address."""
         store = RedisStore(valkey.address.replace("/0", "/99"))
-        with pytest.raises(StoreError, match="out of range"):
+        with pytest.raises(StoreError, match="out of range; the address names database 99"):
             await store.open()
 
     async def test_a_server_that_drops_keys_is_known(self, mortal: Server) -> None:

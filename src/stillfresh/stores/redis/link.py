@@ -18,6 +18,7 @@ from redis.exceptions import (
     ClusterCrossSlotError,
     ClusterError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -36,6 +37,9 @@ LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
 """The server did not answer: it may have done the step or not."""
 OF_A_CLUSTER: Final = (AskError, ClusterError, ClusterCrossSlotError)
 NO_CLUSTER: Final = "its cluster mode is on; write redis+cluster://host:6379 instead of redis://"
+SIGN_IN: Final = "user and password belong in the address: redis://user:password@host:6379/0"
+FULL: Final = "its memory is full: raise maxmemory, or shorten fresh_for, stale_for and error_for"
+NO_DATABASE: Final = "DB index is out of range"
 WAIT: Final = "WAIT"
 ASKING: Final = ("ASKING",)
 """Sent before a command to the cluster node that a key moves to."""
@@ -161,7 +165,7 @@ class Link(ServerLink):
     def _refused(self, error: Exception) -> StoreError:
         if isinstance(error, LOST):
             return StoreError(f"{self._named} is unavailable: {said(error)}")
-        return refused(error, self._node)
+        return refused(error, self._node, self._factory.connection_kwargs.get("db"))
 
     async def _new_connection(self) -> AbstractConnection:
         if self._sentinels is not None:
@@ -324,6 +328,15 @@ def checked(replies: list[Any], node: str = "") -> list[Any]:
     return replies
 
 
-def refused(error: Exception, node: str = "") -> StoreError:
-    why = f"; {NO_CLUSTER}" if isinstance(error, OF_A_CLUSTER) and not node else ""
-    return StoreError(f"the Redis server refused: {said(error)}{why}")
+def refused(error: Exception, node: str = "", database: object = None) -> StoreError:
+    """What the server said, and what to do about it."""
+    advice = ""
+    if isinstance(error, OF_A_CLUSTER) and not node:
+        advice = f"; {NO_CLUSTER}"
+    elif isinstance(error, AuthenticationError):
+        advice = f"; {SIGN_IN}"
+    elif isinstance(error, OutOfMemoryError):
+        advice = f"; {FULL}"
+    elif NO_DATABASE in str(error):
+        advice = f"; the address names database {database}: write a lower number, such as 0"
+    return StoreError(f"the Redis server refused: {said(error)}{advice}")
