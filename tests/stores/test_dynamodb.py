@@ -92,6 +92,44 @@ class TestS6DynamoStore(StoreConformance):
         return result
 
 
+@pytest.mark.filterwarnings("ignore:asynchronous generator:ResourceWarning")  # the AWS library's
+class TestE21PublishingAsTheLoopEnds:
+    def test_drops_the_tags_of_the_copy_before(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A loop that ends closes every generator, also under steps that it has to wait for."""
+        table, transact = aws.new_table(), Table.transact
+
+        async def publish(store: Store, seen: str | None, tag: str) -> str:
+            lease = (await store.acquire(PAGE, [Ask("a", seen)], 30))["a"]
+            assert isinstance(lease, Lease)
+            copy = Copy(lease.token, time.time(), Policy(60), b"value")
+            assert await store.publish(PAGE, {"a": (lease, copy)}, {"a": (tag,)}) == set()
+            return lease.token
+
+        async def ends(table: Table, *actions: Any, **options: Any) -> None:
+            await asyncio.get_running_loop().shutdown_asyncgens()
+            await transact(table, *actions, **options)
+
+        async def main() -> None:
+            store = aws.store(table)
+            await store.open()
+            seen = await publish(store, None, "old")
+            monkeypatch.setattr(Table, "transact", ends)
+            await publish(store, seen, "new")
+            await store.close()
+
+        async def reached() -> list[list[tuple[str, str]]]:
+            store = aws.store(table)
+            await store.open()
+            found = [await store.invalidate_tag(tag) for tag in ("old", "new")]
+            await store.close()
+            return found
+
+        asyncio.run(main())
+        assert asyncio.run(reached()) == [[], [(PAGE, "a")]]
+
+
 @pytest.fixture(scope="module")
 def real_storage(tmp_path_factory: pytest.TempPathFactory, aws: Aws) -> Iterator[Aws]:
     """Also where the two ports that it would take by itself are somebody's."""

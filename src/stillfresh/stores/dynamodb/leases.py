@@ -10,8 +10,8 @@ publication first writes its rows, and then looks for invalidations. So one of t
 other.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
@@ -239,14 +239,21 @@ class Leases(Table):
         """The row that failed the condition."""
         return refused.item or await self.get(pk, sk)
 
-    @asynccontextmanager
-    async def telling(
-        self, claim: Claim, late: frozenset[str], *, kind: str, id_: str, token: str, ttl: float
-    ) -> AsyncIterator[None]:
-        """I26: the copy that is published in the block comes with these tags.
+    async def told(
+        self,
+        published: Callable[[], Awaitable[None]],
+        claim: Claim,
+        late: frozenset[str],
+        *,
+        kind: str,
+        id_: str,
+        token: str,
+        ttl: float,
+    ) -> None:
+        """I26: the copy that `published` stores comes with these tags.
 
         Before it their rows are written, and afterwards those of the copy before go; if it is not
-        published, those stay.
+        published, those stay. No generator: a loop that ends would close it in the middle.
         """
         write, own = partial(self.write_tags, kind=kind, id_=id_, ttl=ttl), set(claim.tags)
         if ttl > claim.tagged_until:
@@ -254,7 +261,7 @@ class Leases(Table):
         await write(late - own, token=token, seen=claim.wrote)
         pk = self.names.pk(kind, id_)
         try:
-            yield
+            await published()
         except LeaseLost:
             await self.drop_tags(late - claim.late - own, pk, token)
             await write(late & claim.late, token=claim.wrote, seen=token)

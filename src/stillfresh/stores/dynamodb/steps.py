@@ -281,11 +281,14 @@ class DynamoSteps:
             late=late,
         )
         ttl, token = float(item["ttl"]["N"]), lease.token
+
+        async def stored() -> None:
+            if await self.table.is_past(tags or (), lease.epoch):
+                await self.table.release(pk, token, now=self.clock())
+            await self.table.publish(item, token, name=nonce, now=self.clock())
+
         try:
-            async with self.table.telling(claim, late, kind=kind, id_=id_, token=token, ttl=ttl):
-                if await self.table.is_past(tags or (), lease.epoch):
-                    await self.table.release(pk, token, now=self.clock())
-                await self.table.publish(item, token, name=nonce, now=self.clock())
+            await self.table.told(stored, claim, late, kind=kind, id_=id_, token=token, ttl=ttl)
         except LeaseLost:
             self._discard(pk, written)
             return False
