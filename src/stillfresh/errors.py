@@ -107,7 +107,7 @@ def unconfirmed() -> Iterator[None]:
     try:
         yield
     except StoreError as exc:
-        exc.add_note("The change is not confirmed: others may serve the old copy. Try again.")
+        exc.add_note("Others may serve the old copy until the store confirms an invalidation.")
         raise
 
 

@@ -160,7 +160,7 @@ class TestI13Judged:
 
     def test_a_missing_page_has_the_times_of_missing_pages(self) -> None:
         """I23: with a route's duration."""
-        own = Policy(60, 100, 100, 5)
+        own = Policy(60, 100, 100), Policy(5)
         for status, expected in ((404, 5), (410, 5), (200, 60), (405, 60)):
             found = judged(status, (), NOW, own)
             assert isinstance(found, Shared)
@@ -196,9 +196,7 @@ class TestI13Judged:
         said = raw("cache-control: must-understand, no-store, max-age=60")
         assert isinstance(judged(200, said, NOW, None), Shared)
         assert judged(299, said, NOW, None) == Reason.STATUS
-        assert judged(299, raw("cache-control: max-age=60"), NOW, None) == Shared(
-            Policy(60, 0, 0)
-        )
+        assert judged(299, raw("cache-control: max-age=60"), NOW, None) == Shared(Policy(60, 0, 0))
 
     def test_cdn_cache_control_counts_where_it_is_allowed_to(self) -> None:
         """RFC 9213: then `Cache-Control` says nothing, not even that it is private."""

@@ -38,7 +38,7 @@ from stillfresh.stores.contract import (
     Record,
 )
 from stillfresh.stores.dynamodb import DynamoStore, admin
-from stillfresh.stores.dynamodb.leases import LIVE, TAKE_OVERS, Leases
+from stillfresh.stores.dynamodb.leases import LIVE, TAKE_OVERS, TRIES, Claim, Leases
 from stillfresh.stores.dynamodb.rows import RELEASED, name_beside
 from stillfresh.stores.dynamodb.scanning import MOST_PAGES, TableScan
 from stillfresh.stores.dynamodb.schema import (
@@ -55,7 +55,6 @@ from stillfresh.stores.dynamodb.schema import (
 from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.store import LONGEST_PREFIX, table_name
 from stillfresh.stores.dynamodb.table import AT_ONCE, each, values
-from stillfresh.stores.dynamodb.tags import TRIES, Claim
 from stillfresh.stores.meter import CostMeter
 from stillfresh.testing import ManualClock
 

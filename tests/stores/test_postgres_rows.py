@@ -19,6 +19,7 @@ from psycopg.errors import (
 )
 
 from stillfresh import ConfigError, Policy, StoreError
+from stillfresh.stores import server
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Held, Lease, Mark, Newer, Record
 from stillfresh.stores.postgres import admin as postgres_admin
 from stillfresh.stores.postgres import store as postgres_store
@@ -34,8 +35,9 @@ from stillfresh.stores.postgres.link import (
     said_by,
 )
 from stillfresh.stores.postgres.listing import COUNTED, STRETCH, count, list_entries
-from stillfresh.stores.postgres.rows import (
+from stillfresh.stores.postgres.schema import (
     LONGEST_KEY,
+    VERSION,
     Row,
     SortedIds,
     key_of,
@@ -43,7 +45,6 @@ from stillfresh.stores.postgres.rows import (
     record_of,
     text_of,
 )
-from stillfresh.stores.postgres.schema import VERSION
 
 ROW: Row = (b"a", "g", 5.5, 30.0, 60.0, 90.0, 1, 7.5, 2, 9.5, b"no", False, b"value")
 COPY = Copy("g", 5.5, Policy(30, 60, 90), b"value", Mark.SOFT)
@@ -87,9 +88,12 @@ class TestS11Rows:
 
     def test_a_statement_takes_so_many_ids_and_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A value that is larger than a slice goes alone."""
-        monkeypatch.setattr(postgres_store, "SLICE", 3)
-        monkeypatch.setattr(postgres_store, "SLICE_BYTES", 10)
-        cut = postgres_store._cut
+        monkeypatch.setattr(server, "SLICE", 3)
+        monkeypatch.setattr(server, "SLICE_BYTES", 10)
+
+        def cut(ids: list[str], sizes: dict[str, int] | None = None) -> list[list[str]]:
+            return [some.ids for some in postgres_store._cut(ids, sizes)]
+
         assert cut([]) == []
         assert cut([*"abcd"]) == [["a", "b", "c"], ["d"]]
         assert cut([*"abc"], {"a": 5, "b": 5, "c": 1}) == [["a", "b"], ["c"]]
@@ -368,9 +372,11 @@ class TestS10News:
     async def test_a_beat_is_no_news(self) -> None:
         """It is waited for; that of another process is nobody's."""
         channel, news = self.heard()
-        channel._beats = {"!mine"}
-        await channel._hear("!other")
-        assert channel._beats == {"!mine"}
-        await channel._hear("!mine")
-        await asyncio.wait_for(channel._come_back(), 20)
+
+        async def sent() -> None:
+            await channel._hear("!other")
+            assert channel._beats == {"!mine"}
+            await channel._hear("!mine")
+
+        await asyncio.wait_for(channel._come_back(["!mine"], sent()), 20)
         assert news == []

@@ -37,7 +37,8 @@ from stillfresh.stores.redis.layout import (
     unpacked_tags,
     unpadded,
 )
-from stillfresh.stores.redis.link import ASKING, SLICE, SLICE_BYTES, Link, is_away
+from stillfresh.stores.redis.link import Link, is_away
+from stillfresh.stores.server import SLICE, SLICE_BYTES, slices
 
 COPY = Copy("gen", 5.5, Policy(30, 60, 90), b"value", Mark.SOFT)
 TAGS = packed_tags(["a", "b"])
@@ -122,7 +123,7 @@ class TestS5Layout:
         """Braces would move its keys to another slot."""
         with pytest.raises(ConfigError, match="prefix: must be 1 to 64"):
             Places(prefix)
-        assert len(Places("p" * 64).bases) == BUCKETS
+        assert len(Places("p" * 64).bases) == len(BUCKETS)
 
     def test_a_key_leads_back_to_its_id(self) -> None:
         """And bytes that are no name do not."""
@@ -136,8 +137,8 @@ class TestS5Layout:
 
     def test_a_pattern_takes_text_literally(self) -> None:
         """A search for a star finds a star."""
-        assert Places("p").pattern(None, "a*") == rb"p:v1:{??}:[a-z]*a\**"
-        assert Places("p").pattern("post", "[x]") == rb"p:v1:{??}:post:*\[x\]*"
+        assert Places("p").pattern(None, "a*") == rb"p:v2:{??}:[a-z]*a\**"
+        assert Places("p").pattern("post", "[x]") == rb"p:v2:{??}:post:*\[x\]*"
 
     def test_a_failure_that_counts_on_fits(self) -> None:
         """The field has four bytes."""
@@ -187,17 +188,18 @@ class TestS5Layout:
 
 class TestS5RoundTrips:
     def test_a_round_trip_is_limited(self) -> None:
-        """By commands and by bytes beyond the first; a command stays behind its ASKING."""
-        slices = redis_link._slices
-        assert list(slices([])) == []
-        assert list(slices([("GET", b"a")] * SLICE)) == [(0, SLICE)]
-        assert list(slices([("GET", b"a")] * (SLICE + 1))) == [(0, SLICE), (SLICE, SLICE + 1)]
-        half = ("SET", b"a" * (SLICE_BYTES // 2))
-        assert list(slices([half] * 4)) == [(0, 2), (2, 4)]
-        large = ("SET", b"a" * (SLICE_BYTES + 1))
-        assert list(slices([large, large])) == [(0, 1), (1, 2)]
-        assert list(slices([half, half, ASKING, half])) == [(0, 4)]
-        assert list(slices([half, half, half, ASKING])) == [(0, 2), (2, 4)]
+        """By commands and by bytes beyond the first; what belongs together stays together."""
+        half, large = SLICE_BYTES // 2, SLICE_BYTES + 1
+
+        def cut(sizes: list[int], *bound: int) -> list[tuple[int, int]]:
+            return [(it.start, it.stop) for it in slices(sizes, bound.__contains__)]
+
+        assert cut([]) == []
+        assert cut([1] * SLICE) == [(0, SLICE)]
+        assert cut([1] * (SLICE + 1)) == [(0, SLICE), (SLICE, SLICE + 1)]
+        assert cut([half] * 4) == [(0, 2), (2, 4)]
+        assert cut([large, large]) == [(0, 1), (1, 2)]
+        assert cut([half] * 4, 2) == [(0, 3), (3, 4)]
 
     @pytest.mark.parametrize(
         ("memory", "expected"),

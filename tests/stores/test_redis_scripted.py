@@ -24,7 +24,7 @@ from stillfresh.stores.contract import (
     Newer,
 )
 from stillfresh.stores.redis import RedisStore, scripts
-from stillfresh.stores.redis import sentinel as redis_sentinel
+from stillfresh.stores.redis import link as redis_link
 from stillfresh.stores.redis import threads as redis_threads
 from stillfresh.stores.redis.channel import RedisChannel
 from stillfresh.stores.redis.cluster import LOCATE_EVERY, Cluster
@@ -39,8 +39,7 @@ from stillfresh.stores.redis.layout import (
     packed_tags,
     padded,
 )
-from stillfresh.stores.redis.link import Link
-from stillfresh.stores.redis.sentinel import Sentinels
+from stillfresh.stores.redis.link import Link, Sentinels
 from stillfresh.stores.redis.threads import ThreadReads
 
 PLACES = [("one", 1), ("two", 2), ("three", 3)]
@@ -79,7 +78,7 @@ class Server:
 
 
 def sentinels(server: Server, monkeypatch: pytest.MonkeyPatch) -> Sentinels:
-    monkeypatch.setattr(redis_sentinel, "Connection", server.connection)
+    monkeypatch.setattr(redis_link, "Connection", server.connection)
     return Sentinels(PLACES, "shop", 3.0)
 
 
@@ -265,15 +264,15 @@ class TestS5Connections:
         closed = list[bool]()
 
         class Silent:
+            async def send_command(self, *_: str) -> None:
+                raise OSError("gone")
+
             async def disconnect(self, *, nowait: bool) -> None:
                 closed.append(nowait)
 
         class Unanswered(Link):
             async def _new_connection(self) -> AbstractConnection:
                 return cast("AbstractConnection", Silent())
-
-            async def _note_policy(self, connection: AbstractConnection) -> None:
-                raise OSError("gone")
 
         link = Unanswered("redis://localhost", most=1, timeout=1, options={})
         with pytest.raises(OSError, match="gone"):
@@ -325,12 +324,12 @@ class Node:
             raise self.table
         return [self.table]
 
-    async def replies(self, commands: Any, *, settle: Any = (), **_: bool) -> list[Any]:
+    async def replies(self, commands: Any, *, settle: Any, **_: bool) -> list[Any]:
         self.sent += commands
         answer = self.script.pop(0) if self.script else None
         if isinstance(answer, StoreError):
             raise answer
-        assert len(settle or commands) == len(commands)
+        assert len(settle()) == len(commands)
         return [answer if answer is not None else self.name] * len(commands)
 
 
@@ -624,15 +623,15 @@ class TestS5Steps:
 
     async def test_a_tag_is_walked_in_every_bucket(self) -> None:
         """On from where each ended; an id is told once, and other keys are not."""
-        first = [(b"7", [b"post:a", b"no key"])] + [(b"0", [])] * (BUCKETS - 1)
+        first = [(b"7", [b"post:a", b"no key"])] + [(b"0", [])] * (len(BUCKETS) - 1)
         link = Replies(first, [(b"0", [b"post:a", b"page:b"])])
         reached = await a_store(link).invalidate_tag("eu")
         assert reached == [("post", "a"), ("page", "b")]
         (every, options), (rest, _) = link.asked
-        assert (len(every), len(rest)) == (BUCKETS, 1)
+        assert (len(every), len(rest)) == (len(BUCKETS), 1)
         assert (every[0][-2:], rest[0][-2:]) == ((Mark.HARD, b"0"), (Mark.HARD, b"7"))
         assert options == {"urgent": True, "lasting": True}
-        link = Replies([(b"0", [])] * BUCKETS)
+        link = Replies([(b"0", [])] * len(BUCKETS))
         await a_store(link).invalidate_tag("eu", soft=True)
         assert link.asked[0][0][0][-2] == Mark.SOFT
 

@@ -9,9 +9,9 @@ from stillfresh import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.channel import ServerChannel
 from stillfresh.stores.contract import MOST_LISTED, Costs
-from stillfresh.stores.listed import checked_limit, is_listed
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.meter import CostMeter
+from stillfresh.stores.rules import checked_limit, is_listed
 from stillfresh.stores.server import ServerLink, said
 from stillfresh.stores.urls import running, store_for
 from stillfresh.testing import ManualClock
@@ -79,8 +79,7 @@ class Beats(ServerChannel):
         self._readers = [asyncio.create_task(asyncio.Event().wait())]  # type: ignore[arg-type]
 
     async def beat(self) -> None:
-        self._beats = {"a", "b"}
-        await self._come_back("; look at it")
+        await self._come_back("ab", asyncio.sleep(0), "; look at it")
 
 
 class TestS10Channel:
