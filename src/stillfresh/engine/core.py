@@ -151,7 +151,7 @@ class Core(Updates[K, V]):
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """The answers that need no load; other keys are left out."""
-        if is_past(self.owner):
+        if self.owner.blocks and is_past(self.owner):
             return {}
         runtime, found = await self.ready(), dict[K, Outcome[V]]()
         unread = set() if unread is None else unread
@@ -171,7 +171,7 @@ class Core(Updates[K, V]):
 
     async def look(self, key: K) -> Answer[V] | None:
         """The stored copy, however old; None if it is GONE. Loads nothing."""
-        if is_past(self.owner):
+        if self.owner.blocks and is_past(self.owner):
             return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
         now = runtime.clock()

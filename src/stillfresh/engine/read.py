@@ -89,7 +89,7 @@ class Reads(StoreReads[K, V]):
         `anew`: load all, at any age and during a cooldown; a running load counts.
         """
         waiter = waiter or Waiter()
-        if is_past(self.owner):
+        if self.owner.blocks and is_past(self.owner):
             return await loaded(self, keys, waiter)
         runtime, slices = await self.ready(), _slices(keys)
         held, missing, records = dict[K, Outcome[V]](), dict[K, str](), dict[str, Record]()
