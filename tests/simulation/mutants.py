@@ -23,7 +23,7 @@ from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import StoreError
 from stillfresh.feed.rows import Writes
 from stillfresh.live import Connection
-from stillfresh.stores import memory
+from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
@@ -402,14 +402,14 @@ def an_interrupted_load_tells_nobody(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.ALIVE, "on_a_file")
 def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory, "is_lease_over", lambda *_: False)
+    patch.setattr(contract, "is_lease_over", lambda *_: False)
     patch.setattr(engine_rules, "plan_wait", lambda record, *_: None if record.held_until else 0)
 
 
 @mutant(Promise.ALIVE, "set_back")
 def a_lease_is_believed_however_far_its_end_is(patch: pytest.MonkeyPatch) -> None:
     """The clock was set back: the lease of the dead lasts for an hour more."""
-    for module in (memory, engine_rules):
+    for module in (contract, engine_rules):
         patch.setattr(module, "is_lease_over", lambda until, now, _: now >= until)
 
 

@@ -31,6 +31,7 @@ class Stage:
 
     @property
     def stale_for(self) -> float:
+        """Seconds in which an old copy is served while it is refreshed."""
         return 2 * self.fresh_for
 
     @property

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,9 +132,13 @@ class PostgresServer:
         """As if the machine had lost its power."""
         if self.process is None:
             return
-        for child in self._processes():
+        processes, deadline = self._processes(), time.monotonic() + DEADLINE
+        for child in processes:
             _send(child, signal.SIGKILL)
         self.process.wait(timeout=DEADLINE)
+        while any(map(_works, processes)):  # they still hold its shared memory
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         self.process = None
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
@@ -189,6 +193,13 @@ class PostgresServer:
         await reader.readuntil(READY)
         writer.close()
         await writer.wait_closed()
+
+
+def _works(pid: int) -> bool:
+    """True until it has ended, also if nobody has noticed its end."""
+    with suppress(OSError):
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    return False
 
 
 def _send(process: int, what: signal.Signals) -> None:
