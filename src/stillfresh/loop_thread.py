@@ -124,15 +124,16 @@ class SyncProcess:
         self.open: set[Closable] = set()
         self._lock = threading.Lock()
 
-    def enter(self, cache: Closable) -> LoopThread:
-        """The loop thread, for a cache that is about to be used."""
+    def enter(self, cache: Closable) -> tuple[LoopThread, bool]:
+        """The loop thread, for a cache that is about to be used; True if it was not in use."""
         with self._lock:
+            is_new = cache not in self.open
             self.open.add(cache)
             if self.loop is None:
                 self.loop = LoopThread()
                 tell_of_forks(self)
                 atexit.register(self._exit)
-            return self.loop
+            return self.loop, is_new
 
     def leave(self, cache: Closable) -> None:
         """The cache is closed. The last one ends the thread."""

@@ -223,9 +223,10 @@ class SyncCache:
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]], *, is_open: bool = False) -> T:
         """`is_open`: raise NotOpen if the cache was closed."""
         self.check_caller()
-        loop = PROCESS.enter(self)
+        loop, is_new = PROCESS.enter(self)
         if is_open and self._cache.is_closed:
-            PROCESS.leave(self)
+            if is_new:  # else it is being closed, and needs the loop
+                PROCESS.leave(self)
             raise NotOpen("this cache is closed; open it again with `with cache:`, or open()")
         return loop.run(work)
 

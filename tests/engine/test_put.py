@@ -237,6 +237,69 @@ class TestE17Law:
         assert (version(await ours.get("a")), (await ours.explain("a")).verdict) == (2, FRESH)
         assert (await here.stats()).resources["price"].superseded == 1
 
+    @pytest.mark.parametrize("is_mended", [True, False])
+    async def test_an_invalidation_that_failed_leaves_nothing_old_fresh(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream, *, is_mended: bool
+    ) -> None:
+        """The put does not know whether it was done: it does it again, or says so."""
+        await ours("a")
+        upstream.version = 2
+        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        store.broken = {"invalidate"}
+        with pytest.raises(StoreError):
+            await ours.invalidate("a")
+        store.broken = set() if is_mended else store.broken
+        store.let_go("acquire")
+        assert isinstance(await outcome(putting), StoreError) is not is_mended
+        store.broken = set()
+        if is_mended:
+            assert version(await ours.get("a")) == 2
+        assert (await ours.explain("a")).held_until is None
+        assert ours.core._puts == set()
+
+    @pytest.mark.parametrize("how", ["a late tag", "clear", "all"])
+    async def test_whatever_invalidates_it_after_the_call_wins(
+        self, here: Cache, ours: Prices, store: SteppedStore, upstream: Upstream, how: str
+    ) -> None:
+        """I26: tags that only the value has; and everything at once."""
+        upstream.version = 2
+        known = Loaded(KNOWN, tags=["late"])
+        putting = await store.holding("acquire", ours.put("a", known))
+        match how:
+            case "a late tag":
+                await here.invalidate_tag("late")
+            case "clear":
+                await ours.core.clear()
+            case _:
+                await here.invalidate_all()
+        store.let_go("acquire")
+        await putting
+        assert version(await ours.get("a")) == 2
+
+    async def test_e28_a_tag_need_not_look_at_every_key_of_a_large_put(
+        self, here: Cache, store: SteppedStore
+    ) -> None:
+        """Of those that wait for their step, the values say their tags themselves."""
+        asked = list[str]()
+
+        def tags(sku: str) -> list[str]:
+            asked.append(sku)
+            return ["shop"]
+
+        @here.batched("good", fresh_for=60, tags=tags)
+        async def goods(skus: list[str]) -> dict[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        many = {f"k{number}": 2 for number in range(1_000)}
+        putting = await store.holding("publish", goods.put_many(many))
+        asked.clear()
+        await here.invalidate_tag("other")
+        assert len(asked) <= 200
+        await here.invalidate_tag("shop")
+        store.let_go("publish")
+        await putting
+        assert {it.value for it in (await goods.get_many(many)).values()} == {1}
+
     async def test_of_many_what_is_invalidated_meanwhile_is_left_out(
         self, ours: Prices, store: SteppedStore
     ) -> None:
@@ -430,6 +493,17 @@ class TestE17StoreAway:
         await turns()
         gc.collect()
         assert complaints == []
+
+    async def test_a_life_that_was_cut_off_leaves_nothing(
+        self, ours: Prices, store: SteppedStore
+    ) -> None:
+        """E21: a loop that was closed, or a fork: neither keys nor values are held."""
+        putting = await store.holding("acquire", ours.put_many({"a": KNOWN, "b": KNOWN}))
+        assert ours.core.under_way() == {"a", "b"}
+        ours.core.leave()
+        assert (ours.core.under_way(), ours.core._puts) == (set(), set())
+        store.let_go("acquire")
+        await asyncio.wait([putting])
 
     async def test_is_finished_when_the_cache_closes(
         self, here: Cache, ours: Prices, store: SteppedStore

@@ -71,6 +71,31 @@ async def elsewhere(
 
 
 class TestE17Update:
+    @pytest.mark.parametrize("there", ["nothing", "a marked copy", "a copy"])
+    async def test_a_value_made_before_an_invalidation_is_made_again(
+        self, goods: Resource[str, Price], there: str
+    ) -> None:
+        """E6: `change` may have asked the database before it changed."""
+        if there != "nothing":
+            await goods("a")
+        if there == "a marked copy":
+            await goods.invalidate("a")
+        database, asked, gate = 7, asyncio.Event(), asyncio.Event()
+
+        async def change(_: Answer[Price] | None) -> Price:
+            found = database
+            asked.set()
+            await gate.wait()
+            return Price("a", found)
+
+        updating = asyncio.create_task(goods.update("a", change))
+        await asked.wait()
+        database = 8
+        await goods.invalidate("a")
+        gate.set()
+        await updating
+        assert version(await goods.get("a")) == 8
+
     @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
     async def test_a_caller_that_gave_up_can_invalidate(
         self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream, step: str

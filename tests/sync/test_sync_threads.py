@@ -249,6 +249,36 @@ class TestE20LoadsInLoads:
         assert errors == 2
 
 
+class TestE13Closing:
+    def test_a_loader_that_calls_the_cache_meanwhile_disturbs_nothing(
+        self, cache: SyncCache, clock: ManualClock
+    ) -> None:
+        """It is told that the cache is closed; closing needs the loop on which it runs."""
+        refreshing, told = threading.Event(), list[Exception]()
+
+        @cache.cached("outer", fresh_for="1s", stale_for="1h")
+        def outer(number: int) -> int:
+            if refreshing.is_set():
+                until(lambda: cache._cache.is_closed)
+                try:
+                    inner(number)
+                except NotOpen as exc:
+                    told.append(exc)
+            return number
+
+        @cache.cached("inner", fresh_for="1m")
+        def inner(number: int) -> int:
+            return number
+
+        outer(1)
+        clock.advance(1)
+        refreshing.set()
+        outer(1)
+        until(lambda: cache.stats().resources["outer"].loading == 1)
+        cache.close()
+        until(lambda: len(told) == 1)
+
+
 class TestE20EventLoops:
     async def test_a_hit_is_answered_and_a_wait_is_refused(
         self, address: str, upstream: PlainUpstream

@@ -111,12 +111,15 @@ async def follow(
     async with cache, following:
         ending = asyncio.ensure_future(end.wait())
         first = asyncio.ensure_future(following.caught_up())
-        await asyncio.wait([ending, first], return_when=asyncio.FIRST_COMPLETED)
-        if first.done():
-            first.result()
-            click.echo(plain(f"{without_password(store)} is up to date as {consumer}"))
-        first.cancel()
-        await ending
+        try:
+            await asyncio.wait([ending, first], return_when=asyncio.FIRST_COMPLETED)
+            if first.done():
+                first.result()
+                click.echo(plain(f"{without_password(store)} is up to date as {consumer}"))
+                await ending
+        finally:
+            first.cancel()
+            ending.cancel()
 
 
 @command("stillfresh outbox show postgresql://localhost/shop --max-lag 30s")

@@ -265,10 +265,12 @@ class Cache(Lifecycle):
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
         """The keys of all cores that are in memory or being loaded, core by core."""
         for core in tuple(self.cores.values()):
+            core.void_puts()
             yield from ((core, key) for key in [*core.under_way(), *core.memory.keys()])
 
     def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
         for core in tuple(self.cores.values()):
+            core.void_puts(tag)
             yield from ((core, key) for key in core.tagged(tag))
 
     async def evict(self) -> int:

@@ -206,8 +206,10 @@ class Core(Updates[K, V]):
     async def clear(self) -> None:
         """Forget every entry of this resource."""
         runtime = await self.ready()
+        self.void_puts()
         async for page in runtime.store.walk(self.spec.kind):
             await self.delete([self.key(entry.id) for entry in page])
+        self.void_puts()
 
     def tagged(self, tag: str) -> list[K]:
         """E8: keys in memory or being loaded that have this tag, or may have it.

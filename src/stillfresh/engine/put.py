@@ -19,7 +19,7 @@ from stillfresh.engine.loader import looked_at
 from stillfresh.engine.model import DELETE, Amended, Loaded, OwnTerms
 from stillfresh.engine.read import Reads
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import InTurn, StoreStep
+from stillfresh.engine.store_reads import InTurn, PutStep, StoreStep
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text, unconfirmed
 from stillfresh.freshness import Policy
@@ -60,9 +60,10 @@ class Puts(Reads[K, V]):
         `check` is called in each step while its leases are held; if it raises, the put ends there.
         Nothing may change `values` meanwhile.
         """
-        began, step = self.begun(values.keys()), None
+        runtime = await self.ready()
+        began, step = PutStep(values.keys()), None
+        self._puts.add(began)
         try:
-            runtime = await self.ready()
             sent, ready = rules.stamped(runtime.clock()), list[list[Known[K, V]]]()
             async for group in sliced(values.items(), SLICE):
                 own = ((key, self.spec.with_terms(given, terms or {})) for key, given in group)
@@ -78,9 +79,9 @@ class Puts(Reads[K, V]):
                 await asyncio.shield(step)
         finally:
             if step is None or step.done():
-                self._steps.discard(began)
+                self._puts.discard(began)
             else:  # the caller gave up, and the step goes on
-                step.add_done_callback(lambda _: self._steps.discard(began))
+                step.add_done_callback(lambda _: self._puts.discard(began))
 
     def _known(
         self, runtime: Runtime, key: K, given: object, sent: float, old: Copy | None = None
@@ -105,7 +106,7 @@ class Puts(Reads[K, V]):
         runtime: Runtime,
         values: Sequence[Known[K, V]],
         check: Callable[[], None],
-        began: StoreStep[K],
+        began: PutStep[K],
     ) -> None:
         """E6: memory takes the value only if nothing else changed the key meanwhile."""
         keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
@@ -144,34 +145,33 @@ class Puts(Reads[K, V]):
         values: Sequence[Known[K, V]],
         seen: dict[str, str],
         check: Callable[[], None],
-        began: StoreStep[K],
+        began: PutStep[K],
     ) -> dict[str, Copy]:
         """The copies that are stored now, by id; overtaken ones are left out.
 
         `seen`: the generations that memory has. StoreError if the store did not confirm a step.
-        Keys that were invalidated since the call `began` are left out: a lease that is taken later
-        is not voided by that.
         """
         leases: dict[str, Lease] = {}
+        store, kind = runtime.store, self.spec.kind
         try:
-            values = [it for it in values if it.key not in began.void]
             await self._take_over(runtime, values, seen, leases)
-            values = [it for it in values if it.key not in began.void]
+            void = {it.id for it in values if began.is_void(it.key, (*it.tags, *(it.late or ())))}
+            if void:
+                await store.release(kind, [leases[id_] for id_ in void])
             copies = {
                 it.id: (lease := leases[it.id], replace(it.copy, generation=lease.token))
                 for it in values
+                if it.id not in void
             }
-            if void := [lease for id_, lease in leases.items() if id_ not in copies]:
-                await runtime.store.release(self.spec.kind, void)
             check()
-            late = {it.id: it.late for it in values if it.late is not None}
-            superseded = await runtime.store.publish(self.spec.kind, copies, late)
+            late = {it.id: it.late for it in values if it.late is not None and it.id in copies}
+            superseded = await store.publish(kind, copies, late)
         except BaseException:  # so that others need not wait for the end of its leases
             with suppress(StoreError):
                 await runtime.store.release(self.spec.kind, list(leases.values()))
             raise
-        if superseded:
-            await self._outdate(runtime, superseded, seen)
+        if superseded or void:
+            await self._outdate(runtime, superseded, void, seen)
         return {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
 
     async def _take_over(
@@ -200,16 +200,18 @@ class Puts(Reads[K, V]):
                 raise StoreError(f"{kind}: the servers that hold {len(asks)} keys do not answer")
         raise StoreError(f"{kind}: other processes keep changing {len(asks)} keys; try again")
 
-    async def _outdate(self, runtime: Runtime, ids: set[str], seen: Mapping[str, str]) -> None:
+    async def _outdate(
+        self, runtime: Runtime, ids: set[str], void: set[str], seen: Mapping[str, str]
+    ) -> None:
         """Invalidate the old copy, unless something newer overtook the put.
 
         The lease had run out then. To take it again would not be safe, because it cannot be told
-        from a lease that was voided.
+        from a lease that was voided. `void`: this process invalidated them, which may have failed.
         """
-        records = await runtime.store.read(self.spec.kind, sorted(ids))
+        records = await runtime.store.read(self.spec.kind, sorted(ids | void))
         copies = {id_: it.copy for id_, it in records.items() if it.copy is not None}
         unmarked = [id_ for id_, copy in copies.items() if copy.mark is Mark.NONE]
-        old = [id_ for id_ in unmarked if copies[id_].generation == seen.get(id_)]
+        old = [it for it in unmarked if it in void or copies[it].generation == seen.get(it)]
         if old := old + [id_ for id_, it in records.items() if it is AWAY]:  # which raises
             await runtime.store.invalidate(self.spec.kind, old)
 
@@ -235,7 +237,11 @@ class Puts(Reads[K, V]):
             if (flight := self.queue.flights.get(key)) is not None:
                 flight.overtake()
         for step in self._steps:
-            found = step.keys & keys
-            step.dirty |= found
-            if voids:
-                step.void |= found
+            step.dirty |= step.keys & keys
+        for put in self._puts if voids else ():
+            put.void |= put.keys & keys
+
+    def void_puts(self, tag: str | None = None) -> None:
+        """E6: of the puts that run now, publish none with this tag; None: none at all."""
+        for put in self._puts:
+            put.tags.add(tag)

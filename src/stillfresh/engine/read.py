@@ -54,6 +54,8 @@ class Reads(StoreReads[K, V]):
     def begin_anew(self, runtime: Runtime | None = None) -> None:
         """Forget running steps: they belong to a life of the cache that has ended."""
         self._runtime, self._question = runtime, None
+        self._steps.clear()
+        self._puts.clear()
         self.queue = Queue(self.spec, self.memory.counts)
 
     async def ready(self) -> Runtime:

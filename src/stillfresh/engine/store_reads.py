@@ -20,12 +20,25 @@ V = TypeVar("V")
 
 
 class StoreStep(Struct, Generic[K], eq=False):
-    """A running step, and which of its keys were changed meanwhile by this process (E6)."""
+    """A running step of the store, and which of its keys this process changed meanwhile (E6)."""
+
+    keys: frozenset[K]
+    dirty: set[K] = set()
+
+
+class PutStep(Struct, Generic[K], eq=False):
+    """A running put, and what this process has invalidated since its call (E6).
+
+    A lease that is taken later is not voided by that, so the engine itself must know.
+    """
 
     keys: Set[K]
-    dirty: set[K] = set()
     void: set[K] = set()
-    """Those that were invalidated or deleted: no value that was known before is published."""
+    tags: set[str | None] = set()
+    """None among them: everything was invalidated."""
+
+    def is_void(self, key: K, tags: Iterable[str]) -> bool:
+        return key in self.void or None in self.tags or not self.tags.isdisjoint(tags)
 
 
 class Question:
@@ -54,6 +67,7 @@ class StoreReads(Generic[K, V]):
         self.spec, self.memory = spec, memory
         self._runtime: Runtime | None = None
         self._steps: set[StoreStep[K]] = set()
+        self._puts: set[PutStep[K]] = set()
         self._question: Question | None = None
 
     def _check_open(self, runtime: Runtime) -> None:
@@ -102,17 +116,12 @@ class StoreReads(Generic[K, V]):
     @contextmanager
     def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
         """A step that notes which of its keys are changed meanwhile."""
-        step = self.begun(frozenset(keys))
+        step = StoreStep(frozenset(keys))
+        self._steps.add(step)
         try:
             yield step
         finally:
             self._steps.discard(step)
-
-    def begun(self, keys: Set[K]) -> StoreStep[K]:
-        """The same, until the caller of this ends it."""
-        step = StoreStep(keys)
-        self._steps.add(step)
-        return step
 
 
 class InTurn(Generic[K]):

@@ -5,8 +5,9 @@ again while it holds the lease. It begins again if another change voids the leas
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import isawaitable
 from typing import Final, TypeVar
 
@@ -19,7 +20,7 @@ from stillfresh.engine.model import LEAVE, Answer, Origin
 from stillfresh.engine.put import Known, Puts
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import InTurn
+from stillfresh.engine.store_reads import InTurn, PutStep
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Superseded
@@ -63,16 +64,18 @@ class Updates(Puts[K, V]):
         try:
             async with InTurn(self.loads.puts, [key]):
                 for attempt in range(1, UPDATES + 1):
-                    seen, answer = await self._at_hand(runtime, key)
-                    if gone.is_set() or (said := await self._said(change, answer)) is LEAVE:
-                        return answer
-                    since, is_loading = runtime.clock(), self.queue.is_loading(key)
-                    generation = None if seen is None else seen.generation
-                    ask = Ask(self.text(key), generation, self.spec.tags_of(key))
-                    ask = replace(ask, take_over=is_loading or attempt > PATIENCE)
-                    with self.overtaking([key], voids=False) as step:
-                        made = seen, said
-                        known = await self._replaced(runtime, key, ask, made, change, gone=gone)
+                    with self._putting(key) as began:
+                        seen, answer = await self._at_hand(runtime, key)
+                        if gone.is_set() or (said := await self._said(change, answer)) is LEAVE:
+                            return answer
+                        since, is_loading = runtime.clock(), self.queue.is_loading(key)
+                        generation = None if seen is None else seen.generation
+                        ask = Ask(self.text(key), generation, self.spec.tags_of(key))
+                        ask = replace(ask, take_over=is_loading or attempt > PATIENCE)
+                        with self.overtaking([key], voids=False) as step:
+                            is_void = partial(_is_void, gone, began, key, ask.tags)
+                            made = seen, said, is_void
+                            known = await self._replaced(runtime, key, ask, made, change)
                     if known is not None:
                         self._has_put(runtime, known, known.copy, step, since)
                         return self._shown(key, known.copy, runtime.clock())
@@ -88,17 +91,16 @@ class Updates(Puts[K, V]):
         runtime: Runtime,
         key: K,
         ask: Ask,
-        made: tuple[Copy | None, object],
+        made: tuple[Copy | None, object, Callable[[], bool]],
         change: Change[V],
-        *,
-        gone: asyncio.Event,
     ) -> Known[K, V] | None:
-        """Publish; None if another change came first. `made`: the copy seen, and the new value.
+        """Publish; None if another change came first.
 
         To invalidate the copy, to delete it and to put another one all void the lease. So the copy
-        that is read while the lease is held is the one that is replaced.
+        that is read while the lease is held is the one that is replaced. `made`: the copy seen, the
+        new value, and whether that was voided before there was a lease.
         """
-        store, kind, (seen, said) = runtime.store, self.spec.kind, made
+        store, kind, (seen, said, is_void) = runtime.store, self.spec.kind, made
         lease = (await store.acquire(kind, [ask], self.spec.lease_for))[ask.id]
         if not isinstance(lease, Lease):
             return None
@@ -107,7 +109,7 @@ class Updates(Puts[K, V]):
             copy, answer = await self._at_hand(runtime, key)
             if _edition(copy) != _edition(seen):
                 said = await self._said(change, answer)
-            if said is not LEAVE and not gone.is_set():
+            if said is not LEAVE and not is_void():
                 sent = rules.stamped(runtime.clock())
                 known = self._known(runtime, key, said, sent, copy)
                 known = replace(known, copy=replace(known.copy, generation=lease.token))
@@ -121,6 +123,16 @@ class Updates(Puts[K, V]):
                 with suppress(StoreError):
                     await store.release(kind, [lease])
         return None if superseded else known
+
+    @contextmanager
+    def _putting(self, key: K) -> Iterator[PutStep[K]]:
+        """Note what this process invalidates, until the lease is taken and published."""
+        began = PutStep(frozenset([key]))
+        self._puts.add(began)
+        try:
+            yield began
+        finally:
+            self._puts.discard(began)
 
     async def _at_hand(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
         """The stored copy, and the answer that `change` is given."""
@@ -148,6 +160,10 @@ class Updates(Puts[K, V]):
                 raise
             why = f"took longer than {longest:g} s (load_timeout); it may not put its own key"
             raise TimeoutError(f"{self.spec.kind}: the change of an update {why}") from exc
+
+
+def _is_void(gone: asyncio.Event, began: PutStep[K], key: K, tags: Sequence[str]) -> bool:
+    return gone.is_set() or began.is_void(key, tags)
 
 
 def _edition(copy: Copy | None) -> tuple[str, Mark] | None:
