@@ -59,7 +59,7 @@ PURE = re.compile(
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
-LINES = 50_550
+LINES = 50_600
 NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 6,

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextvars import ContextVar
+from queue import SimpleQueue
 
 import pytest
 
@@ -117,6 +118,7 @@ class TestE20DefLoaders:
     async def test_a_load_goes_to_a_thread_that_runs_none(self) -> None:
         """Of those that wait for it: the first one without a load, or else the first."""
         first, second = ThreadCall[int](), ThreadCall[int]()
+        first._posts = second._posts = SimpleQueue()  # the thread's own may hold other tests' ends
         flight: Flight[str, Waiter[str, int]] = Flight("a", "a")
         for call in (first, second):
             waiter = Waiter[str, int]()

@@ -6,7 +6,7 @@ or runs one itself for a while, from a file of settings or from a store and a si
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -26,12 +26,6 @@ MOST_SHOWN: Final = 20
 OUTCOMES: Final = ("stored", "there already", "not kept", "failed")
 
 
-def _opened(ctx: click.Context, param: click.Parameter, value: str) -> Iterable[str]:
-    """Before the event loop runs: opening a pipe waits for its writer."""
-    del param
-    return ctx.with_resource(click.open_file(value))
-
-
 @command(
     "stillfresh warm http://127.0.0.1:8080 --from urls.txt",
     "stillfresh warm stillfresh.toml --from urls.txt --rate 5",
@@ -40,9 +34,8 @@ def _opened(ctx: click.Context, param: click.Parameter, value: str) -> Iterable[
 @click.argument("target", metavar="URL|FILE|STORE", type=TEXT)
 @click.option(
     "--from",
-    "lines",
+    "source",
     metavar="FILE",
-    callback=_opened,
     required=True,
     help="A file with a path or an address in each line; - is stdin.",
 )
@@ -63,11 +56,11 @@ def _opened(ctx: click.Context, param: click.Parameter, value: str) -> Iterable[
 )
 @as_json
 @click.pass_context
-async def warm(
+def warm(
     ctx: click.Context,
     *,
     target: str,
-    lines: Iterable[str],
+    source: str,
     upstream: str | None,
     rate: float,
     concurrency: int,
@@ -82,15 +75,20 @@ async def warm(
     URL is a running gateway. FILE is a file of settings, as `serve` takes it; the command fills its
     store, which must not be memory://. With a STORE, name the site with --upstream.
     """
-    with working("Asking for:") as advance:
-        asked = (line.strip() for line in lines)
-        paths = (line for line in asked if line and not line.startswith("#"))
-        counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+
+    async def warmed() -> None:
         async with _gateway(target, upstream) as client:
             turns = _turns(rate)
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
                     group.create_task(_ask_all(client, paths, turns, counts, advance))
+
+    # Opened before the event loop runs: opening a pipe waits for its writer.
+    with working("Asking for:") as advance, click.open_file(source) as lines:
+        asked = (line.strip() for line in lines)
+        paths = (line for line in asked if line and not line.startswith("#"))
+        asyncio.run(warmed())
     if is_json:
         print_json({it.replace(" ", "_"): counts[it] for it in OUTCOMES})
     else:
