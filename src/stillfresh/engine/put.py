@@ -43,6 +43,11 @@ class Known(Struct, Generic[K, V], frozen=True):
     tags: tuple[str, ...]
     late: tuple[str, ...] | None = None  # I26: tags that came with the value
 
+    @property
+    def every_tag(self) -> tuple[str, ...]:
+        """The tags of its key, and those that came with the value."""
+        return self.tags + (self.late or ())
+
 
 class Puts(Reads[K, V]):
     """Changes of one resource that callers make, not loaders."""
@@ -155,7 +160,7 @@ class Puts(Reads[K, V]):
         store, kind = runtime.store, self.spec.kind
         try:
             await self._take_over(runtime, values, seen, leases)
-            void = {it.id for it in values if began.is_void(it.key, (*it.tags, *(it.late or ())))}
+            void = {it.id for it in values if began.is_void(it.key, it.every_tag)}
             if void:
                 await store.release(kind, [leases[id_] for id_ in void])
             copies = {

@@ -38,6 +38,7 @@ class PutStep(Struct, Generic[K], eq=False):
     """None among them: everything was invalidated."""
 
     def is_void(self, key: K, tags: Iterable[str]) -> bool:
+        """True if a value of this key, with these tags, may not be published any more."""
         return key in self.void or None in self.tags or not self.tags.isdisjoint(tags)
 
 

@@ -5,7 +5,7 @@ again while it holds the lease. It begins again if another change voids the leas
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import isawaitable
@@ -73,8 +73,7 @@ class Updates(Puts[K, V]):
                         ask = Ask(self.text(key), generation, self.spec.tags_of(key))
                         ask = replace(ask, take_over=is_loading or attempt > PATIENCE)
                         with self.overtaking([key], voids=False) as step:
-                            is_void = partial(_is_void, gone, began, key, ask.tags)
-                            made = seen, said, is_void
+                            made = seen, said, partial(_is_void, gone, began)
                             known = await self._replaced(runtime, key, ask, made, change)
                     if known is not None:
                         self._has_put(runtime, known, known.copy, step, since)
@@ -91,7 +90,7 @@ class Updates(Puts[K, V]):
         runtime: Runtime,
         key: K,
         ask: Ask,
-        made: tuple[Copy | None, object, Callable[[], bool]],
+        made: tuple[Copy | None, object, Callable[[Known[K, V]], bool]],
         change: Change[V],
     ) -> Known[K, V] | None:
         """Publish; None if another change came first.
@@ -109,9 +108,10 @@ class Updates(Puts[K, V]):
             copy, answer = await self._at_hand(runtime, key)
             if _edition(copy) != _edition(seen):
                 said = await self._said(change, answer)
-            if said is not LEAVE and not is_void():
+            if said is not LEAVE:
                 sent = rules.stamped(runtime.clock())
                 known = self._known(runtime, key, said, sent, copy)
+            if known is not None and not is_void(known):
                 known = replace(known, copy=replace(known.copy, generation=lease.token))
                 late = None if known.late is None else {ask.id: known.late}
                 superseded = await store.publish(kind, {ask.id: (lease, known.copy)}, late)
@@ -162,8 +162,8 @@ class Updates(Puts[K, V]):
             raise TimeoutError(f"{self.spec.kind}: the change of an update {why}") from exc
 
 
-def _is_void(gone: asyncio.Event, began: PutStep[K], key: K, tags: Sequence[str]) -> bool:
-    return gone.is_set() or began.is_void(key, tags)
+def _is_void(gone: asyncio.Event, began: PutStep[K], it: Known[K, V]) -> bool:
+    return gone.is_set() or began.is_void(it.key, it.every_tag)
 
 
 def _edition(copy: Copy | None) -> tuple[str, Mark] | None:
