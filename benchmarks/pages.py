@@ -255,7 +255,8 @@ def section(progress: Progress) -> Section:
     rows.append(against(taken, SERVE, BARE))
     if NGINX in taken:
         to_nginx = ratio(taken, SERVE, NGINX)
-        rows.append(Row("I29", f"{SERVE}: rate to {NGINX}", to_nginx, 1.5, at_least=True))
+        what, why = f"{SERVE}: rate to {NGINX}", tried.SERVE_HIT
+        rows.append(Row("I29", what, to_nginx, 1.5, at_least=True, tried=why))
         rows.append(against(taken, MEMORY, NGINX))
     if NEXT in taken:
         rows.append(against(taken, MEMORY, NEXT, 15.0, tried.HTTP_NEXT))
