@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, StoreError, Verdict
-from stillfresh.stores.contract import Ask, Copy, Grant, Newer, Record
+from stillfresh.stores.contract import Ask, Copy, Grant, Lease, Newer, Record
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
     Price,
@@ -256,6 +256,23 @@ class TestE17Law:
             assert version(await ours.get("a")) == 2
         assert (await ours.explain("a")).held_until is None
         assert ours.core._puts == set()
+
+    @pytest.mark.parametrize("is_lost", [True, False])
+    async def test_a_newer_copy_counts_once_it_is_confirmed(
+        self, ours: Prices, clock: ManualClock, store: SteppedStore, *, is_lost: bool
+    ) -> None:
+        """S9: a failover may still undo what another process has just put in its place."""
+        putting = await store.holding("publish", ours.put("a", KNOWN))
+        lease = (await store.inner.acquire("price", [Ask("a", take_over=True)], 5))["a"]
+        assert isinstance(lease, Lease)
+        copy = Copy(lease.token, clock(), Policy(60), b"theirs")
+        await store.inner.publish("price", {"a": (lease, copy)})
+        store.broken = {"acquire"} if is_lost else set()
+        store.let_go("publish")
+        assert isinstance(await outcome(putting), StoreError) is is_lost
+        store.broken = set()
+        record = (await store.read("price", ["a"]))["a"]
+        assert (record.copy, record.held_until) == (copy, None)
 
     @pytest.mark.parametrize("how", ["a late tag", "clear", "all"])
     async def test_whatever_invalidates_it_after_the_call_wins(

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from stillfresh import Cache, ConfigError, Policy, StoreError
 from stillfresh.clock import Clock
@@ -19,6 +20,7 @@ from stillfresh.stores.redis import RedisStore, scripts
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import Command, Places
 from stillfresh.stores.redis.link import Link
+from stillfresh.stores.redis.lua import Script
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
@@ -73,7 +75,7 @@ class TestS9ClusterConformance(StoreConformance):
     async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
         """S2: the node publishes, and the connection breaks."""
         with pytest.MonkeyPatch.context() as patch:
-            lose_a_publication(patch, meanwhile)
+            lose_a_reply(patch, meanwhile)
             return await step
 
 
@@ -372,17 +374,21 @@ async def nothing() -> None:
     """What happens meanwhile."""
 
 
-def lose_a_publication(
-    patch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]] = nothing
+def lose_a_reply(
+    patch: pytest.MonkeyPatch,
+    meanwhile: Callable[[], Awaitable[object]] = nothing,
+    step: Script = scripts.PUBLISH,
 ) -> None:
-    """A node does the next PUBLISH, and its reply gets lost."""
-    send, names = Link.send, {scripts.PUBLISH.sha, scripts.PUBLISH.text}
+    """A node does the next such step, and its reply gets lost with the connection."""
+    send, names = Link.send, {step.sha, step.text}
 
     async def sent(link: Link, commands: Sequence[Command]) -> list[Any]:
         replies = await send(link, commands)
-        steps = zip(commands, replies, strict=True)
-        if any(reply == 1 and names.intersection(step[:2]) for step, reply in steps):
+        given = zip(commands, replies, strict=True)
+        done = [reply for command, reply in given if names.intersection(command[:2])]
+        if any(reply and not isinstance(reply, RedisError) for reply in done):
             patch.setattr(Link, "send", send)
+            await link.drop_idle()
             await meanwhile()
             raise RedisConnectionError("the connection broke")
         return replies
@@ -406,7 +412,7 @@ class TestS2LostRepliesWhileASlotMoves:
         await published(store, "a")
         lease = await lease_of(store, "a")
         moving.begin(moving.key)
-        lose_a_publication(monkeypatch)
+        lose_a_reply(monkeypatch)
         assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
 
     async def test_a_publication_at_the_old_node(
@@ -415,7 +421,7 @@ class TestS2LostRepliesWhileASlotMoves:
         """The key moves before it is sent again, so the new node must say whether it was done."""
         await published(store, "a")
         lease = await lease_of(store, "a")
-        lose_a_publication(monkeypatch, lambda: asyncio.to_thread(moving.begin, moving.key))
+        lose_a_reply(monkeypatch, lambda: asyncio.to_thread(moving.begin, moving.key))
         assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
 
     async def test_an_update(
@@ -428,7 +434,7 @@ class TestS2LostRepliesWhileASlotMoves:
             await stock.put("a", 10)
             moving.begin(moving.key)
             try:
-                lose_a_publication(monkeypatch)
+                lose_a_reply(monkeypatch)
                 answer = await stock.update("a", lambda it: 0 if it is None else it.value + 1)
             finally:
                 moving.end()
@@ -650,6 +656,29 @@ class TestS9Failover:
             copy = await patiently(lambda: copy_in(store, "a"))
             assert copy is not None
             assert copy.mark is Mark.NONE
+
+    @pytest.mark.parametrize("step", ["invalidate", "delete", "publish", "acquire"])
+    async def test_what_was_done_before_is_not_confirmed_either(
+        self, mended: ClusterServers, prefix: str, step: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By another process, or by a request whose answer was lost: no replica has it yet."""
+        options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
+        async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
+            lease = await lease_of(ours, "a")
+            replica_of(mended, mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)).pause()
+            if step in {"invalidate", "delete"}:
+                with pytest.raises(StoreError, match="0 of 1 replicas"):
+                    await theirs.delete(KIND, ["a"])
+            else:
+                lose_a_reply(monkeypatch, step=getattr(scripts, step.upper()))
+            asked: dict[str, Callable[[], Awaitable[object]]] = {
+                "publish": lambda: ours.publish(KIND, {"a": (lease, copy_by(lease))}),
+                "acquire": lambda: ours.acquire(KIND, [Ask("a", take_over=True)], 30),
+                "invalidate": lambda: ours.invalidate(KIND, ["a"]),
+                "delete": lambda: ours.delete(KIND, ["a"]),
+            }
+            with pytest.raises(StoreError, match="0 of 1 replicas"):
+                await asked[step]()
 
     async def test_it_opens_with_any_of_its_nodes(
         self, mended: ClusterServers, prefix: str

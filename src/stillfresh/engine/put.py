@@ -23,7 +23,7 @@ from stillfresh.engine.store_reads import InTurn, PutStep, StoreStep
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text, unconfirmed
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import AWAY, Ask, Copy, Lease, Mark, Newer, Record
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Newer, Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -161,8 +161,6 @@ class Puts(Reads[K, V]):
         try:
             await self._take_over(runtime, values, seen, leases)
             void = {it.id for it in values if began.is_void(it.key, it.every_tag)}
-            if void:
-                await store.release(kind, [leases[id_] for id_ in void])
             copies = {
                 it.id: (lease := leases[it.id], replace(it.copy, generation=lease.token))
                 for it in values
@@ -175,8 +173,8 @@ class Puts(Reads[K, V]):
             with suppress(StoreError):
                 await runtime.store.release(self.spec.kind, list(leases.values()))
             raise
-        if superseded or void:
-            await self._outdate(runtime, superseded, void, seen)
+        if overtaken := [it for it in values if it.id in superseded | void]:
+            await self._outdate(runtime, overtaken, seen)
         return {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
 
     async def _take_over(
@@ -206,19 +204,27 @@ class Puts(Reads[K, V]):
         raise StoreError(f"{kind}: other processes keep changing {len(asks)} keys; try again")
 
     async def _outdate(
-        self, runtime: Runtime, ids: set[str], void: set[str], seen: Mapping[str, str]
+        self, runtime: Runtime, values: Sequence[Known[K, V]], seen: Mapping[str, str]
     ) -> None:
-        """Invalidate the old copy, unless something newer overtook the put.
+        """Invalidate the old copies, unless something newer overtook the put.
 
-        The lease had run out then. To take it again would not be safe, because it cannot be told
-        from a lease that was voided. `void`: this process invalidated them, which may have failed.
+        To publish now would not be safe: a lease that ran out cannot be told from one that was
+        voided. A failover may undo all that is not confirmed (S9). So a newer copy counts once the
+        lease that was taken over after it is confirmed, and a mark is made again.
         """
-        records = await runtime.store.read(self.spec.kind, sorted(ids | void))
-        copies = {id_: it.copy for id_, it in records.items() if it.copy is not None}
-        unmarked = [id_ for id_, copy in copies.items() if copy.mark is Mark.NONE]
-        old = [it for it in unmarked if it in void or copies[it].generation == seen.get(it)]
-        if old := old + [id_ for id_, it in records.items() if it is AWAY]:  # which raises
-            await runtime.store.invalidate(self.spec.kind, old)
+        store, kind = runtime.store, self.spec.kind
+        present, leases = dict(seen), dict[str, Lease]()
+        try:
+            await self._take_over(runtime, values, present, leases)
+            if old := [id_ for id_ in leases if present.get(id_) == seen.get(id_)]:
+                records = await store.read(kind, old)
+                copies = {id_: copy for id_, it in records.items() if (copy := it.copy)}
+                soft = {id_ for id_, copy in copies.items() if copy.mark is Mark.SOFT}
+                for some in filter(None, (soft, set(old) - soft)):
+                    await store.invalidate(kind, sorted(some), soft=some is soft)
+        finally:
+            with suppress(StoreError):
+                await store.release(kind, list(leases.values()))
 
     @contextmanager
     def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:

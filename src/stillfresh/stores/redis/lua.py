@@ -113,6 +113,15 @@ local function untag(base, member, text, kept)
   end
 end
 
+-- S9: a caller that waits for the replicas waits for the changes before its last write. So a step
+-- that finds its work done writes something, too, or it would confirm what a failover may undo.
+local function is_there(key) redis.call('SETRANGE', key, 0, MAGIC) end
+
+local function is_gone(key)
+  redis.call('SET', key, '')
+  redis.call('DEL', key)
+end
+
 local function forget(key, base, member, h)
   local tags = tags_text(key, h)
   redis.call('DEL', key)

@@ -47,6 +47,7 @@ local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
 if h then doubt(key, base, member, h) end
 if h and h.token:sub(1, {ASKER}) == asker and h.held_until > now then
+  is_there(key)
   return {{'lease', struct.pack('>d', h.held_until), h.token, epoch}}
 end
 if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
@@ -94,8 +95,9 @@ if h.token == token and is_past(base, tonumber(epoch), late) then
   return 0
 end
 if h.token ~= token then
-  local done = again == '1' and h.copy > 0 and h.generation == copy:sub(-{NAME})
-  return done and 1 or unsure
+  if again ~= '1' or h.copy == 0 or h.generation ~= copy:sub(-{NAME}) then return unsure end
+  is_there(key)
+  return 1
 end
 if h.held_until <= now then return 0 end
 local before = tags_text(key, h)
@@ -150,7 +152,7 @@ return 1
 
 INVALIDATE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
-if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) end
+if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) else is_gone(KEYS[1]) end
 tell(ARGV[1], VOIDED .. ARGV[2])
 return 1
 """)
@@ -183,7 +185,7 @@ return 1
 
 DELETE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
-if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else redis.call('DEL', KEYS[1]) end
+if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else is_gone(KEYS[1]) end
 tell(ARGV[1], VOIDED .. ARGV[2])
 return 1
 """)
