@@ -1,10 +1,11 @@
-"""How Hypothesis runs here, and the servers that the tests of one worker share: started for the
-first who asks, ended with the worker."""
+"""How Hypothesis and the garbage collector run here, and the servers that the tests of one worker
+share: started for the first who asks, ended with the worker."""
 
+import gc
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("stillfresh")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end. While they are made, the garbage collector would look
+    through half a million objects again and again, and find nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.unfreeze()  # into the oldest generation, all at once
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
