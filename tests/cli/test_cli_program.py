@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -133,13 +134,17 @@ print([name for name in sys.modules if name.startswith(("stillfresh.web", "still
         assert "Commands:" in result.stderr
 
 
-def foreign(directory: Path) -> Path:
+@cache
+def foreign() -> bytes:
     """Another application's SQLite file, with something in it."""
-    path = directory / "foreign.db"
-    script = "import sqlite3,sys; c=sqlite3.connect(sys.argv[1]); c.execute('CREATE TABLE t(x)')"
-    script += "; c.close()"
-    subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
-    return path
+    script = """
+import sqlite3, sys
+connection = sqlite3.connect(":memory:")
+connection.execute("CREATE TABLE t(x)")
+sys.stdout.buffer.write(connection.serialize())
+"""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, check=True, timeout=60, capture_output=True).stdout
 
 
 FAST_JSON = ["bench", "--json", "--seconds", "0.01"]
@@ -187,7 +192,7 @@ class TestG10Errors:
         self, tmp_path: Path, arguments: list[str], store: str, code: int, says: str
     ) -> None:
         """One line, an exit code, and no new file: a wrong path is not an empty store."""
-        foreign(tmp_path)
+        (tmp_path / "foreign.db").write_bytes(foreign())
         (tmp_path / "empty.db").touch()
         (tmp_path / "text.db").write_text("not a database " * 100)
         before = neighbours(tmp_path / "x")
