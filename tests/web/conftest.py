@@ -123,7 +123,8 @@ async def new_page(
     contexts = []
 
     async def made(**options: Any) -> Page:
-        context = await browser.new_context(**options)
+        # Sixty pictures a second of a mark that breathes cost more than all else on a page.
+        context = await browser.new_context(**{"reduced_motion": "reduce", **options})
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
         page = await context.new_page()
