@@ -162,7 +162,8 @@ class History:
 
         A lease that a late request took ends by itself: its sender does not know of it.
         """
-        copy = (await self._record()).copy
+        known = {self.id: self._stored or ""}  # its value is not looked at
+        copy = (await self.store.read(KIND, [self.id], known)).get(self.id, Record()).copy
         seen = None if copy is None else copy.generation
         asks = [Ask(self.id, seen, (f"tag of {self.id}",), take_over=take_over)]
         work = self.store.acquire(KIND, asks, self.suite.LEASE)
@@ -223,9 +224,13 @@ class History:
         return result
 
     async def _look(self) -> None:
-        """After a step; and once more, if the late request arrives now."""
-        await self._check()
-        if len(self.steps) - 1 == self.point and self._deliver is not None:
+        """After a step, and once more if the late request arrives now.
+
+        Before that it would see what the history sees whose late request arrives there.
+        """
+        if (at := len(self.steps) - 1) >= self.point:
+            await self._check()
+        if at == self.point and self._deliver is not None:
             await self._deliver()
             self._arrived = self.steps[self.late]
             await self._check()
