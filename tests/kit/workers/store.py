@@ -51,7 +51,9 @@ async def lease_of(store: Store, key: str, lease_for: float) -> Lease | None:
 
 
 async def hammer(store: Store, seconds: str, seed: str) -> None:
-    """Four tasks that read, lease, publish and invalidate; what was done, and when."""
+    """When told, four tasks that read, lease, publish and invalidate; what was done, and when."""
+    tell("ready")
+    told()
     dice, until = random.Random(seed), time.monotonic() + float(seconds)
     events: list[dict[str, object]] = []
 
