@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from itertools import accumulate
 from typing import Final, TypeVar
 
@@ -57,6 +56,8 @@ def _lines(stats: CacheStats) -> Iterator[str]:
 
 @cache
 def _build() -> str:
+    from importlib.metadata import version  # noqa: PLC0415 (a twelfth of what an import costs)
+
     return f'version="{version("stillfresh")}",python="{platform.python_version()}"'
 
 
