@@ -164,7 +164,7 @@ class TestE20Celery:
                 took = time.monotonic() - began
                 price.write("777")
             assert visitor.result() == 777
-            assert 0.5 < took < 8  # the lease is for two seconds, and is renewed every third of it
+            assert 0.5 < took < 20  # the lease is for two seconds, and is renewed every third of it
             until(lambda: len(site.children()) == len(before))
 
     def test_a_soft_time_limit_inside_a_loader_is_a_failed_load(self, site: Site) -> None:

@@ -362,4 +362,4 @@ class TestE8Bound:
         ]
         link.execute("RESET stillfresh.notify")
         assert told(link, "DELETE FROM products") == ["product:1", "shop:eu"]
-        assert len(list(link.notifies(timeout=0.5, stop_after=1))) == 1
+        assert len(list(link.notifies(timeout=60, stop_after=1))) == 1

@@ -282,10 +282,10 @@ class TestE3Interrupted:
         upstream.error = OSError("away") if step == "release" else None
         store.alarms = {step: Alarm()}
         with pytest.raises(LoadFailed, match="interrupted"):
-            await asyncio.wait_for(ours.get("a"), 10)
+            await asyncio.wait_for(ours.get("a"), 60)
         upstream.error = None
         clock.advance(120)
-        assert (await asyncio.wait_for(ours.get("a"), 10)).value == Price("a", 1)
+        assert (await asyncio.wait_for(ours.get("a"), 60)).value == Price("a", 1)
 
     async def test_nor_for_the_load_of_another(
         self, store: SteppedStore, ours: Prices, sleeper: Sleeper

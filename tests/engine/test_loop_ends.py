@@ -184,7 +184,7 @@ class TestE21Ends:
             assert not reading.done()
 
         asyncio.run(cut_off())
-        assert asyncio.run(asyncio.wait_for(prices("a"), 5)) == Price("a", 1)
+        assert asyncio.run(asyncio.wait_for(prices("a"), 20)) == Price("a", 1)
         asyncio.run(cache.close())
 
     def test_a_fork_after_a_loop_that_left_its_store_open_is_refused(self, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class TestE17Put:
         await turns()
         store.let_go("publish")
         await putting
-        answer = await asyncio.wait_for(reading, 5)
+        answer = await asyncio.wait_for(reading, 60)
         assert (answer.value, answer.verdict) == (KNOWN, FRESH)
         assert upstream.calls == []
 

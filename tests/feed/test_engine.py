@@ -160,13 +160,13 @@ class TestF6Hit:
 
         def block(_: object) -> None:
             entered.set()
-            leave.wait(20)
+            leave.wait(60)
 
         cache.submit(block)
         await until(entered.is_set)
         clock.advance(301)
         try:
-            feed = await asyncio.wait_for(engine.get_all(), 5)
+            feed = await asyncio.wait_for(engine.get_all(), 30)
             assert (uuids(feed.topics), feed.verdict) == (["a"], Verdict.STALE)
         finally:
             leave.set()

@@ -231,7 +231,7 @@ class TestG14OneMetrics:
         try:
             began = time.monotonic()
             assert reads(connections[1:]) == told
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
         finally:
             os.kill(workers[0], signal.SIGCONT)
 

@@ -45,7 +45,7 @@ class TestT1Time:
 
         began = time.monotonic()
         assert simulate(scenario, seed=1).seconds >= 10_000
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
 
     def test_what_is_ready_runs_in_any_order(self) -> None:
         """Tasks that are ready at once run in an order that the seed chooses; each order comes."""

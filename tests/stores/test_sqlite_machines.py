@@ -266,7 +266,7 @@ class TestS12Link:
             while database.identity != identity_of(path):
                 time.sleep(0.001)  # noqa: ASYNC251 (the loop is busy)
             swing(path, targets[2])
-            await asyncio.wait_for(until_read(store, b"third.db"), 5)
+            await asyncio.wait_for(until_read(store, b"third.db"), 60)
 
     async def test_a_link_that_leads_to_itself_is_an_error_of_the_store(self, path: Path) -> None:
         """At opening, and while it is open: then it works again when the link is mended."""
