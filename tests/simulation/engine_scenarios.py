@@ -1,7 +1,7 @@
 """T1: the engine in the simulator: several processes, a few keys, everything that may be asked."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 
 from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter, StoreError, Verdict
@@ -113,7 +113,7 @@ async def use(process: Process, resource: Observed, keys: Sequence[str]) -> None
             case 3:
                 await resource.refresh(key)
             case 4:
-                await impatient(resource, key, world.dice.choice([0.001, 0.03, 0.4]))
+                await impatient(world, resource.get(key))
             case 5 if world.dice.random() < 0.3:
                 await resource.delete(key)
             case 6 if world.dice.random() < 0.5:
@@ -122,12 +122,13 @@ async def use(process: Process, resource: Observed, keys: Sequence[str]) -> None
                 await resource.get(key)
 
 
-async def impatient(resource: Observed, key: str, patience: float) -> None:
-    try:
-        async with asyncio.timeout(patience):
-            await resource.get(key)
-    except TimeoutError:
-        pass
+async def impatient(world: World, work: Awaitable[object]) -> bool:
+    """False if it gave up."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(world.dice.choice([0.001, 0.03, 0.4])):
+            await work
+            return True
+    return False
 
 
 async def visited(process: Process, resources: Sequence[Observed]) -> None:
@@ -326,7 +327,9 @@ async def on_late_requests(world: World) -> None:
     world.launch(changes, 1)
 
 
-async def of_puts(world: World) -> None:
+async def of_puts(
+    world: World, keys: Sequence[str] = KEYS, updates: int = 2, visitors: int = 3
+) -> None:
     """E17: values that a process knows, put while others load, invalidate and put the same keys."""
 
     async def app(process: Process) -> None:
@@ -337,30 +340,44 @@ async def of_puts(world: World) -> None:
         resource = prices(process, cache, memory_for=memory_for)
         with resource.resource.watch(KEYS[0]):
             async with asyncio.TaskGroup() as group:
-                for _ in range(3):
-                    group.create_task(write(process, resource))
+                for _ in range(visitors):
+                    group.create_task(write(process, resource, keys, updates))
 
     world.launch(app, 3)
 
 
-async def write(process: Process, resource: Observed) -> None:
-    """One visitor that puts, too."""
+async def of_updates(world: World) -> None:
+    """E17: one key that everybody updates: an acknowledged update is applied once."""
+    await of_puts(world, KEYS[:1], updates=10, visitors=2)
+
+
+async def write(
+    process: Process, resource: Observed, keys: Sequence[str] = KEYS, updates: int = 2
+) -> None:
+    """One visitor that puts and updates, too. If it gives up, it invalidates instead."""
     world = process.world
     for _ in world.steps(20):
         await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
-        key = world.dice.choice(KEYS)
-        match world.dice.randrange(8):
+        key = world.dice.choice(keys)
+        work: Awaitable[object]
+        match world.dice.randrange(8 + updates):
             case 0:
-                await resource.put(key)
+                work = resource.put(key)
             case 1:
-                await resource.put(*KEYS)
+                work = resource.put(*keys)
             case 2:
-                some = (key,) if world.dice.random() < 0.5 else KEYS
-                await resource.change(*some, soft=world.dice.random() < 0.3)
+                some = (key,) if world.dice.random() < 0.5 else keys
+                work = resource.change(*some, soft=world.dice.random() < 0.3)
             case 3:
-                await resource.refresh(key)
+                work = resource.refresh(key)
+            case 4 | 5 | 6 | 7:
+                work = resource.get(key)
             case _:
-                await resource.get(key)
+                work = resource.update(key)
+        if world.dice.random() < 0.8:
+            await work
+        elif not await impatient(world, work):
+            await resource.change(key)
 
 
 async def by_tags(world: World, *, late: bool = False) -> None:

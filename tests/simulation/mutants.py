@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from stillfresh.engine import rules as engine_rules
-from stillfresh.engine import store_reads
+from stillfresh.engine import store_reads, update
 from stillfresh.engine.core import Core
 from stillfresh.engine.flight import Joined, LoadState
 from stillfresh.engine.lane import Lane
@@ -19,6 +21,7 @@ from stillfresh.engine.news import News, Notices
 from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import OVER, Batch, Flight, Queue
 from stillfresh.engine.threads import Job
+from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import StoreError
 from stillfresh.feed.rows import Writes
@@ -253,6 +256,54 @@ def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(MemoryStore, "_acquire", granted)
     patch.setattr(MemoryStore, "publish", published)
+
+
+@mutant(Promise.ONCE, "of_updates")
+def an_update_without_an_answer_begins_again(patch: pytest.MonkeyPatch) -> None:
+    """S2, E17: it may have been stored, and replaced since."""
+    before = Updates._replaced
+
+    async def replaced(self: Any, *made: Any) -> Any:
+        with suppress(StoreError):
+            return await before(self, *made)
+
+    patch.setattr(Updates, "_replaced", replaced)
+
+
+@mutant(Promise.ONCE, "of_updates")
+def an_update_replaces_a_copy_that_it_has_not_seen(patch: pytest.MonkeyPatch) -> None:
+    """E17: another change came between its read and its lease."""
+    before = Updates._replaced
+
+    async def replaced(self: Any, runtime: Any, key: Any, ask: Any, *made: Any) -> Any:
+        record = (await runtime.store.read(self.spec.kind, [ask.id])).get(ask.id)
+        generation = record.copy.generation if record and record.copy else None
+        ask = msgspec.structs.replace(ask, seen=generation)
+        return await before(self, runtime, key, ask, *made)
+
+    patch.setattr(update, "_edition", lambda _: None)
+    patch.setattr(Updates, "_replaced", replaced)
+
+
+@mutant(Promise.FRESH, "of_puts")
+def a_put_that_was_given_up_hears_of_no_invalidation(patch: pytest.MonkeyPatch) -> None:
+    """E6: it goes on, and is stored after what its process did later."""
+    before = Puts.put
+
+    async def put(self: Puts[Any, Any], values: Any, *args: Any) -> None:
+        try:
+            await before(self, values, *args)
+        except asyncio.CancelledError:
+            self._puts -= {it for it in self._puts if it.keys == values.keys()}
+            raise
+
+    patch.setattr(Puts, "put", put)
+
+
+@mutant(Promise.WHOLE, "of_puts")
+def an_update_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
+    """Its caller had given up when the store failed."""
+    patch.setattr(update, "looked_at", lambda _: None)
 
 
 @mutant(Promise.LOST, "on_a_file")

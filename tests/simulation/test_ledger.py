@@ -1,6 +1,6 @@
 """T2: the ledger notices what it is there for, and knows what S5 allows."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 import pytest
@@ -112,6 +112,57 @@ class TestT2Leases:
         publish(ledger, "t1", superseded=True)
         serve(ledger, value, STALE)
         with breaks(Promise.LOST):
+            serve(ledger, value)
+
+
+class TestT2Updates:
+    def put(self, ledger: Ledger, update: object = None, made_of: Version | None = None) -> Version:
+        ledger.change(KEY)
+        return ledger.put(1, KEY, update=update, made_of=made_of and made_of.load)
+
+    def test_one_that_is_stored_twice(self, ledger: Ledger) -> None:
+        """Also if another value was stored in between."""
+        first, other, again = self.put(ledger, "it"), self.put(ledger), self.put(ledger, "it")
+        ledger.stored(KEY, first, 1.0)
+        ledger.stored(KEY, other, 2.0)
+        with breaks(Promise.ONCE):
+            ledger.stored(KEY, again, 3.0)
+
+    def test_one_that_replaces_what_it_was_not_made_of(self, ledger: Ledger) -> None:
+        first, other = self.put(ledger), self.put(ledger)
+        ledger.stored(KEY, first, 1.0)
+        ledger.stored(KEY, other, 2.0)
+        with breaks(Promise.ONCE):
+            ledger.stored(KEY, self.put(ledger, "it", first), 3.0)
+
+    def test_one_that_is_acknowledged_and_not_stored(self, ledger: Ledger) -> None:
+        """S9: a failover has undone it."""
+        value, kept = self.put(ledger, "it"), ledger.kept(KEY)
+        ledger.stored(KEY, value, 1.0)
+        ledger.has_updated(KEY, value)
+        ledger.restore(KEY, kept)
+        with breaks(Promise.ONCE):
+            ledger.has_updated(KEY, value)
+
+    @pytest.mark.parametrize("gave_up", [False, True])
+    def test_a_put_that_goes_on_may_come_after_an_invalidation(
+        self, ledger: Ledger, *, gave_up: bool
+    ) -> None:
+        """Until it is stored; but not after one of its own process, once its caller gave up."""
+        value = self.put(ledger)
+        if gave_up:
+            ledger.has_put([value], 3.0)
+        change(ledger)
+        ledger.stored(KEY, value, 4.5)
+        with breaks(Promise.FRESH) if gave_up else nullcontext():
+            serve(ledger, value)
+
+    def test_a_put_that_is_stored_comes_before_an_invalidation(self, ledger: Ledger) -> None:
+        """Also while its caller waits for the answer."""
+        value = self.put(ledger)
+        ledger.stored(KEY, value, 3.0)
+        change(ledger)
+        with breaks(Promise.FRESH):
             serve(ledger, value)
 
 

@@ -44,9 +44,7 @@ class SimulatedChannel(Channel):
 
     def __init__(self, process: "Process", tell: Tell) -> None:
         self.number = process.number
-        self._process = process
-        self._world = process.world
-        self._tell = tell
+        self._process, self._world, self._tell = process, process.world, tell
         self._quiet_at = 0.0
         """When everything sent so far has arrived."""
         self._is_broken = False

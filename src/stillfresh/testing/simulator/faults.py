@@ -145,14 +145,12 @@ def planned(seed: int, faults: Faults) -> Plan:
     met = [number for number in range(REQUESTS) if dice.random() < rate]
     count = dice.randint(0, faults.most_blows) if blows else 0
     apart = faults.skew if dice.random() < 0.5 else 0.0
+    met_troubles = tuple((number, dice.choice(troubles)) for number in met)
+    strikes = [_strike(dice, blows, faults.within) for _ in range(count)]
     return Plan(
         seed,
-        tuple((number, dice.choice(troubles)) for number in met),
-        tuple(
-            sorted(
-                (_strike(dice, blows, faults.within) for _ in range(count)), key=attrgetter("at")
-            )
-        ),
+        met_troubles,
+        tuple(sorted(strikes, key=attrgetter("at"))),
         tuple(round(dice.uniform(-apart, apart), 1) for _ in range(CLOCKS)),
         resends=bool(met) and dice.random() < 0.5,
     )

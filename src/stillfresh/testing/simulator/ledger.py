@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ class Promise(StrEnum):
     HOLDER = "a key has one lease holder"
     LOAD = "a lease is good for one load of its key"
     LOST = "what was published without the lease never shows"
+    ONCE = "an acknowledged update is applied exactly once"
     COUNTS = "subscriptions and counts match what the viewers hold"
     ASKED = "what is watched and stale is asked for in time"
     BOUND = "nothing grows without bound"
@@ -61,7 +62,12 @@ class KeyLoad:
     is_unstored: bool = False
     """The store did not confirm it: only its own process may serve it, for a moment (S5)."""
     put_until: float = float("-inf")
-    """E17: until when its process put it; an invalidation meanwhile may come before the put."""
+    """E17: when a put was stored; an invalidation that began before may come before the put."""
+    ended_at: float = float("inf")
+    """When the caller of a put had its answer, or gave up."""
+    update: object = None
+    """Which update made it, if one did, and of which load or put."""
+    made_of: int | None = None
 
 
 @dataclass(slots=True)
@@ -71,8 +77,7 @@ class Holder:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Invalidation:
+class Invalidation(NamedTuple):
     """An invalidation that has ended: loads from before it are older than `version`."""
 
     began: float
@@ -82,8 +87,7 @@ class Invalidation:
     soft: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A read of a caller."""
 
     process: int
@@ -106,6 +110,8 @@ class Ledger:
         """When each key was last loaded from the upstream."""
         self._by_token: dict[str, KeyLoad] = {}
         self._holders: dict[Key, Holder] = {}
+        self._stored: defaultdict[Key, tuple[int, ...]] = defaultdict(tuple)
+        """The loads and puts whose values were stored, in order."""
         self._permits: dict[tuple[int, Key], str | None] = {}
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
         self._unread: dict[tuple[int, Key], float] = {}
@@ -126,14 +132,29 @@ class Ledger:
             self._by_token[token] = load
         return Version(self.upstream[key], len(self.loads) - 1)
 
-    def put(self, process: int, key: Key) -> Version:
-        """A process writes a new version upstream, and begins to put it (E17)."""
-        self.loads.append(KeyLoad(process, key, None, put_until=float("inf")))
-        return Version(self.change(key), len(self.loads) - 1)
+    def put(self, process: int, key: Key, **how: Any) -> Version:  # noqa: ANN401 (of KeyLoad)
+        """A process begins to put the upstream's version (E17)."""
+        self.loads.append(KeyLoad(process, key, None, put_until=float("inf"), **how))
+        return Version(self.upstream[key], len(self.loads) - 1)
 
-    def has_put(self, value: Version, now: float) -> None:
-        """The put has ended, well or not: later invalidations come after it."""
-        self.loads[value.load].put_until = now
+    def has_put(self, values: Iterable[Version], now: float) -> None:
+        """The caller has its answer, or gave up: what its process does from now on comes later."""
+        for value in values:
+            self.loads[value.load].ended_at = now
+
+    def stored(self, key: Key, value: Version, now: float) -> None:
+        """The store has the value now. That of an update replaces the one that it was made of."""
+        put, before = self.loads[value.load], self._stored[key]
+        put.put_until = min(put.put_until, now)
+        if put.made_of is not None and before[-1:] != (put.made_of,):
+            self._broken(Promise.ONCE, f"an update of {_name(key)} replaced what it had not seen")
+        if put.update is not None and any(self.loads[it].update is put.update for it in before):
+            self._broken(Promise.ONCE, f"an update of {_name(key)} was stored twice")
+        self._stored[key] = (*before, value.load)
+
+    def has_updated(self, key: Key, value: Version) -> None:
+        if value.load not in self._stored[key]:
+            self._broken(Promise.ONCE, f"an acknowledged update of {_name(key)} is not stored")
 
     def _permit(self, process: int, key: Key) -> str | None:
         if (process, key) not in self._permits:
@@ -159,11 +180,7 @@ class Ledger:
                 held.until = until
 
     def published(
-        self,
-        kind: str,
-        copies: Mapping[str, tuple[Lease, Copy]],
-        superseded: Set[str],
-        now: float,
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], superseded: Set[str], now: float
     ) -> None:
         for id_, (lease, _) in copies.items():
             load = self._by_token.get(lease.token)
@@ -196,12 +213,13 @@ class Ledger:
         held = self._holders.get((kind, lease.id))
         return held if held is not None and held.token == lease.token else None
 
-    def holder(self, key: Key) -> Holder | None:
-        return copy(self._holders.get(key))
+    def kept(self, key: Key) -> tuple[Holder | None, tuple[int, ...]]:
+        return copy(self._holders.get(key)), self._stored[key]
 
-    def restore(self, key: Key, holder: Holder | None) -> None:
-        """S9: a failover has undone later changes of its lease."""
+    def restore(self, key: Key, kept: tuple[Holder | None, tuple[int, ...]]) -> None:
+        """S9: a failover has undone later changes of its lease and value."""
         self._holders.pop(key, None)
+        holder, self._stored[key] = kept
         if holder is not None:
             self._holders[key] = holder
 
@@ -263,7 +281,8 @@ class Ledger:
 
     def _is_known(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
         """True if it had ended when the caller asked, and the caller's process could know of it."""
-        if one.began <= load.put_until:
+        is_next = one.process == load.process and one.began >= load.ended_at
+        if one.began <= load.put_until and not is_next:
             return False
         if one.process == reading.process:
             return one.ended <= reading.asked

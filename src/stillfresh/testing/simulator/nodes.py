@@ -117,12 +117,14 @@ class ClusterWire(StoreWire):
     ) -> None:
         world, (node, step) = self._world, (request.node, request.step)
         if node is not None and step not in READS:
-            here = [id_ for id_ in some if world.node_of(id_) == node]
-            restores = [self._kept((request.kind, id_)) for id_ in here]
+            rows, ledger = self._store._rows, self._ledger  # noqa: SLF001 (all of it)
+            here = [(request.kind, id_) for id_ in some if world.node_of(id_) == node]
+            before = [(key, copy(rows.get(key)), ledger.kept(key)) for key in here]
 
             def undo() -> None:
-                for restore in restores:
-                    restore()
+                for key, row, kept in before:
+                    _restore(rows, key, row)
+                    ledger.restore(key, kept)
                 if answer is not None:
                     self._settle(0.0, answer, NoAnswer("the node failed before it answered"))
 
@@ -131,23 +133,12 @@ class ClusterWire(StoreWire):
             back += 0.0 if step in UNCONFIRMED else confirmed_at - world.time()
         super()._take_effect(request, some, answer, back)
 
-    def _kept(self, key: Key) -> Callable[[], None]:
-        """A function that restores an entry to its present state."""
-        rows, holder = self._store._rows, self._ledger.holder(key)  # noqa: SLF001 (all of it)
-        row = copy(rows.get(key))
-
-        def restore() -> None:
-            _restore(rows, key, row)
-            self._ledger.restore(key, holder)
-
-        return restore
-
 
 def _together(results: Sequence[Any]) -> Any:  # noqa: ANN401 (of any step)
     """The results of the parts of one request."""
     whole, *others = results
     for other in others:
-        whole = other if whole is None else whole | other
+        whole = whole | other if whole else other
     return whole
 
 

@@ -29,10 +29,8 @@ class Process:
     """A simulated process, made by `world.process()` or `world.launch(...)`."""
 
     def __init__(self, world: "World", number: int, skew: float) -> None:
-        self.world = world
-        self.number = number
-        self.is_alive = True
-        self.is_closed = False
+        self.world, self.number = world, number
+        self.is_alive, self.is_closed = True, False
         self.failure_rate = FAILS
         self.dice = world.plan.dice(f"upstream of {number}")
         """The dice for the upstream's answers to this process."""
@@ -120,17 +118,17 @@ class Process:
 
     @asynccontextmanager
     async def invalidating(
-        self, kind: str, ids: Iterable[str], *, soft: bool = False
+        self, kind: str, ids: Iterable[str], *, soft: bool = False, what: str = "invalidate"
     ) -> AsyncIterator[None]:
         """Wrap an invalidation of these ids. After a StoreError in it, nothing is promised."""
         world, began = self.world, self.world.time()
         versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
         names = ",".join(versions)
-        world.note(self, f"invalidates {kind} {names}")
+        world.note(self, f"{what}s {kind} {names}")
         try:
             yield
         except StoreError:
-            world.note(self, f"could not invalidate {kind} {names}")
+            world.note(self, f"could not {what} {kind} {names}")
             return
         self.announced(kind, versions, soft=soft, began=began)
 
@@ -233,20 +231,37 @@ class Observed:
 
     async def put(self, *keys: str) -> None:
         """Change the keys upstream, and put the new versions."""
-        process, kind = self.process, self.kind
-        ledger, began = process.world.ledger, process.world.time()
-        values = {key: ledger.put(process.number, (kind, key)) for key in keys}
-        process.world.note(process, f"puts {kind} {','.join(keys)}")
-        try:
+        self.process.world.change(self.kind, *keys)
+        values = {key: self._begins(key) for key in keys}
+        async with self._putting("put", keys, values):
             await self.resource.put_many(values)
-        except StoreError:
-            process.world.note(process, f"could not put {kind} {','.join(keys)}")
-        else:
-            versions = {key: value.number for key, value in values.items()}
-            process.announced(kind, versions, soft=True, began=began)
+
+    async def update(self, key: str) -> None:
+        """Change the key upstream, and update its copy: once, if that is acknowledged."""
+        self.process.world.change(self.kind, key)
+        values: dict[str, Version] = {}
+
+        def change(answer: Answer[Version] | None) -> Version:
+            made_of = answer.value.load if answer is not None and answer.found else None
+            values[key] = self._begins(key, update=values, made_of=made_of)
+            return values[key]
+
+        async with self._putting("update", [key], values):
+            await self.resource.update(key, change)
+            self.process.world.ledger.has_updated((self.kind, key), values[key])
+
+    def _begins(self, key: str, **how: object) -> Version:
+        return self.process.world.ledger.put(self.process.number, (self.kind, key), **how)
+
+    @asynccontextmanager
+    async def _putting(
+        self, what: str, keys: Sequence[str], values: Mapping[str, Version]
+    ) -> AsyncIterator[None]:
+        try:
+            async with self.process.invalidating(self.kind, keys, soft=True, what=what):
+                yield
         finally:
-            for value in values.values():
-                ledger.has_put(value, process.world.time())
+            self.process.world.ledger.has_put(values.values(), self.process.world.time())
 
     async def delete(self, *keys: str) -> None:
         """Delete the copies."""

@@ -92,18 +92,10 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
     world = World(plan)
     with alone(world):
         try:
-            broken = _broken(world, scenario)
-            return Simulated(
-                plan.seed,
-                plan,
-                world.loop.steps,
-                world.time(),
-                world.weather.requests,
-                len(world.ledger.loads),
-                world.weather.faults,
-                tuple(world.trace),
-                broken,
-            )
+            broken, weather = _broken(world, scenario), world.weather
+            took, loads = (world.loop.steps, world.time()), len(world.ledger.loads)
+            counts = (*took, weather.requests, loads, weather.faults)
+            return Simulated(plan.seed, plan, *counts, tuple(world.trace), broken)
         finally:
             world.end()
 

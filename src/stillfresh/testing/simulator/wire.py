@@ -7,9 +7,11 @@ take its requests back.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from msgspec import MsgspecError, msgpack
 
 from stillfresh.errors import StoreError
 from stillfresh.stores import A_TAG, Channel, Tell
@@ -22,12 +24,13 @@ from stillfresh.stores.contract import (
     Held,
     LateTags,
     Lease,
-    Newer,
     Record,
+    Superseded,
     WrappedStore,
 )
 from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
+from stillfresh.testing.simulator.ledger import Version
 from stillfresh.virtual_loop import WORLD
 
 if TYPE_CHECKING:
@@ -74,19 +77,13 @@ class StoreRequest(Generic[T]):
 def _told(result: object) -> str:
     if isinstance(result, dict):
         return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
-    if isinstance(result, set) and result:
-        return f" → not {','.join(sorted(result))}"
-    return ""
+    return f" → not {','.join(sorted(result))}" if isinstance(result, set) and result else ""
 
 
 def _grant(grant: Grant) -> str:
-    match grant:
-        case Lease():
-            return f"granted ({grant.token})"
-        case Held():
-            return "is held"
-        case Newer():
-            return "has a newer copy"
+    if isinstance(grant, Lease):
+        return f"granted ({grant.token})"
+    return "is held" if isinstance(grant, Held) else "has a newer copy"
 
 
 @dataclass(slots=True)
@@ -125,12 +122,10 @@ class StoreWire(WrappedStore):
 
     def __init__(self, process: "Process", *, inline: bool = False, pushes: bool = False) -> None:
         super().__init__(process.world.store)
-        self.reads_inline, self.outlives_loops, self.pushes = inline, False, pushes
-        self.never_waits = False
-        self._process = process
-        self._world = process.world
-        self._store = process.world.store
-        self._ledger = process.world.ledger
+        self.reads_inline, self.pushes = inline, pushes
+        self.outlives_loops = self.never_waits = False
+        self._process, self._world = process, process.world
+        self._store, self._ledger = process.world.store, process.world.ledger
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -184,6 +179,9 @@ class StoreWire(WrappedStore):
             self._ledger.released(kind, [those[id_][0] for id_ in superseded & (late or {}).keys()])
             for id_ in sorted(those.keys() - superseded):
                 self._world.tell(kind, id_, those[id_][1].generation)
+                with suppress(MsgspecError):  # an absence, or not a value of `process.load`
+                    value = msgpack.decode(cast("bytes", those[id_][1].value or b""), type=Version)
+                    self._ledger.stored((kind, id_), value, self._world.time())
             found = self._store.read_now(kind, list(those))  # S2: one sent again is settled so
             there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
             return superseded - {i for i, (_, it) in those.items() if there.get(i) == it.generation}
@@ -251,7 +249,9 @@ class StoreWire(WrappedStore):
             except NoAnswer:
                 if not self._world.plan.resends:
                     raise
-            return await self._tried(request)
+            result: Any = await self._tried(request)
+            # S2: as Redis and PostgreSQL, which cannot tell whether the first one was stored
+            return Superseded(result, result) if request.step == "publish" else result  # type: ignore[return-value]
         except (StoreError, asyncio.CancelledError):
             self._unanswered(request)
             raise
