@@ -354,7 +354,7 @@ async def of_updates(world: World) -> None:
 async def write(
     process: Process, resource: Observed, keys: Sequence[str] = KEYS, updates: int = 2
 ) -> None:
-    """One visitor that puts and updates, too. If it gives up, it invalidates instead."""
+    """One visitor that puts and updates, too. If it gives up, it may invalidate instead."""
     world = process.world
     for _ in world.steps(20):
         await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
@@ -376,7 +376,7 @@ async def write(
                 work = resource.update(key)
         if world.dice.random() < 0.8:
             await work
-        elif not await impatient(world, work):
+        elif not await impatient(world, work) and world.dice.random() < 0.5:
             await resource.change(key)
 
 
