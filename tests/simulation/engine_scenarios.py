@@ -359,14 +359,12 @@ async def write(
     for _ in world.steps(20):
         await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
         key = world.dice.choice(keys)
+        some = (key,) if world.dice.random() < 0.3 else keys
         work: Awaitable[object]
         match world.dice.randrange(8 + updates):
-            case 0:
-                work = resource.put(key)
-            case 1:
-                work = resource.put(*keys)
+            case 0 | 1:
+                work = resource.put(*some)
             case 2:
-                some = (key,) if world.dice.random() < 0.5 else keys
                 work = resource.change(*some, soft=world.dice.random() < 0.3)
             case 3:
                 work = resource.refresh(key)

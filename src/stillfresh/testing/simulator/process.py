@@ -118,12 +118,12 @@ class Process:
 
     @asynccontextmanager
     async def invalidating(
-        self, kind: str, ids: Iterable[str], *, soft: bool = False, what: str = "invalidate"
+        self, kind: str, ids: Iterable[str], *, soft: bool = False, what: str | None = None
     ) -> AsyncIterator[None]:
         """Wrap an invalidation of these ids. After a StoreError in it, nothing is promised."""
         world, began = self.world, self.world.time()
         versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
-        names = ",".join(versions)
+        names, what = ",".join(versions), what or "invalidate"
         world.note(self, f"{what}s {kind} {names}")
         try:
             yield
