@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, StoreError, Verdict
+from stillfresh.stores.contract import Entry
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -458,6 +459,44 @@ class TestE6AnotherProcess:
         await idle(here)
         assert seen(await before) == (2, FRESH)
         assert seen(await ours.get("a")) == (2, FRESH)
+
+
+class Unlisted(SteppedStore):
+    """As DynamoDB: an entry that has only a lease is not listed."""
+
+    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+        async for page in self.inner.walk(kind):
+            yield [entry for entry in page if entry.record.copy is not None]
+
+
+class TestE6Everything:
+    @pytest.mark.parametrize("how", ["clear", "all"])
+    @pytest.mark.parametrize("what", ["load", "put"])
+    async def test_reaches_what_the_store_does_not_list(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, what: str, how: str
+    ) -> None:
+        """A load or a put of this process that has its lease, and is about to publish."""
+        store = Unlisted(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            work = prices.get("a") if what == "load" else prices.put("a", Price("a", 1))
+            before: asyncio.Task[Any] = await store.holding("publish", work)
+            upstream.version = 2
+            await (prices.core.clear() if how == "clear" else cache.invalidate_all())
+            store.let_go("publish")
+            await before
+            await idle(cache)
+            assert seen(await prices.get("a")) == (2, FRESH)
+
+    async def test_clear_forgets_what_only_memory_has(
+        self, ours: Prices, store: SteppedStore
+    ) -> None:
+        """The store could not keep it."""
+        store.broken = {"publish"}
+        await ours.get("a")
+        assert ours.peek("a") is not None
+        await ours.core.clear()
+        assert ours.peek("a") is None
 
 
 class TestE6Deleted:

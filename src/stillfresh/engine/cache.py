@@ -251,6 +251,8 @@ class Cache(Lifecycle):
         store, count, kind_of = (await self.runtime()).store, 0, attrgetter("kind")
         await overtake_all(self._known())
         try:
+            for core in tuple(self.cores.values()):  # DynamoDB does not list what has only a lease
+                await core.invalidate([*core.under_way()], soft=soft)
             async for page in store.walk(None):
                 for kind, entries in groupby(sorted(page, key=kind_of), kind_of):
                     ids = [entry.id for entry in entries]
