@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stillfresh.cli import counting, warming
 from stillfresh.coordinator import Kind
 from stillfresh.web import gateway
-from tests.kit.cli import call, said
+from tests.kit.cli import call, interruptible, said
 from tests.kit.gateway import api_config, running
 
 
@@ -79,9 +82,30 @@ def listed(directory: Path, *lines: str) -> str:
 
 
 FAST = ["--rate", "10000"]
+OPENING = """
+import click
+from stillfresh.cli import main
+really = click.open_file
+def opening(*given):
+    click.echo("opening")
+    return really(*given)
+click.open_file = opening
+main()
+"""
 
 
 class TestG18Warm:
+    def test_ctrl_c_ends_it_while_its_list_is_a_pipe_without_a_writer(self, tmp_path: Path) -> None:
+        """Nothing is asked for yet, and opening the pipe waits."""
+        os.mkfifo(tmp_path / "urls")
+        command = [sys.executable, "-c", OPENING, "warm", "http://127.0.0.1:1", "--from"]
+        with interruptible([*command, str(tmp_path / "urls")]) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "opening\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err.strip()) == (130, "", "")
+
     def test_a_store_and_its_site(self, site: tuple[Site, str], tmp_path: Path) -> None:
         """Each line is asked for once; what was kept is in the store, for the next gateway."""
         pages, url = site

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from stillfresh import Cache
 from stillfresh.isr import Page, PageCache
-from tests.kit.cli import COMMAND, call, said
+from tests.kit.cli import COMMAND, call, interruptible, said
 from tests.kit.outbox import PRODUCTS, Link, database_at, rows, told
 from tests.kit.servers.postgres import PostgresServer
 
@@ -120,3 +121,17 @@ class TestE8OutboxCommands:
                 assert process.wait(timeout=30) == 0
             finally:
                 process.kill()
+
+    def test_ctrl_c_ends_follow_quietly_before_it_has_caught_up(self, tmp_path: Path) -> None:
+        """The database does not answer: what waits for it is told to nobody."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            database = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/shop"
+        command = [*COMMAND, "outbox", "follow", database, f"sqlite:///{tmp_path}/shop.db"]
+        with interruptible(command) as process:
+            assert process.stderr is not None
+            for _ in range(2):  # as it starts, and then by itself
+                assert "is tried again" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        more = [it for it in err.splitlines() if it and "is tried again" not in it]
+        assert (process.returncode, out, more) == (130, "", [])

@@ -25,7 +25,7 @@ from stillfresh import Policy
 from stillfresh.cli import main, measuring
 from stillfresh.cli.program import Command, age_text, moment_text, plain, size_text
 from stillfresh.errors import without_password
-from tests.kit.cli import COMMAND, call, filled, neighbours, put, said, stillfresh
+from tests.kit.cli import COMMAND, call, filled, interruptible, neighbours, put, said, stillfresh
 from tests.kit.servers.valkey import Server, free_port
 
 HOUR = Policy(3600)
@@ -303,12 +303,7 @@ class TestG10Ends:
     def test_ctrl_c_is_130_and_quiet(self, tmp_path: Path) -> None:
         """What it had begun is tidied up."""
         command = [*COMMAND, "bench", f"sqlite:///{tmp_path}/x.db", "--seconds", "60"]
-        # A shell starts background jobs with SIGINT ignored, and children inherit that.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            signal.signal(signal.SIGINT, before)
+        with interruptible(command) as process:
             until(lambda: any(tmp_path.iterdir()))
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)

@@ -1,9 +1,11 @@
 """What the tests of the command line share: calling it, and a store to look into."""
 
 import asyncio
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,23 @@ def stillfresh(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[
         check=False,
         **options,
     )
+
+
+@contextmanager
+def interruptible(command: Sequence[str]) -> "Iterator[subprocess.Popen[str]]":
+    """A process that SIGINT ends.
+
+    A shell starts background jobs with SIGINT ignored, and children inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        signal.signal(signal.SIGINT, before)
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def call(*arguments: str) -> Result:
