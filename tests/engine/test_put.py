@@ -22,7 +22,7 @@ from tests.kit.engine import (
     version,
     wrong,
 )
-from tests.kit.held_store import SteppedStore
+from tests.kit.held_store import SteppedStore, lease_of
 
 FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
 KNOWN = Price("a", 7)
@@ -278,10 +278,10 @@ class TestE17Law:
     async def test_whatever_invalidates_it_after_the_call_wins(
         self, here: Cache, ours: Prices, store: SteppedStore, upstream: Upstream, how: str
     ) -> None:
-        """I26: tags that only the value has; and everything at once."""
+        """I26: tags that only the value has; and everything at once. It waits for its step."""
         upstream.version = 2
-        known = Loaded(KNOWN, tags=["late"])
-        putting = await store.holding("acquire", ours.put("a", known))
+        many = dict.fromkeys(map(str, range(100)), KNOWN) | {"a": Loaded(KNOWN, tags=["late"])}
+        putting = await store.holding("acquire", ours.put_many(many))
         match how:
             case "a late tag":
                 await here.invalidate_tag("late")
@@ -291,6 +291,38 @@ class TestE17Law:
                 await here.invalidate_all()
         store.let_go("acquire")
         await putting
+        assert version(await ours.get("a")) == 2
+
+    async def test_clear_wins_over_a_put_that_was_called_meanwhile(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """As every invalidation does, until it has ended."""
+        await ours("b")
+        upstream.version = 2
+        clearing = await store.holding("delete", ours.core.clear())
+        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        store.let_go("delete")
+        await clearing
+        store.let_go("acquire")
+        await putting
+        assert version(await ours.get("a")) == 2
+
+    async def test_a_put_that_waits_as_clear_begins_is_not_published_meanwhile(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """The walk may be past its place by then."""
+        upstream.version = 2
+        await lease_of(store.inner, "z")
+        many = dict.fromkeys([*map(str, range(100)), "a"], KNOWN)
+        putting = await store.holding("acquire", ours.put_many(many))
+        clearing = await store.holding("delete", ours.core.clear())
+        store.let_go("delete")
+        store.hold("delete")
+        await until(lambda: store.count("delete") == 2)
+        store.let_go("acquire")
+        await putting
+        store.let_go("delete")
+        await clearing
         assert version(await ours.get("a")) == 2
 
     async def test_e28_a_tag_need_not_look_at_every_key_of_a_large_put(

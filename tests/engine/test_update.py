@@ -96,6 +96,37 @@ class TestE17Update:
         await updating
         assert version(await goods.get("a")) == 8
 
+    async def test_a_value_is_made_again_if_its_own_tag_was_invalidated(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """I26: a tag that came with the value, which the store does not know yet."""
+        database = 7
+
+        def change(_: Answer[Price] | None) -> Loaded[Price]:
+            return Loaded(Price("a", database), tags=["late"])
+
+        updating = await store.holding("acquire", goods.update("a", change))
+        database = 8
+        assert isinstance(goods.core.owner, Cache)
+        await goods.core.owner.invalidate_tag("late")
+        store.let_go("acquire")
+        await updating
+        assert version(await goods.get("a")) == 8
+
+    @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
+    async def test_a_caller_that_gave_up_changes_nothing(
+        self, goods: Resource[str, Price], store: SteppedStore, step: str
+    ) -> None:
+        """What it does next, here or elsewhere, comes later."""
+        await goods("a")
+        updating = await store.holding(step, goods.update("a", newer))
+        updating.cancel()
+        await asyncio.wait([updating])
+        store.let_go(step)
+        await turns()
+        assert version(await goods.get("a")) == 1
+        assert (await goods.explain("a")).held_until is None
+
     @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
     async def test_a_caller_that_gave_up_can_invalidate(
         self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream, step: str
