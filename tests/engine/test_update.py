@@ -24,7 +24,7 @@ from stillfresh.engine.update import PATIENCE
 from stillfresh.stores.contract import Copy, LateTags, Lease, Superseded
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, version
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 from tests.kit.processes import Process
 from tests.kit.servers.aws import Aws
@@ -112,6 +112,32 @@ class TestE17Update:
         store.let_go("acquire")
         await updating
         assert version(await goods.get("a")) == 8
+
+    async def test_a_value_made_before_the_cache_was_opened_again_is_made_again(
+        self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """E13: closing does not wait for it longer than `grace`; what comes then is not missed."""
+        database, asked, gate = 7, asyncio.Event(), asyncio.Event()
+
+        async def change(_: Answer[Price] | None) -> Price:
+            found = database
+            asked.set()
+            await gate.wait()
+            return Price("a", found)
+
+        async with cache_on(store, clock, sleeper, grace=0) as cache:
+            goods = declare(cache, upstream)
+            updating = asyncio.create_task(goods.update("a", change))
+            await asked.wait()
+            await cache.close()
+            await cache.open()
+            database = 8
+            await goods.invalidate("a")
+            gate.set()
+            await until(lambda: sleeper.asked != [] or updating.done())
+            sleeper.wake()
+            await updating
+            assert version(await goods.get("a")) == 8
 
     @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
     async def test_a_caller_that_gave_up_changes_nothing(
