@@ -661,6 +661,19 @@ class TestE26Origin:
             assert source(await prices.get("a")) == (Origin.LOADED, False)
             assert source(await prices.get("a")) == UNVERIFIED
 
+    async def test_a_load_that_the_store_did_not_confirm_is_unverified_for_those_who_joined_it(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """They may have asked after another process's invalidation, which nobody could see."""
+        first = await upstream.holding(ours.get("a"))
+        await store.inner.invalidate("price", ["a"])
+        second = asyncio.create_task(ours.get("a"))
+        await turns()
+        store.broken = {"publish"}
+        upstream.let_go()
+        assert source(await first) == (Origin.LOADED, False)
+        assert source(await second) == (Origin.ANOTHER, True)
+
     async def test_a_store_of_ones_own_is_memory(
         self, clock: ManualClock, upstream: Upstream
     ) -> None:

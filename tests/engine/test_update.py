@@ -351,7 +351,7 @@ class TestE17UpdateLaw:
             await elsewhere.put("a", newer(answer))
             return newer(answer)
 
-        with pytest.raises(StoreError, match="other processes keep changing it; try again"):
+        with pytest.raises(StoreError, match="other changes keep coming first; try again"):
             await goods.update("a", disturbed)
         assert store.count("acquire") == 5
 

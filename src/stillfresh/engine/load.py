@@ -306,10 +306,12 @@ class Loads(Generic[K, V]):
         key, value, span, memory = flight.key, result.value, flight.batch.span, self._memory
         ended = self._queue.end(flight, how)
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
-        found, at, clock, origin = copy.value is not None, copy.fetched_at, memory.now, OWN
+        found, at, clock = copy.value is not None, copy.fetched_at, memory.now
+        origin, unverified = OWN, False
         for waiter in ended.told:  # the first caller started the load, the others share it
-            waiter.settle(key, Answer(value, found, verdict, at, origin, clock))  # type: ignore[arg-type]
-            origin = ANOTHER
+            answer = Answer(value, found, verdict, at, origin, clock, None, unverified)
+            waiter.settle(key, answer)  # type: ignore[arg-type]
+            origin, unverified = ANOTHER, since is None
         if ended.is_overtaken:
             noted(span, STALE)
             return

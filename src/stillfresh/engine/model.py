@@ -58,7 +58,8 @@ class Answer(Struct, Generic[V], eq=False):
     error: LoadFailed | None = None
     """The error of the last refresh, if it failed; else None."""
     unverified: bool = False
-    """True if it is from memory because the store did not answer (E26)."""
+    """True if the store did not say that it is still valid: it is from memory, or of a load that
+    had begun for another caller, and the store did not answer (E26)."""
 
     @property
     def age(self) -> float:

@@ -83,7 +83,7 @@ class Updates(Puts[K, V]):
         except StoreError:
             self.memory.counts.store_errors += 1
             raise
-        raise StoreError(f"{self.spec.kind} {key!r}: other processes keep changing it; try again")
+        raise StoreError(f"{self.spec.kind} {key!r}: other changes keep coming first; try again")
 
     async def _replaced(
         self,
