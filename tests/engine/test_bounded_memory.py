@@ -144,6 +144,18 @@ class TestE23PrivateStore:
             assert "hot" in listed
             assert listed == set(texts.core.memory.entries)
 
+    async def test_memory_with_more_room_drops_what_the_store_drops(
+        self, clock: ManualClock
+    ) -> None:
+        """A copy that no store has any more is not served either."""
+        async with Cache(f"memory://?max_bytes={MOST}", clock=clock) as cache:
+            texts = declare(cache, max_bytes="1MB")
+            for number in range(40):
+                await texts(f"{number}")
+                await turns(2)
+            listed = {entry.id for entry in await cache.entries()}
+            assert listed == set(texts.core.memory.entries) < set(map(str, range(40)))
+
     async def test_for_a_tenant(self, clock: ManualClock) -> None:
         """Memory is asked by the tenant's own names."""
         async with Cache(f"memory://?tenant=acme&max_bytes={MOST}", clock=clock) as cache:

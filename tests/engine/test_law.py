@@ -108,6 +108,20 @@ class TestE6Invalidate:
         await prices.invalidate("a")
         assert prices.peek("a") is None
 
+    @pytest.mark.parametrize(
+        ("how", "step"),
+        [("hard", "invalidate"), ("tag", "invalidate_tag"), ("delete", "delete")],
+    )
+    async def test_memory_forgets_before_the_store_is_told(
+        self, here: Cache, ours: Prices, store: SteppedStore, how: str, step: str
+    ) -> None:
+        """Nobody is given the old value while the step is under way."""
+        await ours("a")
+        telling = await store.holding(step, wrong(here, ours, how))
+        assert ours.peek("a") is None
+        store.let_go(step)
+        await telling
+
     @pytest.mark.parametrize("how", ["hard", "tag", "delete"])
     async def test_that_could_not_be_delivered_raises(
         self, here: Cache, ours: Prices, store: SteppedStore, how: str

@@ -109,6 +109,17 @@ class TestE13Open:
             assert store.calls == ["open"]
         assert store.calls[-1] == "close"
 
+    async def test_counts_are_there_before_and_after(
+        self, shut: Cache, goods: Prices, store: SteppedStore
+    ) -> None:
+        """E12: they open nothing, also where an event loop runs."""
+        assert shut.counts().resources["price"].loads == 0
+        assert store.calls == []
+        await goods("a")
+        await shut.close()
+        assert shut.counts().resources["price"].loads == 1
+        assert store.count("open") == 1
+
     @pytest.mark.parametrize("needs", [True, False])
     async def test_a_store_that_needs_it_is_swept(
         self, shut: Cache, store: SteppedStore, needs: bool, monkeypatch: pytest.MonkeyPatch
