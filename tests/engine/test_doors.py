@@ -128,6 +128,17 @@ class TestE15Keys:
             with pytest.raises(ConfigError, match=says):
                 await called(call)
 
+    async def test_a_text_that_cannot_be_hashed(self, prices: Resource[str, Price]) -> None:
+        """It is text, and no key all the same."""
+
+        class Text(str):
+            __slots__ = ()
+            __hash__ = None  # type: ignore[assignment]
+
+        for call in (prices.get, prices.invalidate):
+            with pytest.raises(ConfigError, match=r"price: .*'a'.* cannot be hashed"):
+                await call(Text("a"))
+
     async def test_empty(self, prices: Resource[str, Price]) -> None:
         """Most likely a mistake upstream of us."""
         with pytest.raises(ConfigError, match="price: the key is empty"):
@@ -222,6 +233,30 @@ class TestE15Declaration:
         assert isinstance(error, ConfigError)
         assert "price: Shop.load is a method without self; write @staticmethod above" in str(error)
         assert "ignore=('self',)" in str(error)
+
+    def test_a_static_method_of_many_keys(self, cache: Cache) -> None:
+        """Refused by the class: says how to do it."""
+        with pytest.raises((ConfigError, RuntimeError)) as caught:
+
+            class Shop:
+                @cache.batched("price", fresh_for=1)
+                async def load(keys: list[str]) -> dict[str, int]:  # noqa: N805
+                    return dict.fromkeys(keys, 1)
+
+        error = caught.value if isinstance(caught.value, ConfigError) else caught.value.__cause__
+        assert isinstance(error, ConfigError)
+        assert "price: Shop.load is a method; decorate a function instead" in str(error)
+
+    async def test_a_loaders_attributes_are_the_resources(self, cache: Cache) -> None:
+        """E19: except those that it has itself."""
+
+        async def load(keys: list[str]) -> dict[str, int]:
+            return dict.fromkeys(keys, 1)
+
+        load.owner, load.get = "shop", "mine"  # type: ignore[attr-defined]
+        prices = cache.batched("price", fresh_for=1)(load)
+        assert prices.owner == "shop"  # type: ignore[attr-defined]
+        assert (await prices.get("a")).value == 1
 
     async def test_a_bound_method_is_a_function(self, cache: Cache) -> None:
         """What the messages above tell people to write."""

@@ -287,6 +287,16 @@ class TestE3Interrupted:
         clock.advance(120)
         assert (await asyncio.wait_for(ours.get("a"), 60)).value == Price("a", 1)
 
+    async def test_an_error_that_nobody_expects_is_told_and_logged(
+        self, store: SteppedStore, ours: Prices, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A store may not raise this; the next who asks has it loaded."""
+        store.alarms = {"acquire": ZeroDivisionError()}
+        with pytest.raises(LoadFailed, match="price: internal error of stillfresh; see the log"):
+            await asyncio.wait_for(ours.get("a"), 10)
+        assert "ZeroDivisionError" in caplog.text
+        assert version(await ours.get("a")) == 1
+
     async def test_nor_for_the_load_of_another(
         self, store: SteppedStore, ours: Prices, sleeper: Sleeper
     ) -> None:

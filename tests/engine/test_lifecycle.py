@@ -201,6 +201,21 @@ class TestE13Close:
                 assert version(await goods.get("a")) == number
         assert len(upstream.calls) == 3
 
+    async def test_opening_waits_until_it_is_over(
+        self, shut: Cache, goods: Prices, store: SteppedStore
+    ) -> None:
+        """The store is never opened while it is being closed."""
+        await goods("a")
+        closing = await store.holding("close", shut.close())
+        opening = asyncio.create_task(shut.open())
+        await turns()
+        assert (store.count("open"), opening.done()) == (1, False)
+        store.let_go("close")
+        await asyncio.gather(closing, opening)
+        assert version(await goods.get("a")) == 1
+        assert (store.count("open"), store.count("close")) == (2, 1)
+        await shut.close()
+
     async def test_leaves_no_task(
         self, shut: Cache, goods: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:

@@ -20,6 +20,7 @@ from stillfresh import (
     StoreError,
     Verdict,
 )
+from stillfresh.engine.store_reads import InTurn
 from stillfresh.engine.update import PATIENCE
 from stillfresh.stores.contract import Copy, LateTags, Lease, Superseded
 from stillfresh.stores.memory import MemoryStore
@@ -153,6 +154,22 @@ class TestE17Update:
         assert version(await goods.get("a")) == 1
         assert (await goods.explain("a")).held_until is None
 
+    async def test_who_is_cancelled_in_line_holds_up_nobody(self) -> None:
+        """As a closing cache does: the one behind has its turn, and nothing is left."""
+        line, done = dict[str, asyncio.Future[None]](), list[str]()
+
+        async def change(name: str) -> None:
+            async with InTurn(line, ["a", name]):
+                done.append(name)
+
+        async with InTurn(line, ["a"]):
+            second, third = (asyncio.create_task(change(name)) for name in ("b", "c"))
+            await turns(3)
+            second.cancel()
+            await asyncio.wait([second])
+        await asyncio.wait_for(third, 5)
+        assert (second.cancelled(), done, line) == (True, ["c"], {})
+
     @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
     async def test_a_caller_that_gave_up_can_invalidate(
         self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream, step: str
@@ -255,6 +272,16 @@ class TestE17Update:
         assert isinstance(await outcome(goods.update("a", lambda _: 1 // 0)), ZeroDivisionError)
         assert isinstance(await outcome(goods.update("a", lambda _: "seven")), ConfigError)
         await lease_of(store.inner, "a")
+
+    async def test_a_timeout_of_the_change_itself_is_left_as_it_is(
+        self, goods: Resource[str, Price]
+    ) -> None:
+        """It says nothing about `load_timeout`."""
+
+        async def change(_: Answer[Price] | None) -> Price:
+            raise TimeoutError("the upstream took too long")
+
+        assert str(await outcome(goods.update("a", change))) == "the upstream took too long"
 
     async def test_a_change_that_waits_for_itself_is_ended(
         self, cache: Cache, upstream: Upstream

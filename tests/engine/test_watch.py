@@ -21,8 +21,10 @@ from stillfresh import (
     RetryAfter,
     StillfreshError,
     Update,
+    Verdict,
 )
 from stillfresh.engine.lane import LaneState
+from stillfresh.engine.model import left_of
 from stillfresh.engine.rules import Terms
 from stillfresh.engine.watcher import Driver
 from stillfresh.freshness import Policy
@@ -399,6 +401,17 @@ class TestC14Watch:
             assert (await anext(watch)).key == "a"
         await cache.close()
 
+    async def test_a_watch_ends_if_the_cache_cannot_be_opened(
+        self, store: SteppedStore, upstream: Upstream, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody waits for news for ever; the log says why."""
+        store.broken = {"open"}
+        cache = Cache(store)
+        with declare(cache, upstream).watch("a") as watch:
+            async with asyncio.timeout(5):
+                assert [update async for update in watch] == []
+        assert "nothing is watched, since the cache did not open: cannot open" in caplog.text
+
     async def test_doors(self, prices: Prices) -> None:
         """A bad key, a watch entered twice, one that was never entered."""
         with pytest.raises(ConfigError, match="a key is str"):
@@ -415,6 +428,18 @@ class TestC14Watch:
         with prices.watch("a") as watch:
             watch.tell_failure(Update("a", await prices.get("a")))
         assert caplog.records == []
+
+    async def test_a_failure_is_told_with_what_is_left(
+        self, prices: Prices, clock: ManualClock
+    ) -> None:
+        """The copy and this error, or the copy's own; without a copy, the error alone."""
+        known, now, earlier = await prices.get("a"), LoadFailed("now"), LoadFailed("earlier")
+        left = left_of(known, now, clock)
+        assert (left.value, left.error) == (known.value, now)
+        assert left_of(left, earlier, clock).error is now
+        for nothing, error in ((None, now), (earlier, earlier)):
+            left = left_of(nothing, now, clock)
+            assert (left.found, left.verdict, left.error) == (False, Verdict.GONE, error)
 
     async def test_a_watch_that_was_left_is_told_nothing(self, prices: Prices) -> None:
         """Neither news nor a failure that was on its way; its end is told once."""

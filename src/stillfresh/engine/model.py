@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from contextvars import Context
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -243,12 +243,9 @@ An async function, or a plain one if the resource's loaders run in threads (E20)
 """
 
 
-def answered(outcome: Outcome[V], clock: Callable[[], float]) -> Answer[V]:
+def answered(failure: LoadFailed, clock: Callable[[], float]) -> Answer[Any]:
     """A failure as an answer with `error`."""
-    if not isinstance(outcome, LoadFailed):
-        return outcome
-    now, nothing = clock(), cast("V", None)
-    return Answer(nothing, False, Verdict.GONE, now, Origin.LOADED, clock, outcome)  # noqa: FBT003
+    return Answer(None, False, Verdict.GONE, clock(), Origin.LOADED, clock, failure)  # noqa: FBT003
 
 
 def all_answered(
