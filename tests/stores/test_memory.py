@@ -5,12 +5,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stillfresh import Clock, ConfigError, Policy
-from stillfresh.bounded import BESIDE, SLICE
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, StoreStats
+from stillfresh.bounded import BESIDE, SLICE, Room
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Record, Store, StoreStats
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.stores.memory_rows import MemoryRows
+from stillfresh.stores.memory_rows import REMEMBERED, MemoryRows
 from stillfresh.testing import ManualClock, StoreConformance
 
 T = TypeVar("T")
@@ -199,3 +201,105 @@ class TestE28Growth:
             await store.publish("price", {lease.id: (lease, copy)})
         left = {entry.id for entry in await store.entries(limit=10_000)}
         assert left == {str(number) for number in range(11, 1_001)}
+
+
+def leased(rows: MemoryRows, id_: str, tags: tuple[str, ...] = (), until: float = 5.0) -> Lease:
+    rows.lease(("price", id_), f"t-{id_}", until, tags)
+    return Lease(id_, f"t-{id_}", until, rows.epoch)
+
+
+class TestS3Rows:
+    """The rows of `memory://`, and the sums and indexes beside them."""
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["lease", "publish", "drop", "end"]),
+                st.sampled_from("abc"),
+                st.sampled_from([(), ("x",), ("y",), ("x", "y")]),
+                st.sampled_from([b"", b"123", None]),
+            ),
+            max_size=20,
+        )
+    )
+    def test_sums_and_indexes_are_those_of_the_rows(
+        self, steps: list[tuple[str, str, tuple[str, ...], bytes | None]]
+    ) -> None:
+        """After any history: copies, bytes, leases, and the keys of each tag."""
+        rows = MemoryRows(100, Room(None, bool))
+        for step, id_, tags, value in steps:
+            key = "price", id_
+            row = rows.get(key)
+            match step:
+                case "lease":
+                    leased(rows, id_, tags)
+                case "publish":
+                    copy = Copy("g", 0.0, Policy(10), value)
+                    was_held = row is not None and row.token is not None
+                    done = rows.publish(key, Lease(id_, f"t-{id_}", 5.0), copy, 0.0, tags)
+                    assert done is was_held
+                case "drop":
+                    rows.drop(key)
+                case _ if row is not None:
+                    rows.end_lease(key, row)
+        every = dict(rows.items())
+        assert len(rows) == len(every)
+        copies = [it.copy for it in every.values() if it.copy is not None]
+        assert rows.copies == len(copies)
+        assert rows.room.held == sum(BESIDE + len(bytes(it.value or b"")) for it in copies)  # type: ignore[arg-type]
+        assert rows.leased == {key: it for key, it in every.items() if it.token is not None}
+        for tag in ("x", "y"):
+            by_lease = {key for key, it in every.items() if tag in it.tags}
+            by_copy = {key for key, it in every.items() if tag in it.late}
+            assert set(rows.tagged.keys(tag)) == by_lease
+            assert set(rows.late.keys(tag)) == by_copy
+            assert sorted(rows.begin_epoch(tag)) == sorted(by_lease | by_copy)
+        assert rows.evicted == 0
+
+    def test_a_lease_holds_until_its_end(self) -> None:
+        """S2: by its token, for the one that has it."""
+        rows = MemoryRows(100, Room(None, bool))
+        lease, copy = leased(rows, "a"), Copy("g", 0.0, Policy(10), b"1")
+        assert not rows.publish(("price", "b"), lease, copy, 0.0), "there is no such row"
+        assert not rows.publish(("price", "a"), Lease("a", "other", 5.0), copy, 0.0)
+        assert not rows.publish(("price", "a"), lease, copy, 5.0), "it is over"
+        assert rows.publish(("price", "a"), lease, copy, 4.999)
+        row = rows.get(("price", "a"))
+        assert row is not None
+        assert row.record(None) == Record(copy), "no lease is left"
+
+    def test_late_tags_count_from_the_grant(self) -> None:
+        """I26: an invalidation before it does not; one that nobody remembers does."""
+        rows = MemoryRows(100, Room(None, bool))
+        rows.begin_epoch("x")
+        lease = leased(rows, "a")
+        assert not rows.is_past(lease, ("x",))
+        rows.begin_epoch("x")
+        assert rows.is_past(lease, ("y", "x"))
+        assert not rows.is_past(lease, ("y",))
+        rows.epoch = lease.epoch + REMEMBERED
+        assert not rows.is_past(lease, ("y",))
+        rows.epoch += 1
+        assert rows.is_past(lease, ("y",))
+        assert not rows.is_past(lease, ())
+
+    def test_the_oldest_publications_come_first(self) -> None:
+        """A lease moves nothing, and what is being loaded is not among them."""
+        rows = MemoryRows(100, Room(None, bool))
+        for id_ in "abcd":
+            rows.publish(("price", id_), leased(rows, id_), Copy("g", 0.0, Policy(10), b"1"), 0.0)
+        leased(rows, "b")
+        rows.move_to_end(("price", "a"))
+        assert [id_ for _, id_ in rows.oldest(2)] == ["c", "d"]
+        assert [id_ for (_, id_), _ in rows.first(3)] == ["b", "c", "d"]
+
+    def test_a_copy_beyond_the_room_goes_alone(self) -> None:
+        """E23: and counts as evicted, with its bytes."""
+        rows = MemoryRows(100, Room(10 * BESIDE, bool))
+        small, large = (
+            Copy("g", 0.0, Policy(10), b"1" * it) for it in (8 * BESIDE, 8 * BESIDE + 1)
+        )
+        assert rows.publish(("price", "a"), leased(rows, "a"), small, 0.0)
+        assert rows.publish(("price", "b"), leased(rows, "b"), large, 0.0)
+        assert [key for key, _ in rows.items()] == [("price", "a")]
+        assert (rows.room.held, rows.evicted) == (9 * BESIDE, 9 * BESIDE + 1)
