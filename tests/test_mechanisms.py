@@ -1,9 +1,11 @@
-"""The small mechanisms that every package shares: checks, backoff, bounded dicts."""
+"""The small mechanisms that every package shares: checks, backoff, bounds, errors."""
+
+import asyncio
 
 import pytest
 
 from stillfresh.backoff import pause_after, spread
-from stillfresh.bounded import BoundedDict
+from stillfresh.bounded import BoundedDict, MessageRate, Room, TagIndex, sliced
 from stillfresh.checks import (
     checked_bytes,
     checked_flag,
@@ -13,7 +15,19 @@ from stillfresh.checks import (
     checked_whole,
     is_whole,
 )
-from stillfresh.errors import ConfigError
+from stillfresh.errors import (
+    ConfigError,
+    MissingExtra,
+    MissingMethod,
+    StoreError,
+    needs,
+    shown,
+    shown_address,
+    shown_place,
+    unconfirmed,
+    without_secrets,
+)
+from stillfresh.events import Events
 
 
 class TestChecks:
@@ -34,6 +48,13 @@ class TestChecks:
             checked_bytes("size", 999, 1000)
         with pytest.raises(ConfigError, match="must be a number above 0, up to 1, not 0"):
             checked_share("share", 0)
+
+    @pytest.mark.parametrize("value", [-0.1, 1.1, True, "1", None, float("nan")])
+    def test_a_share_is_a_number_up_to_1(self, value: object) -> None:
+        """And above nothing."""
+        assert checked_share("share", 0.001) == 0.001
+        with pytest.raises(ConfigError, match="share: must be a number above 0, up to 1, not"):
+            checked_share("share", value)
 
     def test_without_a_most_any_larger_number_will_do(self) -> None:
         """The error then says "or more"."""
@@ -72,9 +93,178 @@ class TestBackoff:
         assert spread(4.0, lambda: 1.0) == 4.0
 
 
-def test_a_bounded_dict_drops_what_was_noted_longest_ago() -> None:
-    """A key that is noted again is the newest."""
-    known = BoundedDict[str, int](2)
-    for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
-        known.note(key, value)
-    assert known == {"a": 3, "c": 4}
+class TestBounds:
+    def test_a_bounded_dict_drops_what_was_noted_longest_ago(self) -> None:
+        """A key that is noted again is the newest."""
+        known = BoundedDict[str, int](2)
+        for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
+            known.note(key, value)
+        assert known == {"a": 3, "c": 4}
+
+    def test_a_bounded_dict_counts_bytes(self) -> None:
+        """Of the values that it has now; one that is too large goes as well."""
+        known = BoundedDict[str, bytes](9, 10, len)
+        for key, size in (("a", 4), ("b", 4), ("b", 6)):
+            known.note(key, b"1" * size)
+        assert [*known] == ["a", "b"]
+        known.note("c", b"1")
+        assert [*known] == ["b", "c"]
+        known.note("d", b"1" * 11)
+        assert known == {}
+        known.note("e", b"1" * 10)
+        assert [*known] == ["e"]
+
+    def test_a_rate_allows_a_burst_and_then_so_many_a_second(self) -> None:
+        """What is over is made up for by waiting; a clock that goes back changes nothing."""
+        rate = MessageRate(rate=2, burst=3, now=100.0)
+        assert [rate.spend(100.0) for _ in range(4)] == [True, True, True, False]
+        assert not rate.spend(100.5)
+        assert not rate.spend(99.0)
+        assert rate.spend(100.5), "1.5 s since the clock went back are 3 messages"
+        assert rate.spend(1_000.0, cost=3)
+        assert not rate.spend(1_000.0)
+
+    def test_tags_have_their_keys_in_order(self) -> None:
+        """One key, many, and none again; a key may be 0."""
+        index = TagIndex[int]()
+        index.add(0, ["x", None])
+        index.add(0, ["x"])
+        assert index.keys("x") == [0]
+        for key in (2, 1, 2):
+            index.add(key, ["x", "y"])
+        assert (index.keys("x"), index.keys("y"), index.keys("z")) == ([0, 2, 1], [2, 1], [])
+        index.remove(5, ["x", "y"])
+        index.remove(2, ["x", "y", "z"])
+        index.remove(1, ["y"])
+        assert (index.keys("x"), index.keys("y"), index.keys(None)) == ([0, 1], [], [0])
+        index.remove(0, ["x", None])
+        index.remove(1, ["x"])
+        assert index._keys == {}
+
+    def test_tags_are_freed_one_at_each_step(self) -> None:
+        """A key of many, and a tag."""
+        index = TagIndex[int]()
+        for key in range(3):
+            index.add(key, ["x", f"{key}"])
+        assert len([*index.freed()]) == 3 + 4
+        assert index._keys == {}
+
+    async def test_room_is_made_in_slices_until_nine_tenths_are_held(self) -> None:
+        """One after another, each in a turn of the loop; none when there is enough."""
+        freed = list[int]()
+
+        def free() -> bool:
+            freed.append(room.held)
+            room.held -= 4
+            return True
+
+        room = Room(100, free)
+        room.held = 100
+        assert not room.is_enough
+        room.shrink()
+        room.shrink()
+        assert freed == []
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert freed == [100, 96, 92]
+        room.held = 90
+        room.shrink()
+        await asyncio.sleep(0)
+        assert (freed, room.is_enough) == ([100, 96, 92], True)
+        room.held = 95
+        room.shrink()
+        await asyncio.sleep(0)
+        assert freed[3:] == [95]
+
+    async def test_where_nothing_may_be_dropped_nobody_tries_on(self) -> None:
+        """Until it is asked again."""
+        calls = list[int]()
+        room = Room(10, lambda: bool(calls.append(1)))
+        room.held = 20
+        for count in (1, 2):
+            room.shrink()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(calls) == count
+
+    async def test_slices_have_turns_of_the_loop_between_them(self) -> None:
+        """None before the first, and none after one that is not full."""
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        seen = [(some, turns) async for some in sliced(range(5), 2)]
+        assert seen == [([0, 1], 0), ([2, 3], 1), ([4], 2)]
+        assert [some async for some in sliced([], 2)] == []
+        assert turns == 2
+        counting.cancel()
+
+
+class TestErrors:
+    def test_what_is_long_is_cut(self) -> None:
+        """At 60 characters of its repr; a number that Python does not print is described."""
+        assert shown("a" * 58) == f"'{'a' * 58}'"
+        assert shown("a" * 59) == f"'{'a' * 59}…"
+        assert shown(10**5000) == "a int too long to print"
+
+    def test_an_address_has_no_password_and_no_options(self) -> None:
+        """Options may be secrets, too."""
+        assert shown_address("redis://me:secret@host/0") == "'redis://***@host/0'"
+        assert shown_place("redis://me:secret@host/0?password=x") == "'redis://***@host/0?…'"
+        assert shown_place("redis://host/0") == "'redis://host/0'"
+
+    def test_a_text_for_logs_has_no_query_and_no_credentials(self) -> None:
+        """What stands around them stays."""
+        said = "GET (https://me:secret@host/a?token=1). Then?"
+        assert without_secrets(said) == "GET (https://***@host/a?***). Then?"
+        assert without_secrets("no // and https://host/a") == "no // and https://host/a"
+        assert without_secrets("Cookie: a=b\nBearer abcdefgh") == "Cookie: ***\nBearer ***"
+
+    def test_a_library_that_is_missing_is_named(self) -> None:
+        """With what to install; a module of our own that is missing is our mistake."""
+        says = r"^a page needs foo: install stillfresh\[isr\]$"
+        with pytest.raises(MissingExtra, match=says), needs("isr", "a page"):
+            raise ModuleNotFoundError(name="foo.bar")
+        for error in (
+            ModuleNotFoundError(name="stillfresh.gone"),
+            ModuleNotFoundError(),
+            MissingExtra("another"),
+        ):
+            with pytest.raises(ModuleNotFoundError) as caught, needs("isr", "pages"):
+                raise error
+            assert caught.value is error
+
+    def test_a_method_that_is_missing_says_what_to_write(self) -> None:
+        """By the name of the object, or else of its class."""
+
+        class Shop:
+            open = MissingMethod("write async with {}")
+
+        with pytest.raises(AttributeError, match="write async with Shop"):
+            Shop().open  # noqa: B018
+        named = Shop()
+        named.__name__ = "prices"  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match="write async with prices"):
+            named.open  # noqa: B018
+
+    def test_a_change_that_is_not_confirmed_says_what_to_do(self) -> None:
+        """The error itself is raised."""
+        error = StoreError("away")
+        with pytest.raises(StoreError) as caught, unconfirmed():
+            raise error
+        assert caught.value is error
+        assert "until the store confirms" in error.__notes__[0]
+
+
+def test_events_count_their_listeners() -> None:
+    """One that subscribed twice counts twice; each leaves once."""
+    events = Events[int]()
+    leave = [events.subscribe(print) for _ in range(2)]
+    leave[0]()
+    leave[0]()
+    assert len(events) == 1

@@ -96,7 +96,7 @@ def needs(extra: str, what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
-        if isinstance(exc, MissingExtra) or library in {"", "stillfresh"}:
+        if library in {"", "stillfresh"}:  # none: a MissingExtra, which says it already
             raise
         raise MissingExtra(f"{what} needs {library}: install stillfresh[{extra}]") from exc
 
