@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, Policy, Verdict
-from stillfresh.freshness import MAX_SKEW, age_of, is_fresh, is_fresh_inclusive
+from stillfresh.freshness import (
+    LONGEST_LEASE,
+    MAX_SKEW,
+    age_of,
+    is_fresh,
+    is_fresh_inclusive,
+    is_lease_over,
+    is_over,
+)
 
 times = st.floats(-1e9, 1e9)
 spans = st.floats(0, 1e6)
@@ -74,6 +82,20 @@ class TestE1Verdict:
         assert fresh == is_fresh(at, policy.fresh_for, now)
 
 
+class TestS2Leases:
+    def test_what_lasts_until_a_moment_is_over_then(self) -> None:
+        """A lease, and a cooldown."""
+        for ended in (is_over, lambda until, now: is_lease_over(until, now, 5.0)):
+            assert [ended(10.0, now) for now in (9.999, 10.0, 11.0)] == [False, True, True]
+
+    @pytest.mark.parametrize(("lease_for", "longest"), [(5.0, LONGEST_LEASE), (300.0, 300.0)])
+    def test_a_lease_that_ends_too_late_is_over(self, lease_for: float, longest: float) -> None:
+        """None lasts so long: the clock was set back. Clocks may differ by a little."""
+        last = 100.0 + longest + MAX_SKEW
+        assert not is_lease_over(last, 100.0, lease_for)
+        assert is_lease_over(last + 0.001, 100.0, lease_for)
+
+
 class TestE1TwoPredicates:
     def test_they_differ_at_the_end(self) -> None:
         """E counts the last moment as over, C and F as fresh."""
@@ -84,6 +106,7 @@ class TestE1TwoPredicates:
     def test_they_differ_in_the_future(self) -> None:
         """E forgives clocks that differ by a little, C and F take any future for stale."""
         assert is_fresh(MAX_SKEW, 300, 0)
+        assert is_fresh(MAX_SKEW, 0.1, 0), "as if it were new"
         assert not is_fresh_inclusive(0.001, 300, 0)
 
     @given(times, spans, times)

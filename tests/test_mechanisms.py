@@ -17,6 +17,7 @@ from stillfresh.checks import (
 )
 from stillfresh.errors import (
     ConfigError,
+    LeaseHeld,
     MissingExtra,
     MissingMethod,
     StoreError,
@@ -43,6 +44,7 @@ class TestChecks:
         """Of numbers, of sizes and of shares, which are more than nothing."""
         assert [checked_whole("size", value, 1, 10) for value in (1, 10)] == [1, 10]
         assert [checked_bytes("size", value, 1000) for value in (1000, "1KB")] == [1000, 1000]
+        assert [checked_bytes("size", value) for value in (1, "1", "12b")] == [1, 1, 12]
         assert checked_share("share", 1) == 1.0
         with pytest.raises(ConfigError, match="at least 1,000, not 999"):
             checked_bytes("size", 999, 1000)
@@ -159,7 +161,7 @@ class TestBounds:
             return True
 
         room = Room(100, free)
-        room.held = 100
+        room.held += 100
         assert not room.is_enough
         room.shrink()
         room.shrink()
@@ -220,8 +222,8 @@ class TestErrors:
 
     def test_a_text_for_logs_has_no_query_and_no_credentials(self) -> None:
         """What stands around them stays."""
-        said = "GET (https://me:secret@host/a?token=1). Then?"
-        assert without_secrets(said) == "GET (https://***@host/a?***). Then?"
+        said = "GET (https://me:secret@host/a?token=1). Really?!"
+        assert without_secrets(said) == "GET (https://***@host/a?***). Really?!"
         assert without_secrets("no // and https://host/a") == "no // and https://host/a"
         assert without_secrets("Cookie: a=b\nBearer abcdefgh") == "Cookie: ***\nBearer ***"
 
@@ -251,6 +253,11 @@ class TestErrors:
         named.__name__ = "prices"  # type: ignore[attr-defined]
         with pytest.raises(AttributeError, match="write async with prices"):
             named.open  # noqa: B018
+
+    def test_a_lease_of_another_says_until_when(self) -> None:
+        """Beside its text."""
+        error = LeaseHeld("held by another", 12.5)
+        assert (str(error), error.until) == ("held by another", 12.5)
 
     def test_a_change_that_is_not_confirmed_says_what_to_do(self) -> None:
         """The error itself is raised."""

@@ -29,7 +29,6 @@ class BoundedDict(dict[K, V]):
     def __init__(
         self, most: int, most_bytes: int = 0, size: Callable[[V], int] = lambda _: 0
     ) -> None:
-        super().__init__()
         self._most = most
         self._most_bytes = most_bytes
         self._size = size
@@ -76,7 +75,7 @@ class Room:
 
     def _slice(self) -> None:
         loop = self._loop
-        if loop is not None and not self.is_enough and self._free() and not self.is_enough:
+        if loop is not None and not self.is_enough and self._free():
             loop.call_soon(self._slice)
         else:
             self._loop = None

@@ -5,6 +5,7 @@ Pure: a value in, seconds out, or a `ConfigError` that names the value and what 
 
 import math
 import re
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -36,17 +37,12 @@ def _read(value: object) -> float | None:
         case bool():
             return None
         case int() | float():
-            return _float(value)
+            with suppress(OverflowError):
+                return float(value)
+            return None
         case timedelta():
             return value.total_seconds()
         case str() if found := TEXT.fullmatch(value):
-            return _float(found[1]) * SECONDS_PER_UNIT[found[2]]
+            return float(found[1]) * SECONDS_PER_UNIT[found[2]]
         case _:
             return None
-
-
-def _float(number: float | str) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf

@@ -129,7 +129,7 @@ def shown_place(url: str) -> str:
 
 def without_password(address: str) -> str:
     """An address for errors: a name and a password become `***`; a file's name stays."""
-    return USERINFO.sub(r"\1***@", address, count=1)
+    return USERINFO.sub(r"\1***@", address)
 
 
 def without_secrets(text: str) -> str:

@@ -143,6 +143,17 @@ def test_e25_an_error_of_stillfresh_needs_no_name() -> None:
     assert error_text(LoadFailed()) == "LoadFailed: "
 
 
+def test_e25_an_interruption_is_no_text() -> None:
+    """Who presses Ctrl-C while a text is made means the program."""
+
+    class Interrupted(Exception):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        error_text(Interrupted())
+
+
 class Nameless(type):
     """Its classes do not tell their names."""
 
