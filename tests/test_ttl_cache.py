@@ -289,11 +289,12 @@ class TestM6Cleanup:
                 steps += event == "line" and frame.f_code.co_filename.endswith("ttl_cache.py")
                 return count
 
+            before = sys.gettrace()
             sys.settrace(count)
             try:
                 cache.cleanup_expired()
             finally:
-                sys.settrace(None)
+                sys.settrace(before)
             return steps
 
         assert cost(live=10_000) == cost(live=100)
