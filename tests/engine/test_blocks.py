@@ -99,9 +99,9 @@ class TestE22Bypassed:
         task = asyncio.create_task(bypassing())
         await inside.wait()
         assert [(await prices("a")).version, version(await prices.get("a"))] == [1, 1]
-        looked = await prices.core.look("a")
-        assert looked is not None
-        assert version(looked) == 1
+        looked, peeked = await prices.core.look("a"), prices.peek("a")
+        assert looked is not None is not peeked
+        assert [version(looked), version(peeked)] == [1, 1]
         await prices.put("b", Price("b", 5))
         assert (await prices("b")).version == 5
         await prices.refresh("c")

@@ -156,6 +156,18 @@ class TestE23PrivateStore:
             listed = {entry.id for entry in await cache.entries()}
             assert listed == set(texts.core.memory.entries) < set(map(str, range(40)))
 
+    async def test_memory_keeps_what_was_read_since_it_was_last_asked(
+        self, clock: ManualClock
+    ) -> None:
+        """Once; and nothing that it does not have."""
+        async with Cache("memory://", clock=clock) as cache:
+            texts = declare(cache)
+            keeps = texts.core.memory.keeps
+            assert not keeps("a")
+            await texts("a")
+            await texts("a")
+            assert (keeps("a"), keeps("a"), texts.peek("a")) == (True, False, None)
+
     async def test_for_a_tenant(self, clock: ManualClock) -> None:
         """Memory is asked by the tenant's own names."""
         async with Cache(f"memory://?tenant=acme&max_bytes={MOST}", clock=clock) as cache:

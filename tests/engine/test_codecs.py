@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -308,6 +309,12 @@ class TestE19BadValues:
         """As another class of a union, or changed by a serializer or a validator."""
         with pytest.raises(ValueError, match="it would come back as"):
             codec_for(of, "user").encode(value)
+
+    def test_an_old_pydantic_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It cannot read values by the names of their fields."""
+        monkeypatch.setattr("stillfresh.engine.codecs.signature", lambda _: signature(len))
+        with pytest.raises(ConfigError, match=r"user: .*it needs Pydantic 2\.11 or newer"):
+            codec_for(User, "user")
 
     def test_a_subclass_comes_back_as_what_is_declared(self) -> None:
         """As Pydantic and FastAPI treat it."""

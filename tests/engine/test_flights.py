@@ -67,8 +67,19 @@ class TestE3Flights:
         upstream.let_go()
         assert await settled
         assert loading.done()
-        prices.core.loads.flush_soon()  # loads may begin in the next turn of the loop
-        assert await prices.core.settled(60)
+
+    async def test_settled_waits_for_a_load_that_is_about_to_begin(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Loads begin in the next turn of the loop."""
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream)
+            loading = asyncio.create_task(prices.get("a"))
+            await asyncio.sleep(0)
+            assert upstream.calls == []
+            assert await prices.core.settled(60)
+            assert upstream.calls == [["a"]]
+            await loading
 
     async def test_who_comes_during_the_load_joins_it(
         self, prices: Prices, upstream: Upstream

@@ -5,6 +5,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -181,6 +182,33 @@ class TestE13Close:
         async with shut:
             assert version(await goods.get("a")) == 1
         assert store.count("open") == 2
+
+    async def test_a_child_is_refused_what_was_open_at_the_fork(
+        self, shut: Cache, goods: Prices
+    ) -> None:
+        """E21: it belongs to the parent; nothing is served from memory either."""
+        await goods("a")
+        shut.forked()
+        assert goods.peek("a") is None
+        for work in (goods.get("a"), shut.open(), shut.close()):
+            assert "open when the process forked" in str(await outcome(work))
+        assert shut.counts().resources["price"].loads == 1
+        shut._is_forked = False
+        await shut.close()
+
+    async def test_a_child_may_have_a_store_of_its_own(
+        self, shut: Cache, goods: Prices, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """E20: the parent's is left as it is, and so is its loop."""
+        await goods("a")
+        own, shut._loop = SteppedStore(MemoryStore(clock=clock)), asyncio.new_event_loop()
+        shut.new_store = lambda: own
+        with closing(shut._loop):
+            shut.forked()
+            assert goods.peek("a") is None
+            await goods("a")
+            await shut.close()
+        assert (own.count("open"), own.count("close"), store.count("close")) == (1, 1, 0)
 
     async def test_twice_is_once(self, shut: Cache, goods: Prices, store: SteppedStore) -> None:
         """Also before it was ever opened."""

@@ -16,6 +16,7 @@ from stillfresh import (
     Cache,
     ConfigError,
     Loaded,
+    Policy,
     Resource,
     StoreError,
     Verdict,
@@ -215,6 +216,21 @@ class TestE17Update:
         assert answer is not None
         assert (version(answer), store.calls) == (7, ["read"])
         assert await goods.update("b", lambda _: LEAVE) is None
+
+    async def test_a_copy_that_cannot_be_read_is_no_answer(
+        self, goods: Resource[str, Price], store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """E11: the change is given None."""
+        lease, seen = await lease_of(store.inner, "a"), list[object]()
+        copy = Copy(lease.token, clock(), Policy(60), b"\xc1")
+        assert await store.inner.publish("price", {"a": (lease, copy)}) == set()
+
+        def change(answer: Answer[Price] | None) -> Price:
+            seen.append(answer)
+            return newer(answer)
+
+        assert await goods.update("a", change) is not None
+        assert seen == [None]
 
     async def test_can_delete_it(self, prices: Resource[str, Price], upstream: Upstream) -> None:
         """The next change finds nothing, and the next read loads."""

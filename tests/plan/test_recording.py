@@ -111,6 +111,22 @@ class TestRecorded:
         ]
         assert own[3:] == [["own"], 0.25, 1, 4, [], [], [5.0, 60.0, 0.0]]
 
+    async def test_a_load_is_told_in_whole_milliseconds(
+        self, cache: Cache, clock: ManualClock, file: Path
+    ) -> None:
+        """Both when it began and how long it took."""
+
+        @cache.batched("price", fresh_for=30)
+        async def slow(keys: list[str]) -> dict[str, int]:
+            clock.advance(0.01234)
+            return dict.fromkeys(keys, 1)
+
+        async with cache, cache.recording(Recording(file, plain_ids=True)):
+            clock.advance(0.1004)
+            await slow("a")
+        ((_, began, _, _, took, *_),) = lines(file, "load")
+        assert (began, took) == (0.1, 0.012)
+
     async def test_changes_and_watches_are_told(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:

@@ -283,6 +283,17 @@ class TestS3Rows:
         assert rows.is_past(lease, ("y",))
         assert not rows.is_past(lease, ())
 
+    async def test_steps_say_hard_unless_they_are_told_otherwise(self, clock: ManualClock) -> None:
+        """E6: an invalidation is hard by default, and lists have 100 entries."""
+        store = MemoryStore(clock=clock)
+        await store.open()
+        await publish(store, clock, *map(str, range(101)))
+        await store.invalidate("price", ["1"])
+        found = await store.read("price", ["1"])
+        assert found["1"].copy is not None
+        assert found["1"].copy.mark is Mark.HARD
+        assert len(await store.entries()) == 100
+
     def test_the_oldest_publications_come_first(self) -> None:
         """A lease moves nothing, and what is being loaded is not among them."""
         rows = MemoryRows(100, Room(None, bool))

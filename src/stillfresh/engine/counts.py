@@ -7,6 +7,7 @@ hit costs one addition.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 from stillfresh.bounded import BoundedDict
@@ -110,12 +111,9 @@ class ResourceStats:
 
     def age_quantile(self, share: float) -> float:
         """Return the age in seconds that this share of reads did not exceed, rounded up."""
-        wanted, seen = share * sum(self.ages), 0
-        for bound, count in zip((*AGE_BUCKETS, float("inf")), self.ages, strict=True):
-            seen += count
-            if seen >= wanted:
-                return bound
-        return float("inf")
+        wanted, bounds = share * sum(self.ages), (*AGE_BUCKETS, float("inf"))
+        counted = zip(bounds, accumulate(self.ages), strict=True)
+        return next((bound for bound, seen in counted if seen >= wanted), bounds[-1])
 
 
 @dataclass(frozen=True, slots=True)
