@@ -181,7 +181,12 @@ class TestBounds:
     async def test_where_nothing_may_be_dropped_nobody_tries_on(self) -> None:
         """Until it is asked again."""
         calls = list[int]()
-        room = Room(10, lambda: bool(calls.append(1)))
+
+        def free() -> bool:
+            calls.append(1)
+            return False
+
+        room = Room(10, free)
         room.held = 20
         for count in (1, 2):
             room.shrink()
@@ -202,7 +207,7 @@ class TestBounds:
         counting = asyncio.create_task(count())
         seen = [(some, turns) async for some in sliced(range(5), 2)]
         assert seen == [([0, 1], 0), ([2, 3], 1), ([4], 2)]
-        assert [some async for some in sliced([], 2)] == []
+        assert [some async for some in sliced(list[int](), 2)] == []
         assert turns == 2
         counting.cancel()
 

@@ -45,6 +45,13 @@ class Aliased(pydantic.BaseModel, extra="forbid"):
         return self.name.upper()
 
 
+class Noted(pydantic.BaseModel):
+    """Two that are written alike may differ."""
+
+    name: str = pydantic.Field(alias="userName")
+    _seen: int = 0
+
+
 class Swapped(pydantic.BaseModel):
     """Each field's alias is the other's name."""
 
@@ -309,6 +316,14 @@ class TestE19BadValues:
         """As another class of a union, or changed by a serializer or a validator."""
         with pytest.raises(ValueError, match="it would come back as"):
             codec_for(of, "user").encode(value)
+
+    def test_a_value_is_compared_by_what_is_written(self) -> None:
+        """By all of its names; what is not written is not stored either, and does not count."""
+        noted = Noted(userName="ann")
+        noted._seen = 5
+        codec = codec_for(Noted, "user")
+        back = codec.decode(codec.encode(noted))
+        assert (back.name, back._seen) == ("ann", 0)
 
     def test_an_old_pydantic_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It cannot read values by the names of their fields."""

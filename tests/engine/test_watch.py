@@ -678,6 +678,30 @@ class TestE24NeverLate:
         await driver.tick(10, 1, lambda: True)
         assert (asked, driver.lane.state("a")) == ([], LaneState.COOLING)
 
+    async def test_a_key_that_failed_cools_down_though_the_store_knows_nothing(
+        self, clock: ManualClock
+    ) -> None:
+        """E7: it may be away; the other key is fresh for as long as it says."""
+
+        class Away(Driver[str]):
+            async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
+                return {key: self.clock() + 20 if key == "b" else 0.0 for key in keys}
+
+            async def renew(self, keys: Sequence[str]) -> AsyncGenerator[Mapping[str, object]]:
+                yield {key: LoadFailed("down") if key == "a" else None for key in keys}
+
+        driver = Away(Terms(Policy(20), 0, 0, first_cooldown=3), clock)
+        for key in "ab":
+            driver.lane.subscribe(key, counted=True)
+            driver.lane.looked_up(key, clock(), clock())
+        await driver.refresh(driver.lane.take(10))
+        assert driver.lane.cooling(clock()) == {"a": clock() + 3}
+        assert driver.lane.next_time() == clock() + 3
+        clock.advance(3)
+        assert driver.lane.due(clock(), 10) == ["a"]
+        clock.advance(17)
+        assert sorted(driver.lane.due(clock(), 10)) == ["a", "b"]
+
     async def test_keys_of_a_round_that_was_cut_off_are_looked_at_again(
         self, clock: ManualClock
     ) -> None:
