@@ -376,6 +376,17 @@ class TestBlock:
                 await prices("bad")
         assert not [it for it in threading.enumerate() if it.name.startswith("stillfresh-rec")]
 
+    def test_its_file_is_closed_also_if_it_was_not_its_own(self, file: Path) -> None:
+        """So many recordings leave no descriptor open."""
+        first = Recording(file)
+        first.open(0.0)
+        with pytest.raises(StillfreshError, match="is being written by another recording"):
+            (second := Recording(file)).open(0.0)
+        first.close()
+        for one in (first, second):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(one._file)
+
     def test_processes_write_whole_lines_to_one_file(self, file: Path) -> None:
         """Forked workers share what the parent began: the same hash for the same id."""
         shared = Recording(file)

@@ -123,6 +123,13 @@ class TestG16Writing:
             logger.removeHandler(told_too)
             assert os.read(reading, PIPE) == b"a line\n"
         assert "7 log lines are lost" in caplog.text
+        assert writer.dropped == 0
+
+    def test_its_thread_holds_up_no_end_of_the_process(self) -> None:
+        """It may wait for a reader for ever."""
+        with pipe() as (_, writing), LineWriter(writing).running():
+            (thread,) = (it for it in threading.enumerate() if it.name == "stillfresh-log")
+            assert thread.daemon
 
     def test_a_stream_that_is_closed_is_no_error(self) -> None:
         """A log that cannot be written does not end the server."""
@@ -269,6 +276,10 @@ class TestG16NoSecrets:
         assert secret not in hide(text)
         for is_json in (False, True):
             assert secret not in rendered(record("%r", text), hide, is_json=is_json)
+
+    def test_nor_what_is_left_of_one_that_begins_as_another(self) -> None:
+        """The longest is hidden first."""
+        assert Hidden(["secret", "secret-and-more"])("(secret-and-more)") == "(***)"
 
     @given(secret=st.text(st.characters(codec="utf-8"), min_size=4, max_size=20).map("s3_".__add__))
     def test_nor_as_python_json_or_an_address_writes_it(self, secret: str) -> None:

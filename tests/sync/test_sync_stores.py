@@ -171,3 +171,20 @@ class TestE20Doors:
         with pytest.raises(ConfigError, match="price: a key is str, not list"):
             prices.get(["a"])  # type: ignore[arg-type]
         assert not hasattr(prices, "watch")
+
+
+@pytest.mark.parametrize("way", ["all", "tag"])
+def test_e20_soft_is_soft_for_threads_too(way: str, clock: ManualClock) -> None:
+    """E6: the old copy is served while it is refreshed."""
+    with SyncCache("memory://", clock=clock) as cache:
+
+        @cache.cached("report", fresh_for="1m", stale_for="1m", tags=lambda _: ["days"])
+        def report(day: str) -> str:
+            return day
+
+        report("mon")
+        if way == "all":
+            assert cache.invalidate_all(soft=True) == 1
+        else:
+            cache.invalidate_tag("days", soft=True)
+        assert report.get("mon").verdict is Verdict.STALE
