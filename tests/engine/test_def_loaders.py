@@ -136,6 +136,20 @@ class TestE20DefLoaders:
         assert _caller(batch) is first
         assert _caller(Batch([Flight("b", "b")])) is None
 
+    async def test_closing_ends_the_threads(self, cache: Cache) -> None:
+        """E13: it waits for them; opened again, there are new ones."""
+
+        @cache.cached("thread", fresh_for=0)
+        def thread() -> str:
+            return threading.current_thread().name
+
+        for _ in range(2):
+            await cache.open()
+            await thread()
+            assert len(loader_threads()) == 1
+            await cache.close()
+            assert loader_threads() == []
+
     async def test_bypassed(self, cache: Cache) -> None:
         """E22: every read runs the function, and no thread is left over."""
         calls: list[int] = []

@@ -15,6 +15,7 @@ import pytest
 
 from stillfresh import Cache, ConfigError, LoadFailed, Policy, Resource
 from stillfresh.engine.keys import MAX_KEY, are_plain
+from stillfresh.engine.model import MAX_TAGS, checked_tags
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare, idle, turns, version
 
@@ -532,6 +533,11 @@ class TestE15Options:
         """Said where it is declared, not by the first load."""
         with pytest.raises(ConfigError, match=f"price: {option}"):
             declare(cache, upstream, **{option: ["shop"]})
+
+    def test_a_tag_counts_once(self) -> None:
+        """However often it is named; in the order of the list."""
+        assert checked_tags("price", ["b", "a", "b"]) == ("b", "a")
+        assert checked_tags("price", ["x" * MAX_TAGS] * 2) == ("x" * MAX_TAGS,)
 
     async def test_a_tag_where_many_belong(self, cache: Cache, upstream: Upstream) -> None:
         """As with get_many: text is not many texts; the tag is found, or it is refused."""

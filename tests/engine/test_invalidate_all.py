@@ -27,6 +27,25 @@ class Upstream(Gated):
         return found
 
 
+async def test_e6_clearing_forgets_one_resource() -> None:
+    """Every entry of it, and none of another."""
+    async with Cache("memory://") as cache:
+
+        @cache.batched("price", fresh_for="1h")
+        async def prices(skus: list[str]) -> dict[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        @cache.cached("report", fresh_for="1h")
+        async def report() -> int:
+            return 1
+
+        await prices.get_many(["a", "b"])
+        await report()
+        await prices.core.clear()
+        assert [entry.kind for entry in await cache.entries()] == ["report"]
+        assert prices.peek("a") is None
+
+
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///all.db"])
 class TestE6InvalidateAll:
     async def test_every_kind_is_invalidated(

@@ -545,6 +545,25 @@ class TestC14Watch:
                 await passes(5, here)
                 assert (told, upstream.calls) == ([77], [["sku-1"]])
 
+    @pytest.mark.parametrize(
+        ("max_batch", "together"), [(1, 50), (7, 49), (50, 50), (51, 51), (100, 100)]
+    )
+    async def test_keys_are_taken_in_whole_batches(
+        self, cache: Cache, upstream: Upstream, max_batch: int, together: int
+    ) -> None:
+        """About 50 keys in a turn of the loop, and at least one batch (E28)."""
+        prices, rounds = declare(cache, upstream, max_batch=max_batch), list[int]()
+        refresh = prices.core.watcher.refresh
+
+        async def noted(keys: Sequence[str]) -> None:
+            rounds.append(len(keys))
+            await refresh(keys)
+
+        prices.core.watcher.refresh = noted  # type: ignore[method-assign]
+        with prices.watch([f"sku-{number}" for number in range(101)]):
+            await until(lambda: sum(rounds) >= 101)
+        assert rounds[0] == together
+
     async def test_ten_thousand_keys_are_loaded_in_batches(
         self, cache: Cache, upstream: Upstream
     ) -> None:

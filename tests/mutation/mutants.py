@@ -34,10 +34,10 @@ from tests.mutation.warm import Order, Warm
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = re.compile(
-    r"^src/stillfresh/((engine|stores)/.*|[a-z_]*|(coordinator|feed|waiting|plan|isr)/(rules\w*|model)"
+    r"^src/stillfresh/((engine|stores)/.*|(?!virtual_loop)[a-z_]*|(coordinator|feed|waiting|plan|isr)/(rules\w*|model)"
     r"|http/(fields|freshness|validation)|isr/(clients|routes|sharing))\.py$"
 )
-"""The rules, the engine and the stores."""
+"""The rules, the engine and the stores. On the virtual loop, tests run."""
 TESTS = re.compile(
     r"^tests/((engine|stores|simulation|sync|coordinator|feed|waiting|plan|isr|http)/.*|server/(?=test_logs))?"
     r"test_(?!architecture|benchmarks|compiled|docs|guides|package|reference|walks)\w+\.py$"

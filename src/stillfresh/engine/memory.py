@@ -132,7 +132,7 @@ class Memory(Evicting[K, V]):
         error = None if failure is None else self.cooling(key, failure, now)
         origin = origin or self._from_store
         if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
-            return self.made(copy, value, verdict, origin, error, unverified=unverified)
+            return self.made(copy, value, verdict, origin, error)
         asked = now if since is None else since
         kept = self.keep(
             key, copy, value, outlook, None if unverified else asked, error, self._memory_for
