@@ -16,6 +16,7 @@ import pytest
 from stillfresh import Cache, ConfigError, LoadFailed, Policy, Resource
 from stillfresh.engine.keys import MAX_KEY, are_plain
 from stillfresh.engine.model import MAX_TAGS, checked_tags
+from stillfresh.engine.resource import text_of
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare, idle, turns, version
 
@@ -144,6 +145,18 @@ class TestE15Keys:
         """Most likely a mistake upstream of us."""
         with pytest.raises(ConfigError, match="price: the key is empty"):
             await prices.get("")
+
+    def test_a_text_is_its_own_name_up_to_a_length(self) -> None:
+        """The same for short and plain texts, which are looked at once, and for all others."""
+        text = text_of("price", str)
+        for key in ("a", "é", "x" * MAX_KEY):
+            assert text(key) == key
+        for bad in ("", "x" * (MAX_KEY + 1), "é" * MAX_KEY, 1, b"a", None):
+            with pytest.raises(ConfigError, match="price: "):
+                text(bad)
+        assert text_of("price", int)(5) == "5"
+        with pytest.raises(ConfigError, match="price: a key is int"):
+            text_of("price", int)("5")
 
     async def test_huge(self, prices: Resource[str, Price]) -> None:
         """A million bytes of UTF-8 and no more; the message does not repeat them all."""

@@ -404,6 +404,20 @@ class TestE7Failure:
             clock.advance(1)
             assert await prices("a") == Price("a", 1)
 
+    async def test_the_last_failure_is_told(
+        self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
+    ) -> None:
+        """With an old copy, too, and also if memory knows an earlier one."""
+        await prices("a")
+        clock.advance(31)
+        upstream.error = ConnectionError("first")
+        await prices.get("a")
+        await idle(cache)
+        assert "first" in str((await prices.get("a")).error)
+        upstream.error = ConnectionError("second")
+        assert isinstance(await outcome(prices.refresh("a")), LoadFailed)
+        assert "second" in str((await prices.get("a")).error)
+
     async def test_gone_fails_at_once_with_the_remembered_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:

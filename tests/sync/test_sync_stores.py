@@ -10,6 +10,7 @@ from stillfresh import (
     SyncCache,
     Verdict,
 )
+from stillfresh.sync_resource import SyncCore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
 from tests.kit.sync import PlainUpstream, SyncPrices, until
@@ -188,3 +189,30 @@ def test_e20_soft_is_soft_for_threads_too(way: str, clock: ManualClock) -> None:
         else:
             cache.invalidate_tag("days", soft=True)
         assert report.get("mon").verdict is Verdict.STALE
+
+
+def test_e20_clearing_forgets_a_resource(clock: ManualClock) -> None:
+    """For packages of stillfresh, which declare resources of their own."""
+    with SyncCache("memory://", clock=clock) as cache:
+
+        @cache.batched("price", fresh_for="1m")
+        def prices(skus: list[str]) -> dict[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        prices("a")
+        SyncCore(cache.run, prices.core).clear()
+        assert (prices.peek("a"), cache.entries()) == (None, [])
+
+
+def test_e14_arguments_that_were_called_with_are_not_bound_again(clock: ManualClock) -> None:
+    """A hit is a look into a dict, and is counted."""
+    with SyncCache("memory://", clock=clock) as cache:
+
+        @cache.cached("report", fresh_for="1m")
+        def report(day: str) -> str:
+            return day
+
+        assert [report("mon"), report("mon")] == ["mon", "mon"]
+        report._call = None  # type: ignore[assignment]
+        assert report("mon") == "mon"
+        assert cache.stats().resources["report"].hits == 2
