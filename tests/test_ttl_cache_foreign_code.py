@@ -10,6 +10,7 @@ import pytest
 
 from stillfresh import TtlCache
 from stillfresh.testing import ManualClock
+from stillfresh.ttl_cache import _unlink
 
 
 def order_is_whole(cache: TtlCache[Any, Any]) -> bool:
@@ -24,6 +25,19 @@ def order_is_whole(cache: TtlCache[Any, Any]) -> bool:
     return forwards == backwards[::-1] and set(map(id, forwards)) == set(
         map(id, cache._data.values())
     )
+
+
+def test_m5_an_entry_is_taken_out_of_the_order_once() -> None:
+    """However often it is met; it still leads on to the next."""
+    cache = TtlCache[str, int](60)
+    for key in "abc":
+        cache.insert(key, 1)
+    entry = cache._data["b"]
+    for _ in range(2):
+        _unlink(entry)
+        assert entry.newer is cache._data["c"]
+    del cache._data["b"]
+    assert order_is_whole(cache)
 
 
 class Key:

@@ -353,6 +353,12 @@ class TestS6BadInput:
         with pytest.raises(ConfigError, match="no region"):
             await DynamoStore("table", bucket="b").open()
 
+    async def test_an_endpoint_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error names the table."""
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+        with pytest.raises(ConfigError, match=r"table 'prices': Invalid endpoint: nowhere"):
+            await DynamoStore("prices", bucket="b", endpoint="nowhere").open()
+
     async def test_no_credentials(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error says what to set."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -278,6 +278,44 @@ class TestS1Listed:
         for url in ("sqlite:///a.db?tenant=x", "sqlite:///a.db"):
             assert store_for(url, clock).address == "sqlite:///a.db"
 
+    @pytest.mark.parametrize("address", ["redis://localhost:1/0", "postgres://localhost:1/db"])
+    async def test_a_server_that_refuses_us_is_let_go(self, address: str) -> None:
+        """The next opening begins anew; a second one changes nothing, and so does a second closing."""
+        store, link = store_for(address, ManualClock()), ScriptedLink(ValueError("no"), 1)
+        closed, store._new_link = list[int](), lambda: link  # type: ignore[attr-defined]
+
+        async def close() -> None:
+            closed.append(1)
+
+        link.close = close  # type: ignore[method-assign]
+        with pytest.raises(StoreError, match="refused"):
+            await store.open()
+        assert closed == [1]
+        with pytest.raises(NotOpen):
+            await store.stats()
+        await store.open()
+        await store.open()
+        assert (link.script, closed) == ([], [1])
+        await store.close()
+        await store.close()
+        assert closed == [1, 1]
+
+    async def test_two_that_open_at_once_share_a_link(self) -> None:
+        """The other one is closed."""
+        store, links = store_for("redis://localhost:1/0", ManualClock()), list[ScriptedLink]()
+
+        def new_link() -> ScriptedLink:
+            links.append(ScriptedLink(1))
+            return links[-1]
+
+        store._new_link = new_link  # type: ignore[attr-defined]
+        await asyncio.gather(store.open(), store.open())
+        first, second = links
+        assert [link.made[0].closed for link in links] == [[], [False]]
+        await store.close()
+        assert first.made[0].closed == [False]
+        assert second.script == []
+
     async def test_a_store_is_open_for_a_block(self) -> None:
         """And closed behind it."""
         store = MemoryStore(clock=ManualClock())

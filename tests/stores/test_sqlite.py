@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # n
 from stillfresh.stores.contract import REMEMBERED, UNREAD, Ask, Copy, Failure, Lease, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
-from stillfresh.stores.sqlite.connection import Patience, explained
+from stillfresh.stores.sqlite.connection import Patience, by_header, explained
 from stillfresh.stores.sqlite.database import WriteDatabase, identity_of
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
@@ -1076,3 +1077,30 @@ class TestS4NetworkFilesystem:
         with pytest.raises(ConfigError, match=r"network filesystem \(nfs\).*use a local disk"):
             await SqliteStore(path).open()
         assert not path.exists()
+
+
+class TestS4Header:
+    """A format that the header of a file names."""
+
+    @pytest.mark.parametrize("is_cache", [True, False])
+    def test_an_empty_file_is_begun_and_others_are_refused(self, is_cache: bool) -> None:
+        """Of another version, of another program, or with tables and no name."""
+        ours = by_header(77, 3, "", is_cache=is_cache)
+        assert (ours.application_ids, ours.is_cache) == ((77,), is_cache)
+        with closing(apsw.Connection(":memory:")) as file:
+            assert not ours.is_begun(file, Path("a.db"))
+            file.execute("PRAGMA application_id = 77; PRAGMA user_version = 3")
+            assert ours.is_begun(file, Path("a.db"))
+            file.execute("PRAGMA user_version = 4")
+            with pytest.raises(
+                ConfigError, match=r"a\.db: is of schema version 4, .* 3;"
+            ) as caught:
+                ours.is_begun(file, Path("a.db"))
+            assert ("delete this one: it is a cache" in str(caught.value)) is is_cache
+            for begun in ("application_id = 5", "application_id = 0"):
+                file.execute(f"PRAGMA {begun}")
+                with pytest.raises(ConfigError, match=r"a\.db: is "):
+                    ours.is_begun(file, Path("a.db"))
+            file.execute("PRAGMA user_version = 0; CREATE TABLE other (id)")
+            with pytest.raises(ConfigError, match=r"a\.db: is "):
+                ours.is_begun(file, Path("a.db"))

@@ -749,6 +749,30 @@ class TestS12Copy:
         assert found.execute("SELECT count(*) FROM post").fetchone() == (1,)
         found.close()
 
+    async def test_half_a_copy_is_removed(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next one may have its name."""
+
+        class Full:
+            """A connection to a disk without room."""
+
+            def execute(self, sql: str, *_: object) -> None:
+                if sql.startswith("VACUUM"):
+                    raise apsw.FullError("database or disk is full")
+
+            def close(self) -> None:
+                """Nothing is open."""
+
+        async with a_store(path):
+            copy = path.with_name("copy.db")
+            with monkeypatch.context() as patch:
+                patch.setattr("stillfresh.stores.sqlite.view.connect_viewer", lambda _: Full())
+                with pytest.raises(StoreError, match=r"copy\.db: .*full"):
+                    await read_only_copy(path, copy)
+            assert not copy.exists()
+            assert await read_only_copy(path, copy) == copy
+
     async def test_what_cannot_be_copied_is_said(self, path: Path) -> None:
         """No file, a target that exists, a target without a directory: nothing is left behind."""
         with pytest.raises(StoreError, match=r"cache\.db: there is no such file"):

@@ -44,7 +44,18 @@ class TestG18FileNames:
         assert store._path == Path(file).absolute()
 
     @pytest.mark.parametrize(
-        "name", ["memory", "prices", "gw.toml", "prices.db?x=1", "", ".", "a:b.db"]
+        "name",
+        [
+            "memory",
+            "prices",
+            "gw.toml",
+            "prices.db?x=1",
+            "",
+            ".",
+            "a:b.db",
+            "sqlite:///",
+            "sqlite:///a%00",
+        ],
     )
     def test_another_name_is_refused(self, name: str) -> None:
         """It would make a file that nobody meant."""
