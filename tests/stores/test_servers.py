@@ -280,7 +280,7 @@ class TestS1Listed:
 
     @pytest.mark.parametrize("address", ["redis://localhost:1/0", "postgres://localhost:1/db"])
     async def test_a_server_that_refuses_us_is_let_go(self, address: str) -> None:
-        """The next opening begins anew; a second one changes nothing, and so does a second closing."""
+        """The next opening begins anew; to open or to close twice is to do it once."""
         store, link = store_for(address, ManualClock()), ScriptedLink(ValueError("no"), 1)
         closed, store._new_link = list[int](), lambda: link  # type: ignore[attr-defined]
 
