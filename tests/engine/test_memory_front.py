@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from stillfresh import Cache, LoadFailed, Origin, Policy, ResourceStats, Verdict, engine
 from stillfresh.engine.counts import Counts
-from stillfresh.engine.explain import explain
+from stillfresh.engine.explain import explain, listed
 from stillfresh.engine.rules import age_bucket, outlook_of
-from stillfresh.stores.contract import Copy, Failure, Mark, Record
+from stillfresh.stores.contract import Copy, Entry, Failure, Mark, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -36,6 +36,15 @@ from tests.kit.held_store import SteppedStore, cache_on, lease_of
 FRESH, STALE, EXPIRED, GONE = Verdict
 PAGE = Copy("g1", 0, Policy(5, 60, 60), b"page")
 HARD = replace(PAGE, mark=Mark.HARD)
+SENTENCES = {
+    "WAITS": "a read waits for a load",
+    "PAUSE": "no load begins for another",
+    "SERVED": "a read is served and nothing else happens",
+    "REFRESHED": "a read is served at once, and one refresh begins behind it",
+    "OLD": "10.0 s old, fresh until 5.0 s ago",
+    "FAILED": "a read is served at once, with the error",
+    "THREE": "The last 3 loads failed (x)",
+}
 
 
 class Counting:
@@ -780,6 +789,75 @@ class TestE12Explain:
         other = str(explain("price", "/a", record, 10, loading_here=False, in_memory=False))
         assert "must be validated" not in other
         assert "not shared" not in other
+
+    @pytest.mark.parametrize(
+        ("record", "text"),
+        [
+            (Record(), "there is no copy; WAITS, and fails if that fails."),
+            (
+                Record(failure=Failure(1, 12.5, "x")),
+                "there is no copy; a read fails at once. The last load failed (x); PAUSE 2.5 s.",
+            ),
+            (
+                Record(replace(PAGE, fetched_at=7)),
+                "a fresh copy, 3.0 s old, fresh for 2.0 s more; SERVED.",
+            ),
+            (
+                Record(replace(PAGE, fetched_at=5)),
+                "a stale copy, 5.0 s old, fresh until 0.0 s ago; REFRESHED.",
+            ),
+            (
+                Record(PAGE, 12.0),
+                "a stale copy, OLD; REFRESHED. Another process is loading it, until 2.0 s from now.",
+            ),
+            (Record(PAGE, 10.0), "a stale copy, OLD; REFRESHED."),
+            (
+                Record(HARD),
+                "an expired copy, 10.0 s old, invalidated; WAITS, and gets this copy only if that fails.",
+            ),
+            (Record(PAGE, failure=Failure(3, 10.0, "x")), "a stale copy, OLD; REFRESHED. THREE."),
+            (
+                Record(PAGE, failure=Failure(3, 10.5, "x")),
+                "a stale copy, OLD; FAILED. THREE; PAUSE 0.5 s.",
+            ),
+            (
+                Record(replace(PAGE, value=None, fetched_at=7)),
+                "known to be absent, 3.0 s old, fresh for 2.0 s more; SERVED.",
+            ),
+        ],
+    )
+    def test_in_a_sentence_or_two(self, record: Record, text: str) -> None:
+        """What there is, what a read does, who loads it, and what failed."""
+        for short, long in SENTENCES.items():
+            text = text.replace(short, long)
+        told = explain("price", "a", record, 10, loading_here=False, in_memory=True)
+        assert str(told) == f"price 'a': {text}"
+        assert (told.resource, told.key, told.in_memory) == ("price", "a", True)
+        here = explain("price", "a", record, 10, loading_here=True, in_memory=False)
+        assert "It is being loaded by this process." in str(here)
+        assert "Another process" not in str(here)
+        assert (here.loading_here, here.in_memory) == (True, False)
+
+    def test_a_listing_says_the_same_in_figures(self) -> None:
+        """Of a copy, of an absence, of a load, and of a failure."""
+        absent, marked = replace(PAGE, value=None), replace(PAGE, mark=Mark.SOFT)
+        held, failed = Record(held_until=12.0), Record(failure=Failure(2, 30.0, "x"))
+        records = [Record(PAGE), Record(absent), Record(marked), held, failed]
+        entries = [Entry("price", str(at), it, 9) for at, it in enumerate(records)]
+        found = listed(entries, 10)
+        assert [(it.kind, it.id, it.size) for it in found] == [
+            ("price", str(at), 9) for at in range(5)
+        ]
+        assert [it.verdict.value for it in found] == ["stale", "stale", "stale", "gone", "gone"]
+        assert [(it.age, it.fetched_at) for it in found[1:4]] == [(10, 0), (10, 0), (None, None)]
+        assert [it.fresh_until for it in found] == [5, 5, 0, None, None]
+        assert [it.absent for it in found] == [False, True, False, False, False]
+        assert [it.invalidated for it in found] == [False, False, True, False, False]
+        assert [it.held_until for it in found] == [None, None, None, 12.0, None]
+        assert [(it.failures, it.retry_at, it.error) for it in found[3:]] == [
+            (0, None, None),
+            (2, 30.0, "x"),
+        ]
 
     async def test_changes_nothing(self, prices: Prices, upstream: Upstream) -> None:
         """No load, no count."""

@@ -825,6 +825,71 @@ class TestS6Admin:
         with pytest.raises(StoreError, match="table 't': not ready after 60 s"):
             await admin._ready(cast("AwsService", script), "t")
 
+    @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
+    async def test_a_table_and_its_bucket_are_made_once(
+        self, region: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With keys, a price for each request and a TTL; those that exist are left as they are."""
+        keys = [
+            {"AttributeName": "pk", "KeyType": "HASH"},
+            {"AttributeName": "sk", "KeyType": "RANGE"},
+        ]
+        types = [{"AttributeName": name, "AttributeType": "S"} for name in ("pk", "sk")]
+        full = {"KeySchema": keys, "AttributeDefinitions": types, "TableStatus": "ACTIVE"}
+        table, named = {"Table": full | {"ItemCount": 3, "TableSizeBytes": 9}}, {"TableName": "t"}
+        off = {"TimeToLiveDescription": {"TimeToLiveStatus": "DISABLED"}}
+        on = {"TimeToLiveDescription": {"TimeToLiveStatus": "ENABLED", "AttributeName": "ttl"}}
+        missing = AwsRefused("x", admin.NO_TABLE, {})
+        dynamodb = Script(
+            missing, {}, table, off, {}, table, on, table, table, on, {"Table": full}, off
+        )
+        s3 = Script(AwsRefused("x", "404", {}), {}, {}, {}, {})
+        s3.client = SimpleNamespace(meta=SimpleNamespace(region_name=region))  # type: ignore[attr-defined]
+        places = list[object]()
+
+        async def opened(_: object, place: object, what: object, meter: object) -> list[Script]:
+            assert (what, type(meter)) == (("t", "b"), CostMeter) or what == ("t", None)
+            places.append(place)
+            return [dynamodb, s3]
+
+        monkeypatch.setattr(admin, "opened", opened)
+        place = cast("AwsPlace", object())
+        expected = admin.TableState("t", "ACTIVE", "ttl", 3, 9, "b", bucket_exists=True)
+        assert await admin.create("t", "b", place) == expected
+        ttl = {"Enabled": True, "AttributeName": "ttl"}
+        assert dynamodb.asked == [
+            ("describe_table", named),
+            (
+                "create_table",
+                named
+                | {"KeySchema": keys, "AttributeDefinitions": types}
+                | {"BillingMode": "PAY_PER_REQUEST"},
+            ),
+            ("describe_table", named),
+            ("describe_time_to_live", named),
+            ("update_time_to_live", named | {"TimeToLiveSpecification": ttl}),
+            ("describe_table", named),
+            ("describe_time_to_live", named),
+        ]
+        where = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        made = {"Bucket": "b"} | (where if region != "us-east-1" else {})
+        assert s3.asked == [
+            ("head_bucket", {"Bucket": "b"}),
+            ("create_bucket", made),
+            ("head_bucket", {"Bucket": "b"}),
+        ]
+        assert await admin.create("t", "b", place) == expected
+        assert [*dynamodb.operations[7:], *s3.operations[3:]] == [
+            "describe_table",
+            "describe_table",
+            "describe_time_to_live",
+            "head_bucket",
+            "head_bucket",
+        ]
+        state = admin.TableState("t", "ACTIVE", None, 0, 0, None, bucket_exists=False)
+        assert await admin.describe("t", None, place) == state
+        assert places == [place] * 3
+
     async def test_a_refusal_with_another_code_is_raised(self) -> None:
         """Only the codes that were named are an answer."""
         denied = AwsRefused("x", "AccessDenied", {})
