@@ -44,6 +44,8 @@ SENTENCES = {
     "OLD": "10.0 s old, fresh until 5.0 s ago",
     "FAILED": "a read is served at once, with the error",
     "THREE": "The last 3 loads failed (x)",
+    "ELSEWHERE": "Another process is loading it, until",
+    "FALLBACK": "gets this copy only if that fails",
 }
 
 
@@ -808,12 +810,12 @@ class TestE12Explain:
             ),
             (
                 Record(PAGE, 12.0),
-                "a stale copy, OLD; REFRESHED. Another process is loading it, until 2.0 s from now.",
+                "a stale copy, OLD; REFRESHED. ELSEWHERE 2.0 s from now.",
             ),
             (Record(PAGE, 10.0), "a stale copy, OLD; REFRESHED."),
             (
                 Record(HARD),
-                "an expired copy, 10.0 s old, invalidated; WAITS, and gets this copy only if that fails.",
+                "an expired copy, 10.0 s old, invalidated; WAITS, and FALLBACK.",
             ),
             (Record(PAGE, failure=Failure(3, 10.0, "x")), "a stale copy, OLD; REFRESHED. THREE."),
             (
