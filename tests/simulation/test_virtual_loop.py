@@ -14,7 +14,7 @@ def nothing() -> None:
     """Called after every step."""
 
 
-def ran(loop: VirtualLoop, work: Callable[[list[str]], None]) -> list[str]:
+def ran(loop: VirtualLoop, work: Callable[[list[str]], object]) -> list[str]:
     """What the callbacks noted until an hour has passed."""
     noted = list[str]()
 

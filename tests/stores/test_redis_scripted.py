@@ -53,8 +53,11 @@ class Server:
         self.asked: list[str] = []
         self.commands: list[tuple[str, ...]] = []
         self.closed: list[str] = []
+        self.options: list[dict[str, object]] = []
 
-    def connection(self, *, host: str, port: int, **_: object) -> Any:
+    def connection(self, *, host: str, port: int, **options: object) -> Any:
+        self.options.append(options)
+
         async def connect() -> None:
             self.asked.append(host)
             if isinstance(self.answers[host], OSError):
@@ -100,6 +103,7 @@ class TestS9Sentinels:
         assert server.closed == ["one", "two", "three"]
         named = ("SENTINEL", "get-master-addr-by-name", "shop")
         assert server.commands == [named, named, ("ROLE",)]
+        assert server.options == [{"retry": redis_link.NEVER, "protocol": 2}] * 3 + [{"db": 5}]
         await connected(found, server)
         assert server.asked[4:] == ["three", "home"]
 

@@ -21,7 +21,7 @@ from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # n
 from stillfresh.stores.contract import REMEMBERED, UNREAD, Ask, Copy, Failure, Lease, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
-from stillfresh.stores.sqlite.connection import Patience, by_header, explained
+from stillfresh.stores.sqlite.connection import Patience, by_header, explained, not_ours
 from stillfresh.stores.sqlite.database import WriteDatabase, identity_of
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
@@ -1081,6 +1081,15 @@ class TestS4NetworkFilesystem:
 
 class TestS4Header:
     """A format that the header of a file names."""
+
+    def test_a_file_of_ours_is_named_for_what_it_is(self) -> None:
+        """By the ids that the formats have."""
+        for application, what in (
+            (APPLICATION_ID, "a cache's store"),
+            (coordinator_id, "a coordinator's file"),
+            (games_id, "a games file"),
+        ):
+            assert f"a.db: is {what} of stillfresh" in str(not_ours(Path("a.db"), application))
 
     @pytest.mark.parametrize("is_cache", [True, False])
     def test_an_empty_file_is_begun_and_others_are_refused(self, is_cache: bool) -> None:
