@@ -11,6 +11,7 @@ from stillfresh import ConfigError
 from stillfresh.durations import seconds
 from stillfresh.plan.rules import (
     LADDER,
+    NEAR,
     Candidate,
     Figures,
     Limit,
@@ -104,6 +105,26 @@ class TestTried:
         assert max(fits, default=None) == best
         assert len(tried) == len(set(tried)) == len(found) < 40
 
+    def test_what_is_tried(self) -> None:
+        """Without an objective, every fourth time from the longest on, with each `stale_for`."""
+        tried = list[tuple[float, float]]()
+
+        def replay(terms: Candidate) -> Figures:
+            tried.append((terms.fresh_for, terms.stale_for))
+            return figures(terms.fresh_for, 1, terms.fresh_for)
+
+        search(20, [Limit("stale", 0.5)], replay)
+        assert tried == [(10, 0), (10, 10), (10, 45), (2, 0), (2, 2), (2, 10)]
+        tried.clear()
+        search(20, [Limit("p99", 4), Limit("p50", 100)], replay)
+        halves = [(3, 0), (7, 0), (5, 0), (3, 3), (7, 7), (5, 5), (3, 15), (7, 30), (5, 20)]
+        assert tried == [*halves, (10, 0), (10, 10), (2, 0), (2, 2)]
+
+    def test_terms_as_they_are_declared(self) -> None:
+        """In the largest unit that fits; less than a second in seconds."""
+        assert str(Candidate(90, 3600)) == "fresh_for=90s, stale_for=1h"
+        assert [duration(it) for it in (0, 0.5, 1.5, 120)] == ["0s", "0.5s", "1.5s", "2m"]
+
 
 class TestProposed:
     TRIED = (figures(10, 20, 11), figures(60, 8, 61), figures(300, 2, 301))
@@ -144,6 +165,24 @@ class TestProposed:
         assert choose({"a": self.TRIED}, [], 10).chosen["a"] is self.TRIED[1]
         over = choose({"a": self.TRIED}, [], 1)
         assert (over.chosen["a"], over.total, over.within) == (self.TRIED[2], 2, None)
+
+    @pytest.mark.parametrize(
+        ("below", "budget", "is_met"),
+        [(90, None, True), (90, 8, True), (90, 7, False), (5, None, False), (5, 1, False)],
+    )
+    def test_says_whether_it_meets_both(
+        self, below: float, budget: float | None, is_met: bool
+    ) -> None:
+        """A budget may be used up; an objective is met below its limit."""
+        assert choose({"a": self.TRIED}, [Limit("p99", below)], budget).is_met is is_met
+
+    def test_edges(self) -> None:
+        """At its limit an objective is missed; requests of exactly 5 % more count as equal."""
+        assert choose({"a": self.TRIED}, [Limit("p99", 61)], None).chosen["a"] is self.TRIED[0]
+        near = figures(60, 8 * NEAR, 61, waited=0.01)
+        assert choose({"a": [self.TRIED[1], near]}, [], None).chosen["a"] is near
+        within = choose({"a": self.TRIED}, [], 8)
+        assert (within.chosen["a"], within.is_met) == (self.TRIED[1], True)
 
     def test_only_what_nothing_beats_is_shown(self) -> None:
         """Most requests first."""

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stillfresh.waiting import Proof, Snapshot, State, step
 from stillfresh.waiting.model import (
@@ -17,13 +18,23 @@ from stillfresh.waiting.model import (
     Opened,
     Pause,
     PauseOver,
+    Played,
     Reconnected,
     Refetch,
     RefetchRequest,
+    Screen,
     Started,
     YourTurn,
 )
-from stillfresh.waiting.rules import MEMORY, RULES, navigation
+from stillfresh.waiting.rules import (
+    MEMORY,
+    RULES,
+    is_provable,
+    known,
+    navigation,
+    restored,
+    without_move,
+)
 from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, retry_pause
 from tests.kit.waiting import Rules
 
@@ -701,6 +712,112 @@ class TestW15TurnsThatGoOn:
         rules.hear(MoveSent("b"), GameState("b", my_turn=True, version=4), MoveSent("b"))
         state = rules.hear(YourTurn("b", 4))
         assert (state.snapshot, state.pending, rules.asked()) == (None, ("b",), 0)
+
+
+class TestStates:
+    """W1: single steps, from a state to the next."""
+
+    def test_w3_what_is_away_is_forgotten_with_the_answer_that_may_list_it(self) -> None:
+        """Whether it failed, came, or may have been lost."""
+        state = State(in_flight=RefetchRequest(), away=("x",))
+        for event in (Failed(), Answered(("a", "b")), Reconnected()):
+            assert step(state, event)[0].away == ()
+        for event in (YourTurn("y"), Invalidated()):
+            assert step(state, event)[0].away == ("x",)
+        assert step(state, YourTurn("x"))[0].away == ()
+
+    def test_w6_a_game_that_is_not_ours_settles_our_earlier_moves_in_it(self) -> None:
+        """And no later ones; it is away only while an answer may list it."""
+        screen = Screen("a", my_turn=True)
+        state = State(screen=screen, moves=(("a", 3), ("a", 5), ("b", 1)))
+        after = step(state, GameState("a", my_turn=False, version=4))[0]
+        assert (after.moves, after.away, after.versions) == (
+            (("a", 5), ("b", 1)),
+            (),
+            (("a", 4),),
+        )
+        flying = replace(state, in_flight=RefetchRequest(), away=("a", "c"))
+        assert step(flying, GameState("a", my_turn=False, version=4))[0].away == ("c", "a")
+
+    def test_w7_a_turn_in_another_game_leaves_the_screen_as_it_is(self) -> None:
+        """The game on screen is shown as ours, and owes no message any more."""
+        screen = Screen("a", my_turn=False, owes_message=True)
+        state = State(pool=("b", "c"), screen=screen)
+        assert step(state, YourTurn("b"))[0].screen == screen
+        assert step(state, YourTurn("a"))[0].screen == Screen("a", my_turn=True)
+
+    def test_w7_an_order_is_proved_by_the_snapshot_of_its_game(self) -> None:
+        """Which we played since; a mid-turn one proves only a turn that goes on."""
+        own = Snapshot("a", ("a", "b", "c"), is_complete_from_server=False)
+        mid = replace(own, is_mid_turn=True)
+        for snapshot, played, wanted, is_proved in (
+            (own, Played.SINCE, RefetchRequest("a"), True),
+            (own, Played.SINCE, RefetchRequest("b"), False),
+            (own, Played.NOT_SINCE, RefetchRequest("a"), False),
+            (None, Played.SINCE, RefetchRequest("a"), False),
+            (mid, Played.SINCE, RefetchRequest("a"), False),
+            (mid, Played.SINCE, RefetchRequest("a", is_mid_turn=True), True),
+        ):
+            state = State(snapshot=snapshot, played=played)
+            assert is_provable(state, wanted) is is_proved
+            assert not is_provable(replace(state, in_flight=RefetchRequest()), wanted)
+
+    @pytest.mark.parametrize("anew", [True, False])
+    def test_w7_a_restored_order_is_all_of_the_answer(self, anew: bool) -> None:
+        """Its games, and whether there are others; a new turn is not played yet."""
+        snapshot = Snapshot("a", ("a", "b", "c"), is_complete_from_server=True)
+        after, effects = restored(State(snapshot=snapshot, played=Played.SINCE), anew=anew)
+        assert (after.pool, after.is_complete_from_server) == (("a", "b", "c"), True)
+        assert after.played is (Played.NOT_SINCE if anew else Played.SINCE)
+        assert (after.is_restored, effects) == (True, ())
+
+    def test_w7_versions_only_grow(self) -> None:
+        """What is known already changes nothing, not even the order."""
+        versions = (("a", 5), ("b", 1))
+        for version in (None, 4, 5):
+            assert known(versions, "a", version) == versions
+        assert known(versions, "a", 6) == (("b", 1), ("a", 6))
+        assert known(versions, "c", 0) == (*versions, ("c", 0))
+
+    def test_w8_a_turn_that_rises_is_news_up_to_its_version(self) -> None:
+        """With a move of ours pending, too; old news owes no message, and asks for nothing."""
+        state = State(pool=("b", "c"), screen=Screen("a", my_turn=False), moves=(("a", 3),))
+        after = step(state, GameState("a", my_turn=True, version=5))[0]
+        assert (after.versions, after.moves) == ((("a", 5),), ())
+        assert after.screen == Screen("a", my_turn=True, version=5, owes_message=True)
+        late = replace(state, versions=(("a", 5),))
+        after, effects = step(late, GameState("a", my_turn=True, version=5))
+        assert after.screen == Screen("a", my_turn=True, version=5)
+        assert (effects, after.in_flight) == ((), None)
+
+    def test_w9_a_refusal_takes_back_the_oldest_move_that_it_can_be(self) -> None:
+        """Of its game; one without a version can be any."""
+        moves = (("a", 1), ("b", 1), ("b", None), ("b", 2))
+        assert without_move(moves, "b", 1) == (("a", 1), ("b", None), ("b", 2))
+        assert without_move(moves, "b", 2) == (("a", 1), ("b", 1), ("b", 2))
+        assert without_move(moves, "b", None) == (("a", 1), ("b", None), ("b", 2))
+        assert without_move(moves, "c", 1) == moves
+
+    def test_w10_a_move_in_another_game_is_no_move_since_the_snapshot(self) -> None:
+        """It ends the snapshot; and without one, nothing was played before it."""
+        snapshot = Snapshot("a", ("a", "b", "c"), is_complete_from_server=False)
+        state = State(pool=("a", "b", "c"), snapshot=snapshot)
+        after = step(state, MoveSent("b"))[0]
+        assert (after.snapshot, after.played) == (None, Played.NOT_SINCE)
+        assert step(state, MoveSent("a"))[0].played is Played.SINCE
+        asked = State(in_flight=RefetchRequest(), moves=(("a", 1),))
+        assert step(asked, Answered(("a", "b")))[0].played is Played.NOT_SINCE
+
+    def test_w15_late_news_ends_the_mid_turn_snapshot_of_its_own_game(self) -> None:
+        """And no other."""
+        for game, is_mid_turn, is_kept in (
+            ("a", True, False),
+            ("b", True, True),
+            ("a", False, True),
+        ):
+            snapshot = Snapshot(game, (), is_complete_from_server=False, is_mid_turn=is_mid_turn)
+            state = State(snapshot=snapshot, versions=(("a", 5),))
+            assert step(state, YourTurn("a", 5))[0].snapshot == (snapshot if is_kept else None)
 
 
 def went_on() -> Rules:
