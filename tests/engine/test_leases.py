@@ -265,6 +265,19 @@ class TestE5Lease:
         task.cancel()
         assert "Another process is loading it" in text
 
+    async def test_memory_keeps_a_deleted_copy_until_its_load_ends(
+        self, ours: Prices, theirs: Prices, upstream: Upstream
+    ) -> None:
+        """A copy that is being replaced is dropped by its load alone."""
+        await ours("a")
+        await theirs.delete("a")
+        refreshing = await upstream.holding(ours.refresh("a"))
+        reading = asyncio.create_task(ours.get("a"))
+        await turns()
+        assert ours.peek("a") is not None
+        upstream.let_go()
+        await asyncio.gather(refreshing, reading)
+
 
 class TestE7Missed:
     async def test_who_missed_a_failure_loads_nothing(

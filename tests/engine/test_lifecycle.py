@@ -267,7 +267,9 @@ class TestE13Close:
         upstream.hold()
         new, old = (asyncio.create_task(outcome(goods.get(key))) for key in ("new", "old"))
         await upstream.asked.wait()
+        (load,) = goods.core.loads._running
         await shut.close()
+        assert load.cancelled()
         error, answer = await new, await old
         assert isinstance(error, LoadFailed)
         assert "the cache was closed" in str(error)

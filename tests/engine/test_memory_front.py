@@ -151,6 +151,19 @@ class TestE9Memory:
         upstream.version = 2
         assert version(await prices.get("a")) == 2
 
+    async def test_many_keys_are_answered_by_memory_for_that_long(
+        self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """The store is asked for none of them; later for all, in one step."""
+        prices = declare(here, upstream, memory_for="1s")
+        await prices.get_many(["a", "b"])
+        asked = store.count("read")
+        found = await prices.get_many(["a", "b"])
+        assert (len(found), store.count("read")) == (2, asked)
+        clock.advance(1)
+        await prices.get_many(["a", "b"])
+        assert store.count("read") == asked + 1
+
     async def test_memory_for_allows_that_much_lag_and_no_more(
         self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:

@@ -263,6 +263,14 @@ class TestE17Update:
         clock.advance(5)
         assert (await prices.explain("a")).verdict is EXPIRED
 
+    async def test_an_amended_value_of_nothing_is_as_a_put(
+        self, prices: Resource[str, Price]
+    ) -> None:
+        """There is no age to keep."""
+        answer = await prices.update("a", lambda _: Amended(Price("a", 3)))
+        assert answer is not None
+        assert (version(answer), answer.verdict, answer.age) == (3, FRESH, 0)
+
     async def test_an_invalidated_copy_cannot_be_made_fresh_by_amending_it(
         self, prices: Resource[str, Price], clock: ManualClock
     ) -> None:

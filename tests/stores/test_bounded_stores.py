@@ -174,6 +174,14 @@ class TestE23Stores:
         assert before == 0 < ((await store.stats()).evicted or 0)
         assert isinstance((await store.acquire("post", [Ask("large")], 5))["large"], Lease)
 
+    async def test_the_first_copy_may_be_too_large(self, store: Store, clock: ManualClock) -> None:
+        """It counts as evicted, as any other."""
+        await publish(store, clock, "large", 2 * MOST)
+        await shrunk(store)
+        stats = await store.stats()
+        assert (stats.copies, stats.held) == (0, 0)
+        assert (stats.evicted or 0) >= 2 * MOST
+
     async def test_a_copy_of_nine_tenths_stays(self, store: Store, clock: ManualClock) -> None:
         """One that has a byte more is never kept."""
         largest = int(0.9 * MOST) - (BESIDE if isinstance(store, MemoryStore) else 0)

@@ -23,7 +23,7 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
 )
-from stillfresh.stores.redis import RedisStore, scripts
+from stillfresh.stores.redis import RedisStore, listing, scripts
 from stillfresh.stores.redis import link as redis_link
 from stillfresh.stores.redis import threads as redis_threads
 from stillfresh.stores.redis.channel import RedisChannel
@@ -41,6 +41,8 @@ from stillfresh.stores.redis.layout import (
 )
 from stillfresh.stores.redis.link import Link, Sentinels
 from stillfresh.stores.redis.threads import ThreadReads
+from stillfresh.stores.urls import store_for
+from stillfresh.testing import ManualClock
 
 PLACES = [("one", 1), ("two", 2), ("three", 3)]
 
@@ -656,6 +658,38 @@ class TestS5Steps:
                 RedisStore("redis://localhost", **bad)  # type: ignore[arg-type]
         assert RedisStore("redis://localhost", wait_replicas=0).reads_in_threads
         assert not RedisStore("redis://localhost", service="shop").reads_in_threads
+
+    @pytest.mark.parametrize(
+        ("url", "nodes"),
+        [
+            ("redis+cluster://a,b:7", [("a", 6379), ("b", 7)]),
+            ("redis+sentinel://a,b:7/shop", [("a", 26379), ("b", 7)]),
+            ("redis://a", []),
+        ],
+    )
+    def test_a_port_that_is_not_named(self, url: str, nodes: list[tuple[str, int]]) -> None:
+        """As each kind of server has it."""
+        store = store_for(url, ManualClock())
+        assert isinstance(store, RedisStore)
+        assert nodes in store._new_link.args
+
+    async def test_a_very_large_database_is_counted_by_its_first_part(self) -> None:
+        """In so many slices; the rest is taken to be alike."""
+        asked = list[str]()
+
+        async def run(commands: list[tuple[Any, ...]]) -> list[Any]:
+            asked.append(commands[0][0] if commands[0][0] == "DBSIZE" else "count")
+            is_size = asked[-1] == "DBSIZE"
+            return [4 * listing.SAMPLE * listing.LOOKED_AT] if is_size else [(b"7", 1, 2, 3)]
+
+        async def servers() -> list[Any]:
+            return [SimpleNamespace(run=run)]
+
+        link: Any = SimpleNamespace(servers=servers)
+        found = await listing.count(link, Places("shop"), "0")
+        assert asked == ["count"] * listing.SAMPLE + ["DBSIZE"]
+        each = 4 * listing.SAMPLE
+        assert (found.copies, found.leases, found.bytes) == (each, 2 * each, 3 * each)
 
     def test_a_node_has_the_user_of_the_address(self) -> None:
         """And its own host, which may be an IPv6 address."""

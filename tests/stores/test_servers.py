@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from stillfresh import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
@@ -52,6 +53,11 @@ class TestS5Breaker:
 
 
 class TestI7Meter:
+    def test_nothing_costs_nothing(self) -> None:
+        """In no unit."""
+        assert set(astuple(Costs())) == {0}
+        assert CostMeter().costs() == Costs()
+
     def test_what_is_charged_is_counted(self) -> None:
         """Reads and writes in units, requests to S3 one by one, refused writes too."""
         meter = CostMeter()

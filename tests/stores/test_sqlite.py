@@ -400,6 +400,10 @@ class TestS4Writer:
         for _ in range(3):
             writer.wake()
         assert writer._queue.qsize() == 1
+        work = writer._queue.get()
+        assert work is not None
+        assert not work.writes, "it needs no lock of the file"
+        writer._queue.put(work)
         may_end.set()
         await asyncio.wrap_future(busy)
         while writer._is_woken:

@@ -100,6 +100,13 @@ class TestI17Tenants:
         with pytest.raises(ConfigError, match="the store's own is 'a', and 'b' is named as well"):
             for_tenant(mine, "b")
 
+    def test_a_store_may_know_tenants_itself(self) -> None:
+        """As DynamoDB's does, whose rows have a place for them."""
+        store, own = MemoryStore(), MemoryStore()
+        store.for_tenant = {"a": own}.get  # type: ignore[method-assign]
+        assert for_tenant(store, "a") is own
+        assert isinstance(for_tenant(store, "b"), TenantStore)
+
     async def test_invalidations_reach_their_own_entries(self) -> None:
         """By id and by tag; hard, unless a soft one is asked for."""
         store = MemoryStore(clock=ManualClock())
