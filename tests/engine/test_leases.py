@@ -270,8 +270,8 @@ class TestE5Lease:
     ) -> None:
         """A copy that is being replaced is dropped by its load alone."""
         await ours("a")
-        await theirs.delete("a")
         refreshing = await upstream.holding(ours.refresh("a"))
+        await theirs.delete("a")
         reading = asyncio.create_task(ours.get("a"))
         await turns()
         assert ours.peek("a") is not None

@@ -36,7 +36,7 @@ class TestE13Tasks:
     async def test_what_outlives_grace_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         """By its name, once."""
         tasks, gate = Tasks(), asyncio.Event()
-        late = tasks.step(gate.wait())  # type: ignore[arg-type]
+        late = tasks.step(gate.wait())
         late.set_name("late one")
         await tasks.end(0)
         assert ["late one" in it.getMessage() for it in caplog.records] == [True]
@@ -47,7 +47,7 @@ class TestE13Tasks:
     async def test_a_step_is_not_cancelled_by_the_end_of_the_loop(self) -> None:
         """`asyncio.run` cancels all tasks that it knows."""
         tasks, gate = Tasks(), asyncio.Event()
-        step, child = tasks.step(gate.wait()), tasks.child(gate.wait())  # type: ignore[arg-type]
+        step, child = tasks.step(gate.wait()), tasks.child(gate.wait())
         assert (step in asyncio.all_tasks(), child in asyncio.all_tasks()) == (False, True)
         gate.set()
         await asyncio.gather(step, child)

@@ -671,7 +671,7 @@ class TestS5Steps:
         """As each kind of server has it."""
         store = store_for(url, ManualClock())
         assert isinstance(store, RedisStore)
-        assert nodes in store._new_link.args
+        assert nodes in cast("Any", store._new_link).args
 
     async def test_a_very_large_database_is_counted_by_its_first_part(self) -> None:
         """In so many slices; the rest is taken to be alike."""

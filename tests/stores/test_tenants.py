@@ -103,7 +103,7 @@ class TestI17Tenants:
     def test_a_store_may_know_tenants_itself(self) -> None:
         """As DynamoDB's does, whose rows have a place for them."""
         store, own = MemoryStore(), MemoryStore()
-        store.for_tenant = {"a": own}.get  # type: ignore[method-assign]
+        store.for_tenant = {"a": own}.get  # type: ignore[method-assign, assignment]
         assert for_tenant(store, "a") is own
         assert isinstance(for_tenant(store, "b"), TenantStore)
 
