@@ -12,7 +12,8 @@ import pytest
 from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StillfreshError, Verdict
 from stillfresh.engine import Private
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Upstream, declare, outcome, turns, version
+from tests.kit.engine import Price, Prices, Upstream, declare, outcome, turns, version
+from tests.kit.held_store import SteppedStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "testing-your-code.md"
 NOWHERE = "redis://127.0.0.1:1"
@@ -253,6 +254,16 @@ class TestE22Override:
             await prices("a")
             await theirs.put("a", Price("a", 9))
             assert (await prices("a")).version == 9
+
+    async def test_a_store_that_is_bound_to_a_loop_is_closed_meanwhile(
+        self, here: Cache, ours: Prices, store: SteppedStore
+    ) -> None:
+        """Another may stay open."""
+        await ours("a")
+        async with here.override("memory://"):
+            assert store.count("close") == 1
+        await ours("a")
+        assert store.count("open") == 2
 
     async def test_a_store_that_is_not_there_is_not_asked(self, upstream: Upstream) -> None:
         """The point of it: a test needs no server."""

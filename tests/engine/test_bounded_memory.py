@@ -81,6 +81,34 @@ class TestE23Memory:
         await texts.put("a", b"x" * MOST)
         assert (await stats(cache)).bytes == 0
 
+    async def test_what_the_store_confirms_keeps_its_size(
+        self, cache: Cache, clock: ManualClock
+    ) -> None:
+        """Its value is not sent again; an absence has none."""
+        gone = list[str]()
+
+        @cache.batched("text", fresh_for=60, error_for=600)
+        async def texts(keys: list[str]) -> dict[str, bytes]:
+            return {key: b"x" * 1000 for key in keys if key not in gone}
+
+        await texts("a")
+        held = (await stats(cache)).bytes
+        assert held > BESIDE + 1000
+        texts.core.memory.entries["a"].stands = 0
+        await texts.get_many(["a"])
+        assert (await stats(cache)).bytes == held
+        gone.append("a")
+        await texts.refresh("a")
+        assert (await stats(cache)).bytes == BESIDE
+
+    async def test_a_slice_says_whether_there_is_more(self, cache: Cache) -> None:
+        """So the next one follows."""
+        texts = declare(cache)
+        memory = texts.core.memory
+        assert memory._free() is False
+        await texts("a")
+        assert memory._free() is True
+
     async def test_both_limits_hold(self, cache: Cache) -> None:
         """So many entries, and so many bytes."""
         texts = declare(cache, max_bytes="1GB", max_entries=3)

@@ -24,6 +24,14 @@ def stale(keys: str, now: float = 0) -> Lane[str]:
 
 
 class TestC3Subscribed:
+    def test_a_cooldown_is_as_short_as_it_is_declared(self) -> None:
+        """C9: a pause that nobody asked for makes it no longer."""
+        lane = lane_of("a", cooldown=0.5)
+        lane.failed("a", 10)
+        assert lane.cooling(10) == {"a": 10.5}
+        lane.failed("a", 20, 3)
+        assert lane.cooling(20) == {"a": 23}
+
     def test_only_the_first_subscription_asks_for_a_look(self) -> None:
         """Nobody else watched it: it is due at once."""
         lane = lane_of("a")

@@ -192,6 +192,8 @@ class TestE13Close:
         assert goods.peek("a") is None
         for work in (goods.get("a"), shut.open(), shut.close()):
             assert "open when the process forked" in str(await outcome(work))
+        with pytest.raises(StillfreshError, match="open when the process forked"):
+            shut.from_thread(goods.get, "a")
         assert shut.counts().resources["price"].loads == 1
         shut._is_forked = False
         await shut.close()

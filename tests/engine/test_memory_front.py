@@ -151,6 +151,17 @@ class TestE9Memory:
         upstream.version = 2
         assert version(await prices.get("a")) == 2
 
+    async def test_at_the_end_of_its_freshness_it_is_stale(
+        self, prices: Prices, clock: ManualClock
+    ) -> None:
+        """To who peeks as well: ends are exclusive."""
+        await prices("a")
+        for passed, verdict in ((29.9, Verdict.FRESH), (0.1, Verdict.STALE)):
+            clock.advance(passed)
+            found = prices.peek("a")
+            assert found is not None
+            assert found.verdict is verdict
+
     async def test_many_keys_are_answered_by_memory_for_that_long(
         self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:

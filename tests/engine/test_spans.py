@@ -471,6 +471,8 @@ class TestG14Stopwatch:
     def test_a_span_has_the_worst_verdict_and_the_last_error(self) -> None:
         """Of all keys of its load; without hooks there is no span."""
         span, error = Span("load", "price", ["a"], "", (), is_waited=True), ValueError("x")
+        assert (span.seconds, span.verdict, span.origin) == (0.0, None, None)
+        assert (span.status, span.error) == (None, None)
         seen = []
         for verdict, raised in (
             (Verdict.STALE, None),

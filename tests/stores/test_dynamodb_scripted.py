@@ -793,6 +793,7 @@ class TestI4Steps:
         lease = Lease("a", "t1", NOW + 10, 5)
         its = Steps({}, refused(lock("other")))
         assert [await its.run.renew("post", lease, 10) for _ in range(2)] == [True, False]
+        assert its.run.leased.get(PK), "so its next read looks at the lease, too"
         its = Steps({}, {})
         its.run.claims.insert("t1", Claim())
         await its.run.release("post", lease, None)

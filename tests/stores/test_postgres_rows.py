@@ -2,7 +2,9 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -285,6 +287,28 @@ def a_state(version: int, *, is_unlogged: bool, pushes: bool) -> SchemaState:
 
 
 class TestS11Schema:
+    @pytest.mark.parametrize("newer", [-1, 0])
+    async def test_an_old_server_is_refused(
+        self, newer: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before anything is made; the oldest that will do is taken."""
+
+        class Begun(Exception):
+            """A transaction was begun."""
+
+        def transaction() -> None:
+            raise Begun
+
+        info = SimpleNamespace(server_version=postgres_admin.OLDEST_SERVER + newer)
+
+        @asynccontextmanager
+        async def connected(_: str) -> AsyncIterator[tuple[object, str]]:
+            yield SimpleNamespace(info=info, transaction=transaction), "shop"
+
+        monkeypatch.setattr(postgres_admin, "_connected", connected)
+        with pytest.raises(StoreError if newer else Begun, match="14 or newer" if newer else ""):
+            await postgres_admin.create("postgres://host")
+
     async def made(
         self, before: SchemaState, monkeypatch: pytest.MonkeyPatch, **asked: bool | None
     ) -> Statements:

@@ -210,3 +210,16 @@ class TestS5LostTags:
             await client.aclose()
             await cache.invalidate_tag("fr")
             assert await shoes("a") == 2
+
+
+async def test_i26_an_epoch_is_newer_than_all_before_it(full: Server, store: RedisStore) -> None:
+    """Also if the server's clock was set back: a load that began before is void."""
+    (place,) = Places(PREFIX).of(KIND, ["a"])
+    client = Redis.from_url(full.address)
+    await client.zadd(place.base + b"@", {"later": 4e15})
+    lease = await leased(store)
+    await store.invalidate_tag("eu")
+    copy = Copy(lease.token, time.time(), Policy(60), b"old")
+    assert await store.publish(KIND, {"a": (lease, copy)}, {"a": ("eu",)}) == {"a"}
+    await client.delete(place.base + b"@")
+    await client.aclose()
