@@ -156,7 +156,7 @@ class TestE9Memory:
     ) -> None:
         """To who peeks as well: ends are exclusive."""
         await prices("a")
-        for passed, verdict in ((29.9, Verdict.FRESH), (0.1, Verdict.STALE)):
+        for passed, verdict in ((29, Verdict.FRESH), (1, Verdict.STALE)):
             clock.advance(passed)
             found = prices.peek("a")
             assert found is not None

@@ -216,7 +216,7 @@ async def test_i26_an_epoch_is_newer_than_all_before_it(full: Server, store: Red
     """Also if the server's clock was set back: a load that began before is void."""
     (place,) = Places(PREFIX).of(KIND, ["a"])
     client = Redis.from_url(full.address)
-    await client.zadd(place.base + b"@", {"later": 4e15})
+    await client.zadd(place.base + b"@", {"!": 1, "#later": 4e15})
     lease = await leased(store)
     await store.invalidate_tag("eu")
     copy = Copy(lease.token, time.time(), Policy(60), b"old")
