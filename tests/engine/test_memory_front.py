@@ -161,6 +161,7 @@ class TestE9Memory:
             found = prices.peek("a")
             assert found is not None
             assert found.verdict is verdict
+            await prices.get("a")
 
     async def test_many_keys_are_answered_by_memory_for_that_long(
         self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock

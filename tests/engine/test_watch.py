@@ -466,7 +466,8 @@ class TestC14Watch:
                 """Never called."""
 
         for bad in (5, late, partial(late, 1), Late()):
-            with pytest.raises(ConfigError, match=f"{name}: takes a plain function"):
+            instead = "iterate over" if name == "tell" else "start a task of your own"
+            with pytest.raises(ConfigError, match=f"{name}: takes a plain function.*{instead}"):
                 prices.watch("a", **{name: bad})  # type: ignore[arg-type]
 
     def test_a_watch_outside_a_running_loop_leaves_nothing(self) -> None:
