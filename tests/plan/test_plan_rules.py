@@ -123,7 +123,7 @@ class TestTried:
     def test_terms_as_they_are_declared(self) -> None:
         """In the largest unit that fits; less than a second in seconds."""
         assert str(Candidate(90, 3600)) == "fresh_for=90s, stale_for=1h"
-        assert [duration(it) for it in (0, 0.5, 1.5, 120)] == ["0s", "0.5s", "1.5s", "2m"]
+        assert [duration(it) for it in (0, 0.002, 1.5, 120)] == ["0s", "0.002s", "1.5s", "2m"]
 
 
 class TestProposed:
@@ -183,6 +183,15 @@ class TestProposed:
         assert choose({"a": [self.TRIED[1], near]}, [], None).chosen["a"] is near
         within = choose({"a": self.TRIED}, [], 8)
         assert (within.chosen["a"], within.is_met) == (self.TRIED[1], True)
+
+    def test_of_several_limits_the_worst_counts(self) -> None:
+        """Where none of the tries meets both, and where a kind has none so fresh."""
+        limits = [Limit("p99", 5), Limit("waited", 0.01)]
+        near, far = figures(10, 20, 11, waited=0.02), figures(10, 20, 6, waited=0.5)
+        assert choose({"a": [far, near]}, limits, None).chosen["a"] is near
+        slow = (figures(60, 8, 61),)
+        choice = choose({"a": self.TRIED, "b": slow}, [], 30)
+        assert [it.p99 for it in choice.chosen.values()] == [61, 61]
 
     def test_only_what_nothing_beats_is_shown(self) -> None:
         """Most requests first."""

@@ -33,9 +33,10 @@ from stillfresh.waiting.rules import (
     known,
     navigation,
     restored,
+    seen,
     without_move,
 )
-from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, retry_pause
+from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, is_blind, retry_pause
 from tests.kit.waiting import Rules
 
 GAMES = st.sampled_from("abcdefg")
@@ -69,6 +70,7 @@ class TestW1Pure:
         """An empty pool that does not claim to be complete, and no snapshot."""
         state = State()
         assert (state.pool, state.is_complete_from_server, state.snapshot) == ((), False, None)
+        assert not state.is_restored
 
     def test_the_state_is_frozen(self) -> None:
         """Nobody can change what the rules have decided."""
@@ -789,6 +791,29 @@ class TestStates:
         after, effects = step(late, GameState("a", my_turn=True, version=5))
         assert after.screen == Screen("a", my_turn=True, version=5)
         assert (effects, after.in_flight) == ((), None)
+
+    def test_w8_a_turn_that_stays_away_owes_nothing(self) -> None:
+        """And is old news up to its version, whatever was opened."""
+        state = State(screen=Screen("a", my_turn=False, opened_at=1))
+        after = step(state, GameState("a", my_turn=False, version=4))[0]
+        assert after.screen == Screen("a", my_turn=False, opened_at=1, version=4)
+        assert after.versions == (("a", 4),)
+
+    def test_w5_only_the_game_on_screen_was_seen(self) -> None:
+        """At its last version, or at the one that was opened."""
+        screen = Screen("a", my_turn=True, opened_at=3)
+        assert (seen(screen, "a"), seen(screen, "b"), seen(None, "a")) == (3, None, None)
+        assert seen(replace(screen, version=5), "a") == 5
+
+    def test_w7_an_answer_is_blind_to_a_game_that_was_played_meanwhile(self) -> None:
+        """Here, or elsewhere; and an answer is no restored order."""
+        snapshot = Snapshot("a", ("a", "b"), is_complete_from_server=True)
+        assert not is_blind(State(), snapshot)
+        assert is_blind(State(moves=(("a", 1),)), snapshot)
+        assert is_blind(State(away=("a",)), snapshot)
+        assert is_blind(State(), replace(snapshot, game_id="c"))
+        restored_one = State(in_flight=RefetchRequest(), is_restored=True)
+        assert not step(restored_one, Answered(("a", "b")))[0].is_restored
 
     def test_w9_a_refusal_takes_back_the_oldest_move_that_it_can_be(self) -> None:
         """Of its game; one without a version can be any."""
