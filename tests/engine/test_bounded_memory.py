@@ -101,6 +101,17 @@ class TestE23Memory:
         await texts.refresh("a")
         assert (await stats(cache)).bytes == BESIDE
 
+    async def test_all_of_the_room_may_be_used(self, cache: Cache) -> None:
+        """To the last byte: nothing goes before there is too much."""
+        texts = declare(cache, max_bytes=10 * (BESIDE + 1003))
+        await texts.get_many([f"{number}" for number in range(10)])
+        await turns()
+        told = await stats(cache)
+        assert (told.entries, told.bytes) == (10, 10 * (BESIDE + 1003))
+        await texts("10")
+        await turns()
+        assert (await stats(cache)).entries == 9
+
     async def test_a_slice_says_whether_there_is_more(self, cache: Cache) -> None:
         """So the next one follows."""
         texts = declare(cache)

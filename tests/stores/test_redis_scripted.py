@@ -659,6 +659,21 @@ class TestS5Steps:
         assert RedisStore("redis://localhost", wait_replicas=0).reads_in_threads
         assert not RedisStore("redis://localhost", service="shop").reads_in_threads
 
+    async def test_a_tag_that_is_on_another_node_is_invalidated_id_by_id(self) -> None:
+        """E6: each step is tried though the server failed a moment ago, and lasts as it is told."""
+        cluster: Any = RedisStore("redis://a:1/0", nodes=[("a", 1)])._new_link()
+        base, asked = Places("shop").bases[0], list[tuple[int, dict[str, object]]]()
+
+        async def run(steps: list[tuple[Any, ...]], **options: object) -> list[Any]:
+            asked.append((len(steps), options))
+            return [[b"x", b"y"]]
+
+        cluster.run = run
+        command = ("EVALSHA", b"", 1, base + b"#eu", base, b"2", b"0")
+        assert await cluster._tag_by_members(command, lasting=True) == (b"0", [b"x", b"y"])
+        lasting = {"urgent": True, "lasting": True}
+        assert asked == [(1, lasting), (1, {"urgent": True}), (2, lasting), (1, {})]
+
     @pytest.mark.parametrize(
         ("url", "nodes"),
         [
