@@ -30,6 +30,7 @@ from stillfresh.stores.contract import (
     UNREAD,
     Ask,
     Copy,
+    Costs,
     Failure,
     Held,
     Lease,
@@ -1020,6 +1021,18 @@ class TestI4Aws:
         assert len(messages) == 2
         assert "no answer to get_item" in messages[0]
         assert messages[1] == "table 't': answers again"
+
+    async def test_every_request_is_metered(self) -> None:
+        """I7: as it is asked, answered or refused."""
+        refused = aws_error("ConditionalCheckFailedException")
+        units = {"ConsumedCapacity": {"CapacityUnits": 2.5}}
+        service = Service(units, units, refused, {})
+        await service.ask("get_item")
+        await service.ask("put_item")
+        with pytest.raises(AwsRefused):
+            await service.ask("put_item")
+        await service.ask("get_object")
+        assert service.meter.costs() == Costs(read_units=2.5, write_units=3.5, s3_gets=1)
 
     async def test_a_probe_is_one_attempt(self) -> None:
         """It finds out whether the service answers again; a refusal is an answer."""
