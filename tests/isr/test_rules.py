@@ -700,6 +700,8 @@ class TestI11Names:
         assert canonical_query(b"a" * (MOST_URL + 1), None) is None
         assert canonical_query(b"&b=1&&a=2&b=0", None) == "a=2&b=1&b=0"
         assert [canonical_query(it, None) for it in (b"a b", b"a\x7f", b"!~")] == [None, None, "!~"]
+        assert [canonical_path(b"/" + it) for it in (b"a b", b"\x7f", b"!~")] == [None, None, "/!~"]
+        assert canonical_path(b"/\xfe") == "/%FE"
 
 
 class TestI13Keys:
