@@ -317,6 +317,7 @@ class Node:
         self.script: list[Any] = []
         self.sent: list[Any] = []
         self.is_away = self.is_closed = self.drops_keys = False
+        self.looks = 0
 
     async def greet(self) -> None:
         self.sent.append("greet")
@@ -326,6 +327,7 @@ class Node:
 
     async def run(self, commands: Any, *, urgent: bool) -> list[Any]:
         assert (commands, urgent) == ([("CLUSTER", "SLOTS")], True)
+        self.looks += 1
         if isinstance(self.table, StoreError):
             raise self.table
         return [self.table]
@@ -472,6 +474,16 @@ class TestS9Routes:
         its = Nodes(StoreError("no permission"))
         await its.cluster.greet()
         assert (its.n1.sent, its.n2.sent) == (["greet"], [])
+
+    async def test_the_first_that_knows_all_slots_is_enough(self) -> None:
+        """Where it does not know them all, the next one is asked, too."""
+        its = Nodes()
+        await its.cluster._locate()
+        assert (its.n1.looks, its.n2.looks) == (1, 0)
+        its = Nodes()
+        its.n1.table = SLOTS[:1]
+        await its.cluster._locate()
+        assert (its.n1.looks, its.n2.looks) == (1, 1)
 
     async def test_the_table_is_not_read_too_often(self) -> None:
         """Once for callers that come together, and then for a while not."""
