@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import Answer, ConfigError, Origin, Verdict
+from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
 from stillfresh.http.freshness import Wish
@@ -36,7 +37,7 @@ from stillfresh.isr.clients import (
     target_of,
     unfit_to_fill,
 )
-from stillfresh.isr.model import Head, Reason, Stored
+from stillfresh.isr.model import Head, PageCaller, PageRead, Reason, Stored
 from stillfresh.isr.routes import (
     MOST_KEY,
     MOST_PATH,
@@ -691,6 +692,11 @@ class TestI11Names:
         for bad in ("", None, 5):
             with pytest.raises(ConfigError, match="tag"):
                 own_tag(bad)  # type: ignore[arg-type]
+
+    def test_what_is_not_said_of_a_read(self) -> None:
+        """It was not the caller's own render, of a page that was not there; its fate is noted."""
+        assert PageRead(LoadFailed())[1:] == (False, "miss", None, None)
+        assert PageCaller()[1:] == (True, False)
 
     def test_a_path_or_a_query_may_be_so_long(self) -> None:
         """And no longer."""
