@@ -85,12 +85,11 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
         print_json(rows)
         return
     head = ("store", "operation", "a second", "median", "p99")
-    print_table(head, map(_line, rows), right=head[2:])
-
-
-def _line(row: Measured) -> tuple[str, ...]:
-    speed = f"{1e6 / row.median_us:,.0f}"
-    return row.store, row.operation, speed, _us(row.median_us), _us(row.p99_us)
+    lines = (
+        (it.store, it.operation, f"{1e6 / it.median_us:,.0f}", _us(it.median_us), _us(it.p99_us))
+        for it in rows
+    )
+    print_table(head, lines, right=head[2:])
 
 
 def _us(microseconds: float) -> str:

@@ -72,7 +72,8 @@ class TelemetryHook:
             yield
         finally:
             detach(token)
-            known |= _outcome(span)
+            ended = {"verdict": span.verdict, "origin": span.origin}
+            known |= {f"{NAME}.{name}": str(it) for name, it in ended.items() if it is not None}
             told.set_attributes({**known})
             if span.status is not None:
                 told.set_attribute("http.response.status_code", span.status)
@@ -122,11 +123,6 @@ class _Recent:
                 yield Observation(getattr(one, name), {f"{NAME}.kind": kind})
 
         return observe
-
-
-def _outcome(span: Span) -> dict[str, str]:
-    told = {"verdict": span.verdict, "origin": span.origin}
-    return {f"{NAME}.{name}": str(it) for name, it in told.items() if it is not None}
 
 
 def _place(span: Span) -> tuple[Context | None, list[Link]]:

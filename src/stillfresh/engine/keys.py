@@ -128,10 +128,6 @@ def is_def(loader: Callable[..., Any]) -> bool:
     return not inspect.iscoroutinefunction(loader)
 
 
-def _is_async_object(loader: object) -> bool:
-    return inspect.iscoroutinefunction(getattr(type(loader), "__call__", None))  # noqa: B004
-
-
 def value_type(annotation: Any) -> Any:  # noqa: ANN401 (a type form)
     """The type without wrappers: `Price | Loaded[Price] | Exception` becomes `Price`."""
     if get_origin(annotation) is Loaded:
@@ -162,7 +158,8 @@ def hints_of(
         raise ConfigError(f"{name}: @{kind} stands below the cache's decorator; write {what} above")
     if inspect.isasyncgenfunction(loader) or inspect.isgeneratorfunction(loader):
         raise ConfigError(f"{name}: {shown_name(loader)} yields; return one value, such as a list")
-    if not callable(loader) or _is_async_object(loader):
+    called = getattr(type(loader), "__call__", None)  # noqa: B004 (it may be async)
+    if not callable(loader) or inspect.iscoroutinefunction(called):
         raise ConfigError(f"{name}: a loader is a function, async def or def, not {shown(loader)}")
     parameters = list(inspect.signature(loader).parameters.values())
     try:

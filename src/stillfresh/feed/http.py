@@ -134,7 +134,9 @@ class HttpFeedSource:
     async def topic(self, uuid: str) -> Topic | None:
         """Return the whole topic, or None if the server has none."""
         path, expected = f"/topics/{_encoded('uuid', uuid)}", "200 and a topic as JSON, or 404"
-        found = await self._ask("GET", path, expected, _one_topic, absent=ABSENT)
+        found = await self._ask(
+            "GET", path, expected, lambda data: [_TOPICS.one(data)], absent=ABSENT
+        )
         return found[0] if found else None
 
     async def comments(self, uuid: str) -> list[Comment]:
@@ -301,10 +303,6 @@ def _checked_base(base_url: object) -> tuple[str, tuple[str, str] | None]:
         raise ConfigError(f"base_url: {like}, not {shown_address(base_url)}")
     auth = (url.username, url.password) if url.userinfo else None
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
-
-
-def _one_topic(data: bytes) -> list[Topic]:
-    return [_TOPICS.one(data)]
 
 
 def _records(decode: Callable[[bytes], list[R]], data: bytes) -> list[R]:

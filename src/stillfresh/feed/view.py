@@ -50,10 +50,6 @@ def is_feed(path: str) -> bool:
         return False
 
 
-def _tables() -> FeedTables:
-    return FeedTables(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
-
-
 class FeedFileStats(StoreStats, frozen=True, kw_only=True):
     """The counts of a store, and those of a feed."""
 
@@ -65,7 +61,8 @@ class FeedView(SqliteView):
     """Reads on the caller's thread; changes nothing in the file."""
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(path, layout=layout(_tables(), Format((0,), FEED.begin, _holds_feed)))
+        tables = FeedTables(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
+        super().__init__(path, layout=layout(tables, Format((0,), FEED.begin, _holds_feed)))
 
     async def open(self) -> None:
         await super().open()

@@ -87,7 +87,8 @@ def joined(new: Stored, old: Stored | None, received_at: float, most: int) -> St
     first, _, total = told
     pieces, headers = [(first, bytes(new.body))], new.head.headers
     if old is not None and _is_same(new, old, total):
-        merged = _merged([*pieces, *_pieces(old)])
+        there = old.head.spans or ((0, len(old.body)),)
+        merged = _merged([*pieces, *((at, cut(old, at, end) or b"") for at, end in there)])
         if len(merged) <= MOST_SPANS and sum(len(data) for _, data in merged) <= most:
             pieces, headers = merged, refreshed(old.head.headers, headers, received_at)
     headers = tuple(it for it in headers if it[0] not in OF_CONTENT)
@@ -105,11 +106,6 @@ def _is_same(new: Stored, old: Stored, total: int) -> bool:
     is_strong = len(theirs) == 1 and theirs[0].startswith(b'"')
     length = old.head.total if old.head.status == PART else len(old.body)
     return is_strong and ours == theirs and length == total
-
-
-def _pieces(page: Stored) -> list[tuple[int, bytes]]:
-    spans = page.head.spans or ((0, len(page.body)),)
-    return [(first, cut(page, first, end) or b"") for first, end in spans]
 
 
 def _merged(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
