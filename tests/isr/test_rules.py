@@ -37,7 +37,7 @@ from stillfresh.isr.clients import (
     target_of,
     unfit_to_fill,
 )
-from stillfresh.isr.model import Head, PageCaller, PageRead, Reason, Stored
+from stillfresh.isr.model import Head, PageCaller, PageRead, Reason, ServedPage, Stored
 from stillfresh.isr.routes import (
     MOST_KEY,
     MOST_PATH,
@@ -697,6 +697,8 @@ class TestI11Names:
         """It was not the caller's own render, of a page that was not there; its fate is noted."""
         assert PageRead(LoadFailed())[1:] == (False, "miss", None, None)
         assert PageCaller()[1:] == (True, False)
+        served = ServedPage(Page(b""), verdict=Verdict.FRESH, age=0)
+        assert (served.stored, served.etag, served.error) == (True, None, None)
 
     def test_a_path_or_a_query_may_be_so_long(self) -> None:
         """And no longer."""
@@ -888,6 +890,9 @@ class TestI12Routes:
         paths = ("/blog/a", "/blog/new", "/x", "/blog/old/a")
         assert [route.revalidate for path in paths if (route := routes.of(path))] == [1, 2, 3, 4]
         assert Routes({"/a": 1}).of("/a/b") is None
+        for never in (0, "0s", -1):
+            with pytest.raises(ConfigError, match="route '/a': must be more than zero"):
+                Routes({"/a": never})
 
     @pytest.mark.parametrize("pattern", ["blog", "/a/*/b", 5])
     def test_a_bad_route_is_refused(self, pattern: Any) -> None:

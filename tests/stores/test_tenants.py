@@ -99,6 +99,8 @@ class TestI17Tenants:
         assert for_tenant(mine, "a") is mine
         with pytest.raises(ConfigError, match="the store's own is 'a', and 'b' is named as well"):
             for_tenant(mine, "b")
+        with pytest.raises(ConfigError, match="tenant"):
+            for_tenant(store, "a#b")
 
     def test_a_store_may_know_tenants_itself(self) -> None:
         """As DynamoDB's does, whose rows have a place for them."""

@@ -200,6 +200,8 @@ def test_e20_clearing_forgets_a_resource(clock: ManualClock) -> None:
             return dict.fromkeys(skus, 1)
 
         prices("a")
+        prices._glance = prices._run = None  # type: ignore[assignment]
+        assert prices("a") == 1, "a hit asks nobody"
         SyncCore(cache.run, prices.core).clear()
         assert (prices.peek("a"), cache.entries()) == (None, [])
 
