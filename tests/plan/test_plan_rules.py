@@ -119,6 +119,9 @@ class TestTried:
         search(20, [Limit("p99", 4), Limit("p50", 100)], replay)
         halves = [(3, 0), (7, 0), (5, 0), (3, 3), (7, 7), (5, 5), (3, 15), (7, 30), (5, 20)]
         assert tried == [*halves, (10, 0), (10, 10), (2, 0), (2, 2)]
+        tried.clear()
+        search(20, [Limit("p99", 3)], replay)
+        assert tried[:3] == [(3, 0), (1, 0), (2, 0)], "at its limit it is not fresh enough"
 
     def test_terms_as_they_are_declared(self) -> None:
         """In the largest unit that fits; less than a second in seconds."""

@@ -67,6 +67,18 @@ class Heard(logging.Handler):
 
 
 class TestG16Writing:
+    def test_nothing_is_said_of_lines_that_were_not_lost(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """However many groups were written."""
+        with pipe() as (reading, writing), caplog.at_level("WARNING"):
+            writer = LineWriter(writing)
+            with writer.running():
+                for _ in range(2):
+                    writer.put(b"a line\n".__bytes__)
+                    assert os.read(reading, PIPE) == b"a line\n"
+        assert caplog.records == []
+
     def test_all_lines_are_written_before_the_end_in_their_order(self) -> None:
         """Whatever the thread had not written yet is written when its block ends."""
         with pipe() as (reading, writing):

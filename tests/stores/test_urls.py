@@ -62,6 +62,12 @@ class TestG18FileNames:
         with pytest.raises(ConfigError, match=r"write memory://, sqlite:///path/to/file\.db"):
             store_for(name, time.time)
 
+    def test_one_tenant_is_named(self) -> None:
+        """Or none."""
+        assert store_for("memory://?tenant=a", time.time).tenant == "a"
+        with pytest.raises(ConfigError, match="names a tenant more than once"):
+            store_for("memory://?tenant=a&tenant=b", time.time)
+
     @pytest.mark.parametrize("url", ["sqlite:/abs.db", "sqlite:abs.db", "sqlite://abs.db/x"])
     def test_an_absolute_path_has_four_slashes(self, url: str) -> None:
         """`sqlite:/abs.db` could be meant as either."""

@@ -10,9 +10,11 @@ from stillfresh import (
     SyncCache,
     Verdict,
 )
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.sync_resource import SyncCore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
+from tests.kit.held_store import SteppedStore
 from tests.kit.sync import PlainUpstream, SyncPrices, until
 
 
@@ -218,3 +220,14 @@ def test_e14_arguments_that_were_called_with_are_not_bound_again(clock: ManualCl
         report._call = None  # type: ignore[assignment]
         assert report("mon") == "mon"
         assert cache.stats().resources["report"].hits == 2
+
+
+def test_e20_closing_closes_the_store(clock: ManualClock) -> None:
+    """Once, however often it is closed, and though another cache needs the loop."""
+    store = SteppedStore(MemoryStore(clock=clock))
+    cache = SyncCache(store, clock=clock)
+    with SyncCache("memory://"):
+        cache.open()
+        cache.close()
+        cache.close()
+        assert (store.count("open"), store.count("close")) == (1, 1)
