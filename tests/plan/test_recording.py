@@ -383,6 +383,9 @@ class TestBlock:
         with pytest.raises(StillfreshError, match="is being written by another recording"):
             (second := Recording(file)).open(0.0)
         first.close()
+        first.open(7.0)
+        assert first.since(8.5) == 1.5, "it begins anew"
+        first.close()
         for one in (first, second):
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(one._file)

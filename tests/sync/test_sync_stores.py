@@ -1,5 +1,8 @@
 """E20: the same declarations and methods for code without an event loop, on every store."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from stillfresh import (
@@ -7,6 +10,7 @@ from stillfresh import (
     LoadFailed,
     NotOpen,
     Origin,
+    Span,
     SyncCache,
     Verdict,
 )
@@ -231,3 +235,22 @@ def test_e20_closing_closes_the_store(clock: ManualClock) -> None:
         cache.close()
         cache.close()
         assert (store.count("open"), store.count("close")) == (1, 1)
+
+
+def test_g15_hooks_are_told_of_loads_of_threads(clock: ManualClock) -> None:
+    """As those of a cache on a loop are."""
+    told = list[str]()
+
+    @contextmanager
+    def hook(span: Span) -> Iterator[None]:
+        told.append(f"{span.what} {span.kind}")
+        yield
+
+    with SyncCache("memory://", clock=clock, hooks=[hook]) as cache:
+
+        @cache.cached("report", fresh_for="1m")
+        def report(day: str) -> str:
+            return day
+
+        report("mon")
+    assert "load report" in told
