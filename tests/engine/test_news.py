@@ -242,6 +242,22 @@ class TestS10Memory:
         await read(bench.prices)
         assert bench.asked() == before
 
+    async def test_its_own_publication_hides_no_change_that_was_told_before_it(
+        self, bench: Bench
+    ) -> None:
+        """T7: announcements may arrive late, twice and in another order."""
+        loading = await bench.store.holding("publish:done", read(bench.prices))
+        await bench.others.invalidate("a")
+        bench.upstream.version = 2
+        record = (await bench.store.inner.read("price", ["a"]))["a"]
+        assert record.copy is not None
+        bench.told("a", None)
+        bench.told("a", record.copy.generation)
+        bench.store.let_go("publish:done")
+        assert (await loading).version == 1
+        await bench.pass_time(2)
+        assert (await read(bench.prices)).version == 2
+
     async def test_a_clock_that_is_set_back_makes_nothing_newer(self, bench: Bench) -> None:
         """What was checked before the pause does not count as checked after it."""
         await read(bench.prices)
@@ -267,6 +283,10 @@ class TestS10Memory:
         assert [notices.is_known("a", "g1", at) for at in (49, 50, 51)] == [False, False, True]
         assert notices.is_known("a", "g2", 10)
         assert notices.is_known("b", "g1", 10)
+        notices.note("b", None, 20)
+        notices.note("b", "g1", 30)
+        notices.note("b", "g1", 40)
+        assert [notices.is_known("b", "g1", at) for at in (20, 21)] == [False, True]
         told = [("a", "g2"), ("a", "g1"), ("b", "g2")]
         assert [notices.is_published(*it) for it in told] == [True, False, False]
         notices.doubt(60)

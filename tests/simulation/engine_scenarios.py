@@ -19,6 +19,9 @@ QUIET = 60.0
 """Seconds after which every fault is over."""
 TOLD = 10.0
 """Seconds in which a change is noticed, also if its channel has broken."""
+ANYBODY = -1
+"""Whose invalidation a process may miss while the store is away, even if it was its own (I26): the
+store does not name a copy that is deleted, and memory does not know the tags of what it read."""
 
 
 def prices(
@@ -455,7 +458,12 @@ async def inside_another(world: World) -> None:
                             await part.invalidate(key)
                             await cache.invalidate_tag(f"part:{key}")
                             process.announced("part", versions)
-                            process.announced("menu", versions)
+                            world.ledger.invalidated(
+                                ANYBODY,
+                                {("menu", key): versions[key]},
+                                soft=False,
+                                ended=world.time(),
+                            )
                     case 2:
                         await menus.delete(key)
                     case _:

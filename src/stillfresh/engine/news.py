@@ -133,25 +133,26 @@ class Notices(Generic[K]):
 
     def __init__(self, news: News) -> None:
         self._news = news
-        self._told: dict[K, tuple[float, str | None]] = {}
-        """When it was announced, and the published generation, if any."""
-        self._told_before = SILENT
-        """Until then, any key may have been announced."""
+        self._told: dict[K, tuple[float, str | None, float]] = {}
+        """When it was announced, the published generation, if any, and when another one was."""
+        self._others: tuple[float, str | None, float] = SILENT, None, SILENT
+        """What counts as announced of any other key."""
 
     def note(self, key: K, generation: str | None, now: float) -> None:
         if len(self._told) >= MOST_NOTED:
             self.doubt(now)
-        self._told[key] = now, generation
+        told_at, published, other_at = self._told.get(key, self._others)
+        self._told[key] = now, generation, other_at if published == generation else told_at
 
     def doubt(self, now: float) -> None:
         """From now on, treat every key as announced."""
         self._told.clear()
-        self._told_before = now
+        self._others = now, None, now
 
     def is_known(self, key: K, generation: str, since: float) -> bool:
-        """True if no newer change was announced since the store was asked for this copy."""
-        told_at, published = self._told.get(key, (self._told_before, None))
-        return since > told_at or generation == published
+        """True if nothing but its publication was announced since the store was asked for it."""
+        told_at, published, other_at = self._told.get(key, self._others)
+        return since > (other_at if generation == published else told_at)
 
     def is_published(self, key: K, generation: str) -> bool:
         """True if this generation was the last that was announced for the key."""
