@@ -61,7 +61,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/seeds.py
 	$(BIN)/python -m tests.waiting.waiting_page
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about fifteen minutes; rewrites docs/benchmarks.md and the README's figures
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about 18 minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
 	$(BIN)/python scripts/figures.py
 

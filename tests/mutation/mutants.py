@@ -1,6 +1,6 @@
 """`make mutants`: put one small bug after another into our own code, and see a test fail (T12).
 
-The seed chooses the bugs, the time limit how many. Each is tried in a copy of the project, with the
+The seed chooses the bugs, the time limit how many. Each is tried in a fork of one process, with the
 tests that touch the changed line. A bug that no test notices is printed with those tests. The exit
 code is 0 if at least nine in ten were noticed.
 """

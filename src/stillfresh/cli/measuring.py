@@ -68,7 +68,7 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
     temporary file. The command deletes what it writes. For a SQLite store it measures a new file in
     the same directory.
 
-    --all compares stillfresh with other libraries, in about 15 minutes. It needs a clone of
+    --all compares stillfresh with other libraries, in about 18 minutes. It needs a clone of
     stillfresh, after `make .venv/.bench`.
     """
     if is_all:
