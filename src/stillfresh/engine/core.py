@@ -207,7 +207,7 @@ class Core(Updates[K, V]):
         """Forget every entry of this resource."""
         runtime = await self.ready()
         self.void_puts()
-        await self.delete(list({*self.under_way(), *self.memory.keys()}))  # a walk may miss them
+        await self.delete([*self.under_way(), *self.memory.keys()])  # a walk may miss them
         async for page in runtime.store.walk(self.spec.kind):
             await self.delete([self.key(entry.id) for entry in page])
         self.void_puts()
