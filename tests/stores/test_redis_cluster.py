@@ -657,7 +657,7 @@ class TestS9Failover:
             assert copy is not None
             assert copy.mark is Mark.NONE
 
-    @pytest.mark.parametrize("step", ["invalidate", "delete", "publish", "acquire"])
+    @pytest.mark.parametrize("step", ["invalidate", "delete", "a page", "publish", "acquire"])
     async def test_what_was_done_before_is_not_confirmed_either(
         self, mended: ClusterServers, prefix: str, step: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -665,8 +665,10 @@ class TestS9Failover:
         options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
         async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
             lease = await lease_of(ours, "a")
-            replica_of(mended, mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)).pause()
-            if step in {"invalidate", "delete"}:
+            (place,) = Places(prefix).of(KIND, ["a"])
+            page = scripts.INVALIDATE_TAG.call([place.base + b"#t"], place.base, 2, b"1")
+            replica_of(mended, mended.primary_of(place.key)).pause()
+            if step in {"invalidate", "delete", "a page"}:
                 with pytest.raises(StoreError, match="0 of 1 replicas"):
                     await theirs.delete(KIND, ["a"])
             else:
@@ -676,6 +678,7 @@ class TestS9Failover:
                 "acquire": lambda: ours.acquire(KIND, [Ask("a", take_over=True)], 30),
                 "invalidate": lambda: ours.invalidate(KIND, ["a"]),
                 "delete": lambda: ours.delete(KIND, ["a"]),
+                "a page": lambda: ours._opened().run([page], lasting=True),  # of a tag, the second
             }
             with pytest.raises(StoreError, match="0 of 1 replicas"):
                 await asked[step]()

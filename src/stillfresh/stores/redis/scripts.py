@@ -160,10 +160,9 @@ return 1
 INVALIDATE_TAG: Final = Script("""flags=allow-oom
 local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 100), {}
-if ARGV[3] == '0' then
-  begin_epoch(base, set:sub(#base + 2))
-  if base:find(FIRST, 1, true) then tell(base, TAGGED .. set:sub(#base + 2)) end
-end
+local tag, is_first = set:sub(#base + 2), ARGV[3] == '0' and base:find(FIRST, 1, true)
+begin_epoch(base, tag) -- with every page, so that there is a change to confirm (S9)
+if is_first then tell(base, TAGGED .. tag) end
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
   if h then
