@@ -262,8 +262,12 @@ class TestE17Law:
         self, ours: Prices, clock: ManualClock, store: SteppedStore, *, is_lost: bool
     ) -> None:
         """S9: a failover may still undo what another process has just put in its place."""
+        await ours("a")
         putting = await store.holding("publish", ours.put("a", KNOWN))
-        lease = (await store.inner.acquire("price", [Ask("a", take_over=True)], 5))["a"]
+        (seen,) = (
+            it.copy.generation for it in (await store.read("price", ["a"])).values() if it.copy
+        )
+        lease = (await store.inner.acquire("price", [Ask("a", seen, take_over=True)], 5))["a"]
         assert isinstance(lease, Lease)
         copy = Copy(lease.token, clock(), Policy(60), b"theirs")
         await store.inner.publish("price", {"a": (lease, copy)})
@@ -273,6 +277,28 @@ class TestE17Law:
         store.broken = set()
         record = (await store.read("price", ["a"]))["a"]
         assert (record.copy, record.held_until) == (copy, None)
+
+    async def test_of_two_that_put_a_new_key_the_later_one_wins(
+        self, ours: Prices, clock: ManualClock, store: SteppedStore
+    ) -> None:
+        """Nothing old is there to be invalidated, so the other process keeps its lease."""
+        putting = await store.holding("publish", ours.put("a", KNOWN))
+        lease = (await store.inner.acquire("price", [Ask("a", take_over=True)], 5))["a"]
+        assert isinstance(lease, Lease)
+        store.let_go("publish")
+        await putting
+        copy = Copy(lease.token, clock(), Policy(60), b"theirs")
+        assert await store.publish("price", {"a": (lease, copy)}) == set()
+
+    async def test_of_a_new_key_that_is_invalidated_it_leaves_no_lease(
+        self, ours: Prices, store: SteppedStore
+    ) -> None:
+        """It takes the lease only then, and may not publish any more."""
+        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        await ours.invalidate("a")
+        store.let_go("acquire")
+        await putting
+        assert (await ours.explain("a")).held_until is None
 
     @pytest.mark.parametrize("how", ["a late tag", "clear", "all"])
     async def test_whatever_invalidates_it_after_the_call_wins(

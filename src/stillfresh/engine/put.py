@@ -156,8 +156,7 @@ class Puts(Reads[K, V]):
 
         `seen`: the generations that memory has. StoreError if the store did not confirm a step.
         """
-        leases: dict[str, Lease] = {}
-        store, kind = runtime.store, self.spec.kind
+        store, kind, leases = runtime.store, self.spec.kind, dict[str, Lease]()
         try:
             await self._take_over(runtime, values, seen, leases)
             void = {it.id for it in values if began.is_void(it.key, it.every_tag)}
@@ -169,12 +168,13 @@ class Puts(Reads[K, V]):
             check()
             late = {it.id: it.late for it in values if it.late is not None and it.id in copies}
             superseded = await store.publish(kind, copies, late)
-        except BaseException:  # so that others need not wait for the end of its leases
-            with suppress(StoreError):
-                await runtime.store.release(self.spec.kind, list(leases.values()))
-            raise
-        if overtaken := [it for it in values if it.id in superseded | void]:
-            await self._outdate(runtime, overtaken, seen)
+            leases = {id_: it for id_, it in leases.items() if id_ in superseded | void}
+            if old := [it for it in values if it.id in leases and it.id in seen]:
+                await self._outdate(runtime, old, seen, leases)
+        finally:  # so that others need not wait for the end of its leases
+            if leases:
+                with suppress(StoreError):
+                    await store.release(kind, list(leases.values()))
         return {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
 
     async def _take_over(
@@ -204,27 +204,26 @@ class Puts(Reads[K, V]):
         raise StoreError(f"{kind}: other processes keep changing {len(asks)} keys; try again")
 
     async def _outdate(
-        self, runtime: Runtime, values: Sequence[Known[K, V]], seen: Mapping[str, str]
+        self,
+        runtime: Runtime,
+        values: Sequence[Known[K, V]],
+        seen: Mapping[str, str],
+        leases: dict[str, Lease],
     ) -> None:
         """Invalidate the old copies, unless something newer overtook the put.
 
         To publish now would not be safe: a lease that ran out cannot be told from one that was
         voided. A failover may undo all that is not confirmed (S9). So a newer copy counts once the
-        lease that was taken over after it is confirmed, and a mark is made again.
+        lease that was taken over after it is confirmed, and a mark is made again. Where there was
+        no copy, none can come back, and what overtook the put goes on.
         """
-        store, kind = runtime.store, self.spec.kind
-        present, leases = dict(seen), dict[str, Lease]()
-        try:
-            await self._take_over(runtime, values, present, leases)
-            if old := [id_ for id_ in leases if present.get(id_) == seen.get(id_)]:
-                records = await store.read(kind, old)
-                copies = {id_: copy for id_, it in records.items() if (copy := it.copy)}
-                soft = {id_ for id_, copy in copies.items() if copy.mark is Mark.SOFT}
-                for some in filter(None, (soft, set(old) - soft)):
-                    await store.invalidate(kind, sorted(some), soft=some is soft)
-        finally:
-            with suppress(StoreError):
-                await store.release(kind, list(leases.values()))
+        store, kind, present = runtime.store, self.spec.kind, dict(seen)
+        await self._take_over(runtime, values, present, leases)
+        if old := [it.id for it in values if present[it.id] == seen[it.id]]:
+            records = await store.read(kind, old)
+            soft = {id_ for id_, it in records.items() if it.copy and it.copy.mark is Mark.SOFT}
+            for some in filter(None, (soft, set(old) - soft)):
+                await store.invalidate(kind, sorted(some), soft=some is soft)
 
     @contextmanager
     def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
