@@ -165,6 +165,14 @@ class TestT2Updates:
         with breaks(Promise.FRESH):
             serve(ledger, value)
 
+    def test_a_put_that_is_acknowledged_and_was_refused_is_not_shown(self, ledger: Ledger) -> None:
+        stored, refused = self.put(ledger), self.put(ledger)
+        ledger.stored(KEY, stored, 1.0)
+        ledger.acknowledged([stored, refused], 2.0)
+        serve(ledger, stored)
+        with breaks(Promise.LOST):
+            serve(ledger, refused)
+
 
 class TestT2Freshness:
     def old(self, ledger: Ledger) -> Version:

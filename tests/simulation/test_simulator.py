@@ -13,6 +13,7 @@ from stillfresh import ConfigError, Policy, StoreError
 from stillfresh.stores.contract import Ask, Copy, Grant, Held, Lease, Record
 from stillfresh.testing import Faults, Process, Promise, SimulationFailed, World, simulate
 from stillfresh.testing.simulator.faults import REQUESTS, Blow, Plan, Strike, Trouble, planned
+from stillfresh.testing.simulator.ledger import PUTTING
 from stillfresh.testing.simulator.simulate import run
 from tests.kit.processes import ROOT
 from tests.simulation.engine_scenarios import KEYS, over_a_network, prices
@@ -192,6 +193,20 @@ class TestT7SentAgain:
         plan = Plan(1, ((0, Trouble.LATE),), resends=True)
         assert run(scenario, plan).broken is None
         assert [until is not None for until in held] == [False, True]
+
+    def test_an_update_is_no_load(self) -> None:
+        """S5: a load that could not ask for its lease goes on, whatever an update is told."""
+
+        async def scenario(world: World) -> None:
+            process, other = world.process(), world.process()
+            await other.store.acquire("price", [Ask("a")], 100)
+            with pytest.raises(StoreError):
+                await process.store.acquire("price", [Ask("a")], 100)
+            PUTTING.set(True)
+            assert isinstance((await process.store.acquire("price", [Ask("a")], 100))["a"], Held)
+            world.ledger.load(process.number, ("price", "a"), leased=True, now=0.0)
+
+        assert run(scenario, Plan(1, ((1, Trouble.LOST),))).broken is None
 
     @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
     def test_a_publication_that_is_sent_again_is_settled(self, trouble: Trouble) -> None:

@@ -6,6 +6,7 @@ too: a version for each key, raised by every change, so that "old" is a comparis
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,7 @@ from stillfresh.stores.contract import Copy, Grant, Lease
 
 Key: TypeAlias = tuple[str, str]
 """Kind and id."""
+PUTTING = ContextVar("PUTTING", default=False)  # a caller's put or update, and no load
 
 
 class Promise(StrEnum):
@@ -142,6 +144,11 @@ class Ledger:
         for value in values:
             self.loads[value.load].ended_at = now
 
+    def acknowledged(self, values: Iterable[Version], now: float) -> None:
+        """Of a put whose caller was told that it is done: what is not stored by now never is."""
+        for put in [self.loads[value.load] for value in values]:
+            put.is_refused, put.put_until = put.put_until > now, min(put.put_until, now)
+
     def stored(self, key: Key, value: Version, now: float) -> None:
         """The store has the value now. That of an update replaces the one that it was made of."""
         put, before = self.loads[value.load], self._stored[key]
@@ -167,8 +174,7 @@ class Ledger:
                 self._grant(process, (kind, id_), grant, now)
 
     def _grant(self, process: int, key: Key, lease: Lease, now: float) -> None:
-        held = self._holders.get(key)
-        lease_for = lease.expires_at - now
+        held, lease_for = self._holders.get(key), lease.expires_at - now
         if held is not None and not is_lease_over(held.until, now, lease_for):
             said = f"was given to process {process} while process {held.process} has it"
             self._broken(Promise.HOLDER, f"{_name(key)} {said}")
@@ -231,13 +237,11 @@ class Ledger:
 
     def unleased(self, process: int, kind: str, ids: Iterable[str]) -> None:
         """S5: ids whose lease request got no answer are loaded without a lease."""
-        for id_ in ids:
-            self._permits[process, (kind, id_)] = None
+        self._permits |= {(process, (kind, id_)): None for id_ in ids}
 
     def unread(self, process: int, kind: str, ids: Iterable[str], now: float) -> None:
         """S5: ids that the store could not read are answered from memory."""
-        for id_ in ids:
-            self._unread[process, (kind, id_)] = now
+        self._unread |= {(process, (kind, id_)): now for id_ in ids}
 
     def unstored(self, tokens: Iterable[str]) -> None:
         """S5: copies that the store did not confirm are served by their loader for a moment."""
@@ -262,8 +266,7 @@ class Ledger:
     def served(
         self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool, now: float
     ) -> None:
-        load = self.loads[value.load]
-        is_fresh = verdict is Verdict.FRESH
+        load, is_fresh = self.loads[value.load], verdict is Verdict.FRESH
         if is_fresh and load.is_refused and not (load.is_published or load.is_unstored):
             said = f"was served {_name(reading.key)} by a load whose publication was refused"
             self._broken(Promise.LOST, f"process {reading.process} {said}")
@@ -271,13 +274,10 @@ class Ledger:
             if one.version <= value.number or not self._is_known(one, reading, load):
                 continue
             if is_fresh or not (one.soft or failed):
-                self._broken(
-                    Promise.FRESH,
-                    f"process {reading.process} asked for {_name(reading.key)} at "
-                    f"{reading.asked:.3f} and was served version {value.number} as {verdict} at "
-                    f"{now:.3f}; version {one.version} was announced by process {one.process} "
-                    f"until {one.ended:.3f}",
-                )
+                said = f"asked for {_name(reading.key)} at {reading.asked:.3f} and was served"
+                said += f" version {value.number} as {verdict} at {now:.3f}; version {one.version}"
+                said += f" was announced by process {one.process} until {one.ended:.3f}"
+                self._broken(Promise.FRESH, f"process {reading.process} {said}")
 
     def _is_known(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
         """True if it had ended when the caller asked, and the caller's process could know of it."""

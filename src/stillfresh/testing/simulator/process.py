@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.testing.simulator.ledger import Reading, Version
+from stillfresh.testing.simulator.ledger import PUTTING, Reading, Version
 from stillfresh.testing.simulator.nodes import ClusterWire
 from stillfresh.testing.simulator.wire import StoreWire
 from stillfresh.virtual_loop import WORLD
@@ -257,11 +257,15 @@ class Observed:
     async def _putting(
         self, what: str, keys: Sequence[str], values: Mapping[str, Version]
     ) -> AsyncIterator[None]:
+        ledger = self.process.world.ledger
+        PUTTING.set(True)
         try:
             async with self.process.invalidating(self.kind, keys, soft=True, what=what):
                 yield
+                ledger.acknowledged(values.values(), self.process.world.time())
         finally:
-            self.process.world.ledger.has_put(values.values(), self.process.world.time())
+            PUTTING.set(False)
+            ledger.has_put(values.values(), self.process.world.time())
 
     async def delete(self, *keys: str) -> None:
         """Delete the copies."""

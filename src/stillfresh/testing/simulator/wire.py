@@ -30,7 +30,7 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
-from stillfresh.testing.simulator.ledger import Version
+from stillfresh.testing.simulator.ledger import PUTTING, Version
 from stillfresh.virtual_loop import WORLD
 
 if TYPE_CHECKING:
@@ -160,10 +160,9 @@ class StoreWire(WrappedStore):
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         asking = Asking(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
-        is_put = any(ask.take_over for ask in asks)
-        step = "take over" if is_put else "acquire"
+        step = "take over" if any(ask.take_over for ask in asks) or PUTTING.get() else "acquire"
         grants = await self._ask(step, kind, asking.asks, asking.arrives)
-        if not is_put:
+        if step == "acquire":
             self._ledger.granted(self._process.number, kind, grants)
         return grants
 
