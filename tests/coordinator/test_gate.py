@@ -354,6 +354,29 @@ class TestC13Lifecycle:
             assert await site.version("a:1") == 1
             await site.ttl.stop()
 
+    async def test_stop_does_not_wait_for_another_process_longer_than_the_grace(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its load cannot be dropped from here, so the tick is cancelled; nothing has failed."""
+        other, site = made(tmp_path, clock), made(tmp_path, clock, grace=0)
+        async with other.controller, other.ttl, site.controller:
+            for each in (other, site):
+                each.ttl.start()
+                each.ttl.sign_in(VIEWER)
+                each.ttl.set_visible(True)
+            other.nexus.hold()
+            subscribe(other, 1)
+            await other.nexus.asked.wait()
+            subscribe(site, 1)
+            counts = site.controller.tracks["post"].core.memory.counts
+            await until(lambda: counts.leases_denied == 1)
+            ticks = {it for it in asyncio.all_tasks() if it.get_name() == "stillfresh-tick"}
+            await site.ttl.stop()
+            assert [it.done() for it in ticks].count(True) == 1
+            assert site.ttl.snapshot().in_flight["post"] == ()
+            assert not caplog.records
+            other.nexus.let_go()
+
     async def test_who_waits_for_a_tick_that_stop_cancelled_goes_on(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:

@@ -101,11 +101,10 @@ class TtlCoordinator:
             raise
         if late:
             self._drop()
-            _, late = await asyncio.wait([running], timeout=max(self._grace, LEAST_PATIENCE))
-        if late:
-            logger.error("the last tick did not end in time; the coordinator stops without it")
+            _, late = await asyncio.wait([running], timeout=LEAST_PATIENCE)
+        if late:  # it waits for another process, whose load cannot be dropped from here
             running.cancel()
-            self._end_tick(running)
+            await asyncio.wait([running], timeout=LEAST_PATIENCE)
 
     def _drop(self) -> None:
         """Wait for requests no longer, whether or not they can be cancelled."""
