@@ -286,6 +286,29 @@ class TestF8NoLostWrites:
         assert said((await second).comments) == ["1"]
         await first
 
+    async def test_nor_if_another_process_has_the_lease_by_then(
+        self,
+        cache: FeedCache,
+        engine: FeedEngine,
+        network: Network,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Found by simulation: a lease was there, but it was the other one's."""
+        elsewhere = Network()
+        elsewhere.talk = network.talk
+        first = await network.holding(engine.get_comments("a"), calls=1)
+        async with FeedEngine(cache, elsewhere) as other:
+            network.talk["a"] = [comment("1")]
+            await other.on_remote_comment("a")
+            second = asyncio.create_task(engine.get_comments("a"))
+            third = await elsewhere.holding(other.get_comments("a"), calls=1)
+            for step in ("publish", "acquire", "release"):
+                monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.KindTables.{step}", full_disk)
+            network.let_go()
+            assert said((await second).comments) == ["1"]
+            elsewhere.let_go()
+            await asyncio.gather(first, third)
+
     @pytest.mark.parametrize("is_under_way", [False, True])
     async def test_nor_from_memory_once_the_disk_has_room_again(
         self,

@@ -317,7 +317,7 @@ class FeedStore(sqlite.SqliteStore):
         try:
             superseded = await super().publish(kind, copies, tags)
         except StoreError:
-            if not all(map(self._is_lost, copies)):
+            if not all(self._is_lost(lease) for lease, _ in copies.values()):
                 raise
             superseded = set(copies)
         for key, (_, copy) in copies.items():
@@ -325,9 +325,9 @@ class FeedStore(sqlite.SqliteStore):
             self._tell(key, None if key in superseded else is_news)
         return superseded
 
-    def _is_lost(self, key: str) -> bool:
-        with suppress(StoreError, NotOpen):
-            return key not in (found := self.read_now(KIND, [key])) or not found[key].held_until
+    def _is_lost(self, lease: Lease) -> bool:
+        with suppress(StoreError, NotOpen), self._cache.reading() as reader:
+            return reader.execute(_HOLDS, (lease.id, lease.token, 0)).get is None  # 0: at any time
         return False
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
