@@ -171,6 +171,8 @@ def sentinel(folder: Path) -> Iterator[Stage]:
         def failed_over() -> None:
             other, dead = servers
             until(lambda: "role:master" in other.command("INFO replication"), "nobody took over")
+            # A Sentinel that does not know yet would make the new primary a replica of the old one.
+            until(lambda: watch.primaries() == {other.port}, "the Sentinels do not agree")
             dead.start()
             dead.command("REPLICAOF", HOST, str(other.port))
             until(lambda: "link_status:up" in dead.command("INFO replication"), "no replica")

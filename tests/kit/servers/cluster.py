@@ -180,6 +180,14 @@ class SentinelServers:
     def url(self) -> str:
         return f"redis+sentinel://{','.join(f'{HOST}:{it}' for it in self.ports)}/{self.service}"
 
+    def primaries(self) -> set[int]:
+        """The ports that the Sentinels name as the primary's."""
+        ports = set[int]()
+        for port in self.ports:
+            with Redis(host=HOST, port=port) as client:
+                ports.add(client.sentinel_get_master_addr_by_name(self.service)[1])
+        return ports
+
 
 @contextmanager
 def watched_over(folder: Path) -> Iterator[SentinelServers]:
