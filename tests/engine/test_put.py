@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -299,6 +300,21 @@ class TestE17Law:
         store.let_go("acquire")
         await putting
         assert (await ours.explain("a")).held_until is None
+
+    async def test_servers_that_do_not_answer_are_not_asked_again(
+        self, ours: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S9: ids whose server is away get no grant; the put says why it failed."""
+        asked = list[Ask]()
+
+        async def acquire(_: str, asks: Sequence[Ask], __: float) -> dict[str, Grant]:
+            asked.extend(asks)
+            return {}
+
+        monkeypatch.setattr(store.inner, "acquire", acquire)
+        with pytest.raises(StoreError, match="the servers that hold 1 keys do not answer"):
+            await ours.put("a", KNOWN)
+        assert [it.id for it in asked] == ["a"]
 
     @pytest.mark.parametrize("how", ["a late tag", "clear", "all"])
     async def test_whatever_invalidates_it_after_the_call_wins(
