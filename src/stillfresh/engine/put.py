@@ -250,8 +250,3 @@ class Puts(Reads[K, V]):
             step.dirty |= step.keys & keys
         for put in self._puts if voids else ():
             put.void |= put.keys & keys
-
-    def void_puts(self, tag: str | None = None) -> None:
-        """E6: of the puts that run now, publish none with this tag; None: none at all."""
-        for put in self._puts:
-            put.tags.add(tag)

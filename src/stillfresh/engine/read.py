@@ -55,8 +55,7 @@ class Reads(StoreReads[K, V]):
         """Forget running steps: they belong to a life of the cache that has ended."""
         self._runtime, self._question = runtime, None
         self._steps.clear()
-        for put in self._puts:  # one that still runs would not know what is invalidated now
-            put.tags.add(None)
+        self.void_puts()  # one that still runs would not know what is invalidated now
         self._puts.clear()
         self.queue = Queue(self.spec, self.memory.counts)
 

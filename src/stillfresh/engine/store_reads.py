@@ -71,6 +71,11 @@ class StoreReads(Generic[K, V]):
         self._puts: set[PutStep[K]] = set()
         self._question: Question | None = None
 
+    def void_puts(self, tag: str | None = None) -> None:
+        """E6: of the puts that run now, publish none with this tag; None: none at all."""
+        for put in self._puts:
+            put.tags.add(tag)
+
     def _check_open(self, runtime: Runtime) -> None:
         """Raise if the cache was closed meanwhile: what this call has read is outdated."""
         if self._runtime is not runtime:
