@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.model import Stored
+from stillfresh.isr.model import StoredPage
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, in_front
 from tests.kit.page_world import SAYS, PageWorld, changes
@@ -188,7 +188,7 @@ class TestI16Hot:
                 await visit(f"/{number}")
                 await visit(f"/{number}")
         gc.collect()
-        stored = [it for it in gc.get_objects() if type(it) is Stored]
+        stored = [it for it in gc.get_objects() if type(it) is StoredPage]
         assert not [it for it in stored if (b"x-dropped", b"yes") in it.head.headers]
 
 

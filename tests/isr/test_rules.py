@@ -37,7 +37,7 @@ from stillfresh.isr.clients import (
     target_of,
     unfit_to_fill,
 )
-from stillfresh.isr.model import Head, PageCaller, PageRead, Reason, ServedPage, Stored
+from stillfresh.isr.model import Head, PageCaller, PageRead, Reason, ServedPage, StoredPage
 from stillfresh.isr.routes import (
     MOST_KEY,
     MOST_PATH,
@@ -323,10 +323,12 @@ class TestI24JudgedFor:
         assert is_for(says, both - {b"cookie"}) is None
 
 
-def a_copy(verdict: Verdict = Verdict.FRESH, said: str = "x: y", **terms: Any) -> Answer[Stored]:
+def a_copy(
+    verdict: Verdict = Verdict.FRESH, said: str = "x: y", **terms: Any
+) -> Answer[StoredPage]:
     """A page that was fetched at NOW, fresh for 60 seconds, stale for 20, kept for 40."""
     times = {"fresh_for": 60.0, "stale_for": 20.0, "error_for": 40.0} | terms
-    stored = Stored(Head(headers=raw(said), **times))
+    stored = StoredPage(Head(headers=raw(said), **times))
     return Answer(
         stored,
         found=True,
@@ -929,7 +931,7 @@ class TestI12Page:
         assert repr(page) == "<Page 404, 1,234 bytes>"
         assert repr(page.headers) == "Headers({'a': 'b'})"
         assert page.headers != 5
-        assert len(Stored(Head(), b"abc")) == 3
+        assert len(StoredPage(Head(), b"abc")) == 3
         with pytest.raises(KeyError, match="Missing"):
             page.headers["Missing"]
 

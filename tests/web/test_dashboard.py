@@ -22,7 +22,7 @@ from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.edge import checked_networks
-from stillfresh.isr.model import Head, Stored
+from stillfresh.isr.model import Head, StoredPage
 from stillfresh.isr.stored import PageCodec
 from stillfresh.server import Board, Worker
 from stillfresh.stores.contract import Costs, StoreStats
@@ -92,7 +92,7 @@ async def only(client: httpx.AsyncClient) -> dict[str, Any]:
     return dict(row)
 
 
-def shown_page(page: Stored) -> dict[str, Any]:
+def shown_page(page: StoredPage) -> dict[str, Any]:
     """As a store keeps it."""
     return shown_value(PageCodec().encode(page), is_page=True)
 
@@ -491,15 +491,15 @@ class TestG6Value:
     def test_pages(self) -> None:
         """Status, header fields, and the body where it is text."""
         head = Head(status=404, headers=((b"content-type", b"text/html"),))
-        text = shown_page(Stored(head, "späße".encode()))
+        text = shown_page(StoredPage(head, "späße".encode()))
         assert (text["status"], text["headers"]) == (404, [["content-type", "text/html"]])
         assert (text["text"], text["is_cut"]) == ("späße", False)
-        assert shown_page(Stored(head, b"\xff\xfe"))["text"] is None
+        assert shown_page(StoredPage(head, b"\xff\xfe"))["text"] is None
 
     def test_a_long_page_is_cut_between_letters(self) -> None:
         """Also where the cut falls into one: what is shown is text all the same."""
         for extra in range(4):
-            page = shown_page(Stored(Head(), b"x" * extra + "☃".encode() * 200_000))
+            page = shown_page(StoredPage(Head(), b"x" * extra + "☃".encode() * 200_000))
             assert page["is_cut"] is True
             assert page["text"].startswith("x" * extra + "☃☃")
             assert len(page["text"]) == MOST_SHOWN

@@ -25,7 +25,7 @@ from stillfresh.isr.model import (
     Receive,
     Rendered,
     Send,
-    Stored,
+    StoredPage,
 )
 from stillfresh.isr.routes import Visit
 from stillfresh.isr.sharing import Shared, is_failure, is_of_gateway
@@ -201,12 +201,12 @@ class AppAnswer:
             raise error
         return Page(self.body.whole(), self._status, Headers.of(self._headers))
 
-    def head(self) -> Stored:
+    def head(self) -> StoredPage:
         """The head so far: our own ETag needs the whole body."""
         made = self.made(Page(b"", self._status, Headers.of(self._headers))).page
         if made is None:
             raise AssertionError("only what is shared is shown")
-        return Stored(replace(made.head, etag=None))
+        return StoredPage(replace(made.head, etag=None))
 
     def made(self, page: Page) -> Rendered:
         asking = self._asking

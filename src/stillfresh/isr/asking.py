@@ -21,7 +21,7 @@ from stillfresh.isr.model import (
     Render,
     Rendered,
     Send,
-    Stored,
+    StoredPage,
 )
 from stillfresh.isr.on_demand import KIND
 from stillfresh.isr.sharing import why_asked
@@ -135,11 +135,11 @@ class PageAsking:
         self._pages, self._key, self._render, self._caller = pages, key, render, caller
         self._is_own, self._before = False, "miss"
         self._mine: AppAnswer | None = None
-        self._made: Loaded[Stored] | Private[Rendered] | None = None
+        self._made: Loaded[StoredPage] | Private[Rendered] | None = None
         self._beginning = pages.beginnings.get(key) or Beginning()
         pages.beginnings[key] = self._beginning
 
-    async def answered(self, known: Answer[Stored] | None, *, anew: bool) -> PageRead:
+    async def answered(self, known: Answer[StoredPage] | None, *, anew: bool) -> PageRead:
         pages, head = self._pages, self._beginning.head if self._caller.reads_along else None
         asking = asyncio.ensure_future(self._read(known, anew=anew))
         resting = asyncio.ensure_future(pages.rest(pages.wait))
@@ -166,7 +166,7 @@ class PageAsking:
             if not is_begun:
                 asking.cancel()
 
-    async def _read(self, known: Answer[Stored] | None, *, anew: bool) -> ReadOutcome:
+    async def _read(self, known: Answer[StoredPage] | None, *, anew: bool) -> ReadOutcome:
         core, key = self._pages.core, self._key
         if known is None:
             outcome = await core.read(key, self._load, anew=anew)
@@ -175,7 +175,7 @@ class PageAsking:
         outcome = await core.read(key, self._load, anew=True)
         return self._made if isinstance(self._made, Private) else outcome
 
-    async def _load(self) -> Loaded[Stored] | Private[Rendered]:
+    async def _load(self) -> Loaded[StoredPage] | Private[Rendered]:
         pages, key = self._pages, self._key
         self._is_own, self._before = True, why_asked(pages.at_hand(key), pages.clock())
         try:

@@ -12,7 +12,7 @@ from stillfresh.engine import Face, MemoryEntry
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.isr.clients import PageAddress
-from stillfresh.isr.model import FoundPage, PageKey, Scope, Stored
+from stillfresh.isr.model import FoundPage, PageKey, Scope, StoredPage
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.routes import KEEP, Visit
 from stillfresh.isr.sharing import age_at, is_of, ttl_at
@@ -30,7 +30,7 @@ ON_CONDITIONS: Final = frozenset(
 PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
 """Also fields that ask for the page on conditions, or for a part of it."""
 Line: TypeAlias = tuple[Any, ...]
-Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, Stored], int]
+Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, StoredPage], int]
 """An entry that was read, and its edition."""
 HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[str], float], bool]
 
@@ -42,7 +42,7 @@ class Hot(NamedTuple):
     address: PageAddress
 
 
-class HotPages(Face[PageKey, Stored]):
+class HotPages(Face[PageKey, StoredPage]):
     """`has_places`: whether the names in a page's key still have their places."""
 
     def __init__(self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes]) -> None:
@@ -60,7 +60,7 @@ class HotPages(Face[PageKey, Stored]):
         for entry in self.core.memory.entries.values() if back else ():
             entry.edition += 1
 
-    def find(self, scope: Scope, marks: frozenset[bytes]) -> Stored | None:
+    def find(self, scope: Scope, marks: frozenset[bytes]) -> StoredPage | None:
         """The page for this request, with its `ready`; None: take the normal path.
 
         A server that can repeat the answer is told for how long it may.
@@ -84,7 +84,7 @@ class HotPages(Face[PageKey, Stored]):
         _uncount(hot)
         return False
 
-    def _standing(self, hot: Hot, now: float) -> Stored | None:
+    def _standing(self, hot: Hot, now: float) -> StoredPage | None:
         """The page, if everything that it depends on is unchanged; counted as a read."""
         for key, entry, edition in hot.steps:
             if entry.edition == edition:
@@ -149,7 +149,7 @@ class HotPages(Face[PageKey, Stored]):
         self._known[(line, words) if names else line] = hot
 
 
-def _uncount(hot: Hot, missed: MemoryEntry[PageKey, Stored] | None = None) -> None:
+def _uncount(hot: Hot, missed: MemoryEntry[PageKey, StoredPage] | None = None) -> None:
     """E12: undo counts: the normal path counts these reads itself."""
     for _, entry, _ in hot.steps:
         if entry is missed:

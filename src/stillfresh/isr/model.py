@@ -214,7 +214,7 @@ class Head(Struct, frozen=True, array_like=True):
     """I26: True if clients see the site's tags."""
 
 
-class Stored:
+class StoredPage:
     """A page as a store holds it: its head, and its body without a second copy of the bytes."""
 
     __slots__ = ("body", "head", "ready")
@@ -232,7 +232,7 @@ class Stored:
 class Rendered(Struct, frozen=True):
     """The result of a render."""
 
-    page: Stored | None
+    page: StoredPage | None
     """None if it was given up, because it cannot be shared."""
     reason: Reason | None = None
     """Why it is only for the caller that asked; None if it is shared."""
@@ -240,7 +240,7 @@ class Rendered(Struct, frozen=True):
 
 Offer: TypeAlias = Callable[["AppAnswer"], None]
 """Takes a page whose head has arrived, to be read while its body grows (I15)."""
-Render: TypeAlias = Callable[[Stored | None, Offer], Awaitable[Rendered]]
+Render: TypeAlias = Callable[[StoredPage | None, Offer], Awaitable[Rendered]]
 """Called with the stored copy, if any, so that the site can be asked whether it changed."""
 
 
@@ -261,7 +261,7 @@ class PageKey(Struct, frozen=True, eq=False):
         return self.id
 
 
-ReadOutcome: TypeAlias = Answer[Stored] | Private[Rendered] | LoadFailed
+ReadOutcome: TypeAlias = Answer[StoredPage] | Private[Rendered] | LoadFailed
 
 
 class PageCaller(NamedTuple):
@@ -294,7 +294,7 @@ class FoundPage:
 
     keys: tuple[PageKey, ...]
     """Its own key last; before it the key under which another variant was found."""
-    stored: Stored
+    stored: StoredPage
     fields: Raw
     is_new: bool = field(default=False, kw_only=True)
     """True if it was loaded for this visit."""

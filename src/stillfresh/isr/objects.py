@@ -11,7 +11,7 @@ import msgspec
 
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import Raw, field_value, members, values
-from stillfresh.isr.model import Head, PageKey, Stored
+from stillfresh.isr.model import Head, PageKey, StoredPage
 from stillfresh.isr.stored import decoded, encoded, packed, parts
 from stillfresh.stores.contract import Store
 from stillfresh.stores.dynamodb import ABOUT, object_metadata
@@ -33,7 +33,7 @@ def coding_of(headers: Raw) -> str:
     return b", ".join(it for it in codings if it not in UNCODED).decode("latin-1")
 
 
-def is_misplaced(key: PageKey, page: Stored) -> bool:
+def is_misplaced(key: PageKey, page: StoredPage) -> bool:
     """I18: compressed, under the key that others read; a variant's key has more lines."""
     return "\n" not in key.id and bool(coding_of(page.head.headers))
 

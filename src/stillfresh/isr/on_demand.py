@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from stillfresh.backoff import pause_after
 from stillfresh.engine import Cache, Core
 from stillfresh.errors import NotOpen, StillfreshError, without_secrets
-from stillfresh.isr.model import PageKey, Stored
+from stillfresh.isr.model import PageKey, StoredPage
 from stillfresh.isr.routes import group_tag, own_tag, reached
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class OnDemand:
     """The part of a `PageCache` that invalidates pages. Each method returns the ids reached."""
 
     cache: Cache
-    core: Core[PageKey, Stored]
+    core: Core[PageKey, StoredPage]
 
     async def revalidate(self, path: str) -> list[str]:
         """Make a page stale, in every variant; the next visit renders it again. Returns the ids.

@@ -50,7 +50,7 @@ from stillfresh.isr.model import (
     Render,
     Rendered,
     ServedPage,
-    Stored,
+    StoredPage,
 )
 from stillfresh.isr.objects import is_misplaced, is_shared
 from stillfresh.isr.on_demand import KIND, OnDemand
@@ -145,7 +145,7 @@ class PageCache(OnDemand):
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
         is_private = isinstance(store, str) and store.startswith("memory:")
         terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
-        spec: Spec[PageKey, Stored] = Spec(
+        spec: Spec[PageKey, StoredPage] = Spec(
             KIND,
             no_loader,
             PageCodec(is_packed=not is_private),
@@ -169,7 +169,7 @@ class PageCache(OnDemand):
                 clock=clock, max_copies=spec.max_entries, max_bytes=named.max_bytes
             )
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
-        self.core: Core[PageKey, Stored] = self.cache.declare(
+        self.core: Core[PageKey, StoredPage] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
         )
 
@@ -185,7 +185,7 @@ class PageCache(OnDemand):
         """
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
 
-        async def rendering(_: Stored | None, __: Offer) -> Rendered:
+        async def rendering(_: StoredPage | None, __: Offer) -> Rendered:
             fetched_at, page = self.clock(), await page_of(render)
             judgement = judged(page.status, page.headers.raw, fetched_at, self.terms(fresh_for))
             return made_of(page, judgement, fetched_at, {}, is_own=True)
@@ -205,7 +205,7 @@ class PageCache(OnDemand):
                 told = etag.decode() if etag else page.headers.get("etag")
                 why, age = answer.error, answer.age
                 return ServedPage(page, verdict=answer.verdict, age=age, etag=told, error=why)
-            case PageRead(Private(Rendered(Stored() as stored))):
+            case PageRead(Private(Rendered(StoredPage() as stored))):
                 return _unstored(opened(stored))
         return _unstored(await page_of(render))
 
@@ -246,7 +246,7 @@ class PageCache(OnDemand):
             return True
         return outcome.origin not in HITS or suits(outcome, wish, self.clock())
 
-    def known(self, key: PageKey) -> Answer[Stored] | None:
+    def known(self, key: PageKey) -> Answer[StoredPage] | None:
         """The answer without waiting, if there is one."""
         if self.core.owner.blocks:
             return None
@@ -285,18 +285,18 @@ class PageCache(OnDemand):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def old(self, key: PageKey) -> Stored | None:
+    def old(self, key: PageKey) -> StoredPage | None:
         """The page in memory."""
         kept = self.at_hand(key)
         return None if kept is None else kept.value
 
-    def at_hand(self, key: PageKey) -> Answer[Stored] | None:
+    def at_hand(self, key: PageKey) -> Answer[StoredPage] | None:
         entry = self.core.memory.entries.get(key)
         answer = entry.answer if entry is not None and entry.answer.found else None
         is_wrong = answer is not None and self.is_shared and is_misplaced(key, answer.value)
         return None if is_wrong else answer
 
-    def shows(self, page: Stored) -> Stored:
+    def shows(self, page: StoredPage) -> StoredPage:
         """I26: the page, with its tags if `expose_tags` is set."""
         if self.expose_tags:
             page.head = structs.replace(page.head, shows_tags=True)
@@ -304,7 +304,7 @@ class PageCache(OnDemand):
 
     def loaded(
         self, key: PageKey, made: Rendered, *, is_noted: bool
-    ) -> Loaded[Stored] | Private[Rendered]:
+    ) -> Loaded[StoredPage] | Private[Rendered]:
         """A page that cannot be shared is only for the caller whose render it is."""
         page, kept = made.page, self.at_hand(key)
         if page is not None:

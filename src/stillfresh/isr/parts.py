@@ -19,7 +19,7 @@ from stillfresh.http.validation import (
     part_asked,
     refreshed,
 )
-from stillfresh.isr.model import Reason, Stored
+from stillfresh.isr.model import Reason, StoredPage
 
 PART: Final = 206
 MOST_SPANS: Final = 100
@@ -54,7 +54,7 @@ def _told(answer: Raw) -> tuple[int, int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]) + 1, int(found[3]))
 
 
-def covers(page: Stored, request: Raw) -> bool:
+def covers(page: StoredPage, request: Raw) -> bool:
     """True if the stored parts have everything that is asked for."""
     if page.head.status != PART:
         return True
@@ -66,7 +66,7 @@ def covers(page: Stored, request: Raw) -> bool:
     return isinstance(asked, tuple) and cut(page, *asked) is not None
 
 
-def cut(page: Stored, first: int, end: int) -> bytes | None:
+def cut(page: StoredPage, first: int, end: int) -> bytes | None:
     """These bytes of the whole; None if some are missing."""
     at = 0
     for begin, stop in page.head.spans or ((0, len(page.body)),):
@@ -76,7 +76,7 @@ def cut(page: Stored, first: int, end: int) -> bytes | None:
     return None
 
 
-def joined(new: Stored, old: Stored | None, received_at: float, most: int) -> Stored:
+def joined(new: StoredPage, old: StoredPage | None, received_at: float, most: int) -> StoredPage:
     """Combine a new part with the stored ones; a page, if it is complete.
 
     Raises `ConnectionError` if the body is not as long as it says.
@@ -96,12 +96,12 @@ def joined(new: Stored, old: Stored | None, received_at: float, most: int) -> St
     body = b"".join(data for _, data in pieces)
     if spans != ((0, total),):
         head = structs.replace(new.head, headers=headers, etag=None, spans=spans, total=total)
-        return Stored(head, body)
+        return StoredPage(head, body)
     etag = None if values(headers, b"etag") else etag_of(body)
-    return Stored(structs.replace(new.head, status=200, headers=headers, etag=etag), body)
+    return StoredPage(structs.replace(new.head, status=200, headers=headers, etag=etag), body)
 
 
-def _is_same(new: Stored, old: Stored, total: int) -> bool:
+def _is_same(new: StoredPage, old: StoredPage, total: int) -> bool:
     ours, theirs = (values(it.head.headers, b"etag") for it in (old, new))
     is_strong = len(theirs) == 1 and theirs[0].startswith(b'"')
     length = old.head.total if old.head.status == PART else len(old.body)

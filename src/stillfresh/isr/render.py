@@ -16,7 +16,7 @@ from stillfresh.http.fields import Raw, normalised
 from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.isr.answers import NOT_MODIFIED, AppAnswer
 from stillfresh.isr.clients import as_asked
-from stillfresh.isr.model import App, Headers, Page, Reason, Rendered, Stored
+from stillfresh.isr.model import App, Headers, Page, Reason, Rendered, StoredPage
 from stillfresh.isr.parts import PART, fits, joined
 from stillfresh.isr.routes import Visit
 from stillfresh.isr.sharing import (
@@ -110,7 +110,7 @@ class Renderer:
         self._max_body = max_body
         self._behind: set[asyncio.Future[None]] = set()
 
-    async def render(self, asking: AppRequest, old: Stored | None) -> Rendered:
+    async def render(self, asking: AppRequest, old: StoredPage | None) -> Rendered:
         """Render; the site compares with `old`, which is returned if it has not changed."""
         fetched_at = self._clock()
         asked: Raw | None = None
@@ -175,7 +175,7 @@ def given_to(visit: Visit) -> dict[str, str]:
     return {**visit.declared, **({"accept-encoding": encoding} if encoding else {})}
 
 
-def is_ones_own(visit: Visit, page: Stored, reason: Reason | None) -> bool:
+def is_ones_own(visit: Visit, page: StoredPage, reason: Reason | None) -> bool:
     """True if the visitor's own request would have got the same, or it only had no place."""
     if reason in {Reason.FULL, Reason.ENCODED}:
         return True

@@ -25,7 +25,7 @@ from stillfresh.http.fields import (
     values,
 )
 from stillfresh.http.freshness import Wish, controls, guessed, is_good_enough, stated, targeted
-from stillfresh.isr.model import Head, Reason, Stored
+from stillfresh.isr.model import Head, Reason, StoredPage
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """Statuses to which a route's duration applies: not refusals of a client, nor bad requests."""
@@ -271,44 +271,44 @@ def selected(
     return result
 
 
-def is_of(stored: Stored, request: Raw, carried: frozenset[bytes] = frozenset()) -> bool:
+def is_of(stored: StoredPage, request: Raw, carried: frozenset[bytes] = frozenset()) -> bool:
     """True if a stored page is the right variant for these request fields."""
     return dict(stored.head.variant) == selected(stored.head.vary, request, carried)
 
 
-def age_at(answer: Answer[Stored], now: float) -> float:
+def age_at(answer: Answer[StoredPage], now: float) -> float:
     """RFC 9111 §4.2.3: the time since it was requested, and its age then."""
     return max(0.0, now - answer.fetched_at) + answer.value.head.initial_age
 
 
-def ttl_at(answer: Answer[Stored], now: float) -> float:
+def ttl_at(answer: Answer[StoredPage], now: float) -> float:
     """Its remaining freshness; an invalidated page has none."""
     left = answer.value.head.fresh_for - (now - answer.fetched_at)
     return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
 
 
-def why_asked(kept: Answer[Stored] | None, now: float) -> str:
+def why_asked(kept: Answer[StoredPage] | None, now: float) -> str:
     """RFC 9211 §2.2: why the stored copy did not do."""
     if kept is None:
         return "miss"
     return "request" if ttl_at(kept, now) > 0 else "stale"
 
 
-def is_changed(answer: Answer[Stored], now: float) -> bool:
+def is_changed(answer: Answer[StoredPage], now: float) -> bool:
     """I12: EXPIRED before its time, because it was changed through its own URL."""
     head = answer.value.head
     is_early = now - answer.fetched_at < head.fresh_for + head.stale_for
     return answer.verdict is Verdict.EXPIRED and is_early
 
 
-def may_serve(answer: Answer[Stored], now: float) -> bool:
+def may_serve(answer: Answer[StoredPage], now: float) -> bool:
     """I8: True if it may be served after a failed refresh, not only validated."""
     head = answer.value.head
     is_over = now - answer.fetched_at >= head.fresh_for + max(head.stale_for, head.error_for)
     return not is_over and not is_changed(answer, now)
 
 
-def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
+def suits(answer: Answer[StoredPage], wish: Wish, now: float) -> bool:
     """With a route's duration, the site decides, not the client's `Cache-Control`."""
     return answer.value.head.is_own or is_good_enough(
         wish,
@@ -318,7 +318,7 @@ def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
     )
 
 
-def is_good_for(answer: Answer[Stored], wish: Wish, now: float) -> bool:
+def is_good_for(answer: Answer[StoredPage], wish: Wish, now: float) -> bool:
     """Also an EXPIRED copy, too old for us to serve, if the client accepts it (§5.2.1.2)."""
     if answer.verdict is Verdict.EXPIRED:
         is_refused = is_changed(answer, now) or forbids_stale(answer.value.head)

@@ -36,7 +36,7 @@ from stillfresh.isr.model import (
     Reason,
     Rendered,
     Send,
-    Stored,
+    StoredPage,
 )
 from stillfresh.isr.parts import PART, cut
 from stillfresh.isr.routes import group_tag, own_tag
@@ -59,7 +59,7 @@ def made_of(
         it for it in end_to_end(page.headers.raw) if it[0] not in {b"content-length", b"age"}
     )
     if isinstance(judgement, Reason):
-        return Rendered(Stored(Head(page.status, raw), page.body), judgement)
+        return Rendered(StoredPage(Head(page.status, raw), page.body), judgement)
     terms, vary = judgement.terms, judgement.vary
     head = Head(
         status=page.status,
@@ -74,7 +74,7 @@ def made_of(
         variant=tuple((name, given[name]) for name in vary if given.get(name)),
         is_targeted=judgement.is_targeted,
     )
-    return Rendered(Stored(head, page.body))
+    return Rendered(StoredPage(head, page.body))
 
 
 async def page_of(render: PageRender) -> Page:
@@ -85,7 +85,7 @@ async def page_of(render: PageRender) -> Page:
     return page
 
 
-def opened(stored: Stored) -> Page:
+def opened(stored: StoredPage) -> Page:
     return Page(bytes(stored.body), stored.head.status, Headers.of(_shown(stored.head)))
 
 
@@ -120,7 +120,7 @@ def too_busy(retry_after: float) -> Page:
     return notice(503, "This page is being prepared; please try again in a moment.\n", pause)
 
 
-def refused(page: Stored) -> PageFailed:
+def refused(page: StoredPage) -> PageFailed:
     """I13: of a private error, other visitors get only the status and `Retry-After`."""
     headers, whole = page.head.headers, opened(page)
     if private(page.head.status, headers) is None or is_of_gateway(headers):
@@ -152,18 +152,18 @@ class PageCodec:
     def __init__(self, *, is_packed: bool = True) -> None:
         self._is_packed = is_packed
 
-    def encode(self, page: Stored, /) -> bytes:
+    def encode(self, page: StoredPage, /) -> bytes:
         if self._is_packed:
             return packed(encoded(page.head), page.body)
         data = PageBytes(page.body)
         data.head = page.head
         return data
 
-    def decode(self, data: bytes, /) -> Stored:
+    def decode(self, data: bytes, /) -> StoredPage:
         if isinstance(data, PageBytes):
-            return Stored(data.head, data)
+            return StoredPage(data.head, data)
         head, body = parts(data)
-        return Stored(decoded(head), body)
+        return StoredPage(decoded(head), body)
 
 
 def page_in(data: bytes) -> Page:
@@ -197,7 +197,7 @@ class ReadyPage:
 
     __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: StoredPage) -> None:
         head, fields = stored.head, _shown(stored.head)
         if head.is_own:
             fields = policy_headers(fields, head.fresh_for, head.stale_for)
@@ -215,7 +215,7 @@ class ReadyPage:
         self.said: Raw = ()
 
 
-def ready(stored: Stored) -> ReadyPage:
+def ready(stored: StoredPage) -> ReadyPage:
     """Made once for each copy in memory."""
     if stored.ready is None:
         stored.ready = ReadyPage(stored)
@@ -228,7 +228,7 @@ def hit_text(ttl: float) -> str:
     return f"hit; ttl={int(ttl)}"
 
 
-def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) -> Raw:
+def told(stored: StoredPage, age: float, what: str, *, is_outdated: bool = False) -> Raw:
     """The header fields of a stored page in one response, with its age and `Cache-Status`.
 
     `is_outdated`: a cache behind this one must not keep it for the rest of its time. With a route's
@@ -242,7 +242,7 @@ def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) ->
     return policy_headers(fields, 0.0, head.stale_for) if is_outdated and head.is_own else fields
 
 
-def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) -> FoundPage:
+def found_page(key: PageKey, answer: Answer[StoredPage], now: float, before: str) -> FoundPage:
     """The served page and its header fields; `before`: why the app was asked."""
     stored, age, ttl = answer.value, age_at(answer, now), ttl_at(answer, now)
     what = hit_text(ttl)
@@ -259,7 +259,7 @@ def found_page(key: PageKey, answer: Answer[Stored], now: float, before: str) ->
 
 async def send_stored(
     send: Send,
-    stored: Stored,
+    stored: StoredPage,
     fields: Raw,
     request: Iterable[tuple[bytes, bytes]],
     *,
@@ -277,7 +277,7 @@ async def send_stored(
     return await send_whole(send, status, (*fields, *made.length), body)
 
 
-async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:
+async def _send_part(send: Send, stored: StoredPage, fields: Raw, asked: bytes) -> None:
     whole = stored.head.total or len(stored.body)
     match part_asked(asked, whole):
         case RangeAsked.WHOLE:

@@ -28,7 +28,7 @@ from stillfresh.isr.model import (
     Render,
     Rendered,
     Scope,
-    Stored,
+    StoredPage,
     Unavailable,
 )
 from stillfresh.isr.pages import PageCache
@@ -126,7 +126,7 @@ class Visits:
                 return self._hit(key, kept)
         base = {**state, "client": None}
 
-        async def render(old: Stored | None, offer: Offer) -> Rendered:
+        async def render(old: StoredPage | None, offer: Offer) -> Rendered:
             # The page under the key keeps its variant, whichever visitor triggers a refresh.
             given = {**given_to(visit), **chosen}
             if old is not None:
@@ -152,7 +152,12 @@ class Visits:
         return await self._asked(visit, scope, key, anew=kept is not None)
 
     async def _kept_or_asked(
-        self, visit: Visit, scope: Scope, key: PageKey, kept: Answer[Stored], unfit: Reason | None
+        self,
+        visit: Visit,
+        scope: Scope,
+        key: PageKey,
+        kept: Answer[StoredPage],
+        unfit: Reason | None,
     ) -> Served:
         """`unfit`: why this request must not fill the cache."""
         head = kept.value.head
@@ -171,7 +176,7 @@ class Visits:
             return why
         return await self._asked(visit, scope, key, is_behind=is_good)
 
-    async def _kept(self, visit: Visit, key: PageKey) -> Answer[Stored] | None:
+    async def _kept(self, visit: Visit, key: PageKey) -> Answer[StoredPage] | None:
         """The stored page, however old; counted as a read if it can be served as it is (I28)."""
         known = None if visit.is_authorized else self._pages.known(key)
         if known is not None:
@@ -200,7 +205,7 @@ class Visits:
         own, credentials, going = self._terms(visit), self._credentials, None
         handover: asyncio.Future[AppAnswer] = asyncio.Future()
 
-        async def render(old: Stored | None, offer: Offer) -> Rendered:
+        async def render(old: StoredPage | None, offer: Offer) -> Rendered:
             asking = AppRequest(
                 visit, scope, own, {}, visit.headers, credentials, handover, offer, self._allowed
             )
@@ -280,7 +285,9 @@ class Visits:
         match outcome:
             case LoadFailed() as error:
                 return self._failed(visit, error, is_own=read.is_own)
-            case Private(Rendered(Stored() as page, reason)) if is_ones_own(visit, page, reason):
+            case Private(Rendered(StoredPage() as page, reason)) if is_ones_own(
+                visit, page, reason
+            ):
                 return Unavailable(opened(page), f"fwd=miss; detail={reason}", reason)
             case Answer() as answer if answer.found:
                 before = read.before
@@ -291,7 +298,7 @@ class Visits:
             case _:
                 return Reason.PRIVATE
 
-    def _hit(self, key: PageKey, answer: Answer[Stored], before: str = "miss") -> FoundPage:
+    def _hit(self, key: PageKey, answer: Answer[StoredPage], before: str = "miss") -> FoundPage:
         return found_page(key, answer, self._pages.clock(), before)
 
     def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
