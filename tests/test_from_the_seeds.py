@@ -29,7 +29,6 @@ HOMES = [
         "stillfresh.coordinator",
         "stillfresh.feed",
         "stillfresh.waiting",
-        "stillfresh.waiting.model",
         "stillfresh.waiting.client",
         "stillfresh.waiting.backend",
         "stillfresh.waiting.backend.app",

@@ -40,7 +40,15 @@ from stillfresh.coordinator import (
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.live import Connection, Hub, HubUpdate
 from stillfresh.testing import Explored, ManualClock, explore
-from stillfresh.waiting import GameId, Navigation, Snapshot, State, WaitingCache
+from stillfresh.waiting import (
+    GameId,
+    Navigation,
+    RefetchRequest,
+    Screen,
+    Snapshot,
+    State,
+    WaitingCache,
+)
 
 MISSING = object()
 
@@ -242,6 +250,8 @@ async def navigated() -> None:
     assert_type(waiting.state, State)
     assert_type(waiting.state.pool, tuple[GameId, ...])
     assert_type(waiting.state.snapshot, Snapshot | None)
+    assert_type(waiting.state.screen, Screen | None)
+    assert_type(waiting.state.in_flight, RefetchRequest | None)
     assert_type(waiting.navigation(current="a"), Navigation)
     assert_type(waiting.on_changed(print), Unsubscribe)
     waiting.your_turn(None)  # type: ignore[arg-type]

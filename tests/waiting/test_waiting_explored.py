@@ -24,6 +24,7 @@ def _stays() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.timeout(600)  # two hundred thousand states take minutes on a very busy machine
 class TestW13Explored:
     """W13: nothing that can happen shows a wrong order, or a game that is not ours."""
 

@@ -1,10 +1,11 @@
-"""The rules one by one, as pure steps: W1 to W11."""
+"""The rules one by one, as pure steps: W1 to W11, W15 and W16."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from stillfresh import waiting
 from stillfresh.waiting import Proof, Snapshot, State, step
 from stillfresh.waiting.model import (
     LIMIT,
@@ -498,11 +499,15 @@ class TestW8GameState:
         assert rules.hear(GameState("a", my_turn=True, version=2)).pool == ("a",)
         assert rules.asked() == 0
 
-    def test_a_state_of_another_game_is_ignored_altogether(self) -> None:
-        """Also its version."""
+    @pytest.mark.parametrize("my_turn", [True, False])
+    def test_a_state_of_another_game_changes_nothing_without_a_move_in_it(
+        self, my_turn: bool
+    ) -> None:
+        """Not even the known version. A move in it is confirmed by W16."""
         rules = Rules("a", "b", "c")
-        before = rules.hear(Opened("a", my_turn=True))
-        assert rules.hear(GameState("b", my_turn=False, version=9)) == before
+        before = rules.hear(MoveSent("c", 1), Opened("a", my_turn=True))
+        assert rules.hear(GameState("b", my_turn=my_turn, version=9)) == before
+        assert rules.hear(Opened("a", my_turn=True)) == before
 
     @pytest.mark.parametrize("version", [4, 5])
     def test_a_state_that_is_not_newer_is_ignored_altogether(self, version: int) -> None:
@@ -716,6 +721,152 @@ class TestW15TurnsThatGoOn:
         assert (state.snapshot, state.pending, rules.asked()) == (None, ("b",), 0)
 
 
+class TestW16Confirmed:
+    """W16: a newer state of any game confirms our move in it, whichever game is on screen."""
+
+    def test_a_state_of_a_game_that_was_left_confirms_the_move(self) -> None:
+        """The pool, the screen and the snapshot stay, and nothing is asked."""
+        rules = left_after_a_move()
+        before = rules.state
+        state = rules.hear(GameState("a", my_turn=False, version=2))
+        assert state == replace(before, moves=())
+        assert rules.asked() == 0
+
+    def test_the_snapshot_of_the_game_that_was_left_stays(self) -> None:
+        """The game comes back by its message, and the order is restored."""
+        rules = with_snapshot("c")
+        rules.hear(Opened("c", my_turn=True, version=1), MoveSent("c"), Opened("a", my_turn=True))
+        before = rules.state
+        state = rules.hear(GameState("c", my_turn=False, version=2))
+        assert (state.snapshot, state.screen) == (before.snapshot, before.screen)
+        assert state.snapshot is not None
+        assert rules.hear(YourTurn("c", 3)).pool == ("a", "b", "c")
+        assert rules.asked() == 0
+
+    def test_every_later_answer_shows_the_game(self) -> None:
+        """The reported case: play chess, open go; the state of chess comes."""
+        rules = Rules("chess", "go")
+        rules.hear(Opened("chess", my_turn=True, version=1), MoveSent("chess"))
+        rules.hear(Opened("go", my_turn=True, version=1))
+        rules.hear(GameState("chess", my_turn=False, version=2), Invalidated())
+        state = rules.answer("go", "chess")
+        assert (state.pool, state.is_complete_from_server) == (("go", "chess"), True)
+
+    def test_a_game_that_is_still_ours_is_asked_for(self) -> None:
+        """It left the pool on trust. The pool itself changes only with the answer."""
+        rules = left_after_a_move()
+        before = rules.state
+        state = rules.hear(GameState("a", my_turn=True, version=2))
+        assert (state.pool, state.screen) == (before.pool, before.screen)
+        assert (state.moves, state.in_flight) == ((), RefetchRequest())
+        assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
+
+    @pytest.mark.parametrize("version", [0, 1])
+    @pytest.mark.parametrize("kind", [GameState, Opened])
+    def test_a_state_that_is_not_newer_confirms_nothing(
+        self, kind: type[GameState | Opened], version: int
+    ) -> None:
+        """The move was made at version 1; the backend may have sent this state before it."""
+        rules = left_after_a_move()
+        assert rules.hear(kind("a", my_turn=True, version=version)).pending == ("a",)
+        assert rules.asked() == 0
+
+    def test_a_state_without_a_version_confirms(self) -> None:
+        """A client that forwards states in order can do no better."""
+        rules = left_after_a_move()
+        assert rules.hear(GameState("a", my_turn=False)).pending == ()
+
+    def test_opening_without_a_version_confirms_nothing(self) -> None:
+        """What was opened may have been read before the move."""
+        rules = left_after_a_move()
+        assert rules.hear(Opened("a", my_turn=True)).pending == ("a",)
+        assert rules.asked() == 0
+
+    def test_opening_confirms_nothing_if_the_move_has_no_version(self) -> None:
+        """No version is known to be newer. A state is pushed, so it confirms."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True), MoveSent("a"), Opened("b", my_turn=True))
+        assert rules.hear(Opened("a", my_turn=True, version=5)).pending == ("a",)
+        rules.hear(Opened("b", my_turn=True))
+        assert rules.hear(GameState("a", my_turn=False, version=5)).pending == ()
+
+    @pytest.mark.parametrize(("version", "pending"), [(4, ("a",)), (5, ("a",)), (6, ())])
+    @pytest.mark.parametrize("kind", [GameState, Opened])
+    def test_a_move_without_a_version_is_as_new_as_the_last_message(
+        self, kind: type[GameState | Opened], version: int, pending: tuple[str, ...]
+    ) -> None:
+        """The turn's message had a version, though the client opens games without one."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("a", 5), Opened("a", my_turn=True), MoveSent("a"))
+        rules.hear(Opened("b", my_turn=True))
+        assert rules.hear(kind("a", my_turn=True, version=version)).pending == pending
+
+    @pytest.mark.parametrize(("version", "pending"), [(5, ("a",)), (6, ())])
+    def test_a_message_before_the_move_makes_its_own_state_old(
+        self, version: int, pending: tuple[str, ...]
+    ) -> None:
+        """The screen showed version 4, the message told of 5, and then we moved."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=False, version=4), YourTurn("a", 5), MoveSent("a"))
+        rules.hear(Opened("b", my_turn=True))
+        assert rules.hear(GameState("a", my_turn=True, version=version)).pending == pending
+
+    @pytest.mark.parametrize(("my_turn", "asks"), [(True, 1), (False, 0)])
+    def test_opening_a_newer_version_confirms(self, my_turn: bool, asks: int) -> None:
+        """A game that is still ours is asked for; the screen is the one that was opened."""
+        rules = left_after_a_move()
+        state = rules.hear(Opened("a", my_turn=my_turn, version=2))
+        assert (state.pending, state.pool) == ((), ("b", "c"))
+        assert state.screen == Screen("a", my_turn, opened_at=2)
+        assert rules.asked() == asks
+
+    def test_earlier_moves_are_confirmed_and_later_ones_are_not(self) -> None:
+        """And moves in other games stay unconfirmed."""
+        rules = Rules("a", "b", "c")
+        rules.hear(MoveSent("b", 1), Opened("c", my_turn=True))
+        moves = (("a", 3), ("a", 5), ("b", 1))
+        state = replace(rules.state, moves=moves)
+        after = step(state, GameState("a", my_turn=False, version=4))[0]
+        assert after.moves == (("a", 5), ("b", 1))
+
+    @pytest.mark.parametrize("kind", [GameState, Opened])
+    def test_an_answer_in_flight_does_not_bring_a_confirmed_game_back(
+        self, kind: type[GameState | Opened]
+    ) -> None:
+        """The backend may have read it before the move; the next answer is newer."""
+        rules = left_after_a_move()
+        rules.hear(Invalidated(), kind("a", my_turn=False, version=2))
+        assert rules.answer("a", "b", "c").pool == ("b", "c")
+        rules.hear(Invalidated())
+        assert rules.answer("b", "c", "a").pool == ("b", "c", "a")
+
+    def test_an_answer_in_flight_is_followed_by_another_if_the_game_is_ours(self) -> None:
+        """The one in flight may be older than the state."""
+        rules = left_after_a_move()
+        rules.hear(Invalidated())
+        assert rules.hear(GameState("a", my_turn=True, version=2)).follows == RefetchRequest()
+
+    def test_an_old_state_of_the_game_on_screen_confirms_too(self) -> None:
+        """It moves neither the turn that is shown nor its version."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True), MoveSent("a"), Opened("a", my_turn=True, version=5))
+        before = rules.state
+        state = rules.hear(GameState("a", my_turn=False, version=4))
+        assert (state.pending, state.screen, state.pool) == ((), before.screen, before.pool)
+        assert rules.asked() == 1
+
+    def test_a_move_that_a_state_confirmed_cannot_be_refused(self) -> None:
+        """A late refusal asks, and takes back no other move."""
+        rules = left_after_a_move()
+        rules.hear(GameState("a", my_turn=True, version=2), MoveSent("a", 2))
+        assert rules.hear(MoveFailed("a", 1)).pending == ("a",)
+
+    def test_what_a_snapshot_needs_is_public(self) -> None:
+        """The mapping page names them under `stillfresh.waiting`."""
+        assert waiting.RefetchRequest is RefetchRequest
+        assert waiting.Screen is Screen
+
+
 class TestStates:
     """W1: single steps, from a state to the next."""
 
@@ -843,6 +994,14 @@ class TestStates:
             snapshot = Snapshot(game, (), is_complete_from_server=False, is_mid_turn=is_mid_turn)
             state = State(snapshot=snapshot, versions=(("a", 5),))
             assert step(state, YourTurn("a", 5))[0].snapshot == (snapshot if is_kept else None)
+
+
+def left_after_a_move() -> Rules:
+    """We played `a` at version 1 and opened `b`; the move is not confirmed."""
+    rules = Rules("a", "b", "c")
+    rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"))
+    rules.hear(Opened("b", my_turn=True, version=1))
+    return rules
 
 
 def went_on() -> Rules:

@@ -16,6 +16,8 @@ __all__ = [
     "BLIND",
     "CUT",
     "EXPLORATIONS",
+    "FORWARDED",
+    "FORWARDED_LOOP",
     "FRESH",
     "GOES_ON",
     "LOOP",
@@ -143,6 +145,36 @@ GOES_ON_RENEWED = Exploration(
     9,
     (*WENT_ON, "the backend reads C A D", "the answer comes"),
 )
+FORWARDED = Exploration(
+    "from an answer that was cut, everything, and states of all games",
+    world.settled("A", "B", "C", "D", limit=3, forwards=True),
+    ALL,
+    8,
+)
+FORWARDED_TURN = Exploration(
+    "from a turn that has just come, everything, and states of all games",
+    world.turn("C", "A", "D", limit=4, forwards=True),
+    ALL,
+    7,
+)
+FORWARDED_LOOP = Exploration(
+    "from a turn that has just come, play, and states of all games",
+    world.turn("C", "A", "D", limit=4, forwards=True),
+    PLAY,
+    11,
+)
+FORWARDED_PAIR = Exploration(
+    "from a turn with one other game, play, and states of all games",
+    world.turn("A", "D", limit=4, forwards=True),
+    PLAY,
+    11,
+)
+FORWARDED_BOTS = Exploration(
+    "from a turn that has just come, play with bots and renewed waits, and states of all games",
+    world.turn("C", "A", "D", limit=4, renews=True, forwards=True),
+    BOTS,
+    9,
+)
 EXPLORATIONS = [
     FRESH,
     CUT,
@@ -155,6 +187,11 @@ EXPLORATIONS = [
     RENEWED,
     GOES_ON,
     GOES_ON_RENEWED,
+    FORWARDED,
+    FORWARDED_TURN,
+    FORWARDED_LOOP,
+    FORWARDED_PAIR,
+    FORWARDED_BOTS,
 ]
 
 

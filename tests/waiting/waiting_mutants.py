@@ -17,6 +17,7 @@ from stillfresh.waiting.model import (
     Failed,
     GameState,
     Moves,
+    Opened,
     Played,
     Reconnected,
     RefetchRequest,
@@ -24,10 +25,13 @@ from stillfresh.waiting.model import (
     Snapshot,
     State,
     Step,
+    UnconfirmedMove,
 )
 from tests.waiting.waiting_explorations import (
     BLIND,
     CUT,
+    FORWARDED,
+    FORWARDED_LOOP,
     FRESH,
     GOES_ON,
     LOOP,
@@ -168,10 +172,30 @@ def asks_nothing(state: State, event: Reconnected) -> Step:
     return Step(RECONNECTED(state, event).state if state.in_flight else state)
 
 
+def only_looks(state: State, event: Opened) -> Step:
+    """The event names a game of which nothing is pending, so only the screen changes."""
+    after, effects = OPENED(replace(state, moves=()), event)
+    return Step(replace(after, moves=state.moves), effects)
+
+
+def confirms_only(state: State, event: GameState | Opened) -> Step:
+    """The moves, and nothing else."""
+    return Step(replace(state, moves=CONFIRMED(state, event).state.moves))
+
+
+def trusts_answers(state: State, event: GameState | Opened) -> Step:
+    after, effects = CONFIRMED(state, event)
+    return Step(replace(after, away=state.away), effects)
+
+
+def by_any_state(_state: State, move: UnconfirmedMove, event: GameState | Opened) -> bool:
+    return move[0] == event.game_id
+
+
 TURN_CAME, NOT_MY_TURN = rules.turn_came, rules.not_my_turn
 APPLIED, WITHOUT_MOVE = rules_refetch.applied, rules.without_move
 RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
-IS_PROVABLE = rules.is_provable
+IS_PROVABLE, OPENED, CONFIRMED = rules.is_provable, rules.opened, rules.confirmed
 
 MUTANTS = [
     Mutant("W2", "an answer that was cut counts as complete", {"applied": always_complete}, CUT),
@@ -198,4 +222,9 @@ MUTANTS = [
     Mutant("W15", "an order of mid-turn fits every turn", {"is_provable": in_any_turn}, GOES_ON),
     Mutant("W15", "it survives late news", {"without_mid_turn": keeps_mid_turn}, GOES_ON),
     Mutant("W15", "a state makes its own message late", {"overtaken": up_to_its_own}, GOES_ON),
+    Mutant("W16", "states of other games confirm nothing", {"confirmed": does_nothing}, FORWARDED),
+    Mutant("W16", "opening a game confirms nothing", {"opened": only_looks}, FORWARDED),
+    Mutant("W16", "a confirmed game is not asked for", {"confirmed": confirms_only}, FORWARDED),
+    Mutant("W16", "an answer brings it back", {"confirmed": trusts_answers}, FORWARDED),
+    Mutant("W16", "an old state confirms", {"is_confirmed": by_any_state}, FORWARDED_LOOP),
 ]

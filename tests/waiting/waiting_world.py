@@ -65,6 +65,15 @@ TAPS = 2
 """Moves on their way at once."""
 
 
+class Unconfirmed(Struct, frozen=True):
+    """A move of ours, as the promise of W16 sees it."""
+
+    game_id: str
+    made_for: int
+    known: int
+    """The newest version that we had heard of when we sent it."""
+
+
 class World(Struct, frozen=True):
     """The backend, what is under way, and the cache."""
 
@@ -88,22 +97,30 @@ class World(Struct, frozen=True):
     """Played elsewhere while nobody here looked: the backend has no message for that."""
     renews: bool = False
     """A game whose turn goes on waits from that move on; else it keeps its place."""
+    forwards: bool = False
+    """The client hears the states of all games; else only those of the game on screen."""
+    named: tuple[str, ...] = ()
+    """Games that the last answer named, but for those that a state called theirs since."""
+    unconfirmed: tuple[Unconfirmed, ...] = ()
+    """Our moves of which we have heard nothing: a promise compares the cache with it (W16)."""
 
 
-def begin(*ours: str, limit: int, renews: bool = False) -> World:
+def begin(*ours: str, limit: int, renews: bool = False, forwards: bool = False) -> World:
     """Nothing known yet, the first refetch in flight."""
-    return heard(World(State(limit=limit), ours=ours, renews=renews), Started())
+    world = World(State(limit=limit), ours=ours, renews=renews, forwards=forwards)
+    return heard(world, Started())
 
 
-def settled(*ours: str, limit: int, renews: bool = False) -> World:
+def settled(*ours: str, limit: int, renews: bool = False, forwards: bool = False) -> World:
     """The first answer is here, and A is being looked at."""
-    world = landed(begin(*ours, limit=limit, renews=renews))
+    world = landed(begin(*ours, limit=limit, renews=renews, forwards=forwards))
     return looking(heard(world, Answered(ours[:limit])), "A")
 
 
-def turn(*ours: str, limit: int, renews: bool = False) -> World:
+def turn(*ours: str, limit: int, renews: bool = False, forwards: bool = False) -> World:
     """A, which is being looked at, has just become ours: a snapshot has been asked for."""
-    world = looking(settled(*left(ours, "A"), limit=limit, renews=renews), "A")
+    world = settled(*left(ours, "A"), limit=limit, renews=renews, forwards=forwards)
+    world = looking(world, "A")
     world = newer(replace(world, ours=ours), "A")
     message, state = (
         YourTurn("A", version(world, "A")),
@@ -139,6 +156,7 @@ def same_versions(before: World, after: World) -> bool:
         and after.client.moves is before.client.moves
         and after.client.versions is before.client.versions
         and after.client.screen is before.client.screen
+        and after.unconfirmed is before.unconfirmed
     )
 
 
@@ -152,17 +170,18 @@ def delivered(world: World) -> World:
     world = replace(world, wire=tuple(rest))
     if isinstance(message, Kept):
         return heard(world, kept(world, message))
+    our_moves = {move.game_id for move in world.unconfirmed}
     world = heard(world, message)
-    known = {watched(world), *world.ours, *world.client.pending}
+    known = {watched(world), *world.ours, *our_moves}
     if isinstance(message, GameState) and message.game_id not in known:
-        # A state of another game is ignored, so nobody was told.
+        # A state of another game only confirms our moves, so it tells of no other play.
         return unheard(world, str(message.game_id))
     return world
 
 
 def kept(world: World, message: Kept) -> Event:
-    """As our client takes it: a state, or for a game that we left, a move that ended nothing."""
-    if watched(world) == message.game_id:
+    """As a client takes it: a state, or for a game that we left, a move that ended nothing."""
+    if is_shown(world, message.game_id):
         return GameState(message.game_id, my_turn=True, version=message.version)
     return MoveFailed(message.game_id, message.made_for)
 
@@ -170,13 +189,62 @@ def kept(world: World, message: Kept) -> Event:
 def heard(world: World, event: Event) -> World:
     """What a driver does: step, then carry out the effects."""
     client, effects = rules.step(world.client, event)
-    world = replace(world, client=client)
+    world = replace(
+        world,
+        client=client,
+        named=still_named(world, event),
+        unconfirmed=still_unconfirmed(world, event),
+    )
     for effect in effects:
         if isinstance(effect, Refetch):
             world = replace(world, flights=world.flights + 1, answer=None, pausing=False)
         else:
             world = replace(world, pausing=True)
     return world
+
+
+def still_named(world: World, event: Event) -> tuple[str, ...]:
+    """Of the games that are played: the others are never hidden."""
+    if isinstance(event, Answered):
+        read = event.game_ids[: world.client.limit]
+        return tuple(game for game in PLAYED if game in read and game not in world.client.away)
+    if isinstance(event, GameState | Opened) and not event.my_turn and event.game_id in world.named:
+        return left(world.named, str(event.game_id))
+    return world.named
+
+
+def still_unconfirmed(world: World, event: Event) -> tuple[Unconfirmed, ...]:
+    """Until we hear of a newer version, or that the move failed, or until we reconnect."""
+    moves = world.unconfirmed
+    match event:
+        case MoveSent():
+            return (*moves, sent(world.client, str(event.game_id)))
+        case Reconnected():
+            return ()
+        case GameState() | Opened() | YourTurn():
+            assert event.version is not None
+            settled = [
+                move
+                for move in moves
+                if move.game_id == event.game_id and move.known < event.version
+            ]
+        case MoveFailed():
+            fits = (event.game_id, event.version)
+            settled = [move for move in moves if (move.game_id, move.made_for) == fits][:1]
+        case _:
+            return moves
+    if not settled:
+        return moves
+    remaining = list(moves)
+    for move in settled:
+        remaining.remove(move)
+    return tuple(remaining)
+
+
+def sent(client: State, game: str) -> Unconfirmed:
+    made_for = rules.seen(client.screen, game)
+    assert made_for is not None
+    return Unconfirmed(game, made_for, max(made_for, dict(client.versions).get(game, made_for)))
 
 
 def told(world: World, *messages: Message) -> World:
@@ -187,6 +255,11 @@ def told(world: World, *messages: Message) -> World:
 def watched(world: World) -> str | None:
     screen = world.client.screen
     return None if screen is None else str(screen.game_id)
+
+
+def is_shown(world: World, game: str) -> bool:
+    """Whether the client hears the states of this game."""
+    return world.forwards or watched(world) == game
 
 
 def version(world: World, game: str) -> int:
@@ -251,11 +324,11 @@ def structure(world: World) -> Iterator[Next]:
 
 
 def turns(world: World, game: str) -> Iterator[Next]:
-    """The opponents play, so that it is our turn: a message, and a state if we look at it."""
+    """The opponents play, so that it is our turn: a message, and a state if we hear of it."""
     untold = left(world.untold, game)
     world = newer(replace(world, ours=came(world.ours, game), untold=untold), game)
     message = YourTurn(game, version(world, game))
-    if watched(world) != game:
+    if not is_shown(world, game):
         yield f"{game} becomes ours", told(world, message)
         return
     state = GameState(game, my_turn=True, version=version(world, game))
@@ -266,7 +339,7 @@ def turns(world: World, game: str) -> Iterator[Next]:
 
 def played(world: World, game: str, *, here: bool) -> World:
     world = newer(replace(world, ours=left(world.ours, game)), game)
-    if watched(world) == game:
+    if is_shown(world, game):
         return told(world, GameState(game, my_turn=False, version=version(world, game)))
     return world if here else unheard(world, game)
 
@@ -372,6 +445,9 @@ def versions_of(world: World, at: int, game: str) -> set[int]:
         for one, number in held:
             if one == game:
                 found.add(number)
+    for move in world.unconfirmed:
+        if move.game_id == game:
+            found |= {move.made_for, move.known}
     if screen is not None and screen.game_id == game:
         found |= {screen.version, screen.opened_at}
     for message in world.wire:
@@ -402,7 +478,18 @@ def ranked(world: World, at: int, game: str, ranks: dict[int, int]) -> World:
     client = replace(
         client, screen=screen, versions=pairs(client.versions), moves=pairs(client.moves)
     )
-    return replace(world, client=client, wire=wire, versions=versions, moves=pairs(world.moves))
+    unconfirmed = tuple(
+        Unconfirmed(game, ranks[move.made_for], ranks[move.known]) if move.game_id == game else move
+        for move in world.unconfirmed
+    )
+    return replace(
+        world,
+        client=client,
+        wire=wire,
+        versions=versions,
+        moves=pairs(world.moves),
+        unconfirmed=unconfirmed,
+    )
 
 
 def ranked_version(holder: V, ranks: dict[int, int]) -> V:
@@ -431,6 +518,26 @@ def all_ours(world: World) -> bool:
 def misses_none(world: World) -> bool:
     claims = is_at_rest(world) and world.client.is_complete_from_server
     return not claims or {*world.ours} <= {*world.client.pool}
+
+
+def hides_none(world: World) -> bool:
+    """W16: what the backend names is shown, unless we wait for news of a move in it."""
+    client = world.client
+    if client.is_busy or not world.connected:
+        return True
+    unconfirmed = {move.game_id for move in world.unconfirmed}
+    hidden = {*world.named} & {*world.ours} - {*client.pool} - unconfirmed
+    return all(is_news_under_way(world, game) for game in hidden)
+
+
+def is_news_under_way(world: World, game: str) -> bool:
+    """A message that tells more of the game than the screen shows."""
+    shown = rules.seen(world.client.screen, game)
+    return any(
+        message.game_id == game and (shown is None or (message.version or 0) > shown)
+        for message in world.wire
+        if not isinstance(message, Invalidated)
+    )
 
 
 def one_in_flight(world: World) -> bool:
@@ -463,6 +570,7 @@ PROMISES: dict[str, Callable[[World], bool]] = {
     "each game is ours to play": all_ours,
     "three games or more are in the backend's order": in_order,
     "a complete pool misses none": misses_none,
+    "a game that the backend names is hidden only by an unconfirmed move": hides_none,
     "at most one refetch is in flight": one_in_flight,
     "a wanted refetch comes": comes,
 }

@@ -6,7 +6,25 @@ need the `web` extra.
 """
 
 from stillfresh.waiting.cache import WaitingCache
-from stillfresh.waiting.model import GameId, Navigation, Proof, Snapshot, State
+from stillfresh.waiting.model import (
+    GameId,
+    Navigation,
+    Proof,
+    RefetchRequest,
+    Screen,
+    Snapshot,
+    State,
+)
 from stillfresh.waiting.rules import step
 
-__all__ = ["GameId", "Navigation", "Proof", "Snapshot", "State", "WaitingCache", "step"]
+__all__ = [
+    "GameId",
+    "Navigation",
+    "Proof",
+    "RefetchRequest",
+    "Screen",
+    "Snapshot",
+    "State",
+    "WaitingCache",
+    "step",
+]

@@ -90,7 +90,10 @@ class WaitingCache:
         self.hear(YourTurn(game_id, version))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
-        """The backend's state of the game on screen; other games are ignored (R3, R5)."""
+        """The backend's state of a game: forward every one that arrives (R3, R5).
+
+        Any game's state confirms an earlier move in it. More happens only for the game on screen.
+        """
         self.hear(GameState(game_id, my_turn, version))
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:

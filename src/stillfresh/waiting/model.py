@@ -12,7 +12,9 @@ GameId: TypeAlias = str | int
 """The id of a game."""
 Pool: TypeAlias = tuple[GameId, ...]
 Versions: TypeAlias = tuple[tuple[GameId, int], ...]
-Moves: TypeAlias = tuple[tuple[GameId, int | None], ...]
+UnconfirmedMove: TypeAlias = tuple[GameId, int | None]
+"""The game that we played, and the version that the move was made for, if it is known."""
+Moves: TypeAlias = tuple[UnconfirmedMove, ...]
 
 LIMIT: Final = 5
 """Games in one answer of the backend: as many as this, and there may be more."""
@@ -70,6 +72,8 @@ class RefetchRequest(Struct, frozen=True):
 
 
 class Screen(Struct, frozen=True):
+    """The game on screen, as far as the backend has shown it."""
+
     game_id: GameId
     my_turn: bool
     opened_at: int | None = None
@@ -141,7 +145,7 @@ class YourTurn(Struct, frozen=True, tag="your_turn"):
 
 
 class GameState(Struct, frozen=True, tag="game_state"):
-    """The backend's view of the game on screen."""
+    """The backend's view of a game."""
 
     game_id: GameId
     my_turn: bool

@@ -23,6 +23,7 @@ from stillfresh.waiting.model import (
     Opened,
     PauseOver,
     Played,
+    Pool,
     Proof,
     Reconnected,
     RefetchRequest,
@@ -31,6 +32,7 @@ from stillfresh.waiting.model import (
     Started,
     State,
     Step,
+    UnconfirmedMove,
     Versions,
     YourTurn,
 )
@@ -53,8 +55,48 @@ def started(state: State, _event: Started) -> Step:
 
 
 def opened(state: State, event: Opened) -> Step:
-    """W8: looking at a game changes nothing but which game is looked at."""
-    return Step(replace(state, screen=Screen(event.game_id, event.my_turn, event.version)))
+    """W8, W16: looking at a game changes which game is on screen; it may confirm a move."""
+    screen = Screen(event.game_id, event.my_turn, event.version)
+    return confirmed(replace(state, screen=screen), event)
+
+
+def confirmed(state: State, event: GameState | Opened) -> Step:
+    """W16: a newer state confirms our moves in its game, whichever game is on screen.
+
+    The pool, the screen and the snapshot stay as they are.
+    """
+    moves = tuple(move for move in state.moves if not is_confirmed(state, move, event))
+    if len(moves) == len(state.moves):
+        return Step(state)
+    state = replace(state, moves=moves)
+    if event.my_turn:
+        # The game left the pool on trust and is still ours: only the backend knows its place.
+        return request(state)
+    return Step(replace(state, away=now_away(state, event.game_id)))
+
+
+def is_confirmed(state: State, move: UnconfirmedMove, event: GameState | Opened) -> bool:
+    """W16: the event is newer than all that was known of the game when the move was sent.
+
+    Without versions, only a state that the backend pushes is newer: what the player opens may have
+    been read before the move.
+    """
+    game_id, made_for = move
+    if game_id != event.game_id:
+        return False
+    # News that comes after a move either confirms it or leaves the known version as it was.
+    known_versions = [made_for, dict(state.versions).get(game_id)]
+    known_before = [version for version in known_versions if version is not None]
+    if event.version is None or not known_before:
+        return isinstance(event, GameState)
+    return event.version > max(known_before)
+
+
+def now_away(state: State, game_id: GameId) -> Pool:
+    """Games that are not ours to play, with this one; they matter to an answer in flight only."""
+    if state.in_flight is None:
+        return state.away
+    return (*without(state.away, game_id), game_id)
 
 
 def invalidated(state: State, _event: Invalidated) -> Step:
@@ -126,11 +168,10 @@ def not_my_turn(state: State, event: GameState) -> Step:
     A game that is still in the pool was played on another device.
     """
     game_id = event.game_id
-    away = state.away if state.in_flight is None else (*without(state.away, game_id), game_id)
     state = replace(
         state,
         moves=unsettled(state.moves, game_id, event.version),
-        away=away,
+        away=now_away(state, game_id),
         versions=known(state.versions, game_id, event.version),
     )
     return taken_out(state, game_id) if game_id in state.pool else Step(state)
@@ -208,10 +249,13 @@ def restored(state: State, *, anew: bool) -> Step:
 
 
 def game_state(state: State, event: GameState) -> Step:
-    """R3, R5, W8: only for the game on screen, and only if newer than the last state."""
+    """R3, R5, W8, W16: applied if newer and on screen; of any other game, it may confirm a move."""
     screen = state.screen
-    if screen is None or screen.game_id != event.game_id or is_old(state, screen, event.version):
-        return Step(state)
+    if screen is None or screen.game_id != event.game_id:
+        return confirmed(state, event)
+    if is_old(state, screen, event.version):
+        # The screen knows better whose turn it is.
+        return confirmed(state, replace(event, my_turn=screen.my_turn))
     rises = event.my_turn and not screen.my_turn
     goes_on = event.my_turn and not rises and event.game_id in state.pending
     is_news = not is_late(state, event.game_id, event.version)
