@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, LoadFailed, NotOpen, StillfreshError
-from stillfresh.coordinator import Database, TtlController, TtlCoordinator
+from stillfresh.coordinator import Database, Kind, TtlController, TtlCoordinator
 from stillfresh.coordinator.rules import original_of
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import VIEWER, Nexus, Site, made, milliseconds, post, reposting
+from tests.kit.coordinator import VIEWER, Nexus, Site, made, milliseconds, post, reposting, user
 
 
 class TestC10ForceRefresh:
@@ -538,6 +538,71 @@ class TestC7OneSession:
         if wrong is not None:
             with pytest.raises(ConfigError, match="viewer_id"):
                 await site.controller.force_refresh_posts_by_ids(["a:1"], wrong)
+
+
+class TestC19GetMany:
+    """C19: many stored views at once, as `get` reads one."""
+
+    async def test_reads_the_stored_views_by_id(self, site: Site) -> None:
+        """Fresh or not; an id without a view is left out, and nothing is fetched."""
+        site.nexus.absent = {"a:2"}
+        await site.controller.force_refresh_posts_by_ids(["a:1", "a:2", "a:3"], VIEWER)
+        site.clock.advance(100_000)
+        requests = len(site.nexus.posts)
+        views = await site.controller.get_many("post", ["a:3", "a:1", "a:2", "a:4", "a:1"])
+        assert list(views.items()) == [("a:3", post("a:3")), ("a:1", post("a:1"))]
+        assert len(site.nexus.posts) == requests
+        assert await site.controller.get_many("post", []) == {}
+
+    async def test_takes_any_iterable(self, site: Site) -> None:
+        """A generator as well."""
+        await site.controller.force_refresh_users_by_ids(["ann", "ben"], VIEWER)
+        views = await site.controller.get_many("user", (name for name in ("ben", "eve")))
+        assert views == {"ben": user("ben")}
+
+    async def test_reads_more_than_one_query_can_name(self, tmp_path: Path) -> None:
+        """In slices, between which other tasks run."""
+
+        async def fetch(ids: list[str]) -> dict[str, str]:
+            return {id_: id_ for id_ in ids}
+
+        kinds = [Kind("price", fetch=fetch, fresh_for="30s", max_batch=5_000)]
+        async with TtlController(database=Database(tmp_path / "many.db"), kinds=kinds) as many:
+            ids = [f"sku-{number}" for number in range(5_000)]
+            await many.force_refresh("price", ids)
+            reading = asyncio.create_task(many.get_many("price", [*ids, "none"]))
+            turns = 0
+            while not reading.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert await reading == {id_: id_ for id_ in ids}
+            assert turns > 3
+
+    async def test_another_viewer_sees_nothing_of_it(self, site: Site) -> None:
+        """The views are those of the viewer that is signed in."""
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        site.ttl.sign_in("another")
+        assert await site.controller.get_many("post", ["a:1"]) == {}
+
+    async def test_a_viewer_that_leaves_meanwhile_gets_no_mixture(self, site: Site) -> None:
+        """Part of the views would be another viewer's."""
+        ids = [f"a:{number}" for number in range(3_000)]
+        reading = asyncio.create_task(site.controller.get_many("post", ids))
+        await asyncio.sleep(0)
+        site.ttl.sign_in("another")
+        with pytest.raises(LoadFailed, match="signed out meanwhile"):
+            await reading
+
+    @pytest.mark.parametrize("wrong", ["a:1", b"a:1", 5, None])
+    async def test_one_id_is_not_many(self, site: Site, wrong: Any) -> None:
+        """Refused with how to write it."""
+        with pytest.raises(ConfigError, match=r"post: takes many ids; write \["):
+            await site.controller.get_many("post", wrong)
+
+    async def test_an_undeclared_kind_is_refused(self, site: Site) -> None:
+        """With the kinds that there are."""
+        with pytest.raises(ConfigError, match="not declared; there are: post, user"):
+            await site.controller.get_many("price", ["sku-1"])
 
 
 class TestC11Edits:

@@ -1,4 +1,4 @@
-"""C7, C8, C13, C16: when it ticks, what a route changes, and how it starts and stops."""
+"""C7, C8, C13, C16, C19: when it ticks, what a route changes, and how it starts and stops."""
 
 import asyncio
 import logging
@@ -571,3 +571,142 @@ class TestC13Lifecycle:
                 await site.ttl.tick()
                 assert site.nexus.posts == [["a:1"]]
         await site.controller.close()
+
+
+SAYS_NOT_STARTED = "the coordinator is not started; call start()"
+
+
+class TestC19NotStarted:
+    async def test_a_tick_before_the_start_says_once_why_it_does_nothing(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One line that names start(), however often it is called; then it works."""
+        site = made(tmp_path, clock)
+        site.ttl.sign_in(VIEWER)
+        site.ttl.set_visible(True)
+        subscribe(site, 1)
+        await site.ttl.tick()
+        await site.ttl.tick()
+        (line,) = caplog.messages
+        assert SAYS_NOT_STARTED in line
+        assert site.nexus.posts == []
+        async with site.controller, site.ttl:
+            await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+        assert len(caplog.messages) == 1
+
+    async def test_a_tick_before_the_start_says_so_whatever_else_is_missing(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody is signed in, nothing is visible or subscribed: start() comes first."""
+        site = made(tmp_path, clock)
+        await site.ttl.tick()
+        (line,) = caplog.messages
+        assert SAYS_NOT_STARTED in line
+
+    async def test_a_tick_after_the_start_does_not_say_so(
+        self, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Signed out, there is nothing to refresh, and that is known."""
+        await site.ttl.tick()
+        site.ttl.sign_out()
+        await site.ttl.tick()
+        assert caplog.messages == []
+
+
+class PlainStream:
+    """A coordinator as the seed has it: `stop(): void`."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def set_route(self, route: str) -> None:
+        self.calls.append(route)
+
+
+class TestC19Managed:
+    async def test_a_plain_stop_is_called_and_a_coroutine_is_awaited(self, site: Site) -> None:
+        """Both in one manager."""
+        plain = PlainStream()
+        async with CoordinatorsManager(plain, site.ttl) as manager:
+            manager.set_route("/home")
+            subscribe(site, 1)
+        assert plain.calls == ["start", "/home", "stop"]
+        assert site.subscribed() == {}
+
+    async def test_a_stop_may_return_any_awaitable(self) -> None:
+        """A task or a future is awaited as a coroutine is."""
+        ended: list[str] = []
+
+        async def end() -> None:
+            await turns()
+            ended.append("end")
+
+        class Stream(PlainStream):
+            def stop(self) -> asyncio.Task[None]:  # type: ignore[override]
+                return asyncio.create_task(end())
+
+        async with CoordinatorsManager(Stream()):
+            pass
+        assert ended == ["end"]
+
+    async def test_a_plain_stop_that_fails_keeps_none_running(self, site: Site) -> None:
+        """Its error is raised after all have ended."""
+
+        class Broken(PlainStream):
+            def stop(self) -> None:
+                raise RuntimeError("a bad end")
+
+        plain = PlainStream()
+        with pytest.raises(RuntimeError, match="a bad end"):
+            async with CoordinatorsManager(Broken(), site.ttl, plain):
+                subscribe(site, 1)
+        assert plain.calls == ["start", "stop"]
+        assert site.subscribed() == {}
+
+    async def test_those_before_a_start_that_fails_are_stopped(
+        self, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Plain or not; one that cannot be stopped is logged, and the start's error is raised."""
+
+        class CannotStop(PlainStream):
+            def stop(self) -> None:
+                raise RuntimeError("a bad end")
+
+        class CannotStart(PlainStream):
+            def start(self) -> None:
+                raise OSError("a bad start")
+
+        plain = PlainStream()
+        manager = CoordinatorsManager(CannotStop(), plain, site.ttl, CannotStart())
+        subscribe(site, 1)
+        with pytest.raises(OSError, match="a bad start"):
+            await manager.__aenter__()
+        assert plain.calls == ["start", "stop"]
+        assert site.subscribed() == {}
+        assert "a bad end" in caplog.text
+
+    def test_plain_coordinators_need_no_event_loop_to_start(self) -> None:
+        """Nor to be stopped again if one cannot start."""
+
+        class CannotStart(PlainStream):
+            def start(self) -> None:
+                raise OSError("a bad start")
+
+        plain = PlainStream()
+        with pytest.raises(OSError, match="a bad start"):
+            CoordinatorsManager(plain, CannotStart()).start()
+        assert plain.calls == ["start", "stop"]
+
+    @pytest.mark.parametrize("wrong", [None, "ttl", [PlainStream()], PlainStream])
+    def test_what_is_no_coordinator_is_refused(self, wrong: Any) -> None:
+        """With what it was, and what is allowed."""
+        says = r"takes coordinators one by one.*start\(\), stop\(\) and set_route\(route\), not "
+        with pytest.raises(ConfigError, match=says):
+            CoordinatorsManager(PlainStream(), wrong)

@@ -1,13 +1,17 @@
-"""C3, C4: what subscribing and unsubscribing remember, queue and forget."""
+"""C3, C4, C19: what subscribing and unsubscribing remember, queue and forget."""
 
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, StoreError
-from stillfresh.coordinator import Kind
+from stillfresh.coordinator import Database, Kind, TtlController
 from stillfresh.engine.lane import Lane
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, Site, made, milliseconds
@@ -162,6 +166,55 @@ class TestC3Subscribe:
         with pytest.raises(ConfigError):
             site.ttl.unsubscribe_user(pubky=wrong)
         assert site.subscribed() == {}
+
+
+class TestC19PostIds:
+    """C19: the id of a post is `author:post`."""
+
+    @pytest.mark.parametrize("wrong", ["post", ":post", "author:", ":", "a:b:c", "a::b", "a/b"])
+    async def test_an_id_that_is_no_author_and_post_is_refused(
+        self, site: Site, wrong: str
+    ) -> None:
+        """By every call that takes one, with the value and what is allowed; nothing is asked."""
+        controller = site.controller
+        calls: list[Callable[[], Any]] = [
+            lambda: site.ttl.subscribe_post(composite_post_id=wrong),
+            lambda: site.ttl.subscribe("post", wrong),
+            lambda: site.ttl.unsubscribe_post(composite_post_id=wrong),
+            lambda: site.ttl.unsubscribe("post", wrong),
+            lambda: controller.get("post", wrong),
+            lambda: controller.get_many("post", ["a:1", wrong]),
+            lambda: controller.touch("post", wrong),
+            lambda: controller.force_refresh_posts_by_ids(["a:1", wrong], VIEWER),
+            lambda: controller.force_refresh("post", [wrong]),
+        ]
+        says = f"post: {wrong!r} is not the id of a post; write 'author:post'"
+        for call in calls:
+            with pytest.raises(ConfigError, match=re.escape(says)):
+                await _awaited(call())
+        assert (site.subscribed(), site.nexus.posts) == ({}, [])
+
+    async def test_other_kinds_have_ids_of_any_text(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Users, and kinds of one's own, also one that is named `post`."""
+
+        async def fetch(ids: list[str]) -> dict[str, int]:
+            return dict.fromkeys(ids, 5)
+
+        kinds = [Kind("post", fetch=fetch, fresh_for="30s")]
+        async with TtlController(database=Database(tmp_path / "own.db"), kinds=kinds) as own:
+            assert await own.force_refresh("post", ["17"]) == {"17": 5}
+            assert await own.get("post", "17") == 5
+        site = made(tmp_path, clock)
+        site.ttl.subscribe_user(pubky="ann")
+        assert site.subscribed("user") == {"ann": 1}
+
+
+async def _awaited(result: Any) -> None:
+    """A call may be plain or a coroutine."""
+    if inspect.isawaitable(result):
+        await result
 
 
 class TestC4Unsubscribe:

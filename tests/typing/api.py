@@ -29,6 +29,7 @@ from stillfresh import (
     Watch,
 )
 from stillfresh.coordinator import (
+    CoordinatorsManager,
     Database,
     Kind,
     NexusClient,
@@ -277,6 +278,12 @@ async def watching() -> None:
             assert_type(new.answer, Answer[list[str]])
 
 
+class PlainCoordinator:
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def set_route(self, route: str) -> None: ...
+
+
 async def coordinating(kind: Kind) -> None:
     nexus = NexusClient("http://127.0.0.1:8080", timeout="5s")
     controller = TtlController(nexus=nexus, database=Database("app.db"), kinds=[kind])
@@ -286,6 +293,8 @@ async def coordinating(kind: Kind) -> None:
         ttl.subscribe_user(pubky="ann")
         ttl.subscribe(kind.name, "sku-1")
         assert_type(ttl.snapshot(), TtlSnapshot)
+        CoordinatorsManager(ttl, PlainCoordinator())
+        CoordinatorsManager("ttl")  # type: ignore[arg-type]
         off: Unsubscribe = ttl.on_updated(lambda kind, ids: print(kind.upper(), ids[0].upper()))
         off()
     TtlController(nexus=object(), database=Database("app.db"))  # type: ignore[arg-type]

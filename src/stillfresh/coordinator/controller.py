@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
+from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import (
     POST,
@@ -20,7 +21,7 @@ from stillfresh.coordinator.config import (
     nexus_kinds,
 )
 from stillfresh.coordinator.database import KEPT_FOR, Database
-from stillfresh.coordinator.rules import View
+from stillfresh.coordinator.rules import View, check_post_id
 from stillfresh.coordinator.track import Outcome, Track, ViewerSession, ViewKey
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Cache
@@ -114,6 +115,19 @@ class TtlController:
             raise ConfigError(f"kind {shown(kind)}: not declared; there are: {known}")
         return track
 
+    def checked_item(self, kind: str, id: str) -> str:  # noqa: A002 (as it is called)
+        """Return the id, if an item of this kind can have it."""
+        checked_id(kind, id)
+        if kind == POST and self._nexus is not None:
+            check_post_id(id)
+        return id
+
+    def _checked_items(self, kind: str, ids: Iterable[str]) -> list[str]:
+        """Return each id once, in the order in which they came."""
+        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+            raise ConfigError(f"{kind}: takes many ids; write [{shown(ids)}]")
+        return list(dict.fromkeys(self.checked_item(kind, id_) for id_ in ids))
+
     async def prepare(self, session: ViewerSession | None = None) -> None:
         """Open the file for a session, or the current one, without views of another viewer.
 
@@ -136,9 +150,25 @@ class TtlController:
     async def get(self, kind: str, id: str) -> View | None:  # noqa: A002 (as it is called)
         """Return the stored view, fresh or not, or None."""
         track = self.track(kind)
-        checked_id(kind, id)
+        self.checked_item(kind, id)
         await self.cache.open()
         return track.view(id)
+
+    async def get_many(self, kind: str, ids: Iterable[str]) -> dict[str, View]:
+        """Return the stored views by id, fresh or not. An id without a view is left out.
+
+        Raises LoadFailed if the viewer signs out meanwhile.
+        """
+        track = self.track(kind)
+        wanted = self._checked_items(kind, ids)
+        session = track.session
+        await self.cache.open()
+        views: dict[str, View] = {}
+        async for chunk in sliced(wanted):
+            # Other tasks run between two slices: one of them may sign another viewer in.
+            _check_here(track, session)
+            views |= track.views(chunk)
+        return views
 
     async def touch(self, kind: str, id: str, view: View | None = None) -> None:  # noqa: A002
         """Record a local edit: for one TTL, no refresh overwrites it, whenever it was sent.
@@ -147,7 +177,7 @@ class TtlController:
         """
         track = self.track(kind)
         session = track.session
-        checked_id(kind, id)
+        self.checked_item(kind, id)
 
         def check_owner() -> None:
             if not track.owns(session):
@@ -210,9 +240,7 @@ class TtlController:
 
     async def _force(self, name: str, ids: Iterable[str], viewer_id: str | None) -> dict[str, View]:
         track = self.track(name)
-        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-            raise ConfigError(f"{name}: takes many ids; write [{shown(ids)}]")
-        wanted = list(dict.fromkeys(checked_id(name, id_) for id_ in ids))
+        wanted = self._checked_items(name, ids)
         outcomes: dict[str, Outcome] = {}
         with self._admitted(track, viewer_id) as session:
             for start in range(0, len(wanted), size := track.kind.max_batch):

@@ -65,6 +65,7 @@ class TtlCoordinator:
         self._is_visible = False
         self._knows_visibility = visible is not None
         """Visibility was set, or its absence was logged (C16)."""
+        self._has_said_not_started = False
         self._viewer: str | None = None
         self._route: str | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -187,13 +188,15 @@ class TtlCoordinator:
         track = self._controller.track(kind)
         if counted is None:
             counted = track.kind.counted or (kind == POST and self._counted)
-        is_new = track.lane.subscribe(checked_id(kind, id), counted=counted)
+        self._controller.checked_item(kind, id)
+        is_new = track.lane.subscribe(id, counted=counted)
         if is_new and self._viewer is not None and self._controller.database.is_open:
             track.note(track.times([id]))
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """Stop keeping an item fresh. An unknown one changes nothing."""
-        self._controller.track(kind).lane.unsubscribe(checked_id(kind, id))
+        track = self._controller.track(kind)
+        track.lane.unsubscribe(self._controller.checked_item(kind, id))
 
     def snapshot(self) -> TtlSnapshot:
         """Return what is subscribed, queued, in flight and cooling, and the requests made."""
@@ -211,8 +214,14 @@ class TtlCoordinator:
         )
 
     async def tick(self) -> None:
-        """Fetch what is due now. Callers at the same time share one tick."""
+        """Fetch what is due now. Callers at the same time share one tick.
+
+        It does nothing unless the coordinator is started, signed in and visible.
+        """
         if self._ticking is None:
+            if not self._is_started:
+                self._say_not_started()
+                return
             if not self._is_open():
                 self._say_hidden()
                 return
@@ -269,6 +278,15 @@ class TtlCoordinator:
         else:
             self._say_hidden()
             self._arm()
+
+    def _say_not_started(self) -> None:
+        """C19: log once. Only a tick by hand comes here, and its caller expects a refresh."""
+        if not self._has_said_not_started:
+            self._has_said_not_started = True
+            logger.warning(
+                "nothing is refreshed: the coordinator is not started; call start(), "
+                "or use it with `async with`"
+            )
 
     def _say_hidden(self) -> None:
         """C16: log once, if something would be refreshed and visibility was never set."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import floor
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.stores.contract import Mark, Record
 
 if TYPE_CHECKING:
@@ -53,6 +53,16 @@ def owner_of(viewer_id: str | None, *, per_viewer: bool) -> str:
 def post_id(view: View) -> str:
     """C12: `details.author:details.id`; KeyError or TypeError if the view is broken."""
     return f"{_text(view['details']['author'])}:{_text(view['details']['id'])}"
+
+
+def check_post_id(id_: str) -> None:
+    """C19: the server would leave any other id out, and the post would count as absent."""
+    parts = id_.split(":")
+    if len(parts) != 2 or not all(parts):
+        raise ConfigError(
+            f"post: {shown(id_)} is not the id of a post; write 'author:post', "
+            "the author's id and the post's id with one colon between them"
+        )
 
 
 def user_id(view: View) -> str:

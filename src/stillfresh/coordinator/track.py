@@ -123,14 +123,27 @@ class Track(Driver[str]):
 
     def view(self, id_: str) -> View | None:
         """The stored view, fresh or not, if it is for the signed-in viewer."""
-        copy = self.rows([id_], self.session).get(id_, NOTHING).copy
+        return self.views([id_]).get(id_)
+
+    def views(self, ids: Sequence[str]) -> dict[str, View]:
+        """The stored views of the signed-in viewer, by id, in the order of the ids."""
+        rows = self.rows(ids, self.session)
+        viewer = self.owner(self.session)
+        views: dict[str, View] = {}
+        for id_ in ids:
+            stored = self._decoded(rows.get(id_, NOTHING))
+            if stored is not None and stored[0] == viewer:
+                views[id_] = stored[1]
+        return views
+
+    def _decoded(self, record: Record) -> Stored | None:
+        copy = record.copy
         if copy is None or not isinstance(copy.value, bytes):
             return None
         try:
-            owner, view = self.core.spec.codec.decode(copy.value)
+            return self.core.spec.codec.decode(copy.value)
         except Exception:  # noqa: BLE001 (bytes of anybody are a miss, not a crash)
             return None
-        return view if owner == self.owner(self.session) else None
 
     def times(self, ids: Collection[str], rows: Rows | None = None) -> dict[str, float]:
         """When each is stale. While nobody is signed in, nothing is refreshed (C3)."""
