@@ -19,12 +19,12 @@ def shown() -> list[tuple[str, str]]:
     blocks = re.findall(
         r"```sh\n(stillfresh plan [^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL
     )
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     return blocks
 
 
 class TestPlan:
-    @pytest.mark.parametrize(("command", "output"), shown(), ids=["met", "not met"])
+    @pytest.mark.parametrize(("command", "output"), shown(), ids=["met", "not met", "more waiting"])
     def test_the_page_shows_what_it_says(
         self, command: str, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -35,6 +35,30 @@ class TestPlan:
         assert any(it.startswith("P  ") and "fresh_for=" in it for it in lines)
         assert "age at serving, p99 (R as recorded, P proposed, . tried)" in lines
         assert any(re.match(r" +\|.*[PR.]", it) for it in lines)
+
+    @pytest.mark.parametrize("objective", ["p99<20s", "p99<60s", "p99<5m", "p50<2s", "stale<50%"])
+    def test_g23_never_lets_more_reads_wait(self, objective: str) -> None:
+        """G23: whatever is asked for, except for less waiting; both times are proposed."""
+        found = json.loads(said("plan", READS, "--objective", objective, "--json"))
+        proposed = found["choice"]["chosen"]["price"]
+        assert proposed["waited"] <= found["recorded"]["price"]["waited"]
+        assert set(proposed["terms"]) == {"fresh_for", "stale_for"}
+
+    def test_g23_says_what_more_waiting_would_allow(self) -> None:
+        """G23: and how to ask for it; what it says to write is then met."""
+        told = said("plan", READS, "--objective", "p99<10s")
+        match = re.search(r"--objective \"(p99<10s, waited<[\d.]+%)\"", told)
+        assert match is not None, told
+        assert "without making more reads wait than today (30.7%)" in told
+        asked = json.loads(said("plan", READS, "--objective", match[1], "--json"))
+        assert "price" not in asked["choice"]["missed"]
+        assert asked["choice"]["chosen"]["price"]["waited"] > asked["recorded"]["price"]["waited"]
+
+    def test_g23_help_lists_the_objectives(self) -> None:
+        """G23: each name that can be written, with what it means."""
+        told = said("plan", "--help")
+        for name in ("p50<10s", "p99<60s", "stale<5%", "waited<20%"):
+            assert re.search(rf"^  +{name} +\w", told, re.MULTILINE), name
 
     def test_one_json_document(self) -> None:
         """With every figure of every policy that was tried."""

@@ -75,8 +75,12 @@ def recorded_shop(
             with prices.watch(names[:watched]):
                 for at, key, what in sorted(steps):
                     loop.advance(at)
-                    done = {"put": lambda key: prices.put(key, 1), "invalidate": prices.invalidate}
-                    loop.create_task(done.get(what, read)(key))
+                    if what == "put":
+                        loop.create_task(prices.put(key, 1))
+                    elif what == "invalidate":
+                        loop.create_task(prices.invalidate(key))
+                    else:
+                        loop.create_task(read(key))
                 loop.advance(seconds)
             loop.advance(seconds + 5)
         loop.create_task(cache.close())

@@ -196,6 +196,59 @@ class TestProposed:
         choice = choose({"a": self.TRIED, "b": slow}, [], 30)
         assert [it.p99 for it in choice.chosen.values()] == [61, 61]
 
+    def test_g23_no_more_reads_wait_than_today(self) -> None:
+        """G23: the cheapest would let more wait, so one with a `stale_for` is proposed."""
+        patient = figures(45, 10, 80, stale_for=30, waited=0.05)
+        tried = (*self.TRIED, patient)
+        choice = choose({"a": tried}, [Limit("p99", 90)], None, today={"a": 0.05})
+        assert choice.chosen["a"] is patient
+        assert (choice.is_met, choice.missed, choice.waiting) == (True, (), {})
+
+    def test_g23_more_may_wait_if_that_was_asked_for(self) -> None:
+        """G23: a limit of `waited` replaces what was recorded."""
+        limits = [Limit("p99", 90), Limit("waited", 0.2)]
+        choice = choose({"a": self.TRIED}, limits, None, today={"a": 0.05})
+        assert choice.chosen["a"] is self.TRIED[1]
+
+    def test_g23_an_objective_that_takes_more_waiting_is_missed(self) -> None:
+        """G23: the nearest that does not is proposed; the other one is named, not proposed."""
+        patient = figures(60, 8, 120, stale_for=60, waited=0.05)
+        tried = (*self.TRIED, patient)
+        choice = choose({"a": tried}, [Limit("p99", 90)], None, today={"a": 0.05})
+        assert choice.chosen["a"] is patient
+        assert (choice.is_met, choice.missed) == (False, ("a",))
+        assert choice.waiting == {"a": self.TRIED[1]}
+
+    def test_g23_a_budget_is_no_reason_to_let_more_wait(self) -> None:
+        """G23: neither alone nor beside an objective that it does not allow."""
+        patient = figures(60, 9, 120, stale_for=60, waited=0.05)
+        tried = (*self.TRIED, patient)
+        today = {"a": 0.05}
+        assert choose({"a": tried}, [], 10, today=today).chosen["a"] is patient
+        both = choose({"a": tried}, [Limit("p99", 200)], 8.5, today=today)
+        assert (both.chosen["a"], both.within, both.is_met) == (patient, None, False)
+
+    def test_g23_more_of_stale_for_is_tried_where_too_many_would_wait(self) -> None:
+        """G23: other shares of `fresh_for`, by halves."""
+        tried = list[Candidate]()
+
+        def replay(terms: Candidate) -> Figures:
+            tried.append(terms)
+            age = terms.fresh_for + terms.stale_for
+            waited = 0.1 if terms.stale_for < 1.5 * terms.fresh_for else 0.01
+            return figures(
+                terms.fresh_for, 1 / terms.fresh_for, age, stale_for=terms.stale_for, waited=waited
+            )
+
+        limits = [Limit("p99", 100)]
+        few = search(3_600, limits, replay)
+        tried.clear()
+        more = search(3_600, limits, replay, today=0.01)
+        assert len(more) > len(few)
+        assert len(tried) == len(set(tried)) < 60
+        fits = [it for it in more if it.p99 < 100 and it.waited <= 0.01]
+        assert max(it.terms.fresh_for for it in fits) == 30
+
     def test_only_what_nothing_beats_is_shown(self) -> None:
         """Most requests first."""
         beaten = figures(70, 9, 71)

@@ -86,7 +86,7 @@ class TestOtherTerms:
     def test_a_plan_meets_its_objective_with_the_fewest_requests(self, traffic: Traffic) -> None:
         """The next longer freshness on the ladder would not; progress is told."""
         done: list[int] = []
-        limits = [Limit("p99", 30.0)]
+        limits = [Limit("p99", 30.0), Limit("waited", 1.0)]
         found = planned({"price": traffic}, limits, None, done.append)
         assert found.choice is not None
         chosen = found.choice.chosen["price"]
@@ -94,13 +94,25 @@ class TestOtherTerms:
         assert chosen.terms == Candidate(30.0, 0.0)
         assert replayed(traffic, Candidate(45.0, 0.0)).p99 > 30
         assert len(found.tried["price"]) <= 24
-        assert sum(done) == 1_000 * (1 + len(found.tried["price"]))
+        assert sum(done) == 1_000 * len(found.tried["price"]), "the recorded terms are among them"
+
+    def test_g23_the_proposal_has_a_stale_for_that_spares_waiting(self, traffic: Traffic) -> None:
+        """G23: as few reads wait as in the recording, at fewer requests, and within the limit."""
+        found = planned({"price": traffic}, [Limit("p99", 90.0)], None)
+        assert found.choice is not None
+        chosen = found.choice.chosen["price"]
+        recorded = found.recorded["price"]
+        assert chosen.waited <= recorded.waited
+        assert chosen.requests < recorded.requests
+        assert chosen.p99 < 90
+        assert chosen.terms.stale_for > 0
 
     def test_what_is_proposed_comes_out_so_when_it_is_applied(
         self, traffic: Traffic, tmp_path: Path
     ) -> None:
         """A run on the proposed terms, with other readers: ages and requests as was said."""
-        choice = planned({"price": traffic}, [Limit("p99", 30.0)], None).choice
+        limits = [Limit("p99", 30.0), Limit("waited", 1.0)]
+        choice = planned({"price": traffic}, limits, None).choice
         assert choice is not None
         said, terms = choice.chosen["price"], choice.chosen["price"].terms
         run = recorded_shop(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from math import log
+from math import floor, log
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,8 @@ from stillfresh.plan import (
 
 HEAD: Final = ("terms", "requests/s", "p50", "p99", "stale", "waited", "copies", "memory")
 COLUMNS, LINES = 60, 12
+MOST_ASKED: Final = 0.999
+"""The share of waiting reads up to which an objective can ask for it."""
 STYLE: Final = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 60rem; margin: auto; padding: 1rem; } table { border-spacing: .8rem .2rem; }
 td:nth-child(n+3) { text-align: right; } pre, table { overflow-x: auto; display: block; }"""
@@ -47,9 +49,7 @@ td:nth-child(n+3) { text-align: right; } pre, table { overflow-x: auto; display:
     'stillfresh plan reads.jsonl --budget "200/m" --json',
 )
 @click.argument("file")
-@click.option(
-    "--objective", help='How fresh: "p99<60s", "p50<10s", "stale<5%", or several: "a, b".'
-)
+@click.option("--objective", help='How fresh: one of the list above, or several: "a, b".')
 @click.option("--budget", help='Most upstream requests, all kinds together: "50/s", "200/m".')
 @click.option("--html", "page", metavar="PATH", help="Write a report to this file, too.")
 @as_json
@@ -61,7 +61,15 @@ def plan(
     FILE is a recording, written by `stillfresh serve --record FILE` or `cache.recording(...)`. The
     command replays its reads in virtual time, with about 20 policies for each kind. It proposes
     the policy that meets the objective with the fewest upstream requests. With --budget alone, it
-    proposes the one with the youngest copies within the budget.
+    proposes the one with the youngest copies within the budget. It proposes nothing that makes
+    more reads wait for a load than in the recording, unless the objective has a limit of `waited`.
+
+    \b
+    Objectives:
+      p50<10s     half of the reads are younger than 10 s when they are served
+      p99<60s     99 % of the reads are younger than 60 s
+      stale<5%    less than 5 % of the reads get a copy older than fresh_for
+      waited<20%  less than 20 % of the reads wait for a load
     """
     limits = objective_of(objective) if objective is not None else ()
     most = budget_of(budget) if budget is not None else None
@@ -93,9 +101,10 @@ def plan(
 
 def _marked(name: str, found: Planned, others: Iterable[Figures]) -> list[tuple[str, Figures]]:
     """The proposed and the recorded come last: in a plot they cover the others."""
+    recorded = found.recorded[name]
     proposed = [] if found.choice is None else [("P", found.choice.chosen[name])]
-    marked = [(".", it) for it in others if ("P", it) not in proposed]
-    return [*marked, ("R", found.recorded[name]), *proposed]
+    marked = [(".", it) for it in others if ("P", it) not in proposed and it != recorded]
+    return [*marked, ("R", recorded), *proposed]
 
 
 def _rows(name: str, found: Planned) -> Iterator[tuple[str, ...]]:
@@ -168,22 +177,46 @@ def _each(count: float) -> str:
     return f"{shown} request{'s' * (shown != '1')} a second"
 
 
+def _waiting(name: str, plan: Planned, figures: Figures) -> Iterator[str]:
+    """The objective takes more waiting than today: what that would give, and how to ask for it."""
+    objective = ", ".join(map(str, plan.limits))
+    today = percent(plan.recorded[name].waited)
+    said = f"nothing that was tried meets {objective} without making more reads wait"
+    yield f"{name}: {said} than today ({today})."
+    if figures.waited < MOST_ASKED:
+        asked = f"waited<{(floor(figures.waited * 1_000) + 1) / 10:g}%"
+        yield f'  With --objective "{objective}, {asked}" it can be met: {_sentence(figures)}'
+
+
 def _verdict(plan: Planned, choice: Choice) -> Iterator[str]:
     for name in choice.missed:
         worst = max(plan.limits, key=lambda it: it.excess(choice.chosen[name]))
         value = getattr(choice.chosen[name], worst.name)
         got = age_text(value) if worst.name.startswith("p") else percent(value)
+        if name in choice.waiting:
+            yield from _waiting(name, plan, choice.waiting[name])
+            continue
         yield f"{name}: nothing that was tried meets {worst}; the nearest has {worst.name} = {got}."
-    if plan.budget is None:
-        return
-    most, total = _each(plan.budget), _each(choice.total)
-    if choice.total <= plan.budget:
+    if plan.budget is not None:
+        yield from _spent(plan, choice, plan.budget)
+
+
+def _spent(plan: Planned, choice: Choice, budget: float) -> Iterator[str]:
+    """Whether the proposal is within the budget, and what would be."""
+    most = _each(budget)
+    total = _each(choice.total)
+    if choice.total <= budget:
         yield f"Within the budget: {total} of {most}."
         return
+    over = f"{choice.total - budget:.3g} too many"
     objective = ", ".join(map(str, plan.limits))
-    both = f"The objective {objective} and the budget of {most} cannot both be met"
-    what = both if plan.limits else f"The budget of {most} cannot be met"
-    yield f"{what}: {total} are needed, {choice.total - plan.budget:.3g} too many."
+    if choice.missed:
+        yield f"Over the budget of {most}: the proposal takes {total}, {over}."
+    elif plan.limits:
+        both = f"The objective {objective} and the budget of {most} cannot both be met"
+        yield f"{both}: {total} are needed, {over}."
+    else:
+        yield f"The budget of {most} cannot be met: {total} are needed, {over}."
     if choice.within is not None:
         yield f"Within the budget ({_each(choice.within.total)}), the freshest that was tried:"
         for name, figures in choice.within.chosen.items():

@@ -51,12 +51,19 @@ def planned(
 ) -> Planned:
     """Try times for each kind, and choose; `advance` is called with the number of reads."""
     recorded = {name: replayed(it, None, advance) for name, it in kinds.items()}
-    tried = {
-        name: search(it.seconds, limits, partial(replayed, it, advance=advance))
-        for name, it in kinds.items()
-    }
-    choice = choose(tried, limits, budget) if limits or budget is not None else None
+    tried = {name: _tried(it, recorded[name], limits, advance) for name, it in kinds.items()}
+    today = {name: it.waited for name, it in recorded.items()}
+    choice = choose(tried, limits, budget, today) if limits or budget is not None else None
     return Planned(kinds, recorded, tried, limits, budget, choice)
+
+
+def _tried(
+    traffic: Traffic, recorded: Figures, limits: Sequence[Limit], advance: Callable[[int], None]
+) -> list[Figures]:
+    """The recorded times are among them: to change nothing is a proposal, too."""
+    replay = partial(replayed, traffic, advance=advance)
+    found = search(traffic.seconds, limits, replay, recorded.waited)
+    return found if recorded in found else [*found, recorded]
 
 
 def replayed(
@@ -92,6 +99,7 @@ class Replaying:
         self._hit = self._resource.core.memory.hit
         self._ages = array("d")
         self._stale = self._waited = self._failed = self._requests = self._loaded = 0
+        self._reads = 0
         self._copies = 0
         self._watched: Counter[str] = Counter()
         self._seen: dict[str, float] = {}
@@ -127,6 +135,7 @@ class Replaying:
     def _read(self, ids: Sequence[str]) -> None:
         """A hit in memory needs no task, as in the engine."""
         now, missing = self._loop.time(), list[str]()
+        self._reads += len(ids)
         for id_ in ids:
             if (answer := self._hit(id_, now)) is None:
                 missing.append(id_)
@@ -205,7 +214,7 @@ class Replaying:
             _quantile(ages, 0.5),
             _quantile(ages, 0.99),
             self._stale / max(1, served),
-            self._waited / max(1, served),
+            self._waited / max(1, self._reads),
             self._failed / max(1, served),
             copies,
             round(copies * (BESIDE + traffic.value_size)),

@@ -5,7 +5,9 @@ Pure: text and figures in, decisions out. No replay, no clock, no files.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from operator import le
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -21,6 +23,8 @@ LADDER: Final = (
 """The durations that are tried: those that people write."""
 STALE: Final = (0.0, 1.0, 5.0)
 """`stale_for`, as a multiple of `fresh_for`."""
+MORE_STALE: Final = (0.5, 2.0, 20.0)
+"""Further multiples, tried if more reads than today would wait otherwise."""
 COARSE: Final = 4
 """Steps of the ladder between two tries, without an objective."""
 NEAR: Final = 1.05
@@ -30,6 +34,9 @@ LIMIT: Final = re.compile(
     r"\s*(?:(p50|p99)\s*<\s*([\w.]+)|(stale|waited)\s*<\s*(\d+(?:\.\d+)?)%)\s*"
 )
 BUDGET: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*([smhd])\s*")
+WAITED: Final = "waited"
+NOT_RECORDED: Final[Mapping[str, float]] = MappingProxyType({})
+"""Any number of reads may wait."""
 WRITE: Final = "write p50 or p99 with a duration, stale or waited with a share: 'p99<60s, stale<5%'"
 
 
@@ -86,6 +93,8 @@ class Choice(Struct, frozen=True):
     """Kinds for which no try meets the objective; the nearest is proposed."""
     within: "Choice | None" = None
     """If the proposal exceeds the budget: the freshest that does not, if there is one."""
+    waiting: Mapping[str, Figures] = {}
+    """Missed kinds whose objective can be met if more reads wait than today, and by what."""
 
 
 def objective_of(text: str) -> tuple[Limit, ...]:
@@ -133,10 +142,13 @@ def rungs(length: float) -> tuple[float, ...]:
 
 
 def search(
-    length: float, limits: Sequence[Limit], tried: Callable[[Candidate], Figures]
+    length: float,
+    limits: Sequence[Limit],
+    tried: Callable[[Candidate], Figures],
+    today: float = inf,
 ) -> list[Figures]:
     """Have terms tried. Ages grow with `fresh_for`, so its longest that is fresh enough is found
-    by halves; a few others show what else there is.
+    by halves; a few others show what else there is. `today`: the share of reads that wait now.
     """
     ladder, found = rungs(length), dict[Candidate, Figures]()
 
@@ -146,37 +158,90 @@ def search(
         found[terms] = found.get(terms) or tried(terms)
         return found[terms]
 
+    def halve(multiples: Sequence[float]) -> None:
+        """For each multiple, find the longest `fresh_for` that is fresh enough."""
+        for times in multiples:
+            _halve(len(ladder), lambda place: _is_met(ages, at(place, times)))  # noqa: B023 (now)
+
     ages = [it for it in limits if it.name in AGES]
-    for times in STALE if ages else ():
-        low, high = -1, len(ladder)
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_fresh = all(it.excess(at(middle, times)) < 1 for it in ages)
-            low, high = (middle, high) if is_fresh else (low, middle)
+    if ages:
+        halve(STALE)
+        fits = [it for it in found.values() if _is_met(limits, it)]
+        if fits and _cheapest(fits).waited > waiting_allowed(limits, today):
+            halve(MORE_STALE)
     for place in range(len(ladder) - 1, -1, -COARSE):
         for times in STALE[:2] if ages else STALE:
             at(place, times)
     return list(found.values())
 
 
+def _halve(count: int, is_met: Callable[[int], bool]) -> None:
+    """Ask for places between those that meet it, which come first, and those that do not."""
+    low = -1
+    high = count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_met(middle):
+            low = middle
+        else:
+            high = middle
+
+
+def waiting_allowed(limits: Sequence[Limit], today: float) -> float:
+    """The largest share of reads that may wait: as many as today, unless the objective says it."""
+    return inf if any(limit.name == WAITED for limit in limits) else today
+
+
 def choose(
-    found: Mapping[str, Sequence[Figures]], limits: Sequence[Limit], budget: float | None
+    found: Mapping[str, Sequence[Figures]],
+    limits: Sequence[Limit],
+    budget: float | None,
+    today: Mapping[str, float] = NOT_RECORDED,
 ) -> Choice:
-    """The fewest requests that meet the objective; without one, the freshest within the budget."""
-    within = _within(found, budget) if budget is not None else None
+    """The fewest requests that meet the objective; without one, the freshest within the budget.
+
+    `today`: the share of reads of each kind that wait now. No proposal lets more of them wait,
+    unless the objective has a limit of its own for that (G23).
+    """
+    allowed = {
+        kind: _patient(tried, waiting_allowed(limits, today.get(kind, inf)))
+        for kind, tried in found.items()
+    }
+    within = _within(allowed, budget) if budget is not None else None
     if not limits and within is not None:
         return within
-    chosen, missed = dict[str, Figures](), list[str]()
-    for kind, all_ in found.items():
-        right = [it for it in all_ if all(limit.excess(it) < 1 for limit in limits)]
+    chosen: dict[str, Figures] = {}
+    missed: list[str] = []
+    waiting: dict[str, Figures] = {}
+    for kind, tried in allowed.items():
+        right = [it for it in tried if _is_met(limits, it)]
         if not right:
             missed.append(kind)
-            right = [min(all_, key=lambda it: max(limit.excess(it) for limit in limits))]
+            right = _nearest(tried, limits)
+            others = [it for it in found[kind] if _is_met(limits, it)]
+            if others:
+                waiting[kind] = min(others, key=lambda it: (it.waited, it.requests))
         chosen[kind] = _cheapest(right)
     total = sum(it.requests for it in chosen.values())
     is_over = budget is not None and total > budget
     is_met = not missed and not is_over
-    return Choice(chosen, total, is_met, tuple(missed), within if is_over else None)
+    return Choice(chosen, total, is_met, tuple(missed), within if is_over else None, waiting)
+
+
+def _nearest(tried: Sequence[Figures], limits: Sequence[Limit]) -> list[Figures]:
+    """Those that miss the objective by the least; within 5 %, all count as equal."""
+    excess = {it: max(limit.excess(it) for limit in limits) for it in tried}
+    most = min(excess.values()) * NEAR
+    return [it for it in tried if excess[it] <= most]
+
+
+def _is_met(limits: Sequence[Limit], figures: Figures) -> bool:
+    return all(limit.excess(figures) < 1 for limit in limits)
+
+
+def _patient(tried: Sequence[Figures], most: float) -> Sequence[Figures]:
+    """The tries that let no more reads wait; if there is none, the one that lets the fewest."""
+    return [it for it in tried if it.waited <= most] or [min(tried, key=lambda it: it.waited)]
 
 
 def _cheapest(found: Sequence[Figures]) -> Figures:
