@@ -105,6 +105,11 @@ class SyncCache:
         if isinstance(store, str):
             self._cache.new_store = partial(store_for, store, clock)
 
+    @property
+    def on_loop(self) -> Cache:
+        """The cache itself, for packages of stillfresh: call it with `run` only."""
+        return self._cache
+
     def batched(
         self, name: str, **options: Unpack[BatchOptions]
     ) -> Callable[[Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]]], SyncResource[K, V]]:

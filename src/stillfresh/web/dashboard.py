@@ -6,7 +6,7 @@ needs a header field that forms cannot send, and the page's own origin.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -17,8 +17,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from stillfresh.engine import Cache
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.isr import PageCache
+from stillfresh.sync import SyncCache
 from stillfresh.web.entries import ACTIONS, PAGES, Listing, Place
 from stillfresh.web.guard import Operators, bearer, checked_token, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
@@ -30,6 +31,14 @@ from stillfresh.web.replies import (
     json_reply,
     problem_app,
     problem_reply,
+)
+from stillfresh.web.sync_dashboard import (
+    WholeReply,
+    body_of,
+    scope_of,
+    send_reply,
+    whole_reply,
+    wsgi_body,
 )
 
 FILES: Final = (
@@ -53,21 +62,27 @@ class Dashboard:
 
     `token` lets other machines than this one see it. `page_cache` adds the pages of a site, `live`
     the viewers of a gateway. Call `open` and `close` to remember the figures of the last minutes.
+    With a `SyncCache`, it runs on the cache's own thread, and remembers from the first request on;
+    `reply_to` answers a WSGI request.
     """
 
     def __init__(
         self,
-        cache: Cache,
+        cache: Cache | SyncCache,
         *,
         live: Callable[[], dict[str, Any]] | None = None,
         page_cache: PageCache | None = None,
         token: str | None = None,
         has_site: bool = False,
     ) -> None:
-        caches = {"entities": cache}
+        if not isinstance(cache, Cache | SyncCache):
+            raise ConfigError(f"cache: must be a Cache or a SyncCache, not {shown(cache)}")
+        self._sync = cache if isinstance(cache, SyncCache) else None
+        own = cache.on_loop if isinstance(cache, SyncCache) else cache
+        caches = {"entities": own}
         if page_cache is not None:
             caches[PAGES] = page_cache.cache
-        self.numbers = Numbers(caches, live or _no_viewers, pages=page_cache, clock=cache.clock)
+        self.numbers = Numbers(caches, live or _no_viewers, pages=page_cache, clock=own.clock)
         self.operators = Operators(None if token is None else checked_token(token))
         self._listing = Listing(caches)
         self._pages = page_cache
@@ -88,15 +103,43 @@ class Dashboard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        if self._sync is None or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await body_of(receive)
+        except Problem as problem:
+            await problem_reply(problem)(scope, receive, send)
+            return
+        reply = await asyncio.to_thread(self._sync.run, self._on_loop, scope, body)
+        await send_reply(reply, send)
+
+    def reply_to(self, environ: Mapping[str, Any], path: str) -> WholeReply:
+        """Answer a WSGI request; `path`: what follows the dashboard's own, as `/api/stats`."""
+        if self._sync is None:
+            raise ConfigError("a dashboard in a WSGI app needs a SyncCache, not a Cache")
+        return self._sync.run(self._on_loop, scope_of(environ, path), wsgi_body(environ))
+
+    async def _on_loop(self, scope: Scope, body: bytes) -> WholeReply:
+        """On the thread of a SyncCache: remember figures from now on, and answer."""
+        if self._noting is None or self._noting.get_loop() is not asyncio.get_running_loop():
+            self._noting = None  # the process forked, or the cache was closed and opened again
+            self._note()
+        return await whole_reply(self._app, scope, body)
 
     def open(self) -> None:
         """Start to remember the figures of the last minutes."""
+        if self._sync is None:
+            self._note()
+
+    def _note(self) -> None:
         if self._noting is None:
             self._noting = asyncio.get_running_loop().create_task(self.numbers.note_now_and_then())
 
     async def close(self) -> None:
-        """Stop remembering figures."""
+        """Stop remembering figures. Those of a SyncCache end with its thread."""
+        if self._sync is not None:
+            return
         noting, self._noting = self._noting, None
         if noting is not None:
             noting.cancel()

@@ -54,6 +54,7 @@ class StillfreshCache(BaseCache):
         given = options_of(params)
         self._shared: SharedCache = shared(location, given)
         self._core = self._shared.core
+        self.cache = self._shared.cache
         self.location = location
         self.name: str = self._shared.options["NAME"]
         self._stale_for = seconds(given.get("STALE_FOR", 0), name="OPTIONS['STALE_FOR']")

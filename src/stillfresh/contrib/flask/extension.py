@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, ParamSpec
 from weakref import WeakKeyDictionary
 
-from flask import Flask, has_app_context
+from flask import Flask, Response, has_app_context, request
 from flask.globals import app_ctx
 
+from stillfresh.contrib.dashboards import dashboard_of
 from stillfresh.contrib.flask.view import FreshView, ViewCore
 from stillfresh.contrib.routes import KeptResponse, RouteSpec, Tags, check_cache
 from stillfresh.durations import Duration, seconds
@@ -79,6 +80,26 @@ class Fresh:
                 f"decorate functions before there is an app, write Fresh(cache=SyncCache(...))"
             )
         return found
+
+    def dashboard(
+        self, app: Flask, path: str = "/_stillfresh", *, token: str | None = None
+    ) -> None:
+        """Add the operator's dashboard to the app, below this path (G21).
+
+        Without a token, only this machine may see it. Needs `stillfresh[web]`, too.
+        """
+        own = self._shared or self._apps.get(app)
+        if own is None:
+            raise ConfigError("dashboard: call init_app(app) first")
+        board = dashboard_of(own.cache, token)
+
+        def dashboard(rest: str = "") -> Response:
+            reply = board.reply_to(request.environ, f"/{rest}")
+            return Response(reply.body, reply.status, reply.headers)
+
+        base = path.rstrip("/")
+        for rule in (f"{base}/", f"{base}/<path:rest>"):
+            app.add_url_rule(rule, "stillfresh_dashboard", dashboard, methods=["GET", "POST"])
 
     def view(
         self,
