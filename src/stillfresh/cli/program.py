@@ -8,7 +8,9 @@ and addresses may contain anything: control characters never reach the terminal.
 import asyncio
 import inspect
 import json
+import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +24,6 @@ import click
 import msgspec
 
 from stillfresh.errors import ConfigError, StillfreshError, needs
-from stillfresh.stores import TRIED_AGAIN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,11 @@ WIDE: Final = 10_000
 """Columns of a pipe, so that lines stay whole."""
 UNITS: Final = ("B", "kB", "MB", "GB")
 SPANS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+PROMISE: Final = re.compile(
+    r"; stillfresh tries it again (?:within|every) [\d.]+ s(?: or sooner)?"
+    r"|[;,] (?:and|it) is tried again(?: in a moment)?"
+)
+"""What stores say of themselves in programs that go on."""
 PATIENCE: Final = 1.0
 """Seconds of work before a bar is shown."""
 
@@ -56,6 +62,29 @@ def extra(module: str, named: str = "aws") -> ModuleType:
 def plain(text: str) -> str:
     """The text with control characters written out."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def without_promises(text: str) -> str:
+    """The text without promises to try again: the command ends, and nobody would (G23)."""
+    return PROMISE.sub("", text)
+
+
+class CommandLog(logging.Handler):
+    """The log of a command that sets up none of its own, on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(plain(without_promises(self.format(record))), err=True)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """`serve` and `outbox follow`, which go on, have handlers of their own."""
+    before = logging.lastResort
+    logging.lastResort = CommandLog(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
 
 
 def size_text(size: float | None) -> str:
@@ -222,7 +251,8 @@ class Program(CommandGroup):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="backslashreplace")  # ids are anybody's, terminals are ASCII
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with _logging():
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.Abort:
             sys.exit(INTERRUPTED)
         except click.ClickException as exc:
@@ -241,7 +271,7 @@ def _nowhere() -> TextIO:
 
 def _said(exc: Exception) -> str:
     if not isinstance(exc, OSError):
-        return str(exc).removesuffix(f"; {TRIED_AGAIN}")  # not by a command that has ended
+        return without_promises(str(exc))
     return ": ".join(str(it) for it in (exc.filename, exc.strerror or exc) if it is not None)
 
 

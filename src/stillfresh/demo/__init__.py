@@ -3,6 +3,9 @@
 Needs `stillfresh[web]`.
 """
 
-from stillfresh.demo.running import run
+from stillfresh.errors import needs
+
+with needs("web", "stillfresh.demo"):
+    from stillfresh.demo.running import run
 
 __all__ = ["run"]

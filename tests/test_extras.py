@@ -1,0 +1,67 @@
+"""An import, a store or a command without its extra says which extra to install."""
+
+import subprocess
+import sys
+
+import pytest
+
+LIBRARIES = {
+    "redis": ["redis"],
+    "postgres": ["psycopg"],
+    "aws": ["aiobotocore"],
+    "web": ["h11", "httptools", "httpx2", "starlette", "uvicorn", "uvloop", "websockets"],
+    "cli": ["click", "rich"],
+    "fastapi": ["fastapi", "pydantic"],
+    "django": ["django"],
+    "flask": ["flask"],
+    "opentelemetry": ["opentelemetry"],
+    "prometheus": ["prometheus_client"],
+}
+CLI = "import sys; sys.argv = ['stillfresh', *{!r}]; from stillfresh.cli import main; main()"
+STORE = "from stillfresh import Cache; Cache({!r})"
+FLASK = (
+    "from flask import Flask; from stillfresh import SyncCache; "
+    "from stillfresh.contrib.flask import Fresh; app = Flask('a'); "
+    "Fresh(app, cache=SyncCache('memory://')).dashboard(app)"
+)
+CASES = [
+    ("redis", "import stillfresh.stores.redis"),
+    ("redis", STORE.format("redis://x")),
+    ("redis", STORE.format("valkey://x")),
+    ("postgres", "import stillfresh.stores.postgres"),
+    ("postgres", "import stillfresh.contrib.postgres"),
+    ("postgres", STORE.format("postgresql://x/y")),
+    ("postgres", CLI.format(["outbox", "show", "postgresql://x/y"])),
+    ("aws", "from stillfresh.stores.dynamodb import DynamoStore"),
+    ("aws", STORE.format("dynamodb://table?bucket=bucket")),
+    ("aws", CLI.format(["table", "create", "dynamodb://table?bucket=bucket"])),
+    ("web", "import stillfresh.web"),
+    ("web", "import stillfresh.server"),
+    ("web", "import stillfresh.demo"),
+    ("web", "import stillfresh.feed.http"),
+    ("web", CLI.format(["serve", "--upstream", "http://127.0.0.1:1"])),
+    ("web", CLI.format(["demo"])),
+    ("web", CLI.format(["stats", "http://127.0.0.1:1"])),
+    ("web", FLASK),
+    ("cli", "import stillfresh.__main__"),
+    ("fastapi", "import stillfresh.contrib.fastapi"),
+    ("django", "import stillfresh.contrib.django"),
+    ("flask", "import stillfresh.contrib.flask"),
+    ("opentelemetry", "import stillfresh.contrib.opentelemetry"),
+    ("prometheus", "import stillfresh.contrib.prometheus"),
+]
+
+
+@pytest.mark.parametrize(("extra", "program"), CASES)
+def test_the_extra_is_named(extra: str, program: str) -> None:
+    """G10: the last line names `stillfresh[…]`, not only a module."""
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES[extra]!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{blocked}\n{program}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"install stillfresh[{extra}]" in done.stderr.splitlines()[-1]
