@@ -58,15 +58,22 @@ class LeaseLost(StillfreshError):
 
 
 class LoadFailed(StillfreshError):
-    """A load failed and no copy may be served. `__cause__` is the loader's error."""
+    """A load failed and no copy may be served. `__cause__` is the loader's error.
+
+    It is None if another process saw that error, or if it happened long ago; the text says it.
+    """
 
     _plain = True
     retry_at: float | None = None
-    """The key cools down until then (seconds since 1970); None if the load was tried."""
+    """Seconds since 1970: no load begins before then. None if this is the error of a load that
+    was tried for this call. In the past: the cooldown is over, and no load has succeeded yet."""
 
 
 class BadValue(ConfigError, LoadFailed):
-    """A loader's value cannot be stored: not of the annotated type, or unknown to the codec."""
+    """A loader's value cannot be stored: not of the annotated type, or unknown to the codec.
+
+    During the cooldown that follows, processes that did not see the value raise LoadFailed instead.
+    """
 
 
 class MissingMethod:

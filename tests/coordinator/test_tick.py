@@ -461,6 +461,25 @@ class TestC9Failure:
         await site.ttl.tick()
         assert await site.version("a:1") == 1
 
+    async def test_a_tick_that_joins_a_load_which_cannot_be_stored_has_failed_too(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E29: what it joined is unverified. It cools down, so the next tick asks nothing."""
+
+        async def full(*_: object, **__: object) -> None:
+            raise StoreError("the disk is full")
+
+        monkeypatch.setattr(site.controller.database, "publish", full)
+        subscribe(site, 1)
+        forced = await site.nexus.holding(site.controller.force_refresh("post", ["a:1"]))
+        tick = asyncio.create_task(site.ttl.tick())
+        await turns()
+        site.nexus.let_go()
+        await asyncio.gather(forced, tick, return_exceptions=True)
+        assert set(site.ttl.snapshot().cooling["post"]) == {"a:1"}
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+
     def test_the_memory_of_failures_is_bounded(self) -> None:
         """Ids that failed and were never seen again are forgotten, the oldest first."""
         lane: Lane[int] = Lane(cooldown=10, longest_cooldown=300)

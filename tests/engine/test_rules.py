@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh import Policy, Verdict
+from stillfresh import LoadFailed, Policy, Verdict
 from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.rules import (
     ABSENT,
@@ -18,8 +18,10 @@ from stillfresh.engine.rules import (
     absent_policy,
     age_bucket,
     failed,
+    failure_error,
     fresh_until,
     jittered,
+    may_retry,
     outlook_of,
     own_policy,
     pause_of,
@@ -209,6 +211,28 @@ class TestE7Cooldown:
         over = Failure(1, 10, "x")
         assert plan_read(Record(copy(), failure=over), 10).__class__ is Serve
         assert plan_read(Record(None, failure=over), 10) == Load()
+
+    def test_the_failure_is_told_with_an_old_copy_until_a_load_succeeds(self) -> None:
+        """E31: while the next load begins, while it runs, and with a copy that came before it."""
+        over = Failure(1, 10, "x")
+        record = Record(copy(), failure=over)
+        assert plan_read(record, 9) == Serve(copy(), Verdict.FRESH)
+        retried = Serve(copy(), Verdict.STALE, refresh=True, failure=over)
+        assert plan_read(record, 10) == retried
+        held = Record(copy(), held_until=15, failure=over)
+        assert plan_read(held, 12) == Serve(copy(), Verdict.STALE, failure=over)
+        assert plan_wait(record, "g0", 35) == Serve(copy(), Verdict.STALE, failure=over)
+
+    def test_an_error_says_how_long_its_cooldown_lasts(self) -> None:
+        """E31: and says nothing of a cooldown that is over."""
+        failure = Failure(1, 10, "ValueError: x")
+        cooling = failure_error("price 'a'", failure, 9)
+        text = "price 'a': not tried again for 1.0 s, since loading failed: ValueError: x"
+        assert (str(cooling), cooling.retry_at) == (text, 10)
+        retried = failure_error("price 'a'", failure, 10)
+        assert (str(retried), retried.retry_at) == ("price 'a': loading failed: ValueError: x", 10)
+        assert [may_retry(cooling, now) for now in (9.9, 10, 11)] == [False, True, True]
+        assert not may_retry(LoadFailed("a load was tried"), 11)
 
     def test_doubles_to_a_minute(self) -> None:
         """1 s, 2 s, 4 s, … 60 s, and stays there."""

@@ -2,12 +2,14 @@
 
 import subprocess
 from pathlib import Path
+from typing import Never
 
 import msgspec
 import pytest
 
 from stillfresh import StoreError, Verdict
 from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,
@@ -25,6 +27,7 @@ from tests.kit.feed import (
     said,
     sql,
     topic,
+    turns,
     uuids,
     written_by_another,
 )
@@ -344,10 +347,42 @@ class TestF12BadData:
             with pytest.raises(StoreError, match="the disk is full"):
                 await engine.create_topic(topic("c", title="x" * 3_000_000))
             assert "create c" not in network.asked
+            assert (await engine.get_all()).verdict is Verdict.STALE  # E29: nothing confirms it
             ballast.unlink()
+            clock.advance(1)
             assert uuids((await engine.get_all()).topics) == ["a", "big"]
             assert (await engine.get_all()).verdict is Verdict.FRESH
             await engine.close()
+
+    async def test_a_file_that_is_away_costs_the_upstream_one_fetch_for_each_freshness(
+        self,
+        cache: FeedCache,
+        engine: FeedEngine,
+        network: Network,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """E29: the engine's memory answers meanwhile, and says that the list is not fresh."""
+
+        def broken(*_: object, **__: object) -> Never:
+            raise StoreError("a broken disk")
+
+        async def broken_step(*_: object, **__: object) -> Never:
+            raise StoreError("a broken disk")
+
+        network.have(topic("a"))
+        monkeypatch.setattr(cache, "reading", broken)
+        monkeypatch.setattr(FeedStore, "read_now", broken)
+        monkeypatch.setattr(FeedStore, "run", broken_step)
+        first = await engine.get_all()
+        assert (uuids(first.topics), first.verdict) == (["a"], Verdict.FRESH)
+        for _ in range(100):
+            clock.advance(cache.fresh_for / 10)
+            feed = await engine.get_all()
+            assert uuids(feed.topics) == ["a"]
+            assert feed.verdict is Verdict.STALE
+            await turns()
+        assert len(network.lookups) <= 11 * 7  # a list is asked for in seven lookups
 
     async def test_a_read_only_medium(
         self, small_disk: Path, clock: ManualClock, network: Network

@@ -511,6 +511,29 @@ class TestF7Revalidation:
         assert heard.events == []
         assert cache.is_stale("index:all:7")
 
+    async def test_the_reason_is_told_while_a_retry_is_under_way(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock
+    ) -> None:
+        """E31: also by the read that begins the retry, and with the comments of a topic."""
+        cache.put_topics([topic("a")], "index:all:7")
+        cache.put_comments("a", [comment("1")])
+        network.error = ConnectionError("down")
+        clock.advance(301)
+        for read in (engine.get_all, lambda: engine.get_comments("a")):
+            await read()
+            await idle(engine)
+            clock.advance(2)
+            network.hold()
+            for _ in range(3):
+                answer: Any = await read()
+                assert answer.verdict is Verdict.STALE
+                assert str(answer.error).endswith("loading failed: ConnectionError: down")
+            await until(lambda: network.running > 0)
+            network.let_go()
+            await idle(engine)
+            answer = await read()
+            assert "ConnectionError: down" in str(answer.error)
+
     async def test_a_key_that_failed_cools_down(
         self,
         cache: FeedCache,

@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stillfresh import Answer, ConfigError, LoadFailed, Origin, RetryAfter, Verdict
+from stillfresh.coordinator import Kind
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import (
     LONGEST_TAG,
@@ -38,6 +40,7 @@ from stillfresh.http.freshness import (
     policy_headers,
     stated,
     wish_of,
+    without_lifetime,
 )
 from stillfresh.http.validation import (
     RangeAsked,
@@ -50,6 +53,7 @@ from stillfresh.http.validation import (
     refreshed,
 )
 from stillfresh.isr.sharing import Allowed, judged
+from stillfresh.web.rules_rest import freshness_headers
 
 NOW = 1_700_000_000.0
 fields = st.lists(
@@ -227,7 +231,6 @@ class TestI25Dates:
             b"Thu 18 Aug 2050 02:01:18 GMT",
             b"Thu, 8 Aug 2050 02:01:18 GMT",
             b"18 Aug 2050 02:01:18 GMT",
-            b"thu, 18 aug 2050 02:01:18 gmt",
             b"Thu, 32 Aug 2050 02:01:18 GMT",
             b"Thu, 18 Aug 2050 25:01:18 GMT",
             b"Thu Aug 18 02:01:18 2050 GMT",
@@ -423,6 +426,34 @@ def an_answer(origin: Origin, error: LoadFailed | None = None) -> Answer[str]:
     )
 
 
+class TestE29Lifetime:
+    @pytest.mark.parametrize(
+        ("given", "sent"),
+        [
+            ("Cache-Control: public, S-MaxAge=60, max-age = 5", "public, S-MaxAge=0, max-age = 0"),
+            ('CDN-Cache-Control: max-age="9", x-max-age=7', "max-age=0, x-max-age=7"),
+            ("cache-control: private, stale-if-error=9", "private, stale-if-error=9"),
+            ("expires: Tue, 14 Nov 2023 23:13:20 GMT", None),
+            ("last-modified: Tue, 14 Nov 2023 23:13:20 GMT", "Tue, 14 Nov 2023 23:13:20 GMT"),
+        ],
+    )
+    def test_an_unverified_response_says_no_lifetime(self, given: str, sent: str | None) -> None:
+        """Everything else in its fields stays as it is."""
+        name, _, value = given.partition(": ")
+        fields = without_lifetime([(name.encode(), value.encode())])
+        assert fields == (() if sent is None else ((name.encode(), sent.encode()),))
+
+    def test_a_read_over_http_has_no_lifetime_if_it_is_unverified(self) -> None:
+        """G2: an unverified answer is STALE at best, and only a FRESH one has an `s-maxage`."""
+
+        async def fetch(ids: list[str]) -> dict[str, str]:
+            return dict.fromkeys(ids, "tea")
+
+        kind = Kind("price", fetch=fetch, fresh_for=60)
+        said = freshness_headers(kind, an_answer(Origin.MEMORY), Policy(60, 5))["cache-control"]
+        assert said == "public, max-age=0, s-maxage=0, stale-while-revalidate=5"
+
+
 class TestI14Said:
     @pytest.mark.parametrize(
         ("origin", "expected"),
@@ -435,8 +466,11 @@ class TestI14Said:
     )
     def test_an_answer_says_how_it_was_served(self, origin: Origin, expected: str) -> None:
         """RFC 9211: with its time left, and the verdict or that its refresh failed."""
-        status = f"stillfresh; {expected}; ttl=59; detail=stale"
+        status = f"stillfresh; {expected}; ttl=0; detail=stale"
         assert freshness_fields(an_answer(origin), 59.9) == {"age": "0", "cache-status": status}
+        fresh = structs.replace(an_answer(origin), verdict=Verdict.FRESH)
+        status = f"stillfresh; {expected}; ttl=59; detail=fresh"
+        assert freshness_fields(fresh, 59.9) == {"age": "0", "cache-status": status}
         failed = freshness_fields(an_answer(origin, LoadFailed("no")), -3.5)["cache-status"]
         assert failed == f"stillfresh; {expected}; ttl=-3; detail=refresh-failed"
 

@@ -15,7 +15,7 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper, outcome, turns, until
 from tests.kit.held_store import SteppedStore
-from tests.kit.isr import Site, in_front
+from tests.kit.isr import Site, as_it_says, in_front
 
 
 async def idle(pages: PageCache) -> None:
@@ -90,6 +90,49 @@ class TestI8Serve:
         await idle(pages)
         assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 1"
         assert site.renders == 3
+
+    async def test_the_error_is_told_while_a_retry_is_under_way(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """E31: in `error`, and in `Cache-Status`, until a render succeeds."""
+        visit = in_front(site, pages)
+        await visit()
+        clock.advance(60)
+        site.error = RuntimeError("database")
+        await visit()
+        await idle(pages)
+        seen = [(await visit()).headers["cache-status"]]
+        clock.advance(1)
+        site.hold()
+        seen += [(await visit()).headers["cache-status"] for _ in range(3)]
+        await site.asked.wait()
+        site.let_go()
+        await idle(pages)
+        seen.append((await visit()).headers["cache-status"])
+        assert [it.rpartition("; ")[2] for it in seen] == ["detail=refresh-failed"] * 5
+        assert site.renders == 3
+        site.error = None
+        clock.advance(2)
+        await visit()
+        await idle(pages)
+        assert "detail" not in (await visit()).headers["cache-status"]
+
+    async def test_a_request_that_wants_a_fresher_page_waits_for_the_retry(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """E31: only a cooldown is a reason to answer it with the old page."""
+        site.says("Cache-Control: max-age=60, stale-while-revalidate=600")
+        visit = as_it_says(site, pages)
+        wish = {"cache-control": "max-age=5"}
+        await visit()
+        clock.advance(61)
+        site.status = 503
+        await visit()
+        await idle(pages)
+        assert (await visit(headers=wish)).text == "page 1"
+        site.status = 200
+        clock.advance(1)
+        assert (await visit(headers=wish)).text == "page 3"
 
     async def test_with_nothing_to_serve_the_error_itself_is_told(
         self, pages: PageCache, site: Site, clock: ManualClock

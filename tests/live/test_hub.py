@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
+from stillfresh import Answer, Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Kind
 from stillfresh.engine.lane import LaneState
 from stillfresh.live import Connection, Hub, HubUpdate
@@ -531,6 +531,46 @@ class TestC14Take:
             await turns()
             [well] = ann.take(9)
             assert well.answer.error is None
+
+    async def test_a_viewer_that_returns_during_a_retry_is_not_told_the_failure_twice(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """E31: it has not ended, so it is no news when the retry fails too."""
+        with hub.connect("ann") as ann:
+            ann.subscribe("inbox", "1")
+            assert await news(ann) == {"1": "ann's 1"}
+            upstream.failing = {"ann"}
+            await passes(sleeper, clock, 31)
+            await comes(lambda: ann.waiting)
+            [failed] = ann.take(9)
+            assert failed.answer.error is not None
+            ann.set_visible(False)
+            await passes(sleeper, clock, 2)
+            ann.set_visible(True)
+            inbox = hub.resource("inbox").core
+            await comes(lambda: len(upstream.inboxes) == 3 and not inbox.queue.flights)
+            await passes(sleeper, clock, 0)
+            assert ann.take(9) == []
+
+    async def test_a_connection_does_not_hold_the_exception_of_a_failure(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """E30: it lives as long as its viewer, and an exception holds the frames of the load."""
+        with hub.connect("ann") as ann:
+            ann.subscribe("inbox", "1")
+            assert await news(ann) == {"1": "ann's 1"}
+            upstream.failing = {"ann"}
+            await passes(sleeper, clock, 31)
+            await comes(lambda: ann.waiting)
+            [failed] = ann.take(9)
+            await ann.get("inbox", "1")
+            kept = [failed.answer, *ann._had.values()]
+            ann.show(hub.find("inbox", "1", "ann"))
+            await comes(lambda: ann.waiting)
+            kept += ann.waiting.values()
+            errors = [it.error for it in kept if isinstance(it, Answer)]
+            assert [str(it).endswith("ConnectionError: ann") for it in errors] == [True] * 3
+            assert [it.__cause__ for it in errors if it is not None] == [None] * 3
 
     async def test_who_iterates_sees_views_only(self, hub: Hub, upstream: Upstream) -> None:
         """A failure is passed over, and takes no view away that was not seen yet."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Loaded, StoreError, SyncCache
+from stillfresh import Loaded, StoreError, SyncCache, Verdict
 from stillfresh.engine import Spec, terms_of
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.threads import ThreadReads
 from stillfresh.stores.urls import store_for
 from stillfresh.sync_resource import SyncCore
 from tests.kit.servers.valkey import Server, binary_of, serving
-from tests.kit.sync import until
+from tests.kit.sync import PlainUpstream, declare, until
 
 
 class Words:
@@ -107,6 +107,25 @@ class TestE20RedisReads:
         assert time.monotonic() - began < 10
         server.start()
         until(lambda: values(words, "b") == {} and _stored(words))
+
+    def test_e29_no_thread_is_told_fresh_of_what_was_invalidated_before_the_server_went(
+        self, cache: SyncCache, url: str, server: Server
+    ) -> None:
+        """Another process's invalidation was confirmed, and this one cannot ask any more."""
+        upstream = PlainUpstream()
+        prices = declare(cache, upstream)
+        prices("a")
+        with SyncCache(url) as there:
+            declare(there, upstream).invalidate("a")
+        server.stop()
+        answers = [prices.get("a") for _ in range(10)]
+        answers += [prices.get_many(["a"])["a"] for _ in range(10)]
+        answers += [prices.known(["a"])["a"] for _ in range(10)]
+        peeked = prices.peek("a")
+        assert peeked is not None
+        told = {(it.verdict, it.unverified) for it in [*answers, peeked]}
+        assert told == {(Verdict.STALE, True)}
+        assert upstream.loaded == [["a"]]
 
     def test_memory_that_may_answer_is_filled_by_the_loop(
         self, cache: SyncCache, url: str, monkeypatch: pytest.MonkeyPatch

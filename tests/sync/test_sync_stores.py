@@ -19,7 +19,7 @@ from stillfresh.sync_resource import SyncCore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
 from tests.kit.held_store import SteppedStore
-from tests.kit.sync import PlainUpstream, SyncPrices, until
+from tests.kit.sync import PlainUpstream, SyncPrices, held, until
 
 
 @pytest.fixture
@@ -76,6 +76,43 @@ class TestE20EveryStore:
         with pytest.raises(LoadFailed, match="price 'b': loading failed: ValueError: down") as info:
             prices("b")
         assert info.value.__cause__ is upstream.error
+
+    def test_the_error_is_told_while_a_retry_is_under_way(
+        self, prices: SyncPrices, upstream: PlainUpstream, clock: ManualClock
+    ) -> None:
+        """E31: also to a thread that reads the store itself."""
+        prices("a")
+        clock.advance(31)
+        upstream.error = ValueError("down")
+        prices.get("a")
+        until(lambda: prices.get("a").error is not None)
+        clock.advance(1)
+        with held(upstream):
+            for _ in range(3):
+                answer = prices.get("a")
+                assert (answer.verdict, "ValueError: down" in str(answer.error)) == (
+                    Verdict.STALE,
+                    True,
+                )
+            until(lambda: len(upstream.calls) == 3)
+            assert prices.get_many(["a"])["a"].error is not None
+            assert prices.known(["a"])["a"].error is not None
+
+    def test_the_cause_is_told_during_the_cooldown(
+        self, prices: SyncPrices, upstream: PlainUpstream, clock: ManualClock
+    ) -> None:
+        """E30: raised without a copy, and in `answer.error` with one; the loader is not called."""
+        prices("a")
+        clock.advance(100)
+        upstream.error = ValueError("down")
+        for _ in range(2):
+            error = prices.get("a").error
+            assert error is not None
+            assert error.__cause__ is upstream.error
+            with pytest.raises(LoadFailed) as info:
+                prices("b")
+            assert info.value.__cause__ is upstream.error
+        assert upstream.loaded == [["a"], ["a"], ["b"]]
 
     def test_changes(self, prices: SyncPrices, upstream: PlainUpstream) -> None:
         """Put, update, invalidate, delete, refresh: each is seen by the next read."""

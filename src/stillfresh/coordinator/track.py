@@ -194,7 +194,8 @@ class Track(Driver[str]):
             return answer
         if copy is None or copy.fetched_at < answer.fetched_at:
             error = LoadFailed(f"{self.kind.name}: what was fetched is not stored")
-            return error if answer.verdict is Verdict.FRESH else None
+            is_unstored = answer.verdict is Verdict.FRESH or answer.unverified
+            return error if is_unstored else None
         value = self.core.spec.codec.encode(answer.value) if answer.found else None
         if copy.fetched_at > answer.fetched_at or copy.value != value:
             return None

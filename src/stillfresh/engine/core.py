@@ -162,7 +162,11 @@ class Core(Updates[K, V]):
             texts = self._unheld(some, now, found, max_age)
             records = await self._records(runtime, texts, unread) if texts else {}
             for key, id_ in texts.items():
-                record, unverified = records.get(id_, NOTHING), key in unread
+                record = records.get(id_, NOTHING)
+                unverified = key in unread
+                if self.memory.has_newer(key, record.copy):
+                    record = Record(self.memory.entries[key].copy, failure=record.failure)
+                    unverified = True
                 _, said = self._planned(key, record, now, max_age, unverified=unverified)
                 if said is not None:
                     found[key] = said
@@ -175,10 +179,13 @@ class Core(Updates[K, V]):
             return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
         now = runtime.clock()
-        copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
+        record = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING)
+        copy = record.copy
         if copy is None or (verdict := rules.verdict_of(copy, now)) is Verdict.GONE:
             return None
-        return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
+        failure = None if verdict is Verdict.FRESH else record.failure
+        plan = Serve(copy, verdict, failure=failure)
+        return self.memory.serve(key, plan, now, unverified=bool(unread))
 
     def fresh_for(self, key: K) -> float:
         """In seconds, by the copy in memory, or else by the resource."""
@@ -202,6 +209,8 @@ class Core(Updates[K, V]):
                 await runtime.store.delete(self.spec.kind, ids)
             self.owner.note(self, some, "delete")
             self.memory.counts.mended(ids)
+            for key in some:
+                self.memory.causes.forget(key)
 
     async def clear(self) -> None:
         """Forget every entry of this resource."""

@@ -20,6 +20,12 @@ READS = {
     Verdict.GONE: "a read waits for a load, and fails if that fails",
 }
 
+RETRYING = {
+    **READS,
+    Verdict.STALE: "a read is served at once, with the error, and one refresh begins behind it",
+}
+"""For an entry whose last load failed, and whose cooldown is over."""
+
 COOLING = {
     **READS,
     Verdict.STALE: "a read is served at once, with the error",
@@ -99,7 +105,9 @@ def _text(
     resource: str, key: object, record: Record, now: float, verdict: Verdict, *, loading_here: bool
 ) -> str:
     pause = rules.cooling(record.failure, now)
-    reads = READS if pause is None else COOLING
+    reads = READS if record.failure is None else RETRYING
+    if pause is not None:
+        reads = COOLING
     is_page = resource == PAGE
     then = _of_page(record, now, verdict) if is_page else None
     what = _what(record, now, verdict, is_page=is_page)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.engine import rules
-from stillfresh.engine.flight import LOADED, SUPERSEDED, End, LoadEvent
+from stillfresh.engine.flight import BEFORE, LOADED, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome
@@ -21,7 +21,7 @@ from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import load_span, noted
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Copy, Held, Lease, Newer, Record
+from stillfresh.stores.contract import Copy, Failure, Held, Lease, Newer, Record
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -30,6 +30,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # E5: seconds between two looks at another process's load
+FORGET_EVERY = 60.0  # E30: seconds between two looks for exceptions that are kept for too long
 OWN, ANOTHER, STALE = Origin.LOADED, Origin.ANOTHER, Verdict.STALE
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,12 @@ class Loads(Generic[K, V]):
         self._is_flushing = False
         self._running: set[asyncio.Task[Any]] = set()
         self.leases: dict[str, Lease] = {}  # of the loads under way, by id
+        self._forgetting: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
         """Let all waiting callers fail."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
         closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
         for flight in self._queue.close():
             _settle(flight.key, flight.waiters, closed)
@@ -146,7 +150,8 @@ class Loads(Generic[K, V]):
                 case Held():
                     held.append(flight)
                 case _:
-                    flight.is_blind = True
+                    if not self._queue.drop_unleased(flight):
+                        flight.go_blind()
         if held:
             self._spawn(self._follow(batch.split(held, LoadEvent.DENY)))
         batch.flights = [it for it in batch.flights if it.id in leases or it.is_blind]
@@ -216,10 +221,10 @@ class Loads(Generic[K, V]):
                     until = rules.watched_until(copy, self._spec.terms)
                     self._watcher.landed(key, answer, until, now)
             case Fail(failure):
-                self._tell_failure(flight, End.COOLING, memory.cooling(key, failure, now))
+                self._tell_failure(flight, End.COOLING, memory.failure_error(key, failure, now))
             case Serve() if flight.is_bound and (pause := rules.cooling(record.failure, now)):
                 self.give_fallback(key, plan.copy, flight.waiters)  # if it can be read
-                self._tell_failure(flight, End.COOLING, memory.cooling(key, pause, now))
+                self._tell_failure(flight, End.COOLING, memory.failure_error(key, pause, now))
             case plan:
                 if isinstance(plan, Load) and plan.fallback is not None:
                     self.give_fallback(key, plan.fallback, flight.waiters)
@@ -270,8 +275,9 @@ class Loads(Generic[K, V]):
         since: float = NEVER,  # the store was asked to keep them, so nothing later is known
     ) -> None:
         """End each key as its result says; all at once, before the next loads begin."""
-        now, entries = self._memory.now(), self._memory.entries
+        now = self._memory.now()
         outlook: Outlook | None = None
+        have_failed = len(self._memory.causes) > 0  # most loads have no failure to forget
         for flight in flights:
             if flight.batch is OVER:
                 continue  # the cache was closed
@@ -279,10 +285,12 @@ class Loads(Generic[K, V]):
             if flight.by is not None:
                 flight.by.private = result.private
             if (error := result.error) is not None:
-                if (entry := entries.get(flight.key)) is not None:
-                    entry.until = NEVER
+                self._remember(flight, result.failure, error)
+                self._memory.has_failed(flight.key, result.failure)
                 self._tell_failure(flight, End.FAILED, error)
             elif (copy := result.copy) is not None:
+                if have_failed:
+                    self._memory.causes.forget(flight.key)
                 how = SUPERSEDED if id_ in superseded else LOADED
                 kept = since if id_ in published else None
                 if outlook is None or copy.policy is not outlook.policy:
@@ -290,6 +298,26 @@ class Loads(Generic[K, V]):
                     noted(flight.batch.span, outlook.at_arrival)
                 self._tell_value(flight, how, copy, result, outlook, kept)
         self.flush_soon()
+
+    def _remember(
+        self, flight: Flight[K, Waiter[K, V]], failure: Failure | None, error: LoadFailed
+    ) -> None:
+        """E30: keep the error with its cause for later callers of this process."""
+        if failure is None:
+            return
+        if flight.by is not None and flight.by.load is not None:
+            # The cause may hold a response that was meant for the caller with this loader alone.
+            error = type(error)()
+        self._memory.remember(flight.key, failure, error)
+        if self._forgetting is None:
+            self._forgetting = self._runtime.loop.call_later(FORGET_EVERY, self._forget_causes)
+
+    def _forget_causes(self) -> None:
+        """Let go of old exceptions, although nobody asks for their keys any more."""
+        causes, self._forgetting = self._memory.causes, None
+        causes.forget_old(self._memory.now())
+        if causes:
+            self._forgetting = self._runtime.loop.call_later(FORGET_EVERY, self._forget_causes)
 
     def _tell_value(  # noqa: PLR0917 (called for each key that is loaded)
         self,
@@ -307,23 +335,41 @@ class Loads(Generic[K, V]):
         ended = self._queue.end(flight, how)
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
         found, at, clock = copy.value is not None, copy.fetched_at, memory.now
-        origin, unverified = OWN, False
+        origin = OWN
         for waiter in ended.told:  # the first caller started the load, the others share it
-            answer = Answer(value, found, verdict, at, origin, clock, None, unverified)
+            # E29: a caller that came after the load began may know of an invalidation that the
+            # store, which did not confirm the value, could not tell us.
+            unverified = since is None and flight.waiters[waiter] is not BEFORE
+            given = rules.without_store(verdict) if unverified else verdict
+            answer = Answer(value, found, given, at, origin, clock, None, unverified)
             waiter.settle(key, answer)  # type: ignore[arg-type]
-            origin, unverified = ANOTHER, since is None
+            origin = ANOTHER
         if ended.is_overtaken:
             noted(span, STALE)
             return
-        memory.keep(key, copy, value, outlook, since)
+        if since is None:
+            memory.keep_unstored(key, copy, value, outlook, flight.seen)
+        else:
+            memory.keep(key, copy, value, outlook, since)
         if result.tags is not None:
             memory.retag(key, copy.generation, result.tags)
         if key in self._watcher.watches or self._watcher.late:
-            self.tell_watches(key, copy, value, outlook)
+            self.tell_watches(key, copy, value, outlook, unverified=since is None)
 
-    def tell_watches(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
-        """A new copy was loaded, or put."""
-        answer = self._memory.made(copy, value, outlook.at_arrival, OWN)
+    def tell_watches(
+        self,
+        key: K,
+        copy: Copy,
+        value: V | None,
+        outlook: Outlook,
+        *,
+        unverified: bool = False,
+    ) -> None:
+        """A new copy was loaded, or put. `unverified`: the store did not confirm it."""
+        verdict = outlook.at_arrival
+        if unverified:  # E29: a watch asked at no certain time, so perhaps after the load began
+            verdict = rules.without_store(verdict)
+        answer = self._memory.made(copy, value, verdict, OWN, unverified=unverified)
         until = rules.watched_until(copy, self._spec.terms)
         self._watcher.landed(key, answer, until, outlook.now)
 

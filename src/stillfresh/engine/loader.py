@@ -22,7 +22,14 @@ from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, Loaded, Origin, Private
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
-from stillfresh.errors import BadValue, LoadFailed, StoreError, error_text, without_secrets
+from stillfresh.errors import (
+    LONGEST_TEXT,
+    BadValue,
+    LoadFailed,
+    StoreError,
+    error_text,
+    without_secrets,
+)
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
 
@@ -233,28 +240,36 @@ class Loader(Generic[K, V]):
                     private = result if isinstance(result, Private) else None
                     is_kept = private is None or private.is_noted or it.seen is not None
                     results[it.id] = LoadResult(copy, is_kept=is_kept, private=private)
-            except Exception as exc:  # noqa: BLE001 (E19: the loader's mistake, and no cooldown)
-                why = f"{it.key!r}: the value cannot be stored: {error_text(exc)}"
-                error = BadValue(f"{self._spec.kind} {why}; {advice_on(codec)}")
-                error.__cause__ = exc
-                results[it.id] = LoadResult(error=error)
-                self._counts.failed += 1
+            except Exception as exc:  # noqa: BLE001 (E19: the loader's mistake)
+                results[it.id] = self._cannot_be_stored(it, exc)
         return results
+
+    def _cannot_be_stored(self, flight: Flight[K, Any], error: Exception) -> LoadResult[V]:
+        """E19: the value is not what was declared; its key cools down like any that failed."""
+        text = f"the value cannot be stored: {error_text(error)}; {advice_on(self._spec.codec)}"
+        raised = BadValue(f"{self._spec.kind} {flight.key!r}: {text}")
+        raised.__cause__ = error
+        return self._cooling(flight, raised, text[:LONGEST_TEXT])
 
     def _failed(
         self, flight: Flight[K, Any], error: BaseException, what: str = "loading failed"
     ) -> LoadResult[V]:
-        text, runtime, terms = error_text(error), self._runtime, self._spec.terms
+        text = error_text(error)
         raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
         raised.__cause__ = error
         if isinstance(error, Dropped):
             return LoadResult(error=raised)
+        return self._cooling(flight, raised, text)
+
+    def _cooling(self, flight: Flight[K, Any], raised: LoadFailed, text: str) -> LoadResult[V]:
+        """E7: the load has failed, so its key cools down. `text`: what the store remembers."""
+        runtime, terms = self._runtime, self._spec.terms
         failure = rules.failed(
             flight.failure,
             text,
             runtime.clock(),
             runtime.dice(),
-            rules.pause_of(error),
+            rules.pause_of(raised.__cause__),
             first=terms.first_cooldown,
             longest=terms.longest_cooldown,
         )
@@ -263,8 +278,7 @@ class Loader(Generic[K, V]):
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
         """E7: log once for a batch."""
-        told = [it for it in results.values() if it.failure or isinstance(it.error, BadValue)]
-        errors = [it.error for it in told]
+        errors = [it.error for it in results.values() if it.failure is not None]
         if errors:
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, without_secrets(str(errors[0])))

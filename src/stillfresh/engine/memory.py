@@ -12,20 +12,33 @@ from msgspec.structs import replace
 
 from stillfresh.bounded import BESIDE
 from stillfresh.clock import Clock
+from stillfresh.engine.causes import Causes
 from stillfresh.engine.evicting import Evicting
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.news import Notices
-from stillfresh.engine.rules import NOTHING, Outlook, Serve, age_bucket, outlook_of, verdict_of
+from stillfresh.engine.rules import (
+    NOTHING,
+    Outlook,
+    Serve,
+    age_bucket,
+    failure_error,
+    outlook_of,
+    verdict_of,
+    without_cause,
+    without_store,
+)
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
-from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 NEVER, FRESH = float("-inf"), Verdict.FRESH
-UNSTORED_FOR: Final = 1.0  # S5: seconds that memory serves a value that is not stored, if fresh
+UNSTORED_FOR: Final = 1.0
+"""Seconds for which memory serves a value that could not be stored without asking the store again
+(S5). It is STALE to those callers (E29), and no longer than its own freshness lasts."""
 
 
 class MemoryEntry(Generic[K, V]):
@@ -46,7 +59,9 @@ class MemoryEntry(Generic[K, V]):
         "size",
         "stands",
         "tags",
+        "unstored_over",
         "until",
+        "vouched",
     )
 
     def __init__(  # noqa: PLR0917 (made for each key that is loaded)
@@ -66,6 +81,9 @@ class MemoryEntry(Generic[K, V]):
         self.stands = stands  # the answer is right until then, if the store still has this copy
         self.bucket = bucket
         self.since = since  # S10: when the store was asked, if it has announced no change since
+        self.vouched = NEVER  # `memory_for` vouches for the copy until then (E9)
+        self.unstored_over: str | None = None
+        """The generation that the store still had when it could not store this copy (E29)."""
         self.hits, self.marked = 0, False
         self.edition = 0  # changes whenever the answer changes or is removed
         self.size = 0  # E23: the bytes that it counts
@@ -81,6 +99,7 @@ class Memory(Evicting[K, V]):
         self._spec = spec
         self.stand_before(private=private)
         self._outlook: Outlook | None = None
+        self.causes: Causes[K] = Causes(self._drop_cause)
         self.notices: Notices[K] | None = None  # S10: announced changes of these keys
 
     def stand_before(self, *, private: bool) -> None:
@@ -98,17 +117,26 @@ class Memory(Evicting[K, V]):
         entry.hits += 1
         return entry.answer
 
-    def peek(self, key: K) -> Answer[V] | None:
-        """The entry in memory, with its verdict of now; not counted as a read."""
+    def peek(self, key: K, confirms: Callable[[Copy], bool]) -> Answer[V] | None:
+        """The entry in memory, with its verdict of now; not counted as a read.
+
+        `confirms`: whether the store still has this copy, if that can be said without waiting.
+        """
         if (entry := self.entries.get(key)) is None:
             return None
+        answer = entry.answer
+        copy = entry.copy
         now = self.now()
-        if now < entry.until:
-            return entry.answer
-        verdict = verdict_of(entry.copy, now)
+        if copy is None or answer is None or now < entry.until:
+            return answer  # None: a thread looks while the loop drops the entry
+        verdict = verdict_of(copy, now)
         if verdict is Verdict.GONE:
             return None
-        return self.made(entry.copy, entry.answer.value, verdict, Origin.MEMORY)
+        error = None if verdict is FRESH else answer.error
+        if self.is_private or now < self._vouched_until(entry) or confirms(copy):
+            return self.made(copy, answer.value, verdict, Origin.MEMORY, error)
+        verdict = without_store(verdict)
+        return self.made(copy, answer.value, verdict, Origin.MEMORY, error, unverified=True)
 
     def serve(
         self,
@@ -122,17 +150,23 @@ class Memory(Evicting[K, V]):
     ) -> Answer[V] | None:
         """An answer from the plan's copy, kept in memory; None if the copy cannot be read.
 
-        `unverified`: the copy is memory's own, since the store could not be asked (E26).
+        `unverified`: the copy is memory's own, since the store could not be asked (E26, E29).
         """
         copy, verdict = plan.copy, plan.verdict
         readable, value = self.value_of(key, copy)
         if not readable:
             return None
+        if unverified:
+            entry = self.entries.get(key)
+            if entry is not None and self.is_trusted(entry, now):
+                return entry.answer  # the store need not be asked again yet
         failure, outlook = plan.failure, self.outlook(copy, now)
-        error = None if failure is None else self.cooling(key, failure, now)
-        origin = origin or self._from_store
+        error = None if failure is None else self.failure_error(key, failure, now)
+        if unverified and error is None and verdict is not FRESH:
+            error = self._known_error(key, copy)
+        origin = Origin.MEMORY if unverified else origin or self._from_store
         if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
-            return self.made(copy, value, verdict, origin, error)
+            return self.made(copy, value, verdict, origin, error, unverified=unverified)
         asked = now if since is None else since
         kept = self.keep(
             key, copy, value, outlook, None if unverified else asked, error, self._memory_for
@@ -167,7 +201,8 @@ class Memory(Evicting[K, V]):
         """Keep an answer; E9: until when memory may give it, alone or if the store agrees.
 
         `since`: when the store was asked; later changes by other processes are not known. None: it
-        did not confirm the copy, which memory serves for `lag` seconds if it is fresh (E26).
+        did not confirm the copy, which memory serves for `lag` seconds: as STALE (E26, E29), and
+        while its own freshness lasts.
         """
         stands = until = NEVER
         if error is not None:
@@ -178,23 +213,59 @@ class Memory(Evicting[K, V]):
             since, stands, origin = outlook.now, NEVER, Origin.MEMORY
         else:
             lag, origin = self._memory_for, self._kept_origin
-        if not lag:
-            until = NEVER
-        elif (limit := since + lag) < until:
-            until = limit
-        found, verdict = copy.value is not None, outlook.verdict
+        limit = since + lag if lag else NEVER
+        until = min(until, limit)
+        found = copy.value is not None
+        verdict = without_store(outlook.verdict) if unverified else outlook.verdict
         at, clock = copy.fetched_at, self.now
         kept: Answer[V] = Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
         told = None if unverified else self.notices
         is_known = told is not None and told.is_known(key, copy.generation, since)
         self.put(key, copy, kept, until, stands, outlook.bucket, since if is_known else NEVER)
+        if lag and not unverified and not self.is_private:
+            entry = self.entries.get(key)
+            if entry is not None:  # None: it is too large for memory
+                entry.vouched = limit
         return kept
 
-    def is_trusted(self, entry: MemoryEntry[K, V], now: float) -> bool:
-        """S10: the store would have announced a change, so memory may answer alone again."""
-        if self.notices is None or entry.answer.verdict is not FRESH:
+    def keep_unstored(
+        self, key: K, copy: Copy, value: V | None, outlook: Outlook, seen: str | None
+    ) -> None:
+        """Keep a loaded value that the store could not store, over the copy that the load saw.
+
+        The store has an older one, if that copy was memory's own and not stored either (E29).
+        """
+        entry = self.entries.get(key)
+        over = seen
+        if entry is not None and entry.copy.generation == seen:
+            over = entry.unstored_over or seen
+        self.keep(key, copy, value, outlook, None)
+        entry = self.entries.get(key)
+        if entry is not None:  # None: it is too large for memory
+            entry.unstored_over = over
+
+    def has_newer(self, key: K, stored: Copy | None) -> bool:
+        """True if the store still has the copy that it could not replace by memory's (E29).
+
+        For example during an outage, or because the disk is full. Another copy counts more, and so
+        does one that was invalidated since: memory's may have been loaded before that.
+        """
+        entry = self.entries.get(key)
+        if entry is None or entry.unstored_over is None or stored is None:
             return False
-        until = self.notices.trusted_until(entry.since, self._memory_for)
+        return stored.mark is Mark.NONE and stored.generation == entry.unstored_over
+
+    def _vouched_until(self, entry: MemoryEntry[K, V]) -> float:
+        """Until when memory may answer alone: by `memory_for`, or by the store's silence (S10)."""
+        if self.notices is None:
+            return entry.vouched
+        return max(entry.vouched, self.notices.trusted_until(entry.since, self._memory_for))
+
+    def is_trusted(self, entry: MemoryEntry[K, V], now: float) -> bool:
+        """True if memory may answer alone again, with the verdict and the age bucket of now."""
+        if entry.answer.verdict is not FRESH:
+            return False
+        until = self._vouched_until(entry)
         if now >= until or (outlook := self.outlook(entry.copy, now)).verdict is not FRESH:
             return False
         self.fold(entry)
@@ -209,7 +280,8 @@ class Memory(Evicting[K, V]):
         readable, value = self.value_of(key, copy)
         if not readable:
             return None
-        self.put(key, copy, self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY))
+        known = self._known_error(key, copy)
+        self.put(key, copy, self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY, known))
         origin = Origin.MEMORY if unverified else self._from_store
         return partial(self.made, copy, value, Verdict.EXPIRED, origin, unverified=unverified)
 
@@ -229,14 +301,52 @@ class Memory(Evicting[K, V]):
             ages[bucket] += 1
             counts.age_sum += age
 
-    def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
-        """E7: the error for a key that cools down, from its last failure."""
-        error = LoadFailed(
-            f"{self._spec.kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
-            f"since loading failed: {failure.error}"
-        )
-        error.retry_at = failure.retry_at
+    def failure_error(self, key: K, failure: Failure, now: float) -> LoadFailed:
+        """E7, E31: the error of a key's last failure, during its cooldown and after it.
+
+        E30, E19: if this process saw it, with its cause and of the same class.
+        """
+        name, seen = f"{self._spec.kind} {key!r}", self.causes.error_of(key, failure)
+        if seen is None:
+            return failure_error(name, failure, now)
+        error = failure_error(name, failure, now, type(seen))
+        error.__cause__ = seen.__cause__
         return error
+
+    def remember(self, key: K, failure: Failure, error: LoadFailed) -> None:
+        """E30: keep the error of a load that failed in this process."""
+        held = self._spec.held
+        self.causes.note(key if held is None else held(key), failure, error)
+
+    def _drop_cause(self, key: K) -> None:
+        """The answer in memory must not hold an exception that is forgotten."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            entry.answer = without_cause(entry.answer)
+
+    def has_failed(self, key: K, failure: Failure | None) -> None:
+        """A load has ended without a value, so the store must be asked before memory answers.
+
+        E31: `peek` tells the failure with an old copy, and so does memory while the store cannot be
+        asked. None: the load was given up, which is no failure.
+        """
+        entry, now = self.entries.get(key), self.now()
+        if entry is None:
+            return
+        entry.until = NEVER
+        if failure is None or verdict_of(entry.copy, now) is FRESH:
+            return
+        self.fold(entry)
+        entry.stands = NEVER
+        entry.answer = replace(entry.answer, error=self.failure_error(key, failure, now))
+        entry.edition += 1
+
+    def _known_error(self, key: K, copy: Copy) -> LoadFailed | None:
+        """The error that memory knows of the copy's last refresh."""
+        entry = self.entries.get(key)
+        if entry is None or entry.copy.generation != copy.generation:
+            return None
+        return entry.answer.error
 
     def made(
         self,
@@ -313,7 +423,10 @@ class Memory(Evicting[K, V]):
             self.fold(entry)
             entry.marked = True
             entry.until = NEVER  # E20: so that a thread never reads a half-changed entry
+            if entry.copy.generation != copy.generation:
+                entry.unstored_over = None
             entry.copy, entry.answer, entry.bucket = copy, answer, bucket
+            entry.vouched = NEVER
             entry.until, entry.stands, entry.since = until, stands, since
             entry.edition += 1
         room.held += size - entry.size
@@ -328,6 +441,10 @@ class Memory(Evicting[K, V]):
             self._tagged.remove(key, entry.tags)
             entry.tags = self._spec.possible_tags(key) + late  # without late ones, no other tuple
             self._tagged.add(entry.key, entry.tags)
+
+    def clear(self) -> None:
+        super().clear()
+        self.causes.clear()
 
     def drop(self, key: K) -> None:
         """Remove the entry: code that still holds it gets no answer from it."""

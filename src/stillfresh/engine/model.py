@@ -56,7 +56,10 @@ class Answer(Struct, Generic[V], eq=False):
     """Where the answer came from."""
     clock: Callable[[], float]
     error: LoadFailed | None = None
-    """The error of the last refresh, if it failed; else None."""
+    """The error of the last load, if it failed and the copy is old; else None.
+
+    It stays until a load succeeds, a value is put, or the entry is deleted, in every process.
+    """
     unverified: bool = False
     """True if the store did not say that it is still valid: it is from memory, or of a load that
     had begun for another caller, and the store did not answer (E26)."""

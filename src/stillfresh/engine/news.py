@@ -117,7 +117,7 @@ class News:
         if entry is not None and entry.copy.generation == generation:
             return  # memory has it already
         if entry is not None:
-            entry.until = entry.since = SILENT
+            entry.until = entry.since = entry.vouched = SILENT
         if key in core.watcher.watches:
             core.watcher.look_again([key])
 

@@ -136,6 +136,7 @@ class Puts(Reads[K, V]):
         memory = self.memory
         memory.counts.puts += 1
         memory.counts.mended([it.id])
+        memory.causes.forget(it.key)
         self.owner.note(self, [it.key], "delete" if copy.policy is FORGOTTEN else "put")
         if self._runtime is runtime and it.key not in step.dirty and copy.policy is not FORGOTTEN:
             outlook = memory.outlook(copy, memory.now())

@@ -101,6 +101,7 @@ class Flight(Struct, Generic[K, W], eq=False):
     outgrown: bool = False  # E18: the copy is too old for a caller's `max_age`
     urgent: bool = False  # a loader waits for it, and may hold the only place
     is_blind: bool = False  # S5: it loads without a lease
+    leased: bool = False  # E29: load only with a lease, since memory has a value that is not stored
     rounds: int = 0
     successor: "Flight[K, W] | None" = None
     batch: Batch = IN_QUEUE
@@ -133,6 +134,17 @@ class Flight(Struct, Generic[K, W], eq=False):
         """E6: nothing voids a load without a lease; what a caller `knows` may be newer."""
         joined = AFTER if self.is_blind and knows else JOINED[self.batch.state]
         self.waiters[waiter], self.last = joined, max(self.last, joined)
+
+    def go_blind(self) -> None:
+        """S5: the store gave no answer to the request for a lease, so load without one.
+
+        The loader is called only now. So all callers that wait have asked before the load began
+        (E29), and what was invalidated until now cannot be missed by it.
+        """
+        self.is_blind = True
+        self.waiters = dict.fromkeys(self.waiters, BEFORE)
+        self.last = BEFORE
+        self.batch.overtaken.discard(self.key)
 
     def overtake(self) -> None:
         """E6: the key was invalidated. A load that has not begun need not know."""
@@ -184,6 +196,7 @@ class Waiter(Generic[K, V]):
         self.context = copy_context()  # G15: for hooks
         self.caller, self.max_age = CALLER.get(), max_age  # E18: it accepts no older copy
         self.each, self.unread = each, set[K]()  # keys that the store could not be asked for
+        self.unstored: set[K] = set()  # keys whose value in memory the store does not have
         self.wake: Callable[[], object] = bool  # when the last key has ended; if `each`, each one
         self.private: Private[Any] | None = None  # its own loader's value, for it alone
         self.missing, self.batch = 0, CURRENT.get()  # of the loader that calls, or None
@@ -197,7 +210,9 @@ class Waiter(Generic[K, V]):
 
     def settle(self, key: K, outcome: Outcome[V]) -> None:
         if self.fallbacks and isinstance(outcome, LoadFailed) and key in self.fallbacks:
-            outcome = outcome if isinstance(outcome, BadValue) else self.fallbacks[key](outcome)
+            # E19: the old copy does not hide a value of a wrong type, except in its cooldown.
+            is_new_mistake = isinstance(outcome, BadValue) and outcome.retry_at is None
+            outcome = outcome if is_new_mistake else self.fallbacks[key](outcome)
         self.outcomes[key] = outcome
         self.missing -= 1
         if self.missing == 0 or self.each:
@@ -245,10 +260,15 @@ class Queue(Generic[K, V]):
         self._pending.extend(new.values())
         waiter.missing += len(new)
 
-    def want(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> None:
-        """Refresh in the background, if there is room."""
+    def want(
+        self, key: K, id_: str, record: Record, by: Waiter[K, V], *, leased: bool = False
+    ) -> None:
+        """Refresh in the background, if there is room. `leased`: only if a lease is granted."""
         if len(self._pending) < MAX_BEHIND:
-            self._add(key, id_, record, by).wanted = True
+            is_new = key not in self.flights
+            flight = self._add(key, id_, record, by)
+            flight.wanted = True
+            flight.leased = leased and (is_new or flight.leased)
 
     def _add(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Flight[K, Waiter[K, V]]:
         """The flight of this key: an existing one, or a new one at the end of the queue."""
@@ -331,6 +351,13 @@ class Queue(Generic[K, V]):
             if not flight.waiters:
                 self._drop(flight)
         batch.flights = [flight for flight in batch.flights if flight.waiters]
+
+    def drop_unleased(self, flight: Flight[K, Waiter[K, V]]) -> bool:
+        """E29: drop a refresh that got no lease, if it is of no use without one."""
+        if not flight.leased or flight.waiters:
+            return False
+        self._drop(flight)
+        return True
 
     def _drop(self, flight: Flight[K, Waiter[K, V]]) -> None:
         if self.flights.get(flight.key) is flight:

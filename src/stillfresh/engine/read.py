@@ -141,7 +141,12 @@ class Reads(StoreReads[K, V]):
             return texts, records
         left: dict[K, str] = {}
         for key, id_ in texts.items():
-            record, unverified = records.get(id_, NOTHING), key in waiter.unread
+            record = records.get(id_, NOTHING)
+            unverified = key in waiter.unread
+            has_newer = self.memory.has_newer(key, record.copy)
+            if has_newer:
+                record = Record(self.memory.entries[key].copy, record.held_until, record.failure)
+                unverified = True
             plan, said = self._planned(key, record, now, waiter.max_age, unverified=unverified)
             if said is not None:
                 waiter.outcomes[key] = said
@@ -149,6 +154,9 @@ class Reads(StoreReads[K, V]):
                 self.loads.give_fallback(key, plan.fallback, [waiter], unverified=unverified)
             if said is None or (isinstance(plan, Serve) and plan.refresh):
                 left[key] = id_
+            elif has_newer:  # perhaps it can be stored by now; if not, it need not be loaded again
+                left[key] = id_
+                waiter.unstored.add(key)
         return left, {id_: records[id_] for id_ in left.values() if id_ in records}
 
     def _planned(
@@ -161,7 +169,7 @@ class Reads(StoreReads[K, V]):
         ):
             return plan, answer
         failure = rules.cooling(record.failure, now)
-        return plan, None if failure is None else self.memory.cooling(key, failure, now)
+        return plan, None if failure is None else self.memory.failure_error(key, failure, now)
 
     def _join(
         self,
@@ -184,7 +192,7 @@ class Reads(StoreReads[K, V]):
             if record.copy is None:
                 self._drop_deleted([key])
             if key in waiter.outcomes:
-                self.queue.want(key, id_, record, waiter)
+                self.queue.want(key, id_, record, waiter, leased=key in waiter.unstored)
             else:
                 self.queue.join(key, id_, record, waiter, forced=forced)
 
@@ -240,7 +248,8 @@ class Reads(StoreReads[K, V]):
             is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
             is_right = is_right and self._is_unchanged(runtime.read_now, self.text(key), copy)
             if is_right and on_loop and self.spec.memory_for:  # E9: the time counts from now
-                entry.until = min(entry.stands, now + self.spec.memory_for)
+                entry.vouched = now + self.spec.memory_for
+                entry.until = min(entry.stands, entry.vouched)
         if not is_right or entry.answer is not answer:
             return None
         entry.hits += 1
@@ -254,6 +263,17 @@ class Reads(StoreReads[K, V]):
         found = record.copy if record.failure is None else None
         return found is not None and found.mark == copy.mark and found.generation == copy.generation
 
+    def peek(self, key: K) -> Answer[V] | None:
+        """What memory holds, without waiting; a row that can be read inline is looked at (E29)."""
+
+        def confirms(copy: Copy) -> bool:
+            runtime = self._runtime
+            if runtime is None or runtime.read_now is None or self.owner.blocks:
+                return False
+            return self._is_unchanged(runtime.read_now, self.text(key), copy)
+
+        return self.memory.peek(key, confirms)
+
     def is_full(self, key: K) -> bool:
         """True if the limit of simultaneous loads is reached, and this key is not among them."""
         flights = self.queue.flights
@@ -265,6 +285,7 @@ class Reads(StoreReads[K, V]):
         """The stored copies, without values that memory has.
 
         While the store is unavailable, memory answers; keys that could not be read go to `unread`.
+        Their cooldowns are then those that this process knows of (E7).
         """
         entries = self.memory.entries
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
@@ -281,7 +302,11 @@ class Reads(StoreReads[K, V]):
             self.memory.counts.store_errors += 1
             if unread is not None:
                 unread.update(lost)
-            records |= {id_: Record(held[id_]) for id_ in lost.values() if id_ in held}
+            failing = self.memory.counts.failing
+            for id_ in lost.values():
+                records.pop(id_, None)
+                if id_ in held or id_ in failing:
+                    records[id_] = Record(held.get(id_), failure=failing.get(id_))
         return records
 
 

@@ -175,7 +175,11 @@ class Resource(Face[K, V]):
         return all_answered(outcomes, outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
-        """Return what memory holds, or None. No await, no load."""
+        """Return what memory holds, or None. No await, no load.
+
+        It is FRESH only if that is known without waiting: within `memory_for`, by push, or from a
+        store that is read inline. Otherwise it is STALE at best, with `unverified`.
+        """
         try:
             entry = self._entry(key)
         except TypeError:
@@ -184,7 +188,7 @@ class Resource(Face[K, V]):
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
-        return None if is_past(self.core.owner) else self.core.memory.peek(key)
+        return None if is_past(self.core.owner) else self.core.peek(key)
 
     async def refresh(self, *keys: K) -> None:
         """Load the keys now, at any age. Raises LoadFailed if one failed."""

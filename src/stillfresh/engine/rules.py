@@ -11,10 +11,11 @@ from math import floor
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stillfresh.backoff import pause_after
 from stillfresh.durations import seconds
-from stillfresh.engine.model import Codec, Loaded, RetryAfter
+from stillfresh.engine.model import Answer, Codec, Loaded, RetryAfter
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record, policy_of
@@ -56,7 +57,10 @@ class Terms(Struct, frozen=True):
 
 
 class Serve(Struct, frozen=True):
-    """Answer with the copy now; with `refresh`, start a background refresh."""
+    """Answer with the copy now; with `refresh`, start a background refresh.
+
+    `failure` is told with an old copy until a load succeeds, also while the next load runs (E31).
+    """
 
     copy: Copy
     verdict: Verdict
@@ -87,9 +91,47 @@ def verdict_of(copy: Copy, now: float) -> Verdict:
     return ORDER[max(ORDER.index(natural), WORST[copy.mark])]
 
 
+def without_store(verdict: Verdict) -> Verdict:
+    """E29: the verdict of a copy about which the store could not be asked: STALE at best.
+
+    Another process may have invalidated it. It is refreshed no earlier for that: if every read of
+    an outage began a load, the outage of the store would become one of the upstream.
+    """
+    return Verdict.STALE if verdict is Verdict.FRESH else verdict
+
+
 def cooling(failure: Failure | None, now: float) -> Failure | None:
     """E7: the failure, if its cooldown is not over."""
     return failure if failure is not None and not is_over(failure.retry_at, now) else None
+
+
+def failure_error(
+    name: str, failure: Failure, now: float, of: type[LoadFailed] = LoadFailed
+) -> LoadFailed:
+    """The remembered failure of an entry as an error; it says how long the cooldown still lasts.
+
+    `of`: its class, if that is known.
+    """
+    left = failure.retry_at - now
+    pause = f"not tried again for {left:.1f} s, since " if left > 0 else ""
+    error = of(f"{name}: {pause}loading failed: {failure.error}")
+    error.retry_at = failure.retry_at
+    return error
+
+
+def may_retry(error: LoadFailed, now: float) -> bool:
+    """True for a remembered failure whose cooldown is over: the next load may begin, or has."""
+    return error.retry_at is not None and is_over(error.retry_at, now)
+
+
+def without_cause(answer: Answer[V]) -> Answer[V]:
+    """The answer for keeping: its error has no `__cause__`, which would hold the load's frames."""
+    error = answer.error
+    if error is None or error.__cause__ is None:
+        return answer
+    plain = type(error)(*error.args)
+    plain.retry_at = error.retry_at
+    return replace(answer, error=plain)
 
 
 def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
@@ -115,7 +157,8 @@ def plan_read(
     if pause is not None:
         return Serve(copy, verdict, failure=pause)
     if verdict is Verdict.STALE:
-        return Serve(copy, verdict, refresh=not is_held(record, now, lease_for))
+        is_free = not is_held(record, now, lease_for)
+        return Serve(copy, verdict, refresh=is_free, failure=record.failure)
     return Load(fallback=copy)
 
 
@@ -133,7 +176,7 @@ def plan_wait(
     plan = plan_read(record, now, lease_for)
     if not isinstance(plan, Load) or copy is None or not is_new or copy.mark is Mark.HARD:
         return plan
-    return Serve(copy, Verdict.STALE)
+    return Serve(copy, Verdict.STALE, failure=record.failure)
 
 
 def fresh_until(copy: Copy) -> float:

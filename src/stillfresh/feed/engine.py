@@ -16,6 +16,7 @@ from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration
 from stillfresh.engine import Answer, Cache, RetryAfter
 from stillfresh.engine.loader import Tasks, looked_at
+from stillfresh.engine.rules import may_retry
 from stillfresh.errors import (
     ConfigError,
     LoadFailed,
@@ -154,16 +155,17 @@ class FeedEngine:
         now = self._clock()
         found = await self._store.find(key, now, raw=raw)
         if found is None:
-            return await self._missed(key, forces=True, raw=raw)
+            return await self._missed(key, forces=not self._has_list(key), raw=raw)
         if found.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
             return found, Freshness(Verdict.FRESH, found.fetched_at, self._clock)
-        error = found.cooling(key, now)
+        error = found.failure(key, now)
+        is_cooling = error is not None and not may_retry(error, now)
         if not found.is_hit:
-            if error is not None:
+            if error is not None and is_cooling:
                 raise error
             return await self._missed(key, forces=found.forces(now), raw=raw)
         self._silent.pop(key, None)  # a reader got an old list, so the next copy is news
-        if error is None and key not in self._behind and len(self._behind) < MAX_KEYS:
+        if not is_cooling and key not in self._behind and len(self._behind) < MAX_KEYS:
             self._behind.add(key)
             self._tasks.spawn(self._refresh(key, found, forces=found.forces(now)))
         return found, Freshness(Verdict.STALE, found.fetched_at, self._clock, error)
@@ -193,16 +195,29 @@ class FeedEngine:
         freshness = Freshness(answer.verdict, answer.fetched_at, self._clock)
         return unstored(key, answer.value.fetched, now), freshness
 
+    def _has_list(self, key: str) -> bool:
+        """E29: True if memory has the list that was fetched last, so the file need not be read."""
+        held = self._keys.peek(key)
+        return held is not None and isinstance(held.value, InRows)
+
     async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
         """`forces`: load even if the engine sees a fresh copy or a cooldown."""
-        if forces:
-            await self._keys.refresh(key)
-        answer = await self._keys.get(key)
+        answer = await (self._fetched_now(key) if forces else self._keys.get(key))
         for _ in range(MAX_OVERTAKEN):
-            if answer.verdict is not Verdict.STALE or answer.error is not None:
+            is_overtaken = answer.verdict is Verdict.STALE and not answer.unverified
+            if not is_overtaken or answer.error is not None:
                 break
             answer = await self._keys.get(key)
         return answer
+
+    async def _fetched_now(self, key: str) -> Answer[bytes]:
+        """The answer of a load that begins now, also if it cannot be stored."""
+        outcome = (await self._keys.core.answers([key], anew=True))[key]
+        if not isinstance(outcome, LoadFailed):
+            return outcome
+        error = LoadFailed(*outcome.args)  # a new one for each caller, with its own traceback
+        error.retry_at = outcome.retry_at
+        raise error from outcome.__cause__
 
     async def _refresh(self, key: str, found: FoundRows[Any], *, forces: bool) -> None:
         """F12: rows that are still unreadable after a refetch are not fetched again."""

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 import apsw
 from msgspec import json
 
-from stillfresh.engine.rules import cooling
+from stillfresh.engine.rules import failure_error
 from stillfresh.errors import LoadFailed
 from stillfresh.feed import rules
 from stillfresh.feed.model import Comment, FeedJson, Freshness, Index, Topic, index_of, spelled
@@ -105,20 +105,19 @@ class FoundRows(Generic[T]):
         is_read = not self.broken or known == self.broken
         return is_read and not rules.is_stale(self.state[0], fresh_for, now)
 
-    def cooling(self, key: str, now: float) -> LoadFailed | None:
-        """E7: the error during a cooldown; one from before a clock was set back does not count."""
+    def failure(self, key: str, now: float) -> LoadFailed | None:
+        """E7, E31: the error of the last load, if it failed.
+
+        `retry_at` says when its cooldown ends. A failure from before a clock was set back does not
+        count.
+        """
         _, count, retry_at, text, _ = self.state
         if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
             return None  # no failure, or another program wrote here
-        failure = cooling(Failure(int(count), retry_at / 1000, str(text)), now)
-        if failure is None or self._is_ahead(now):
+        if self._is_ahead(now):
             return None
-        error = LoadFailed(
-            f"{key}: not tried again for {failure.retry_at - now:.1f} s, "
-            f"since loading failed: {failure.error}"
-        )
-        error.retry_at = failure.retry_at
-        return error
+        failure = Failure(int(count), retry_at / 1000, str(text))
+        return failure_error(key, failure, now)
 
     def forces(self, now: float) -> bool:
         """F3, F12: True if the engine must be forced: it sees a fresh copy or a cooldown."""

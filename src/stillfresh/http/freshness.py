@@ -6,14 +6,15 @@ stale-if-error); RFC 9211 (Cache-Status); RFC 9213 (CDN-Cache-Control).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 from stillfresh.engine import HITS, Answer, Origin, RetryAfter
 from stillfresh.errors import LoadFailed
-from stillfresh.freshness import Policy
+from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.fields import (
     Raw,
     date_of,
@@ -31,6 +32,7 @@ RETRY_AFTER: Final = 5.0
 BY_GUESS: Final = frozenset({200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501})
 """RFC 9110 §15.1: statuses that may be stored without stated freshness."""
 LONGEST_GUESS: Final = 86_400.0
+LIFETIME: Final = re.compile(rb"(?<![\w-])(s-maxage|max-age)(\s*=\s*)\"?\d+\"?", re.IGNORECASE)
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
 
@@ -175,6 +177,20 @@ def policy_headers(headers: Raw, fresh_for: float, stale_for: float) -> Raw:
     return (*kept, cache_control(fresh_for, stale_for))
 
 
+def without_lifetime(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
+    """The fields of an unverified response: no cache may keep it as fresh (E29)."""
+    changed: list[tuple[bytes, bytes]] = []
+    for name, value in headers:
+        match name.lower():
+            case b"cache-control" | b"cdn-cache-control":
+                changed.append((name, LIFETIME.sub(rb"\g<1>\g<2>0", value)))
+            case b"expires":
+                pass
+            case _:
+                changed.append((name, value))
+    return tuple(changed)
+
+
 def cache_status(before: Sequence[bytes], what: str) -> bytes:
     """RFC 9211 §2: the cache nearest to the client comes last."""
     return b", ".join([*before, b"stillfresh; " + what.encode()])
@@ -187,7 +203,9 @@ def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
     if answer.origin is Origin.ANOTHER:
         what += "; collapsed"
     detail = answer.verdict.value if answer.error is None else "refresh-failed"
-    status = cache_status([], f"{what}; ttl={int(fresh_for - age)}; detail={detail}")
+    left = fresh_for - age
+    ttl = left if answer.verdict is Verdict.FRESH else min(left, 0.0)
+    status = cache_status([], f"{what}; ttl={int(ttl)}; detail={detail}")
     return {"age": f"{int(age)}", "cache-status": status.decode()}
 
 

@@ -141,7 +141,7 @@ class Page:
 class ServedPage(Page):
     """A page, and how fresh it is."""
 
-    __slots__ = ("age", "error", "etag", "stored", "verdict")
+    __slots__ = ("age", "error", "etag", "stored", "unverified", "verdict")
 
     def __init__(
         self,
@@ -152,6 +152,7 @@ class ServedPage(Page):
         etag: str | None = None,
         stored: bool = True,
         error: LoadFailed | None = None,
+        unverified: bool = False,
     ) -> None:
         super().__init__(page.body, page.status, page.headers)
         self.verdict = verdict
@@ -163,6 +164,8 @@ class ServedPage(Page):
         """False: the page is for this caller only."""
         self.error = error
         """The error of the last render, if it failed."""
+        self.unverified = unverified
+        """True if the store could not be asked about it: send it with no lifetime for caches."""
 
 
 class PageFailed(Exception):

@@ -31,6 +31,7 @@ from stillfresh.engine import (
     terms_of,
 )
 from stillfresh.engine.keys import checked_id
+from stillfresh.engine.rules import may_retry
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import Wish
@@ -201,10 +202,16 @@ class PageCache(OnDemand):
             case PageRead(LoadFailed() as error, is_own):
                 return _unstored(self.error_page(error, is_own=is_own), error)
             case PageRead(Answer() as answer) if answer.found:
-                page, etag = opened(answer.value), answer.value.head.etag
-                told = etag.decode() if etag else page.headers.get("etag")
-                why, age = answer.error, answer.age
-                return ServedPage(page, verdict=answer.verdict, age=age, etag=told, error=why)
+                page = opened(answer.value, is_unverified=answer.unverified)
+                etag = answer.value.head.etag
+                return ServedPage(
+                    page,
+                    verdict=answer.verdict,
+                    age=answer.age,
+                    etag=etag.decode() if etag else page.headers.get("etag"),
+                    error=answer.error,
+                    unverified=answer.unverified,
+                )
             case PageRead(Private(Rendered(StoredPage() as stored))):
                 return _unstored(opened(stored))
         return _unstored(await page_of(render))
@@ -242,9 +249,13 @@ class PageCache(OnDemand):
         return outcome if may_serve(outcome, self.clock()) else outcome.error
 
     def takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
-        if not isinstance(outcome, Answer) or not outcome.found or outcome.error is not None:
+        """True if the request accepts it, or if no load can bring a better one now."""
+        if not isinstance(outcome, Answer) or not outcome.found:
             return True
-        return outcome.origin not in HITS or suits(outcome, wish, self.clock())
+        now = self.clock()
+        if outcome.error is not None and not may_retry(outcome.error, now):
+            return True
+        return outcome.origin not in HITS or suits(outcome, wish, now)
 
     def known(self, key: PageKey) -> Answer[StoredPage] | None:
         """The answer without waiting, if there is one."""

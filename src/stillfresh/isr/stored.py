@@ -16,7 +16,13 @@ from stillfresh.engine import Answer, Origin
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
-from stillfresh.http.freshness import cache_status, initial_age, longest_lifetime, policy_headers
+from stillfresh.http.freshness import (
+    cache_status,
+    initial_age,
+    longest_lifetime,
+    policy_headers,
+    without_lifetime,
+)
 from stillfresh.http.validation import (
     OF_CONTENT,
     RangeAsked,
@@ -85,8 +91,11 @@ async def page_of(render: PageRender) -> Page:
     return page
 
 
-def opened(stored: StoredPage) -> Page:
-    return Page(bytes(stored.body), stored.head.status, Headers.of(_shown(stored.head)))
+def opened(stored: StoredPage, *, is_unverified: bool = False) -> Page:
+    fields = _shown(stored.head)
+    if is_unverified:
+        fields = without_lifetime(fields)
+    return Page(bytes(stored.body), stored.head.status, Headers.of(fields))
 
 
 def _shown(head: Head) -> Raw:
@@ -228,18 +237,28 @@ def hit_text(ttl: float) -> str:
     return f"hit; ttl={int(ttl)}"
 
 
-def told(stored: StoredPage, age: float, what: str, *, is_outdated: bool = False) -> Raw:
+def told(
+    stored: StoredPage,
+    age: float,
+    what: str,
+    *,
+    is_outdated: bool = False,
+    is_unverified: bool = False,
+) -> Raw:
     """The header fields of a stored page in one response, with its age and `Cache-Status`.
 
     `is_outdated`: a cache behind this one must not keep it for the rest of its time. With a route's
     duration our own fields say so; else the site's fields stay, and `Age` says so (RFC 9111 §5.2).
+    `is_unverified`: the store could not be asked about it, so the site's fields say so too (E29).
     """
     made, head = ready(stored), stored.head
     if is_outdated and not head.is_own:
         age = max(age, longest_lifetime(head.headers))
     status = cache_status(made.before, what)
     fields = (*made.fields, (b"age", b"%d" % age), (b"cache-status", status))
-    return policy_headers(fields, 0.0, head.stale_for) if is_outdated and head.is_own else fields
+    if is_outdated and head.is_own:
+        return policy_headers(fields, 0.0, head.stale_for)
+    return without_lifetime(fields) if is_unverified else fields
 
 
 def found_page(key: PageKey, answer: Answer[StoredPage], now: float, before: str) -> FoundPage:
@@ -252,8 +271,9 @@ def found_page(key: PageKey, answer: Answer[StoredPage], now: float, before: str
         how = "stored" if answer.origin is Origin.LOADED else "collapsed"
         what = f"fwd={before}; {how}; ttl={int(ttl)}"
     is_over = now - answer.fetched_at >= stored.head.fresh_for
-    is_outdated = answer.verdict is not Verdict.FRESH and not is_over
-    fields = told(stored, age, what, is_outdated=is_outdated)
+    is_unverified = answer.unverified
+    is_outdated = answer.verdict is not Verdict.FRESH and (is_unverified or not is_over)
+    fields = told(stored, age, what, is_outdated=is_outdated, is_unverified=is_unverified)
     return FoundPage((key,), stored, fields, is_new=answer.origin is Origin.LOADED)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from stillfresh.backoff import pause_after
 from stillfresh.engine import Answer
+from stillfresh.engine.rules import without_cause
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.freshness import Verdict
 
@@ -155,7 +156,7 @@ class Connection:
         viewed = self._hub.find(kind, id, self.viewer_id)
         answer = await self._hub.resource(kind).get(viewed.key)
         if viewed in self:
-            self._had[viewed] = answer
+            self._had[viewed] = without_cause(answer)
         return answer
 
     def take(self, limit: int) -> list[HubUpdate]:
@@ -294,7 +295,7 @@ class Connection:
             known = await self._hub.resource(kind).known(keys, unread=unread)
         except StoreError:
             unread.update(keys)
-        told = [self._note_known(keys[key], answer) for key, answer in known.items()]
+        told = [self._note_known(keys[key], without_cause(it)) for key, it in known.items()]
         if any(told):
             self.tell()
         self._failures = self._failures + 1 if unread else 0

@@ -17,7 +17,7 @@ from stillfresh.checks import checked_whole
 from stillfresh.coordinator import Kind, checked_kinds
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
-from stillfresh.engine.rules import ABSENT, NOTHING, results_of
+from stillfresh.engine.rules import ABSENT, NOTHING, results_of, without_cause
 from stillfresh.errors import ConfigError, StillfreshError, StoreError, shown
 from stillfresh.freshness import Policy
 from stillfresh.live.connection import Connection
@@ -238,7 +238,11 @@ class Hub:
         return viewed in self._coming or (viewed in self._moment and connection in self._untold)
 
     def _landed(self, viewed: Viewed, answer: Answer[Any]) -> None:
-        """A copy has arrived, or a refresh has failed: `answer.error` says why."""
+        """A copy has arrived, or a refresh has failed: `answer.error` says why.
+
+        Viewers keep the answer for as long as they are connected, so it has no `__cause__` (E30).
+        """
+        answer = without_cause(answer)
         if answer.error is None:
             viewed.absent = None if answer.found else answer
         elif viewed in self._coming:  # a view counts more; the next failure is reported

@@ -236,15 +236,35 @@ class StillfreshCache(BaseCache):
         tags: Sequence[str] = (),
     ) -> Any:
         """Read with this loader; MISSING if its value is private, or it failed a moment ago."""
+        value, _ = self.read_checked(key, load, version=version, tags=tags)
+        return value
+
+    def read_checked(
+        self,
+        key: str,
+        load: Callable[[], object],
+        *,
+        version: int | None = None,
+        tags: Sequence[str] = (),
+    ) -> tuple[Any, bool]:
+        """The value as `read` returns it, and whether the store could not be asked about it."""
         key = self._key(key, version, tags)
-        if (value := self._value(self._known(key), MISSING)) is not MISSING:
-            return value
+        value = self._value(self._known(key), MISSING)
+        if value is not MISSING:
+            return value, False
         answer = self._core.read(key, in_background(load))
         if isinstance(answer, LoadFailed) and answer.__cause__ is not None:
             raise answer.__cause__
         if isinstance(answer, Answer) and answer.found:
-            return self._shared.decoded(answer.value, MISSING)
-        return MISSING
+            return self._shared.decoded(answer.value, MISSING), answer.unverified
+        return MISSING, False
+
+    def is_known_without_store(self, key: str, value: object) -> bool:
+        """E29: True if memory has this value, and the store cannot be asked about it."""
+        known = self._known(self.make_and_validate_key(key))
+        if not isinstance(known, Answer) or not known.unverified or not known.found:
+            return False
+        return bool(self._shared.decoded(known.value, MISSING) == value)
 
     def put(
         self,

@@ -21,6 +21,7 @@ from stillfresh.contrib.django.backend import MISSING, StillfreshCache, backend_
 from stillfresh.durations import Duration
 from stillfresh.engine import Loaded, Private
 from stillfresh.errors import StoreError
+from stillfresh.http.freshness import without_lifetime
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]
 """The tags of a page, or a function of the request and the view's arguments."""
@@ -51,7 +52,10 @@ class PageMiddleware(CacheMiddleware):
         """Return the page, fresh or stale; render it with `view` if there is none."""
         exchange = PageExchange(self, request, view, tags)
         rules = self.on(exchange)
-        if (found := rules.process_request(request)) is not None:
+        found: HttpResponse | None = rules.process_request(request)
+        if found is not None:
+            if exchange.is_unverified:
+                _end_lifetime(found)
             return found
         if exchange.response is not None:
             return exchange.response
@@ -93,6 +97,8 @@ class PageExchange:
     ) -> None:
         self.response: HttpResponse | None = None
         """The view's response, if this request called the view."""
+        self.is_unverified = False
+        """True if the store could not be asked about the page that was found."""
         self._rules = rules
         self._backend = rules.backend
         self._request = request
@@ -107,9 +113,12 @@ class PageExchange:
         if self.response is not None:
             return None
         try:
-            found = self._backend.read(key, lambda: self._load(key), tags=self._tags_of(key))
+            found, is_unverified = self._backend.read_checked(
+                key, lambda: self._load(key), tags=self._tags_of(key)
+            )
         except ServerSideError:
             return None
+        self.is_unverified = is_unverified  # of the page, which is read last
         return None if found is MISSING else found
 
     def set(self, key: str, value: object, timeout: float) -> None:
@@ -131,7 +140,9 @@ class PageExchange:
         self._rules.on(kept).process_response(request, response)
         own = kept.pop(key, None)
         for other, (value, timeout) in kept.items():
-            self.set(other, value, timeout)
+            # A put that fails would drop it from memory, and the next visit would render again.
+            if not self._backend.is_known_without_store(other, value):
+                self.set(other, value, timeout)
         return Private(None, is_noted=False) if own is None else self._loaded(key, *own)
 
     def _loaded(self, key: str, value: object, timeout: float) -> Loaded[bytes]:
@@ -147,6 +158,15 @@ class PageExchange:
 
     def _tags_of(self, key: str) -> Sequence[str]:
         return () if ".cache_header." in key else self._tags
+
+
+def _end_lifetime(response: HttpResponse) -> None:
+    """E29: nobody knows whether it is still right, so no cache may keep it as fresh."""
+    fields = [(name.encode(), value.encode("latin-1")) for name, value in response.items()]
+    for name, _ in fields:
+        del response[name.decode()]
+    for name, value in without_lifetime(fields):
+        response[name.decode()] = value.decode("latin-1")
 
 
 def _rendered(response: Any) -> HttpResponse:

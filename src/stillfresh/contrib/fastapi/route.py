@@ -37,7 +37,7 @@ from stillfresh.engine import (
     terms_of,
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
-from stillfresh.http.freshness import freshness_fields, pause_after
+from stillfresh.http.freshness import freshness_fields, pause_after, without_lifetime
 
 P = ParamSpec("P")
 
@@ -226,7 +226,10 @@ class FreshRoute(Generic[P]):
     def _marked(self, answer: Answer[Any], call: Call[Any], response: Response) -> object:
         """The value; its freshness goes into the header fields of the response."""
         value = self._values.served(answer.value)
-        headers = (value if isinstance(value, Response) else response).headers
+        sent = value if isinstance(value, Response) else response
+        if answer.unverified:
+            sent.raw_headers[:] = without_lifetime(sent.raw_headers)
+        headers = sent.headers
         headers.update(freshness_fields(answer, self._core.fresh_for(call)))
         if self._key_rule.is_personal:
             headers.setdefault("cache-control", "private, no-cache")

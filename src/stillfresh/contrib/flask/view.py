@@ -16,7 +16,7 @@ from stillfresh.contrib.flask.load import Query, ViewLoad
 from stillfresh.contrib.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
 from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
-from stillfresh.http.freshness import freshness_fields, pause_after
+from stillfresh.http.freshness import freshness_fields, pause_after, without_lifetime
 from stillfresh.sync_resource import SyncCore
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class FreshView(Generic[P]):
     def _response(self, answer: Answer[KeptResponse], fresh_for: float) -> Response:
         """A new response for each request, because sending may change it."""
         kept = answer.value
-        headers = [(name.decode(), it.decode("latin-1")) for name, it in kept.headers]
+        fields = without_lifetime(kept.headers) if answer.unverified else kept.headers
+        headers = [(name.decode(), it.decode("latin-1")) for name, it in fields]
         response: Response = current_app.response_class(kept.body, kept.status, headers)
         response.headers.update(freshness_fields(answer, fresh_for))
         if self._per is not None:
