@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from stillfresh.prove.history import CHECKS, ProofHistory, outdated, violations
+from stillfresh.prove.history import CHECKS, ProofHistory, excused, outdated, violations
 from stillfresh.prove.witness import Seen
 
 LOAD = Seen("load", 1.0, key="a", load="7-1-a", lease="t1", wall=100.0)
@@ -131,20 +131,37 @@ class TestT4History:
         """A process that was killed did not say whether it was done."""
         assert broken(events) == set()
 
-    def test_who_could_not_ask_the_store_is_not_accused(self) -> None:
-        """Memory answers then, and does not know of invalidations elsewhere."""
-        blind = Seen(
-            "served",
-            3.0,
-            3.1,
-            key="a",
-            load="7-1-a",
-            wall=100.5,
-            verdict="fresh",
-            fetched_at=100.0,
-            blind=True,
-        )
-        assert broken([*GOOD[:4], INVALIDATED, blind]) == set()
+    @pytest.mark.parametrize(
+        ("verdict", "unverified", "promises"),
+        [("stale", True, set()), ("stale", False, {LOST}), ("fresh", True, {LOST})],
+    )
+    def test_e29_who_could_not_ask_the_store_may_say_stale_and_unverified(
+        self, verdict: str, unverified: bool, promises: set[str]
+    ) -> None:
+        """Memory answers then, and does not know of invalidations elsewhere: it says so."""
+        blind = structs.replace(SERVED, verdict=verdict, blind=True, unverified=unverified)
+        assert broken([*GOOD[:4], INVALIDATED, blind]) == promises
+
+    @pytest.mark.parametrize(("asked", "promises"), [(0.99, set()), (3.0, {LOST})])
+    def test_e29_a_load_without_the_store_is_fresh_only_to_who_asked_before_it(
+        self, asked: float, promises: set[str]
+    ) -> None:
+        """Its value is judged like any other, though no lease was given for it."""
+        load = structs.replace(LOAD, lease="")
+        read = structs.replace(SERVED, at=asked, blind=True)
+        assert broken([load, INVALIDATED, read]) == promises
+
+    def test_e29_a_load_without_the_store_is_not_fresh_after_a_newer_copy(self) -> None:
+        """Another process has stored one meanwhile."""
+        load = structs.replace(LOAD, lease="")
+        assert broken([load, *SECOND, SERVED]) == {REPLACED}
+
+    def test_e29_reads_that_were_old_and_said_so_are_counted(self) -> None:
+        """All others are judged, and none is left out because the store was away."""
+        said = structs.replace(SERVED, verdict="stale", blind=True, unverified=True)
+        early = structs.replace(said, at=1.5)
+        history = ProofHistory([*GOOD, INVALIDATED, said, early], fresh_for=1.0)
+        assert list(excused(history)) == [said]
 
     def test_a_moved_clock_excuses_an_age(self) -> None:
         """The answer was judged by the clock before or after."""

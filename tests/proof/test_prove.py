@@ -134,7 +134,9 @@ class TestT11Prove:
         assert report["seed"] == 5
         assert report["counts"]["served"] > 0
         assert set(report["ages"]) == {"p50", "p99", "max"}
-        assert "prove-" not in valkey.command("KEYS", "*")
+        left = [line for line in valkey.command("KEYS", "*").split("\r\n") if "prove-" in line]
+        for key in left:  # a deletion leaves a trace for a minute (S13)
+            assert 0 < int(valkey.command("PTTL", key).strip(":\r\n")) <= 60_000
         assert asyncio.run(own_entries(address)) == before
 
     def test_a_file_is_proved_beside_itself(self, tmp_path: Path) -> None:
@@ -226,14 +228,16 @@ class TestT11Prove:
         report = Report("valkey", 1, 2, counts=Counter(served=2000, blind=1000), broken={LOST: []})
         tell([report])
         said = capsys.readouterr().out
-        unjudged = "1,000 of 2,000 reads were without the store, and were not judged"
-        assert f"valkey: {unjudged} against invalidations.\n" in said
+        assert "valkey: 1,000 of 2,000 reads were without the store.\n" in said
+        assert "valkey: 2,000 reads were judged, none was wrong: 2.8 nines.\n" in said
         assert "StoreError" not in said
         assert "were gone" not in said
-        report.counts.update(together=1, refused=1, forgotten=3)
+        report.counts.update(together=1, refused=1, forgotten=3, excused=7, unknown=11)
         tell([report])
         said = capsys.readouterr().out
         assert re.search(r"^copies that were gone +3$", said, re.MULTILINE)
+        assert "valkey: 7 reads got an older copy without the store, and said so" in said
+        assert "valkey: 11 reads were not judged against invalidations: the library" in said
         assert "They are loaded again, and no promise is broken.\n" in said
         assert "`invalidate` raised StoreError, and your code must try again.\n" in said
         assert "stillfresh allows them while the store is out of reach" in said

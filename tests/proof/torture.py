@@ -70,6 +70,8 @@ def load_held(report: Report) -> dict[str, str]:
         "processes at a time": str(report.workers),
         "reads": f"{counts['served']:,} ({counts['served'] / seconds:,.0f}/s)",
         "of these without the store": f"{counts['blind']:,}",
+        "old, stale and unverified": f"{counts['excused']:,}",
+        "judged": f"{report.judged:,} ({report.nines:.1f} nines)",
         "loads": f"{counts['load']:,}",
         "published": f"{counts['published']:,}",
         "invalidated": f"{counts['invalidated']:,}",

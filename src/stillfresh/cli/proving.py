@@ -158,15 +158,33 @@ def tell(reports: list[Report]) -> None:
     print_table(head, rows, right=head[1:])
     click.echo()
     for report in reports:
-        if blind := report.counts["blind"]:
-            of = f"{blind:,} of {report.counts['served']:,} reads were without the store"
-            click.echo(f"{report.store}: {of}, and were not judged against invalidations.")
+        for line in _judged(report):
+            click.echo(f"{report.store}: {line}")
     for name, note in NOTES.items():
         if any(it.counts[name] for it in reports):
             click.echo(note)
     for report in reports:
         click.echo()
         _tell_broken(report)
+
+
+def _judged(report: Report) -> Iterator[str]:
+    """How many reads were judged, and what was not, with the reason."""
+    counts = report.counts
+    if counts["blind"]:
+        yield f"{counts['blind']:,} of {counts['served']:,} reads were without the store."
+    if counts["excused"]:
+        yield (
+            f"{counts['excused']:,} reads got an older copy without the store, and said so: "
+            f"stale and unverified."
+        )
+    if counts["unknown"]:
+        yield (
+            f"{counts['unknown']:,} reads were not judged against invalidations: the library "
+            f"could not ask the store, and does not say how fresh its answer is."
+        )
+    if report.judged and not report.broken[LOST]:
+        yield f"{report.judged:,} reads were judged, none was wrong: {report.nines:.1f} nines."
 
 
 def _tell_broken(report: Report) -> None:
@@ -198,6 +216,7 @@ def _figures(it: Report) -> dict[str, str]:
         "stale_for": age_text(it.stale_for),
         "reads": f"{counts['served']:,}",
         "reads without the store": f"{counts['blind']:,}",
+        "reads that said so of an older copy": f"{counts['excused']:,}",
         "reads that failed": f"{counts['failed']:,}",
         "loads": f"{counts['load']:,}",
         "loads beside another of the same key": f"{counts['together']:,}",

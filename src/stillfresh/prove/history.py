@@ -60,7 +60,10 @@ class ProofHistory:
         return bisect_left(self._moves, began) != bisect_right(self._moves, ended)
 
     def is_sighted(self, event: Seen) -> bool:
-        """True if the process could ask the store, and the load had a lease and was stored."""
+        """True if the process could ask the store, and the load had a lease and was stored.
+
+        Only counted: a read is judged whether the store could be asked or not (E29).
+        """
         load = self.loads.get(event.load)
         return not event.blind and load is not None and load.lease not in self._unstored
 
@@ -105,15 +108,41 @@ def named(load: str) -> str:
     return f"load {parts[1]} of process {parts[0]}" if len(parts) == NAME_PARTS else f"load {load}"
 
 
-def law(history: ProofHistory) -> Iterator[str]:
-    """A copy that was invalidated before a read is not served to it as fresh or stale."""
-    first: dict[tuple[str, str, str], float] = {}
+def outlived(history: ProofHistory) -> Iterator[tuple[Seen, float]]:
+    """Reads that were served, as fresh or stale, a copy from before an invalidation; with its time.
+
+    All reads are looked at, also those of processes that could not ask the store.
+    """
     latest = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
-    for event in history.sighted():
-        if event.key not in latest or event.verdict not in USABLE:
+    for event in history.all("served"):
+        load = history.loads.get(event.load)  # None: `ages` accuses it
+        if load is None or event.key not in latest or event.verdict not in USABLE:
             continue
         invalidated = latest[event.key].before(event.at - history.lag)
-        if history.loads[event.load].at < invalidated:
+        if load.at < invalidated:
+            yield event, invalidated
+
+
+def is_excused(event: Seen) -> bool:
+    """E29: it said itself that it is stale, and that the store could not be asked."""
+    return event.verdict == "stale" and event.unverified
+
+
+def excused(history: ProofHistory) -> Iterator[Seen]:
+    """Reads that got a copy from before an invalidation, and said that they were not checked."""
+    for event, _ in outlived(history):
+        if is_excused(event):
+            yield event
+
+
+def law(history: ProofHistory) -> Iterator[str]:
+    """A copy that was invalidated before a read is not served to it as fresh.
+
+    Nor as stale, unless the answer says that the store could not be asked.
+    """
+    first: dict[tuple[str, str, str], float] = {}
+    for event, invalidated in outlived(history):
+        if not is_excused(event):
             first.setdefault((event.key, event.load, event.verdict), event.at - invalidated)
     for (key, load, verdict), late in first.items():
         after = f"{late:.2g} s after it was invalidated"
@@ -123,9 +152,12 @@ def law(history: ProofHistory) -> Iterator[str]:
 def newest(history: ProofHistory) -> Iterator[str]:
     """A copy that was replaced before a read is not served to it as fresh."""
     latest = {key: Latest(history.of("published", key)) for key in history.keys("published")}
-    for event in history.sighted():
-        if event.key in latest and event.verdict == "fresh":
-            _, published = history.publication(history.loads[event.load].lease)
+    for event in history.all("served"):
+        load = history.loads.get(event.load)
+        if load is not None and event.key in latest and event.verdict == "fresh":
+            _, published = history.publication(load.lease)
+            if not load.lease:  # it was never stored, so it is as old as its load
+                published = load.at
             if published < latest[event.key].before(event.at - history.lag):
                 yield f"{event.key}: {named(event.load)} was served after a newer copy was stored"
 
@@ -142,7 +174,7 @@ def ages(history: ProofHistory) -> Iterator[str]:
             age = f"{event.wall - event.fetched_at:.2f} s"
             yield f"{event.key}: {named(event.load)} was served as fresh at the age of {age}"
         latest = event.wall + event.ended - event.at  # it may have waited for its load
-        ahead = event.fetched_at - latest > MAX_SKEW and history.is_sighted(event)
+        ahead = event.fetched_at - latest > MAX_SKEW
         if event.verdict == "fresh" and ahead and not history.moved(event.at - 1, event.ended):
             yield f"{event.key}: {named(event.load)} was fresh, from the future"
         if event.fetched_at > load.wall + GRAIN and not history.moved(load.at - 5, load.at):
@@ -208,7 +240,10 @@ def recovered(history: ProofHistory) -> Iterator[str]:
         yield f"after {event.text}: not all worked again"
 
 
-LOST: Final = "A read after an invalidation is not served the older copy as fresh or stale"
+LOST: Final = (
+    "A read after an invalidation is not served the older copy as fresh; as stale only if the "
+    "answer says that it is unverified"
+)
 """The promise that a lost invalidation breaks."""
 DOUBLED: Final = ("A lease is used for one load", "A key has one lease holder at a time")
 """The promises that a lease given twice breaks."""

@@ -68,6 +68,8 @@ class PeerShelf:
         served = Seen("served", asked, time.monotonic(), key=key, load=load, verdict="fresh")
         served.wall, served.fetched_at = wall, float(fetched_at)
         served.blind = self._troubles != troubles
+        if served.blind:  # it does not say how fresh its answer is, so nothing is claimed of it
+            served.verdict = "unknown"
         return served
 
     async def invalidate(self, key: str) -> None:

@@ -1,6 +1,7 @@
 """One proof: processes under load, faults, and the judgement of the history (T11)."""
 
 import asyncio
+import math
 import random
 import threading
 import time
@@ -18,6 +19,7 @@ from stillfresh.prove.history import (
     PEER_CHECKS,
     ProofHistory,
     ages_at_serving,
+    excused,
     loads_together,
     outdated,
     violations,
@@ -48,6 +50,16 @@ class Report:
     ages: dict[str, float] = field(default_factory=dict)
     """At serving, in seconds: `p50`, `p99`, `max`."""
     is_cut_short: bool = False
+
+    @property
+    def judged(self) -> int:
+        """Reads that were judged against invalidations: all but those that claimed nothing."""
+        return self.counts["served"] - self.counts["unknown"]
+
+    @property
+    def nines(self) -> float:
+        """The nines that so many judged reads support, if none of them was wrong (T15)."""
+        return max(0.0, math.log10(self.judged / 3)) if self.judged else 0.0
 
     @property
     def sentences(self) -> list[str]:
@@ -196,7 +208,9 @@ class ProofRun:
             events, stage.fresh_for, stage.memory_for, may_forget=stage.may_forget
         )
         counts["forgotten"] = sum(not event.lease for event in outdated(history))
-        self.report.counts["blind"] = self.report.counts["served"] - len(history.sighted())
+        counts["blind"] = counts["served"] - len(history.sighted())
+        counts["excused"] = sum(1 for _ in excused(history))
+        counts["unknown"] = sum(it.verdict == "unknown" for it in history.all("served"))
         self.report.ages = ages_at_serving(history)
         self.report.counts["together"] = loads_together(history)
         asked = PEER_CHECKS if self._stage.peer else CHECKS

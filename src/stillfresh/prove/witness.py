@@ -55,6 +55,8 @@ class Seen(msgspec.Struct, omit_defaults=True):
     fetched_at: float = 0.0
     blind: bool = False
     """True if the store did not answer: memory or the loader served it."""
+    unverified: bool = False
+    """True if the answer itself says so."""
     text: str = ""
 
 

@@ -84,6 +84,7 @@ class StillfreshShelf:
                 verdict=str(answer.verdict),
                 fetched_at=answer.fetched_at,
                 blind=blind or answer.unverified,
+                unverified=answer.unverified,
             )
             for key, answer in answers.items()
         ]
