@@ -60,7 +60,7 @@ IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "th
 
 NAMES_USED_TWICE = 0
 DOORS = {
-    "stores": 6,
+    "stores": 7,
     "engine": 6,
     "coordinator": 2,
     "feed": 4,

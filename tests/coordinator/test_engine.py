@@ -8,12 +8,14 @@ import apsw
 import msgspec
 import pytest
 
-from stillfresh import Cache, StoreError
+from stillfresh import Cache, Policy, StoreError
 from stillfresh.coordinator import TtlConfig, database
 from stillfresh.coordinator.database import FIRST_RELEASE
 from stillfresh.coordinator.rules import kept_fresh
+from stillfresh.stores.contract import Copy, Put
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import VIEWER, Site, made, milliseconds, post, turns
+from tests.kit.old_sqlite import OLD_FILE, OLD_KIND
 
 
 def subscribe(site: Site, *numbers: int) -> None:
@@ -271,3 +273,74 @@ class TestC15FirstRelease:
             assert await site.controller.evict() == 0
             clock.advance(30 * 86_400 + 1)
             assert await site.controller.evict() == 3
+
+
+OLD_TRIGGERS = """
+    CREATE TABLE stillfresh_owner(kind TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL)
+        WITHOUT ROWID;
+    CREATE TABLE stillfresh_changes(number INTEGER PRIMARY KEY, kind TEXT, id TEXT);
+    CREATE TRIGGER "stillfresh_post_insert" AFTER INSERT ON "post_ttl"
+        WHEN new.last_updated_at IS NOT NULL
+    BEGIN
+        INSERT INTO stillfresh_changes(kind, id) VALUES ('post', new.id);
+        DELETE FROM stillfresh_changes WHERE number <= last_insert_rowid() - 10000;
+    END;
+    CREATE TRIGGER "stillfresh_post_update" AFTER UPDATE OF last_updated_at, mark ON "post_ttl"
+        WHEN new.last_updated_at IS NOT NULL
+    BEGIN
+        INSERT INTO stillfresh_changes(kind, id) VALUES ('post', new.id);
+        DELETE FROM stillfresh_changes WHERE number <= last_insert_rowid() - 10000;
+    END;
+"""
+OLD_VIEW = """
+    INSERT INTO post_ttl(id, last_updated_at, generation, fresh_for, stale_for, error_for)
+    VALUES (?, ?, ?, 0, 315360000, 0)
+"""
+
+
+def layout_1(path: Path, now: int) -> None:
+    """A file as the last release wrote it before copies had versions."""
+    connection = apsw.Connection(str(path))
+    connection.execute(OLD_FILE + OLD_KIND.format(kind="post") + OLD_TRIGGERS)
+    connection.pragma("journal_mode", "wal")
+    owner = f"viewer:{VIEWER}"
+    connection.execute("INSERT INTO stillfresh_owner VALUES ('post', ?)", (owner,))
+    for id_, age in (("a:1", 0), ("a:2", 300_001)):
+        connection.execute(OLD_VIEW, (id_, now - age, f"generation of {id_}"))
+        view = msgspec.msgpack.encode((owner, post(id_, 7)))
+        connection.execute("INSERT INTO post VALUES (?, ?)", (id_, view))
+    connection.close()
+
+
+class TestC15Layout:
+    async def test_a_file_without_versions_is_carried_over(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """S13: its views are served, fresh ones are not fetched again, others are refreshed."""
+        site = made(tmp_path, clock)
+        layout_1(site.file, milliseconds(clock))
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            assert (await site.version("a:1"), await site.version("a:2")) == (7, 7)
+            subscribe(site, 1, 2)
+            await site.ttl.tick()
+            assert site.nexus.posts == [["a:2"]]
+            assert (await site.version("a:1"), await site.version("a:2")) == (7, 1)
+
+    async def test_another_process_is_told_of_a_put(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """C18: a new id and an old one, in a file that was carried over."""
+        site, other = made(tmp_path, clock), made(tmp_path, clock)
+        layout_1(site.file, milliseconds(clock))
+        async with site.controller, site.ttl, other.controller, other.ttl:
+            for each in (site, other):
+                each.ttl.sign_in(VIEWER)
+                await each.controller.prepare()
+            database = site.controller.database
+            watching = other.controller.database
+            await watching.changes()
+            copy = Copy(database.new_generation(), clock(), Policy(60), b"view")
+            await database.put("post", {"a:1": Put(copy), "a:3": Put(copy)})
+            assert await watching.changes() == {"post": ["a:1", "a:3"]}

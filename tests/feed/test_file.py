@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 
@@ -32,6 +33,7 @@ from tests.kit.feed import (
     uuids,
     written_by_another,
 )
+from tests.kit.old_sqlite import OLD_TAGS, OLD_TIMES
 
 
 def schema(path: Path) -> dict[str, str]:
@@ -426,3 +428,50 @@ def test_stats_has_the_contracts_fields(cache: FeedCache) -> None:
     stats: Any = cache.stats()
     assert (stats.topics, stats.comments, stats.expired) == (1, 2, 0)
     assert stats.bytes > 0
+
+
+OLD_WRITES = """
+    CREATE TABLE stillfresh_writes(
+        topic_uuid TEXT NOT NULL,
+        comment_uuid TEXT NOT NULL,
+        written_at REAL NOT NULL,
+        deleted INTEGER NOT NULL,
+        token TEXT NOT NULL,
+        PRIMARY KEY (topic_uuid, comment_uuid)
+    ) WITHOUT ROWID;
+"""
+
+
+class TestS13FeedLayout:
+    """A feed's file whose table of times has no versions and no positions."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "old.db"
+        times = OLD_TIMES.format(times="stillfresh_feed_times")
+        connection = apsw.Connection(str(path))
+        connection.execute(SEED_SCHEMA + OLD_TAGS + times + OLD_WRITES)
+        connection.pragma("journal_mode", "wal")
+        connection.execute(PUT_TOPIC, row_of(full("a")))
+        connection.execute(PUT_META, ("topic:a", int(NOW)))
+        connection.execute(PUT_META, ("index:all:7", int(NOW) - DAY))
+        connection.close()
+        return path
+
+    async def test_its_rows_are_served_and_refreshed(
+        self, engine: FeedEngine, network: Network
+    ) -> None:
+        """F7: what is fresh is not fetched; what is stale is fetched, and published."""
+        network.have(full("a", title="new"), full("b"))
+        assert (await engine.get_topic("a")).topic == full("a")
+        assert network.asked == []
+        assert uuids((await engine.get_all()).topics) == ["a"]
+        await idle(engine)
+        assert set(uuids((await engine.get_all()).topics)) == {"a", "b"}
+
+    async def test_it_is_changed_only_by_what_needs_it(self, cache: FeedCache, path: Path) -> None:
+        """Reading and writing topics leaves the table of times as it was."""
+        cache.put_topic(full("b"))
+        assert cache.get_topic("a") == full("a")
+        names = [row[1] for row in sql(path, "PRAGMA table_info(stillfresh_feed_times)")]
+        assert "version" not in names

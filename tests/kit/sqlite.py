@@ -29,12 +29,16 @@ async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[Sqlite
 
 
 async def publish(
-    store: SqliteStore, *ids: str, value: bytes = b"value", kind: str = "post"
+    store: SqliteStore,
+    *ids: str,
+    value: bytes = b"value",
+    kind: str = "post",
+    tags: tuple[str, ...] = (),
 ) -> str:
     """Publishes the value for each; the last one's generation."""
     generation = ""
     records = store.read_now(kind, ids)
-    asks = [Ask(id_, seen(records.get(id_, Record()))) for id_ in ids]
+    asks = [Ask(id_, seen(records.get(id_, Record())), tags) for id_ in ids]
     copies = {}
     for id_, lease in (await store.acquire(kind, asks, 10)).items():
         assert isinstance(lease, Lease), lease

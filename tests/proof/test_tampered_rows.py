@@ -15,10 +15,26 @@ import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from stillfresh import Cache
+from stillfresh import Cache, Policy
 from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.stores import running
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Lease,
+    Put,
+    PutOutcome,
+    PutResult,
+    Record,
+    Store,
+    When,
+)
+from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, Nexus, post
 from tests.kit.feed import DAY, NOW, Network, comment, full
@@ -134,6 +150,126 @@ class TestT5TamperedStore:
             await things.invalidate("a", "b")
             assert (await things.get("a")).value == ("a", 2)
             assert (await things.get("b")).value == ("b", 2)
+
+
+VERSION = packed_version(7)
+DAMAGED = [5, 0.5, "text", "", b"", b"i1", b"x12345678", b"t\xff", b"i" + b"1" * 9]
+"""What no version looks like. NULL is no version at all."""
+
+
+class TestT5TamperedVersions:
+    """E35: the columns of layout 2, and the counter of changes."""
+
+    @pytest.mark.parametrize("damage", DAMAGED)
+    @pytest.mark.parametrize("healed_by", ["load", "put", "plain put", "add"])
+    async def test_a_damaged_version_is_a_miss_and_heals(
+        self, tmp_path: Path, damage: object, healed_by: str
+    ) -> None:
+        """Alone and in a batch; a load without a version does not keep it."""
+        file = tmp_path / "store.db"
+        async with running(SqliteStore(file, clock=ManualClock(NOW))) as store:
+            puts = {id_: new_put(store, VERSION) for id_ in "ab"}
+            await store.put("thing", puts)
+            alter(file, "UPDATE thing_ttl SET version = ? WHERE id = 'a'", damage)
+            assert await store.read("thing", ["a"]) == {"a": Record()}
+            known = {"a": puts["a"].copy.generation}
+            assert await store.read("thing", ["a"], known) == {"a": Record()}
+            found = await store.read("thing", ["a", "b"])
+            assert found == {"a": Record(), "b": Record(puts["b"].copy)}
+            assert [entry.record.copy is None for entry in await store.entries()] == [True, False]
+            if healed_by == "load":
+                lease = (await store.acquire("thing", [Ask("a")], 10))["a"]
+                assert isinstance(lease, Lease)
+                copy = Copy(lease.token, NOW, Policy(60), b"whole")
+                assert await store.publish("thing", {"a": (lease, copy)}) == set()
+            else:
+                when = When.NO_LIVE_COPY if healed_by == "add" else When.ALWAYS
+                version = b"" if healed_by == "plain put" else packed_version(1)
+                put = new_put(store, version, when)
+                result = (await store.put("thing", {"a": put}))["a"]
+                assert result.outcome is PutOutcome.STORED
+                copy = put.copy
+            assert await store.read("thing", ["a"]) == {"a": Record(copy)}
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            "DELETE FROM thing",
+            "UPDATE thing SET value = 'text'",
+            "UPDATE thing SET value = NULL",
+            "UPDATE thing_ttl SET absent = 1",
+            "UPDATE thing_ttl SET fresh_for = -1",
+            "UPDATE thing_ttl SET mark = 'text'",
+        ],
+    )
+    async def test_for_a_put_a_damaged_copy_is_none(self, tmp_path: Path, damage: str) -> None:
+        """A condition sees what a read sees: nothing to touch, and room to add."""
+        file = tmp_path / "store.db"
+        async with running(SqliteStore(file, clock=ManualClock(NOW))) as store:
+            await store.put("thing", {"a": new_put(store, VERSION)})
+            alter(file, damage)
+            assert await store.read("thing", ["a"]) == {"a": Record()}
+            touch = new_put(store, VERSION, When.LIVE_COPY)
+            unread = replace(touch, copy=replace(touch.copy, value=UNREAD), when=When.ALWAYS)
+            for put in (touch, unread):
+                refused = (await store.put("thing", {"a": put}))["a"]
+                assert refused == PutResult(PutOutcome.REFUSED)
+            add = new_put(store, packed_version(1), When.NO_LIVE_COPY)
+            assert (await store.put("thing", {"a": add}))["a"].outcome is PutOutcome.STORED
+            assert await store.read("thing", ["a"]) == {"a": Record(add.copy)}
+
+    @pytest.mark.parametrize("damage", [None, "text", 0.5, -1, 2**63 - 1, b"blob"])
+    async def test_a_damaged_position_of_a_copy_costs_nothing(
+        self, tmp_path: Path, damage: object
+    ) -> None:
+        """The copy is read; its next change has a position again."""
+        file = tmp_path / "store.db"
+        async with running(SqliteStore(file, clock=ManualClock(NOW))) as store:
+            put = new_put(store, VERSION)
+            first = (await store.put("thing", {"a": put}))["a"].stamp
+            alter(file, "UPDATE thing_ttl SET changed = ?", damage)
+            assert await store.read("thing", ["a"]) == {"a": Record(put.copy)}
+            second = (await store.put("thing", {"a": new_put(store, VERSION)}))["a"].stamp
+            assert second == first + 1
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            "UPDATE stillfresh_position SET number = 'text'",
+            "UPDATE stillfresh_position SET number = x'00'",
+            "UPDATE stillfresh_position SET number = 0.5",
+            "UPDATE stillfresh_position SET number = -5",
+            "UPDATE stillfresh_position SET number = 0",
+            "UPDATE stillfresh_position SET number = 9223372036854775807",
+            "DELETE FROM stillfresh_position",
+            "DROP TABLE stillfresh_position",
+        ],
+    )
+    async def test_a_damaged_counter_begins_again_at_a_greater_number(
+        self, tmp_path: Path, damage: str
+    ) -> None:
+        """E37: no later change seems older; each step goes on."""
+        file = tmp_path / "store.db"
+        async with running(SqliteStore(file, clock=ManualClock(NOW))) as store:
+            stamps = []
+            for text in ("SELECT 1", damage, "SELECT 1"):
+                alter(file, text)
+                put = new_put(store, VERSION)
+                stamps.append((await store.put("thing", {"a": put}))["a"].stamp)
+                await store.invalidate("thing", ["a"])
+            assert all(type(stamp) is int for stamp in stamps)
+            assert stamps == sorted(set(stamps))
+
+
+def alter(file: Path, text: str, *values: object) -> None:
+    connection = apsw.Connection(str(file))
+    connection.execute(text, values)
+    connection.close()
+
+
+def new_put(store: Store, version: bytes, when: When = When.ALWAYS) -> Put:
+    copy = Copy(store.new_generation(), NOW, Policy(60), b"value", version=version)
+    return Put(copy, when=when)
 
 
 class TestT5TamperedFeed:

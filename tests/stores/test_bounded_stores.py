@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from stillfresh import Cache, Clock, ConfigError
 from stillfresh.bounded import BESIDE, SLICE
-from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Lease,
+    Put,
+    PutOutcome,
+    Store,
+    Unread,
+)
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for
@@ -63,6 +72,11 @@ async def publish(store: Store, clock: Clock, id_: str, size: int = 4_000, *tags
     held = await lease(store, id_, *tags)
     copy = Copy(held.token, clock(), POLICY, b"x" * size)
     assert await store.publish("post", {id_: (held, copy)}) == set()
+
+
+async def put(store: Store, clock: Clock, id_: str, value: bytes | Unread) -> PutOutcome:
+    copy = Copy(store.new_generation(), clock(), POLICY, value)
+    return (await store.put("post", {id_: Put(copy)}))[id_].outcome
 
 
 async def shrunk(store: Store, most: int = MOST) -> int:
@@ -190,6 +204,39 @@ class TestE23Stores:
             await shrunk(store)
             assert await kept(store, ["large"]) == expected
 
+    async def test_s13_what_is_put_is_counted(self, store: Store, clock: ManualClock) -> None:
+        """A larger value, a smaller one, and a new time for the same value."""
+        held = []
+        for value in (b"x" * 1_000, b"x" * 3_000, UNREAD, b"x" * 500):
+            assert await put(store, clock, "a", value) is PutOutcome.STORED
+            held.append((await store.stats()).held or 0)
+        assert [each - held[0] for each in held] == [0, 2_000, 2_000, -500]
+
+    async def test_s13_puts_make_room(self, store: Store, clock: ManualClock) -> None:
+        """The copies that were put first go; a put of one call counts as many."""
+        for number in range(60):
+            clock.advance(1)
+            await put(store, clock, f"{number:03}", b"x" * 4_000)
+        assert await shrunk(store) <= MOST
+        assert await kept(store, ["000", "059"]) == {"059"}
+        copies = {
+            f"{number:03}": Copy(store.new_generation(), clock(), POLICY, b"x" * 4_000)
+            for number in range(100, 115)
+        }
+        await store.put("post", {id_: Put(copy) for id_, copy in copies.items()})
+        assert await shrunk(store) <= MOST
+        assert await kept(store, ["114"]) == {"114"}
+
+    async def test_s13_a_put_that_is_too_large_goes_alone(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        """It was stored, and nothing else goes for it."""
+        for id_ in ("a", "b", "large"):
+            await put(store, clock, id_, b"x" * 4_000)
+        assert await put(store, clock, "large", b"x" * MOST) is PutOutcome.STORED
+        await shrunk(store)
+        assert await kept(store, ["a", "b", "large"]) == {"a", "b"}
+
     async def test_nothing_but_leases(self, store: Store, clock: ManualClock) -> None:
         """Nothing may go: it stays as it is, and nothing spins."""
         for number in range(30):
@@ -206,7 +253,9 @@ class TestE23Stores:
         kind=st.sampled_from(["memory", "sqlite"]),
         steps=st.lists(
             st.tuples(
-                st.sampled_from(["publish", "read", "delete", "lease", "evict", "invalidate"]),
+                st.sampled_from(
+                    ["publish", "put", "touch", "read", "delete", "lease", "evict", "invalidate"]
+                ),
                 st.integers(0, 11),
                 st.integers(0, 30_000),
             ),
@@ -240,6 +289,10 @@ async def step(store: Store, clock: ManualClock, name: str, id_: str, size: int)
     match name:
         case "publish":
             await publish(store, clock, id_, size)
+        case "put":
+            await put(store, clock, id_, b"x" * size)
+        case "touch":
+            await put(store, clock, id_, UNREAD)
         case "read":
             await store.read("post", [id_])
         case "delete":

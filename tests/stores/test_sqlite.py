@@ -7,22 +7,37 @@ import shutil
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import apsw
 import pytest
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
 from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
-from stillfresh.stores.contract import REMEMBERED, UNREAD, Ask, Copy, Failure, Lease, Mark, Record
+from stillfresh.stores.contract import (
+    REMEMBERED,
+    UNREAD,
+    Ask,
+    Copy,
+    Failure,
+    Lease,
+    Mark,
+    Put,
+    PutOutcome,
+    Record,
+    When,
+)
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
-from stillfresh.stores.sqlite.connection import Patience, by_header, explained, not_ours
-from stillfresh.stores.sqlite.database import WriteDatabase, identity_of
+from stillfresh.stores.sqlite.connection import PATIENCE, Patience, by_header, explained, not_ours
+from stillfresh.stores.sqlite.database import Work, WriteDatabase, commit, identity_of
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
 from stillfresh.stores.sqlite.steps import (
@@ -35,9 +50,12 @@ from stillfresh.stores.sqlite.steps import (
 )
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
+from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.waiting.backend.steps import APPLICATION_ID as games_id  # noqa: N811
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
+
+T = TypeVar("T")
 
 SETTINGS = {
     apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
@@ -422,19 +440,6 @@ class TestS4Writer:
             assert len(grants) == number
             assert (await store.stats()).leases == number
 
-    async def test_what_is_queued_is_done(self, path: Path) -> None:
-        """An invalidation whose caller gave up is no less true."""
-        async with opened(path) as store:
-            await publish(store, "a")
-            task = asyncio.create_task(store.invalidate("post", ["a"]))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await store.invalidate("post", ["unknown"])
-            copy = store.read_now("post", ["a"])["a"].copy
-            assert copy is not None
-            assert copy.mark == Mark.HARD
-
     async def test_evicts_in_slices(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """However many there are, others' steps pass between the slices."""
         monkeypatch.setattr("stillfresh.stores.sqlite.store.SLICE", 5)
@@ -446,6 +451,299 @@ class TestS4Writer:
             assert not eviction.done()
             assert await eviction == len(ids)
             assert set(store.read_now("post", [*ids, "under way"])) == {"under way"}
+
+
+async def turns(number: int = 20) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Slow:
+    """Jobs that begin, and do not go on before `may_end` is set."""
+
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def job(self, inner: Callable[[apsw.Connection], T]) -> Callable[[apsw.Connection], T]:
+        def slow(connection: apsw.Connection) -> T:
+            self.has_begun.set()
+            assert self.may_end.wait(20)
+            return inner(connection)
+
+        return slow
+
+    async def began(self) -> None:
+        while not self.has_begun.is_set():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def busy(store: SqliteStore) -> AsyncIterator[asyncio.Task[None]]:
+    """In the block, the writer of the store is inside a transaction that does not end."""
+    slow = Slow()
+    task = asyncio.create_task(store.run(slow.job(lambda _: None)))
+    await slow.began()
+    try:
+        yield task
+    finally:
+        slow.may_end.set()
+    await task
+
+
+def copy_in(store: SqliteStore, id_: str = "a") -> Copy | None:
+    return store.read_now("post", [id_]).get(id_, Record()).copy
+
+
+def put_of(store: SqliteStore, value: bytes = b"put", **fields: Any) -> Put:
+    """A put of a value; `fields` are those of its copy."""
+    return Put(Copy(store.new_generation(), NOW, POLICY, value, **fields))
+
+
+async def new_put(store: SqliteStore) -> None:
+    await store.put("post", {"a": put_of(store)})
+
+
+GIVEN_UP: dict[str, Callable[[SqliteStore], Awaitable[object]]] = {
+    "put": new_put,
+    "invalidate": lambda store: store.invalidate("post", ["a"]),
+    "invalidate_tag": lambda store: store.invalidate_tag("eu"),
+    "delete": lambda store: store.delete("post", ["a"]),
+}
+"""Steps that would change what a later step has done (S8)."""
+
+
+@pytest.mark.parametrize("step", GIVEN_UP)
+class TestS8GivenUp:
+    """S8, S13: nothing acts after its caller gave up."""
+
+    async def test_a_queued_step_of_a_cancelled_caller_is_never_done(
+        self, path: Path, step: str
+    ) -> None:
+        """The caller is told at once; the file is as it was."""
+        async with opened(path) as store:
+            await publish(store, "a", tags=("eu",))
+            async with busy(store) as running:
+                task = asyncio.ensure_future(GIVEN_UP[step](store))
+                await turns()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert not running.done()
+            await store.invalidate("post", ["unknown"])
+            copy = copy_in(store)
+            assert copy is not None
+            assert (copy.value, copy.mark) == (b"value", Mark.NONE)
+            assert store._opened()._room._value == MAX_QUEUED
+
+    async def test_a_step_that_waits_for_a_locked_file_has_not_begun(
+        self, path: Path, step: str
+    ) -> None:
+        """Another process writes: what it does after the caller gave up stays."""
+        async with opened(path) as store:
+            await publish(store, "a", tags=("eu",))
+            other = apsw.Connection(str(path))
+            other.execute("BEGIN IMMEDIATE")
+            task = asyncio.ensure_future(GIVEN_UP[step](store))
+            await turns()
+            while store._opened()._queue.qsize():
+                await asyncio.sleep(0.001)
+            task.cancel()
+            began = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert time.monotonic() - began < PATIENCE / 2, "it waited for the other process"
+            other.execute("UPDATE post SET value = x'6f74686572'; COMMIT")
+            other.close()
+            await store.invalidate("post", ["unknown"])
+            copy = store.read_now("post", ["a"])["a"].copy
+            assert copy is not None
+            assert (copy.value, copy.mark) == (b"other", Mark.NONE)
+
+    async def test_the_caller_of_a_step_that_has_begun_waits_for_its_end(
+        self, path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However often it is cancelled; then the step is done, and no place is lost."""
+        async with opened(path) as store:
+            await publish(store, "a", tags=("eu",))
+            writer, slow = store._opened(), Slow()
+            run = writer.run
+            monkeypatch.setattr(writer, "run", lambda job, **how: run(slow.job(job), **how))
+            task = asyncio.ensure_future(GIVEN_UP[step](store))
+            await slow.began()
+            for _ in range(3):
+                task.cancel()
+                await turns()
+            was_done = task.done()
+            slow.may_end.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not was_done
+            copy = copy_in(store)
+            found = None if copy is None else (copy.value, copy.mark)
+            hard = (b"value", Mark.HARD)
+            expected = {"put": (b"put", Mark.NONE), "delete": None}
+            assert found == expected.get(step, hard)
+            assert writer._room._value == MAX_QUEUED
+
+
+class TestS13Put:
+    """S13: what is SQLite's own about a put; the rest is in the conformance suite."""
+
+    async def test_many_puts_are_one_transaction(self, path: Path) -> None:
+        """A reader in another process sees none or all of them; all have one position."""
+        async with opened(path) as store:
+            ids = [f"{number:03}" for number in range(300)]
+            commits = list[int]()
+
+            def note() -> bool:
+                commits.append(1)
+                return False  # it may be committed
+
+            await store.run(lambda connection: connection.set_commit_hook(note))
+            commits.clear()
+            results = await store.put("post", {id_: put_of(store) for id_ in ids})
+            assert len(commits) == 1
+            assert len({result.stamp for result in results.values()}) == 1
+            assert set(store.read_now("post", ids)) == set(ids)
+
+    async def test_puts_that_come_together_share_a_commit(self, path: Path) -> None:
+        """A hundred callers cost a few transactions; one that is refused fails no other."""
+        async with opened(path) as store:
+            await store.put("post", {"0": put_of(store, version=packed_version(9))})
+            before = Path(f"{path}-wal").stat().st_size
+            await store.put("post", {"one": put_of(store)})
+            one = Path(f"{path}-wal").stat().st_size - before
+            before += one
+            older = packed_version(1)
+            results = await asyncio.gather(
+                *(store.put("post", {f"{n}": put_of(store, version=older)}) for n in range(100))
+            )
+            outcomes = [result.outcome for each in results for result in each.values()]
+            assert outcomes == [PutOutcome.KEPT] + [PutOutcome.STORED] * 99
+            assert Path(f"{path}-wal").stat().st_size - before < 10 * one
+
+    async def test_a_put_without_its_value_needs_a_copy(self, path: Path) -> None:
+        """E35: also without a condition; an absence stays an absence."""
+        async with opened(path) as store:
+            unread = Put(Copy(store.new_generation(), NOW, POLICY, UNREAD))
+            await store.acquire("post", [Ask("a")], 10)
+            results = await store.put("post", {"a": unread, "b": unread})
+            assert {result.outcome for result in results.values()} == {PutOutcome.REFUSED}
+            absent = Put(Copy(store.new_generation(), NOW, POLICY, None))
+            await store.put("post", {"a": absent})
+            results = await store.put("post", {"a": unread})
+            assert results["a"].outcome is PutOutcome.STORED
+            assert value(store) is None
+
+    async def test_every_change_has_a_position_of_its_own(self, path: Path) -> None:
+        """E37: puts, publications and invalidations, of two processes; a refusal has none."""
+        async with opened(path) as store, opened(path) as other:
+            stamps = []
+            for writer in (store, other, store):
+                stamps.append((await writer.put("post", {"a": put_of(writer)}))["a"].stamp)
+                await publish(writer, "b")
+                stamps.append(changed(path, "b"))
+                await writer.invalidate("post", ["b"])
+                stamps.append(changed(path, "b"))
+            assert stamps == list(range(stamps[0], stamps[0] + 9))
+            refused = Put(put_of(store).copy, when=When.NO_LIVE_COPY)
+            assert (await store.put("post", {"a": refused}))["a"].stamp == 0
+
+    async def test_positions_of_a_new_file_are_greater(self, path: Path) -> None:
+        """The file was deleted: what comes after is not older than what was."""
+        stamps: list[int] = []
+        for _ in range(2):
+            async with opened(path) as store:
+                puts = [await store.put("post", {"a": put_of(store)}) for _ in range(3)]
+                stamps += [results["a"].stamp for results in puts]
+            path.unlink()
+        assert stamps == sorted(set(stamps))
+
+    async def test_a_put_waits_for_another_process(self, path: Path) -> None:
+        """The busy handler is the same as for every write."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            with closing(apsw.Connection(str(path))) as other:
+                other.execute("BEGIN IMMEDIATE")
+                task = asyncio.ensure_future(new_put(store))
+                await turns()
+                assert value(store) == b"value"
+                other.execute("COMMIT")
+            await task
+            assert value(store) == b"put"
+
+
+def changed(path: Path, id_: str) -> int:
+    with closing(apsw.Connection(str(path))) as connection:
+        sql = "SELECT changed FROM post_ttl WHERE id = ?"
+        return int(connection.execute(sql, (id_,)).get)
+
+
+class TestS8Settled:
+    async def test_a_caller_cancelled_when_its_step_is_done_does_not_wait_for_ever(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The step was done, and the loop has not told the caller yet."""
+        async with opened(path) as store:
+            writer, is_told = store._opened(), threading.Event()
+            tell = writer._tell
+
+            def telling(callback: Callable[[object], None], argument: object) -> bool:
+                is_open = tell(callback, argument)
+                is_told.set()
+                return is_open
+
+            monkeypatch.setattr(writer, "_tell", telling)
+            task = asyncio.create_task(store.invalidate("post", ["a"]))
+            await asyncio.sleep(0)
+            assert is_told.wait(20)  # the loop stands still meanwhile
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                async with asyncio.timeout(20):
+                    await task
+
+    async def test_a_step_whose_transaction_failed_may_be_withdrawn_again(self, path: Path) -> None:
+        """Nothing is left of it, and it may be tried once more."""
+
+        def fails(connection: apsw.Connection) -> None:
+            connection.execute("ROLLBACK")  # as SQLite itself does when the disk is full
+            raise apsw.FullError("the disk is full")
+
+        with closing(apsw.Connection(str(path))) as connection:
+            claims = threading.Lock()
+            group = [Work(fails), Work(lambda _: None)]
+            for works in (group, group[:1]):
+                with pytest.raises(apsw.FullError):
+                    commit(connection, works, claims)
+            assert [work.has_begun for work in group] == [False, False]
+            commit(connection, group[1:], claims)
+            assert group[1].has_begun
+
+    async def test_a_listing_of_a_cancelled_caller_is_not_waited_for(self, path: Path) -> None:
+        """It changes nothing."""
+        async with opened(path) as store:
+            slow = Slow()
+            task = asyncio.create_task(store.run(slow.job(lambda _: None), writes=False))
+            await slow.began()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            slow.may_end.set()
+
+    async def test_steps_that_share_a_transaction_are_withdrawn_one_by_one(
+        self, path: Path
+    ) -> None:
+        """Of three that wait together, the one that was given up is left out."""
+        async with opened(path) as store:
+            await publish(store, "a", "b", "c")
+            async with busy(store):
+                tasks = [asyncio.create_task(store.delete("post", [id_])) for id_ in "abc"]
+                await turns()
+                tasks[1].cancel()
+                await turns()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert set(store.read_now("post", ["a", "b", "c"])) == {"b"}
 
 
 ALONE = """
@@ -511,6 +809,7 @@ class TestS4OpenAndClose:
                 store.read("post", ["a", "b"]),
                 store.acquire("post", [Ask("a")], 10),
                 store.publish("post", {}),
+                store.put("post", {}),
                 store.renew("post", [], 10),
                 store.release("post", []),
                 store.invalidate("post", ["a"]),
@@ -695,21 +994,21 @@ async def _refused(path: Path, words: str) -> None:
 
 
 class TestS4Rows:
-    ROW = ("g", 2_000, 30.0, 60.0, 90.0, 1, 5_000, 2, 7_000, "no", 0, b"value")
+    ROW = ("g", 2_000, 30.0, 60.0, 90.0, 1, 5_000, 2, 7_000, "no", 0, b"value", None)
 
     def test_a_row_is_a_record(self) -> None:
         """Times are milliseconds there; a value that is known already is not read again."""
         copy = Copy("g", 2.0, POLICY, b"value", Mark.SOFT)
         failure = Failure(2, 7.0, "no")
         assert record_of(self.ROW, None) == Record(copy, 5.0, failure)
-        known = record_of((*self.ROW[:11], None), "g")
+        known = record_of((*self.ROW[:11], None, None), "g")
         assert known.copy is not None
         assert known.copy.value is UNREAD
         assert known.held_until == 5.0
-        absent = record_of((*self.ROW[:10], 1, None), None)
+        absent = record_of((*self.ROW[:10], 1, None, None), None)
         assert absent.copy is not None
         assert absent.copy.value is None
-        leased = record_of((*[None] * 5, 0, 5_000, None, None, None, 0, None), None)
+        leased = record_of((*[None] * 5, 0, 5_000, None, None, None, 0, None, None), None)
         assert leased == Record(None, 5.0, None)
 
     @pytest.mark.parametrize(
@@ -717,13 +1016,22 @@ class TestS4Rows:
         [
             *[(0, 5), (0, b"g"), (1, "x"), (1, None), (2, "x"), (2, -1.0), (5, 9), (5, "x")],
             *[(6, "x"), (7, "x"), (8, None), (10, 1), (11, None), (11, "text"), (11, 5)],
+            *[
+                (12, 5),
+                (12, 0.5),
+                (12, "i"),
+                (12, b""),
+                (12, b"i1"),
+                (12, b"x12345678"),
+                (12, b"t\xff"),
+            ],
         ],
     )
     def test_a_row_that_another_program_wrote_counts_as_none(
         self, column: int, value: object
     ) -> None:
         """A wrong type, a mark that there is not, a value that is absent and there."""
-        row = list(self.ROW)
+        row: list[object] = [*self.ROW]
         row[column] = value
         assert record_of(tuple(row), None) == Record()
 
@@ -981,6 +1289,24 @@ class TestS4FullDisk:
             ballast.unlink()
             assert await store.publish("post", {"big": (lease, big)}) == set()
             assert value(store, "big") == big.value
+
+    async def test_s13_a_put_that_does_not_fit_changes_nothing(self, small_disk: Path) -> None:
+        """Of two ids in one call, neither is stored; the old copy and the lease stay."""
+        async with opened(small_disk / "cache.db") as store:
+            generation = await publish(store, "a", tags=("eu",))
+            lease = (await store.acquire("post", [Ask("a", generation, ("eu",))], 10))["a"]
+            assert isinstance(lease, Lease)
+            before = store.read_now("post", ["a"])
+            big = {"a": b"new", "big": b"x" * 5_000_000}
+            puts = {id_: put_of(store, value) for id_, value in big.items()}
+            with pytest.raises(StoreError, match="the disk is full"):
+                await store.put("post", puts)
+            assert store.read_now("post", ["a", "big"]) == before
+            assert await store.renew("post", [lease], 10) == set()
+            assert await store.invalidate_tag("eu", soft=True) == [("post", "a")]
+            results = await store.put("post", {"a": puts["a"]})
+            assert results["a"].outcome is PutOutcome.STORED
+            assert value(store) == b"new"
 
     async def test_one_that_does_not_fit_takes_no_other_with_it(self, small_disk: Path) -> None:
         """They shared a transaction; the others are committed."""

@@ -1,5 +1,6 @@
-"""S4: real processes on one file that breaks."""
+"""S4, S13: real processes on one file: that breaks, and that all put into at once."""
 
+import random
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh.stores.contract import Ask, Record
+from stillfresh.stores.contract import Ask, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore
 from tests.kit.store_processes import working
 
@@ -26,6 +27,54 @@ async def found(path: Path, *keys: str) -> dict[str, Record]:
         return store.read_now(KIND, keys)
     finally:
         await store.close()
+
+
+class TestS13PutsAtOnce:
+    async def test_eight_processes_that_put_one_key_leave_one_of_the_values(
+        self, path: Path
+    ) -> None:
+        """E35: sixty rounds on an existing key; all are acknowledged, the value is whole."""
+        url, seen = f"sqlite:///{path}", set[str]()
+        with ExitStack() as stack:
+            workers = [stack.enter_context(working("put_rounds", url)) for _ in range(8)]
+            for worker in workers:
+                assert worker.hear() == "ready"
+            store = await opened_store(path)
+            for _ in range(60):
+                for worker in workers:
+                    worker.say("a")
+                assert [worker.hear() for worker in workers] == ["stored"] * 8
+                copy = store.read_now(KIND, ["a"])["a"].copy
+                assert copy is not None
+                assert copy.mark is Mark.NONE
+                assert copy.value == copy.generation.encode()
+                assert copy.generation not in seen
+                seen.add(copy.generation)
+            await store.close()
+            for worker in workers:
+                worker.say("")
+                worker.finish()
+
+    async def test_killed_while_putting_leaves_a_whole_copy(self, path: Path) -> None:
+        """The old one or the new one; value and generation always belong together."""
+        dice, generations = random.Random(13), set[str]()
+        store = await opened_store(path)
+        for _ in range(6):
+            with working("put_for_ever", f"sqlite:///{path}", "a") as worker:
+                for _ in range(dice.randint(1, 20)):
+                    assert worker.hear() == "put"
+            copy = store.read_now(KIND, ["a"])["a"].copy
+            assert copy is not None
+            assert copy.value == copy.generation.encode() * 3_000
+            generations.add(copy.generation)
+        assert len(generations) == 6
+        await store.close()
+
+
+async def opened_store(path: Path) -> SqliteStore:
+    store = SqliteStore(path)
+    await store.open()
+    return store
 
 
 DAMAGE = """

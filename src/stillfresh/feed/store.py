@@ -17,14 +17,23 @@ import apsw
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.loader import looked_at
-from stillfresh.errors import NotOpen, StoreError
+from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.feed.model import FeedStats, canonical
 from stillfresh.feed.reading import FoundRows
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
 from stillfresh.stores import sqlite
-from stillfresh.stores.contract import Ask, Copy, Grant, LateTags, Lease, Record
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Grant,
+    LateTags,
+    Lease,
+    Put,
+    PutResult,
+    Record,
+)
 
 if TYPE_CHECKING:
     from stillfresh.feed.cache import FeedCache
@@ -47,7 +56,7 @@ _RECORD: Final = """
         CAST(m.last_fetched AS INTEGER) * 1000.0, {fresh_for}, {stale_for}, 0.0, 0,
         CASE WHEN t.lease_token IS NOT NULL AND t.last_updated_at IS m.last_fetched
             THEN t.lease_expires_at END,
-        t.failures, t.retry_at, t.error, 0, {value}
+        t.failures, t.retry_at, t.error, 0, {value}, NULL
 """
 _IDS: Final = """
     SELECT cache_key AS id FROM feed_cache_meta WHERE cache_key >= ?1 %s
@@ -324,6 +333,14 @@ class FeedStore(sqlite.SqliteStore):
             is_news = isinstance(copy.value, InRows) and copy.value.is_news
             self._tell(key, None if key in superseded else is_news)
         return superseded
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """Refused: a copy stands for rows, and a caller of `put` has none."""
+        del kind, puts
+        raise ConfigError(
+            "a feed's values are rows: store them with put_topic(), put_topics() or "
+            "put_comments() of its FeedCache"
+        )
 
     def _is_lost(self, lease: Lease) -> bool:
         with suppress(StoreError, NotOpen), self._cache.reading() as reader:

@@ -13,12 +13,15 @@ from contextlib import AbstractAsyncContextManager
 from enum import Enum, IntEnum
 from functools import lru_cache, partial
 from inspect import iscoroutinefunction
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
+from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy, is_lease_over
 from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores.versions import NO_VERSION
 
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Shape
@@ -62,6 +65,7 @@ class Copy(Struct, frozen=True, gc=False):
     policy: Policy
     value: bytes | Unread | None
     mark: Mark = Mark.NONE
+    version: bytes = NO_VERSION  # E35, in the form of `versions.py`; an invalidation keeps it
 
 
 class Failure(Struct, frozen=True, gc=False):
@@ -138,6 +142,53 @@ class Superseded(set[str]):
     def __init__(self, ids: Iterable[str] = (), unsure: Iterable[str] = ()) -> None:
         super().__init__(ids)
         self.unsure = frozenset(unsure)
+
+
+class When(Enum):
+    """The condition under which a put stores its copy (E35). By the store's own clock.
+
+    A copy is live if it is a value (not an absence), fresh, and not invalidated.
+    """
+
+    ALWAYS = 0
+    NO_LIVE_COPY = 1
+    LIVE_COPY = 2
+    UNCHANGED = 3  # the copy is the one that the caller saw: same generation, same mark
+
+
+class Put(Struct, frozen=True, gc=False):
+    """A copy that a caller wants to store without a lease (E35, S13).
+
+    The caller draws the copy's generation (`Store.new_generation`), one for each put: the store
+    knows the put by it, however often it arrives. If the copy's value is UNREAD, the stored value
+    stays and gets the new times; without a stored copy, such a put is refused.
+    """
+
+    copy: Copy
+    tags: tuple[str, ...] | None = ()  # of the key: they replace the old ones; None: those stay
+    late: tuple[str, ...] | None = None  # I26: of the value; None: those of the old copy stay
+    when: When = When.ALWAYS
+    seen: str | None = None  # for UNCHANGED: the generation that the caller saw; None: no copy
+    seen_mark: Mark = Mark.NONE  # for UNCHANGED: the mark that it saw
+
+
+class PutOutcome(Enum):
+    """What a store did with a put."""
+
+    STORED = "stored"
+    REPLACED = "replaced"  # it was stored, and another change has replaced it since
+    KEPT = "kept"  # the stored copy has a greater version, and stays
+    MIXED = "mixed"  # one version is an integer and the other one a text: nothing was done
+    REFUSED = "refused"  # the condition does not hold: nothing was done
+    AGAIN = "again"  # nothing was done, and nothing of this put is under way: put it again
+
+
+class PutResult(Struct, frozen=True, gc=False):
+    """The outcome for one id, and the version of the copy that the store has now."""
+
+    outcome: PutOutcome
+    version: bytes = NO_VERSION
+    stamp: int = 0  # the position of this change among the store's changes; 0: it counts none
 
 
 class Costs(Struct, frozen=True, gc=False):
@@ -239,8 +290,34 @@ class Store(ABC):
         One atomic step for each id. Returns the superseded ids, whose copy no reader will see.
         I26: an id is superseded, and its lease ends, if one of its `tags` was invalidated since the
         grant, or if the store no longer knows. `tags` replace those that came with the copy before;
-        an id that is not in `tags` keeps these.
+        an id that is not in `tags` keeps these. A copy without a version keeps the stored one.
         """
+
+    def new_generation(self) -> str:
+        """Draw the generation of a copy that is to be put; random, so that none comes back."""
+        return token_hex(16)
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """Store each copy whose condition holds, void the lease, forget the failure (S13).
+
+        One atomic step for each id. In this order: STORED or REPLACED if this put was stored
+        before; AGAIN if the store cannot rule out that the put is late; REFUSED if the condition
+        does not hold; MIXED or KEPT by the versions; else STORED. A copy without a version keeps
+        the stored one. After AGAIN, a store knows more, and the caller puts it once more.
+
+        S8: a put that arrives late or twice does nothing to what came after it. A caller that is
+        cancelled has given up: the store sends nothing more, and what is still on its way acts only
+        if nothing else has happened to the entry since. If an answer got lost, the store sends the
+        step again; a put on the condition UNCHANGED or NO_LIVE_COPY that is neither STORED nor
+        REPLACED then is a StoreError, because its first attempt may have been stored before.
+        An id whose server is unavailable gets no result. StoreError: it is not known whether the
+        copies were stored.
+        """
+        del kind, puts
+        raise ConfigError(
+            f"{type(self).__name__} cannot put values: it lacks the step put() of the store "
+            f"contract; add it, and run stillfresh.testing.PutConformance on the store"
+        )
 
     @abstractmethod
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
@@ -340,6 +417,8 @@ class WrappedStore(Store):
     read = _forwarded(Store.read)
     acquire = _forwarded(Store.acquire)
     publish = _forwarded(Store.publish)
+    new_generation = _forwarded(Store.new_generation)
+    put = _forwarded(Store.put)
     renew = _forwarded(Store.renew)
     release = _forwarded(Store.release)
     invalidate = _forwarded(Store.invalidate)

@@ -28,12 +28,21 @@ from stillfresh.stores.contract import (
     LateTags,
     Lease,
     Mark,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     Store,
     StoreStats,
 )
 from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
-from stillfresh.stores.rules import checked_limit, is_gone, is_listed
+from stillfresh.stores.rules import (
+    checked_limit,
+    is_gone,
+    is_listed,
+    put_refusal,
+    with_stored_parts,
+)
 
 __all__ = ["MemoryStore"]
 
@@ -124,6 +133,28 @@ class MemoryStore(Store):
         }
         self._shrink()
         return superseded
+
+    def new_generation(self) -> str:
+        return self._new_token()
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """Never AGAIN: nothing arrives late in one process."""
+        rows = self._opened()
+        now = self._clock()
+        results: dict[str, PutResult] = {}
+        for id_, put in puts.items():
+            key = (kind, id_)
+            row = rows.get(key)
+            stored = None if row is None else row.copy
+            refusal = put_refusal(put, stored, now)
+            if refusal is not None:
+                results[id_] = refusal
+                continue
+            copy = with_stored_parts(put.copy, stored)
+            rows.put(key, copy, put.tags, put.late)
+            results[id_] = PutResult(PutOutcome.STORED, copy.version)
+        self._shrink()
+        return results
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         now, lost = self._clock(), set()

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from stillfresh.bounded import BESIDE, BoundedDict, Room, TagIndex
 from stillfresh.freshness import is_over
 from stillfresh.stores.contract import REMEMBERED, UNREAD, Copy, Entry, Failure, Lease, Record
+from stillfresh.stores.rules import with_stored_parts
 
 PART: Final = 65_536
 """Rows in one dict, about: it grows in steps of 4 ms, a dict of a million in one of 50 ms."""
@@ -103,23 +104,43 @@ class MemoryRows:
         row = self.get(key)
         if row is None or not row.holds(lease, now):
             return False
+        self._store(row, with_stored_parts(copy, row.copy), tags)
+        return True
+
+    def put(
+        self,
+        key: Key,
+        copy: Copy,
+        tags: tuple[str, ...] | None,
+        late: tuple[str, ...] | None,
+    ) -> None:
+        """S13: store the copy without a lease; a lease that there is becomes void."""
+        row = self.part(key).setdefault(key, MemoryRow(key=key))
+        if tags is not None and row.tags != tags:
+            self.tagged.remove(row.key, row.tags)
+            self.tagged.add(row.key, tags)
+            row.tags = tags
+        self._store(row, copy, late)
+
+    def _store(self, row: MemoryRow, copy: Copy, late: tuple[str, ...] | None) -> None:
+        """Replace the copy; the lease ends, and the failure is forgotten."""
         key = row.key
-        if tags is not None and tags != row.late:
+        if late is not None and late != row.late:
             self.late.remove(key, row.late)
-            self.late.add(key, tags)
-            row.late = tags
-        before = _size(row.copy)
+            self.late.add(key, late)
+            row.late = late
+        size_before = _size(row.copy)
         self.copies += row.copy is None
-        row.copy, row.failure, row.token = copy, None, None
-        self.leased.pop(key, None)
+        row.copy = copy
+        row.failure = None
+        self.end_lease(key, row)
         self.move_to_end(key)
         size = _size(copy)
-        self.room.held += size - before
+        self.room.held += size - size_before
         if size > self.room.largest:  # nothing else is dropped for it
             self.evict(key)
         elif self.room.held > self.room.most:
             self.room.shrink()
-        return True
 
     def evict(self, key: Key) -> None:
         before = self.room.held

@@ -1,7 +1,22 @@
-"""What all stores decide alike: what is gone, and what is listed (S1). Pure."""
+"""What all stores decide alike: what is gone, what is listed, and what a put may replace. Pure."""
+
+from msgspec.structs import replace
 
 from stillfresh.checks import checked_whole
-from stillfresh.stores.contract import MOST_LISTED, After, Record
+from stillfresh.freshness import is_fresh
+from stillfresh.stores.contract import (
+    MOST_LISTED,
+    UNREAD,
+    After,
+    Copy,
+    Mark,
+    Put,
+    PutOutcome,
+    PutResult,
+    Record,
+    When,
+)
+from stillfresh.stores.versions import are_comparable
 
 
 def is_gone(record: Record, before: float) -> bool:
@@ -23,3 +38,64 @@ def is_listed(name: tuple[str, str], kind: str | None, search: str, after: After
     return (
         (kind is None or name[0] == kind) and (after is None or name > after) and search in name[1]
     )
+
+
+def is_live(copy: Copy | None, now: float) -> bool:
+    """E35: True for a value that is fresh and was not invalidated."""
+    if copy is None or copy.value is None or copy.mark is not Mark.NONE:
+        return False
+    return is_fresh(copy.fetched_at, copy.policy.fresh_for, now)
+
+
+def put_refusal(put: Put, stored: Copy | None, now: float) -> PutResult | None:
+    """S13: why a put may not replace the stored copy; None if it may."""
+    if not _holds(put, stored, now):
+        return PutResult(PutOutcome.REFUSED, b"" if stored is None else stored.version)
+    if stored is None:
+        return None
+    given = put.copy.version
+    if not are_comparable(stored.version, given):
+        return PutResult(PutOutcome.MIXED, stored.version)
+    if given and stored.version > given:
+        return PutResult(PutOutcome.KEPT, stored.version)
+    return None
+
+
+def may_be_refused(put: Put) -> bool:
+    """S13: False if `put_refusal` is None whatever is stored; only its version stays."""
+    return put.when is not When.ALWAYS or bool(put.copy.version) or put.copy.value is UNREAD
+
+
+def _holds(put: Put, stored: Copy | None, now: float) -> bool:
+    if put.copy.value is UNREAD and stored is None:
+        return False
+    match put.when:
+        case When.ALWAYS:
+            return True
+        case When.NO_LIVE_COPY:
+            return not is_live(stored, now)
+        case When.LIVE_COPY:
+            return is_live(stored, now)
+        case When.UNCHANGED:
+            if stored is None:
+                return put.seen is None
+            return stored.generation == put.seen and stored.mark is put.seen_mark
+
+
+def is_deletion(copy: Copy) -> bool:
+    """True for an absence that lasts no time: an update that deletes puts it."""
+    return copy.value is None and copy.policy.lasts == 0
+
+
+def with_stored_parts(copy: Copy, stored: Copy | None) -> Copy:
+    """The copy to store: an UNREAD value and a missing version are those of the stored copy.
+
+    E35: a deletion keeps no version.
+    """
+    if stored is None or is_deletion(copy):
+        return copy
+    if copy.value is UNREAD:
+        copy = replace(copy, value=stored.value)
+    if not copy.version and stored.version:
+        copy = replace(copy, version=stored.version)
+    return copy

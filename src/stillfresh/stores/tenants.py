@@ -23,6 +23,8 @@ from stillfresh.stores.contract import (
     Grant,
     LateTags,
     Lease,
+    Put,
+    PutResult,
     Record,
     Store,
     Superseded,
@@ -104,6 +106,14 @@ class TenantStore(WrappedStore):
         superseded = await self.inner.publish(kind, named, late)
         unsure = superseded.unsure if isinstance(superseded, Superseded) else ()
         return Superseded(self._bare(superseded), self._bare(unsure))
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        named = {}
+        for id_, put in puts.items():
+            late = None if put.late is None else tuple(self._named(put.late))
+            tags = None if put.tags is None else tuple(self._named(put.tags))
+            named[self._prefix + id_] = replace(put, tags=tags, late=late)
+        return self._plain(await self.inner.put(kind, named))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         named = [self._lease(lease) for lease in leases]

@@ -3,6 +3,7 @@
 from stillfresh.testing.clocks import ManualClock
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_leases import LeaseConformance, StoreConformance
+from stillfresh.testing.conformance_puts import PutConformance
 from stillfresh.testing.explore import Explored, PromiseBroken, explore
 from stillfresh.testing.simulator.faults import Blow, Faults, Trouble
 from stillfresh.testing.simulator.ledger import Promise, Version
@@ -21,6 +22,7 @@ __all__ = [
     "Process",
     "Promise",
     "PromiseBroken",
+    "PutConformance",
     "Simulated",
     "SimulationFailed",
     "StoreConformance",

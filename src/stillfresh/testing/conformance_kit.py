@@ -15,7 +15,20 @@ from typing import Any, Final, TypeAlias, TypeVar
 from stillfresh.clock import Clock
 from stillfresh.freshness import Policy
 from stillfresh.stores import running
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Record, Store
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Put,
+    PutOutcome,
+    PutResult,
+    Record,
+    Store,
+)
 from stillfresh.testing.clocks import ManualClock
 
 T = TypeVar("T")
@@ -26,6 +39,8 @@ POLICY: Final = Policy(30, 60, 90)
 LASTING: Final = Policy(300, 300, 300)
 COSTLY: Final = frozenset({"invalidate", "invalidate_tag", "delete"})
 """Steps that may cost a load, and a published copy, if they arrive late."""
+MOST_PUTS: Final = 1_000
+"""How often a put is put again because the store answers AGAIN."""
 TAKING: Final = frozenset({"acquire", "take_over"})
 """Steps that take the lease without a holder if they arrive late."""
 
@@ -38,6 +53,9 @@ class ConformanceKit:
 
     LEASE: float = 10.0
     """Seconds of a lease; a store that counts whole seconds may need more."""
+
+    LATE_VOIDS: bool = False
+    """True: an invalidation or deletion that arrives late may void a put that came after it."""
 
     clock: ManualClock
 
@@ -114,6 +132,29 @@ class ConformanceKit:
         assert await store.publish(KIND, {id_: (lease, copy)}) == set()
         return copy
 
+    def new_put(self, store: Store, value: bytes | None = b"put", **options: Any) -> Put:  # noqa: ANN401
+        """A put of a value that is fetched now; `options` are fields of the Put."""
+        version = options.pop("version", b"")
+        copy = Copy(store.new_generation(), self.clock(), LASTING, value, Mark.NONE, version)
+        return Put(copy, **options)
+
+    async def put(self, store: Store, put: Put, id_: str = "a") -> PutResult:
+        """Put it until the store answers something else than AGAIN."""
+        for _ in range(MOST_PUTS):
+            result = (await store.put(KIND, {id_: put}))[id_]
+            if result.outcome is not PutOutcome.AGAIN:
+                return result
+        raise AssertionError("the store answers AGAIN for ever")
+
+    async def put_value(
+        self,
+        store: Store,
+        value: bytes | None = b"put",
+        id_: str = "a",
+        **options: Any,  # noqa: ANN401
+    ) -> PutOutcome:
+        return (await self.put(store, self.new_put(store, value, **options), id_)).outcome
+
 
 def on_open_stores(suite: type[Suite]) -> type[Suite]:
     """A class decorator: each test that takes a store is given a new one, open while it runs."""
@@ -154,6 +195,8 @@ class History:
     """The generation that was published last."""
     _holder: str | None = None
     """The token of the last lease: a lease that was taken over is void."""
+    _is_put: bool = False
+    """True if the stored copy was put, not loaded."""
     _arrived: str = ""
     """The name of the late step, once its request has arrived again."""
 
@@ -189,6 +232,19 @@ class History:
         self._check_holds(lease, is_lost=bool(superseded))
         if not superseded:
             self._stored = lease.token
+            self._is_put = False
+        await self._look()
+
+    async def put(self, *tags: str) -> None:
+        """Put a value. Its late request must not act after anything that came later."""
+        put = self.suite.new_put(self.store, b"value", tags=(f"tag of {self.id}", *tags))
+        work = self.suite.put(self.store, put, self.id)
+        result = await self._step("put", work)
+        assert result.outcome is PutOutcome.STORED, self._told(f"a put was not stored: {result}")
+        self._versions[put.copy.generation] = self._version
+        self._stored = put.copy.generation
+        self._holder = None
+        self._is_put = True
         await self._look()
 
     async def release(self, lease: Lease, failure: Failure | None = None) -> None:
@@ -243,6 +299,13 @@ class History:
         if self._stored is not None and self._arrived not in COSTLY:
             is_there = copy is not None and copy.generation == self._stored
             assert is_there, self._told("a publication was undone")
+        if self._is_put and self._is_current() and not self.suite.LATE_VOIDS:
+            is_shown = copy is not None and copy.mark is Mark.NONE
+            assert is_shown, self._told("a put was undone by an earlier request")
+
+    def _is_current(self) -> bool:
+        """True if nothing has invalidated or deleted the stored copy."""
+        return self._stored is not None and self._versions[self._stored] == self._version
 
     def _check_holds(self, lease: Lease, *, is_lost: bool) -> None:
         is_held = self._holder == lease.token and self._versions[lease.token] == self._version
@@ -302,6 +365,31 @@ async def tagged_late(it: History) -> None:
     await it.invalidate_tag(tag)
     await it.publish(lease, tag)
     await it.publish(await it.acquire(), tag)
+
+
+async def put_between_loads(it: History, *, is_cold: bool) -> None:
+    """A put overtakes a load; the load publishes nothing; the next load replaces the put."""
+    if not is_cold:
+        await it.publish(await it.acquire())
+    lease = await it.acquire()
+    await it.put()
+    await it.publish(lease)
+    await it.publish(await it.acquire())
+    await it.put()
+
+
+async def put_twice(it: History) -> None:
+    """Two puts, one after the other: the last one stays."""
+    await it.put()
+    await it.put()
+
+
+async def put_around(it: History, change: Chapter) -> None:
+    """A put, a change that takes it away, and a put after that."""
+    await it.put()
+    await change(it)
+    await it.put()
+    await change(it)
 
 
 async def given_up(it: History, failure: Failure | None = None) -> None:

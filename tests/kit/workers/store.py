@@ -10,7 +10,16 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 from stillfresh import Cache, LoadFailed, Policy, RetryAfter
-from stillfresh.stores.contract import Ask, Copy, Lease, Record, Store
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Lease,
+    Put,
+    PutOutcome,
+    PutResult,
+    Record,
+    Store,
+)
 from stillfresh.stores.urls import store_for
 
 POLICY = Policy(3_600)
@@ -156,6 +165,35 @@ async def publish_for_ever(store: Store, key: str) -> None:
         tell("published")
 
 
+async def put_rounds(store: Store) -> None:
+    """For each key told: one put of it; what the store did."""
+    tell("ready")
+    while key := told():
+        put = new_put(store)
+        tell((await settled_put(store, key, put)).outcome.value)
+
+
+def new_put(store: Store, times: int = 1) -> Put:
+    """Its value says its generation: a mix of two copies would show."""
+    generation = store.new_generation()
+    return Put(Copy(generation, time.time(), POLICY, generation.encode() * times))
+
+
+async def settled_put(store: Store, key: str, put: Put) -> PutResult:
+    """Puts it until the store has decided."""
+    while True:
+        result = (await store.put(KIND, {key: put}))[key]
+        if result.outcome is not PutOutcome.AGAIN:
+            return result
+
+
+async def put_for_ever(store: Store, key: str) -> None:
+    """Values of many pages, until killed."""
+    while True:
+        await settled_put(store, key, new_put(store, 3_000))
+        tell("put")
+
+
 async def meet_corruption(store: Store) -> None:
     """When told, reads what is damaged, then asks for the lease of one key."""
     tell("ready")
@@ -165,7 +203,16 @@ async def meet_corruption(store: Store) -> None:
 
 
 async def main(command: str, url: str, *arguments: str) -> None:
-    commands = (hammer, contend, fail, hold, publish_for_ever, meet_corruption)
+    commands = (
+        hammer,
+        contend,
+        fail,
+        hold,
+        publish_for_ever,
+        put_rounds,
+        put_for_ever,
+        meet_corruption,
+    )
     store = store_for(url, time.time)
     await store.open()
     await {each.__name__: each for each in commands}[command](store, *arguments)

@@ -3,10 +3,13 @@
 A group of jobs is one transaction, each job in its own savepoint: a failing job fails alone. A
 corrupt file is renamed, and a new one begun. If the file was moved or replaced, or a symbolic link
 leads elsewhere, the file is opened again.
+
+A job begins when its transaction has the file's lock. Until then its caller may withdraw it.
 """
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -68,6 +71,14 @@ class Work:
     began: float = field(default_factory=time.monotonic)
     result: Any = None
     error: Exception | None = None
+    has_begun: bool = False
+    """It runs, or has run. Like `is_withdrawn`, it changes under the database's `claims`."""
+    is_withdrawn: bool = False
+    """Its caller has given up, and it never runs."""
+    is_settled: bool = False
+    """Its callers were told. Like `settled`, it belongs to the event loop."""
+    settled: asyncio.Event | None = None
+    """Set when it is settled, for a caller that was cancelled after it had begun."""
 
 
 class WriteDatabase:
@@ -85,6 +96,8 @@ class WriteDatabase:
         self._kind = kind
         self._adopt = adopt
         self.patience = Patience(patience)
+        self.claims = threading.Lock()
+        """Held while jobs begin or are withdrawn."""
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self.identity: Identity | None = None
@@ -187,7 +200,7 @@ class WriteDatabase:
     def write(self, group: Sequence[Work]) -> None:
         """Run the jobs; each is committed, or gets its error."""
         try:
-            self._mending(lambda: commit(self._ready(writing=True), group))
+            self._mending(lambda: commit(self._ready(writing=True), group, self.claims))
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
             for work in group:
                 if len(group) == 1 or isinstance(exc, CONCERNS_ALL):
@@ -247,18 +260,33 @@ def identity_of(path: Path) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def commit(connection: apsw.Connection, group: Sequence[Work]) -> None:
-    """One transaction for all."""
+def commit(connection: apsw.Connection, group: Sequence[Work], claims: threading.Lock) -> None:
+    """One transaction for all that were not withdrawn before it had the file's lock."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for work in group:
-            attempt(connection, work)
+        for work in _begun(group, claims):
+            if len(group) == 1:  # the transaction is its savepoint
+                work.result, work.error = work.job(connection), None
+            else:
+                attempt(connection, work)
         connection.execute("COMMIT")
     except BaseException:
         # Some errors have rolled it back already.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+        with claims:
+            for work in group:
+                work.has_begun = False  # nothing is left of it, and it may be tried once more
         raise
+
+
+def _begun(group: Sequence[Work], claims: threading.Lock) -> list[Work]:
+    """Begin the jobs; from now on they cannot be withdrawn."""
+    with claims:
+        begun = [work for work in group if not work.is_withdrawn]
+        for work in begun:
+            work.has_begun = True
+    return begun
 
 
 def attempt(connection: apsw.Connection, work: Work) -> None:

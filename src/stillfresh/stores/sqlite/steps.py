@@ -3,6 +3,7 @@
 S2: the token is the fence, checked in the statement that writes; its time only permits a takeover.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +13,11 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import apsw
+from msgspec.structs import replace
 
 from stillfresh.stores.contract import (
     REMEMBERED,
+    UNREAD,
     After,
     Ask,
     Copy,
@@ -25,13 +28,19 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Newer,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     StoreStats,
 )
+from stillfresh.stores.rules import is_deletion, may_be_refused, put_refusal, with_stored_parts
 from stillfresh.stores.sqlite.connection import Format, by_header, bytes_of
 from stillfresh.stores.sqlite.schema import (
     APPLICATION_ID,
     BEGIN_FILE,
+    BEGIN_POSITION,
+    CREATE_POSITION,
     DELETE_LEASED,
     DELETE_TAGS,
     EPOCH,
@@ -41,11 +50,17 @@ from stillfresh.stores.sqlite.schema import (
     INSERT_TAG,
     IS_PAST,
     KINDS,
+    LAYOUT_2,
+    MOST_POSITIONS,
     SELECT_HELD,
+    SELECT_POSITION,
     SELECT_TAG,
+    UPDATE_POSITION,
     VERSION,
     Row,
     Statements,
+    is_version,
+    lacks_versions,
     record_of,
     statements,
 )
@@ -67,18 +82,31 @@ class KindTables:
         self.sql = sql
 
     def make(self, connection: apsw.Connection) -> Statements:
-        """The statements; the tables are made when the kind is first used."""
-        if not connection.table_exists("main", self.sql.times_table):
-            connection.execute(self.sql.create)
+        """The statements. The tables are made, or get layout 2, when the kind is first written."""
+        try:
+            connection.column_metadata("main", self.sql.times_table, "changed")
+        except apsw.SQLError:
+            self._make(connection)
         return self.sql
+
+    def _make(self, connection: apsw.Connection) -> None:
+        """Another process may have done it meanwhile, and this connection may know less."""
+        connection.execute(self.sql.create)
+        table = self.sql.times_table
+        columns = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
+        for name, kind in LAYOUT_2.items():
+            if name not in columns:
+                connection.execute(f'ALTER TABLE "{table}" ADD COLUMN {name} {kind}')
 
     def are_made(self, connection: apsw.Connection) -> bool:
         """As the file says now: the connection may know less."""
         return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
     def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
-        """Write the values of copies whose lease was live."""
-        values: list[tuple[str, Any]] = [(id_, copy.value) for id_, copy in copies.items()]
+        """Write the values of copies that were stored; an UNREAD one stays as it is."""
+        values: list[tuple[str, Any]] = [
+            (id_, copy.value) for id_, copy in copies.items() if copy.value is not UNREAD
+        ]
         connection.executemany(self.sql.write_value, values)
 
     def invalidate_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
@@ -105,6 +133,9 @@ class KindTables:
         for ask in [ask for ask in asks if ask.id not in free]:
             row = connection.execute(sql.point, (ask.seen, ask.id)).get
             found = Record() if row is None else record_of(row, ask.seen)
+            if row is not None and found == Record():
+                # It cannot be read. A publication without a version would keep a damaged one.
+                connection.execute(sql.delete_times, (ask.id,))
             refusal = ask.denied(found, at_most(now) / 1000, lease_for)
             if refusal is None:
                 connection.execute(sql.lease, (ask.id, leases[ask.id].token, expires_at))
@@ -112,9 +143,8 @@ class KindTables:
                 refusal = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
             grants[ask.id] = refusal or leases[ask.id]
         leased = [ask for ask in asks if grants[ask.id] is leases[ask.id]]
-        connection.executemany(DELETE_LEASED, [(self.kind, ask.id) for ask in leased])
-        tags = [(tag, self.kind, ask.id) for ask in leased for tag in ask.tags]
-        connection.executemany(INSERT_TAG, tags)  # those of the last lease are the tags
+        # Those of the last lease are the tags.
+        _replace_tags(connection, self.kind, {ask.id: ask.tags for ask in leased})
         return grants
 
     def publish(
@@ -126,18 +156,77 @@ class KindTables:
     ) -> set[str]:
         """Write the times, if the lease is valid; then the values of those ids."""
         sql, held_at, late = self.make(connection), at_most(now), tags or {}
+        position = next_position(connection)
         leases = [copies[id_][0] for id_ in late]
         if past := [it for it in leases if is_past(connection, it, late[it.id])]:
             self.release(connection, past, {})
-        rows = ((id_, _published(id_, *them, held_at)) for id_, them in copies.items())
+        rows = (
+            (id_, (*_columns(id_, copy, position), lease.token, held_at))
+            for id_, (lease, copy) in copies.items()
+        )
         passed = _passed(connection, sql.publish, rows)
         self.write_values(connection, {id_: copies[id_][1] for id_ in passed})
         if late:
-            kind, told = f"{self.kind}+", [id_ for id_ in passed if id_ in late]
-            connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in told])
-            tags_told = [(tag, kind, id_) for id_ in told for tag in late[id_]]
-            connection.executemany(INSERT_TAG, tags_told)
+            told = {id_: late[id_] for id_ in passed if id_ in late}
+            _replace_tags(connection, f"{self.kind}+", told)
         return copies.keys() - passed
+
+    def put(
+        self, connection: apsw.Connection, puts: Mapping[str, Put], now: float
+    ) -> dict[str, PutResult]:
+        """Decide by the stored rows; then write times, values and tags of those that are stored.
+
+        Most puts cannot be refused, and need to know the stored version only.
+        Never AGAIN: nothing is late here, because a step is withdrawn when its caller gives up.
+        """
+        sql = self.make(connection)
+        results: dict[str, PutResult] = {}
+        plain = {id_: put for id_, put in puts.items() if not may_be_refused(put)}
+        copies = self._with_versions(connection, plain)
+        conditional = {id_: put for id_, put in puts.items() if id_ not in plain}
+        present = self._stored(connection, conditional)
+        for id_, put in conditional.items():
+            stored = present.get(id_)
+            refusal = put_refusal(put, stored, now)
+            if refusal is None:
+                copies[id_] = with_stored_parts(put.copy, stored)
+            else:
+                results[id_] = refusal
+        if not copies:
+            return results
+        position = next_position(connection)
+        times = [_columns(id_, copy, position) for id_, copy in copies.items()]
+        connection.executemany(sql.put, times)
+        self.write_values(connection, {id_: puts[id_].copy for id_ in copies})
+        self._write_tags(connection, {id_: puts[id_] for id_ in copies})
+        for id_, copy in copies.items():
+            results[id_] = PutResult(PutOutcome.STORED, copy.version, position)
+        return results
+
+    def _write_tags(self, connection: apsw.Connection, puts: Mapping[str, Put]) -> None:
+        """Replace the tags of the key and of the value, each unless the put leaves it alone."""
+        own = {id_: put.tags for id_, put in puts.items() if put.tags is not None}
+        late = {id_: put.late for id_, put in puts.items() if put.late is not None}
+        _replace_tags(connection, self.kind, own)
+        if late:
+            _replace_tags(connection, f"{self.kind}+", late)
+
+    def _with_versions(
+        self, connection: apsw.Connection, puts: Mapping[str, Put]
+    ) -> dict[str, Copy]:
+        """The copies of puts that cannot be refused, with the versions that are stored."""
+        copies = {id_: put.copy for id_, put in puts.items()}
+        asked = [(id_,) for id_ in puts]
+        rows: list[Row] = connection.executemany(self.sql.stored_version, asked).fetchall()
+        for id_, version in rows:
+            if is_version(version) and not is_deletion(copies[id_]):
+                copies[id_] = replace(copies[id_], version=version)
+        return copies
+
+    def _stored(self, connection: apsw.Connection, ids: Iterable[str]) -> dict[str, Copy | None]:
+        """The stored copies of these ids; each value is empty bytes, or None if it is absent."""
+        rows = connection.executemany(self.sql.stored, [(id_,) for id_ in ids])
+        return {row[13]: record_of(row[:13], None).copy for row in rows}
 
     def renew(
         self, connection: apsw.Connection, leases: Sequence[Lease], lease_for: float, now: float
@@ -164,8 +253,10 @@ class KindTables:
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str], *, soft: bool) -> None:
         """One statement voids the lease and marks the copy; a hard mark stays hard."""
         if self.are_made(connection):
+            sql = self.make(connection)
+            position = next_position(connection)
             mark = int(Mark.SOFT if soft else Mark.HARD)
-            connection.executemany(self.sql.invalidate, [(mark, id_) for id_ in ids])
+            connection.executemany(sql.invalidate, [(position, mark, id_) for id_ in ids])
             self.invalidate_values(connection, ids)
             self._forget_if_empty(connection, ids)
 
@@ -200,16 +291,66 @@ class KindTables:
         end = connection.execute(self.sql.stretch, (start, size)).get
         if end is None:
             return [], None
-        asked = (start, end, search, limit)
-        rows: list[Row] = connection.execute(self.sql.listed, asked).fetchall()
-        found = [Entry(self.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
+        rows = self._listed_rows(connection, (start, end, search, limit))
+        found = [Entry(self.kind, row[13], record_of(row[:13], row[0]), row[14]) for row in rows]
         return found, following(end)
 
+    def _listed_rows(self, connection: apsw.Connection, asked: tuple[Any, ...]) -> list[Row]:
+        try:
+            return connection.execute(self.sql.listed, asked).fetchall()
+        except apsw.SQLError as exc:
+            if not lacks_versions(exc):
+                raise
+            return connection.execute(self.sql.layout_1.listed, asked).fetchall()
 
-def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | float, ...]:
-    terms, at = copy.policy, round(copy.fetched_at * 1000)
-    kept = (copy.generation, at, terms.fresh_for, terms.stale_for, terms.error_for, copy.mark)
-    return *kept, copy.value is None, id_, lease.token, held_at
+
+def _columns(id_: str, copy: Copy, position: int) -> tuple[str | float | bytes | None, ...]:
+    """A copy as the statements `publish` and `put` take it.
+
+    To `publish`, a NULL says that the stored absence or version stays.
+    """
+    return (
+        copy.generation,
+        round(copy.fetched_at * 1000),
+        copy.policy.fresh_for,
+        copy.policy.stale_for,
+        copy.policy.error_for,
+        copy.mark,
+        None if copy.value is UNREAD else copy.value is None,
+        copy.version or None,
+        position,
+        id_,
+    )
+
+
+def _replace_tags(
+    connection: apsw.Connection, kind: str, tags: Mapping[str, Sequence[str]]
+) -> None:
+    """Give each id of the kind these tags, and no others."""
+    connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in tags])
+    rows = [(tag, kind, id_) for id_, names in tags.items() for tag in names]
+    if rows:
+        connection.executemany(INSERT_TAG, rows)
+
+
+def next_position(connection: apsw.Connection) -> int:
+    """E37: the position of this change; greater than that of every change before it.
+
+    The count begins at the present microsecond. So it is greater than that of an earlier file, too,
+    and than that of a counter which another program has spoilt.
+    """
+    try:
+        last = connection.execute(SELECT_POSITION).get
+    except apsw.SQLError:  # there is no such table yet
+        connection.execute(CREATE_POSITION)
+        last = None
+    if type(last) is int and 0 < last < MOST_POSITIONS:
+        position = last + 1
+        connection.execute(UPDATE_POSITION, (position,))  # a fifth of what BEGIN_POSITION costs
+    else:
+        position = time.time_ns() // 1_000
+        connection.execute(BEGIN_POSITION, (position,))
+    return position
 
 
 def _passed(

@@ -28,6 +28,9 @@ from stillfresh.stores.contract import (
     Grant,
     LateTags,
     Lease,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     Store,
     StoreStats,
@@ -38,7 +41,7 @@ from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.database import Identity, identity_of
 from stillfresh.stores.sqlite.readers import SpareReaders
-from stillfresh.stores.sqlite.schema import Row, record_of
+from stillfresh.stores.sqlite.schema import Row, Statements, lacks_versions, record_of
 from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
@@ -94,6 +97,8 @@ class SqliteStore(Store):
         self._tables = layout.tables
         self._clock = clock
         self._new_token = new_token
+        self._carried: set[str] = set()
+        """Kinds whose tables of layout 1 the writer was asked to carry over."""
         self._counted: tuple[float, StoreStats] | None = None
         self._bounds: FileBounds | None = None
         self._write_uses_at, self._is_shrinking = 0.0, False
@@ -133,6 +138,7 @@ class SqliteStore(Store):
             reader.close()
             return
         old = self._reader
+        self._carried.clear()
         self._read_from(reader)
         self._identity = self._writer.database.identity
         self._read_elsewhere(SpareReaders(self._path, self._identity))
@@ -176,28 +182,34 @@ class SqliteStore(Store):
         """In any thread; a file that is no longer valid counts as empty."""
         if time.monotonic() > self._look_at:
             self._is_replaced()
+        sql = self._tables(kind).sql
         if get_ident() == self._home:
-            return self._read(self._execute, kind, ids, known or {})
+            return self._read(self._execute, kind, ids, known or {}, sql)
         if (spare := self._spare) is None:
             raise NotOpen(STORE_CLOSED)
         reader = spare.take()
         try:
-            return self._read(reader.execute, kind, ids, known or {})
+            return self._read(reader.execute, kind, ids, known or {}, sql)
         finally:
             spare.give_back(reader)
 
     def _read(
-        self, execute: Execute, kind: str, ids: Sequence[str], known: Mapping[str, str]
+        self,
+        execute: Execute,
+        kind: str,
+        ids: Sequence[str],
+        known: Mapping[str, str],
+        sql: Statements,
     ) -> dict[str, Record]:
         if len(ids) != 1:
-            return self._read_many(execute, kind, ids, known)
+            return self._read_many(execute, kind, ids, known, sql)
         id_ = ids[0]
         generation = known.get(id_)
         try:
-            row = execute(self._tables(kind).sql.point, (generation, id_)).get
+            row = execute(sql.point, (generation, id_)).get
         except FAILED as exc:
-            self._cannot_read(exc)
-            return {}
+            older = self._older(exc, kind, sql)
+            return {} if older is None else self._read(execute, kind, ids, known, older)
         if row is None:
             return {}
         if self._bounds is not None:
@@ -205,27 +217,40 @@ class SqliteStore(Store):
         return {id_: record_of(row, generation)}
 
     def _read_many(
-        self, execute: Execute, kind: str, ids: Sequence[str], known: Mapping[str, str]
+        self,
+        execute: Execute,
+        kind: str,
+        ids: Sequence[str],
+        known: Mapping[str, str],
+        sql: Statements,
     ) -> dict[str, Record]:
         asked = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
         chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
         try:
-            rows = [row for chunk in chunks for row in self._select(execute, kind, chunk)]
+            rows = [row for chunk in chunks for row in _select(execute, sql, chunk)]
         except FAILED as exc:
-            self._cannot_read(exc)
-            return {}
+            older = self._older(exc, kind, sql)
+            return {} if older is None else self._read(execute, kind, ids, known, older)
         if self._bounds is not None:
-            self._bounds.note(kind, [row[12] for row in rows])
-        return {row[12]: record_of(row[:12], row[13]) for row in rows}
+            self._bounds.note(kind, [row[13] for row in rows])
+        return {row[13]: record_of(row[:13], row[14]) for row in rows}
 
-    def _select(
-        self, execute: Execute, kind: str, asked: Sequence[tuple[str, str | None]]
-    ) -> list[Row]:
-        """Padded to a power of two with pairs that match nothing: few statements to prepare."""
-        size = 1 << (len(asked) - 1).bit_length()
-        pairs = [part for pair in asked for part in pair]
-        pairs += [None] * (2 * (size - len(asked)))
-        return execute(self._tables(kind).sql.many(size), pairs).fetchall()
+    def _older(self, exc: Exception, kind: str, sql: Statements) -> Statements | None:
+        """After a read that failed: statements for a table of layout 1; None: nothing was read."""
+        if lacks_versions(exc):
+            self._carry_over(kind)
+            return sql.layout_1
+        self._cannot_read(exc)
+        return None
+
+    def _carry_over(self, kind: str) -> None:
+        """Give a table of layout 1 its new columns soon; reads of it are slow until then.
+
+        Asked for once: if the file cannot be written now, the next write does it.
+        """
+        if self._writer is not None and kind not in self._carried:
+            self._carried.add(kind)
+            self._writer.put(self._tables(kind).make)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         acquire, clock, token = self._tables(kind).acquire, self._clock, self._new_token
@@ -244,6 +269,30 @@ class SqliteStore(Store):
             if bounds.published(file, kind, kept):
                 self._shrink_soon()
             return superseded
+
+        return await self.run(job, urgent=False)
+
+    def new_generation(self) -> str:
+        """Draw the generation of a copy that is to be put."""
+        return self._new_token()
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """Never AGAIN. All ids are stored in one transaction, or none if it raises."""
+
+        def job(file: apsw.Connection) -> dict[str, PutResult]:
+            tables, bounds = self._tables(kind), self._bounds
+            if bounds is None:
+                return tables.put(file, puts, self._clock())
+            bounds.count(file, kind)
+            results = tables.put(file, puts, self._clock())
+            stored = {
+                id_: puts[id_].copy
+                for id_, result in results.items()
+                if result.outcome is PutOutcome.STORED
+            }
+            if bounds.published(file, kind, stored):
+                self._shrink_soon()
+            return results
 
         return await self.run(job, urgent=False)
 
@@ -337,6 +386,16 @@ class SqliteStore(Store):
     ) -> T:
         """Run a step on the writer's thread, in a transaction that others may share."""
         return await self._opened().run(job, writes=writes, urgent=urgent)
+
+
+def _select(
+    execute: Execute, sql: Statements, asked: Sequence[tuple[str, str | None]]
+) -> list[Row]:
+    """Padded to a power of two with pairs that match nothing: few statements to prepare."""
+    size = 1 << (len(asked) - 1).bit_length()
+    pairs = [part for pair in asked for part in pair]
+    pairs += [None] * (2 * (size - len(asked)))
+    return execute(sql.many(size), pairs).fetchall()
 
 
 def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:

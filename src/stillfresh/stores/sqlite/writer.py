@@ -2,6 +2,9 @@
 
 Threads wait for their jobs. An event loop never waits for the file: it puts a job on the queue and
 awaits its future. A file that another process keeps locked is tried now and then only (S12).
+
+A caller on the loop that is cancelled has given up, and nothing may happen for it afterwards (S8):
+a write that has not begun is withdrawn, and one that has begun is waited for.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
@@ -112,15 +116,30 @@ class Writer:
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        """As `submit`, on the loop; waits if the queue is full."""
+        """As `submit`, on the loop; waits if the queue is full.
+
+        If it is cancelled, the job is withdrawn, or has been done when this raises.
+        """
         await self._room.acquire()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        work = Work(job, future, writes, urgent)
         try:
-            self._put(Work(job, future, writes, urgent))
+            self._put(work)
         except (NotOpen, StoreError):
             self._room.release()
             raise
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if writes and not self._is_withdrawn(work):
+                await _until_settled(work)
+            raise
+
+    def _is_withdrawn(self, work: Work) -> bool:
+        """Withdraw a job that has not begun. It keeps its place in the queue, and never runs."""
+        with self.database.claims:
+            work.is_withdrawn = not work.has_begun
+            return work.is_withdrawn
 
     def put(self, job: Callable[[apsw.Connection], object]) -> bool:
         """Queue a job that nobody waits for. False if it cannot be queued now."""
@@ -188,6 +207,9 @@ class Writer:
 
     def _settle(self, group: list[Work]) -> None:
         for work in group:
+            work.is_settled = True
+            if work.settled is not None:
+                work.settled.set()
             if self._loop is not None and work.future is not None:
                 self._room.release()
             if work.future is None or work.future.done():
@@ -224,7 +246,7 @@ class Writer:
         began = time.monotonic()
         with self._gate:
             self._limit_patience()
-        writes = [work for work in group if work.writes]
+        writes = [work for work in group if work.writes and not work.is_withdrawn]
         if self._breaker.is_open:
             for work in writes:
                 if not work.urgent and self._breaker.is_overtaken(work.began):
@@ -269,3 +291,12 @@ class Writer:
         except Empty:
             pass
         return group, False
+
+
+async def _until_settled(work: Work) -> None:
+    """Wait for the end of a job that has begun, however often the caller is cancelled."""
+    while not work.is_settled:
+        if work.settled is None:
+            work.settled = asyncio.Event()
+        with suppress(asyncio.CancelledError):
+            await work.settled.wait()
