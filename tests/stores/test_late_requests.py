@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Policy
-from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh import Cache, Policy, StoreError
+from stillfresh.stores.contract import Ask, Copy, Held, Lease, Store
 from stillfresh.stores.dynamodb import DynamoStore
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.redis import RedisStore
@@ -101,6 +101,142 @@ class TestS8Redis:
         assert await publishes(store, lease, b"new")
 
 
+class TestS15LeasesLeftBehind:
+    """A late ACQUIRE takes the lease, and nobody loads: its own process takes it at once."""
+
+    @pytest.fixture
+    async def proxy(self, valkey: Server) -> AsyncIterator[FlakyProxy]:
+        async with FlakyProxy(HOST, valkey.port) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    async def store(self, proxy: FlakyProxy, valkey: Server) -> AsyncIterator[RedisStore]:
+        self.prefix = f"left-{time.monotonic_ns()}"
+        self.url = f"redis://{HOST}:{proxy.port}/0"
+        store = RedisStore(self.url, prefix=self.prefix, timeout=10)
+        self.other = RedisStore(valkey.address, prefix=self.prefix, timeout=10)
+        async with opened(store, self.other):
+            await self.other.release(KIND, [await leased(self.other)])
+            await self.other.invalidate(KIND, ["b"])
+            yield store
+
+    async def taken_by_nobody(self, store: RedisStore, proxy: FlakyProxy) -> None:
+        """Both requests are under way when their sender gives up, and arrive later."""
+        proxy.lose("late", to=b"EVALSHA")
+        with pytest.raises(StoreError):
+            await leased(store)
+        proxy.heal()
+        await store.invalidate(KIND, ["b"])  # the server answers again
+        await proxy.deliver()
+        assert isinstance((await self.other.acquire(KIND, [Ask("a")], 30))["a"], Held)
+
+    async def test_a_request_that_was_given_up(self, store: RedisStore, proxy: FlakyProxy) -> None:
+        """The next request of the same process gets the lease, and its load is published."""
+        await self.taken_by_nobody(store, proxy)
+        lease = await leased(store)
+        assert await publishes(store, lease)
+
+    async def test_a_request_whose_caller_was_cancelled(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """It arrived, and nobody heard the answer."""
+        proxy.lose("silently", to=b"EVALSHA", times=1, waits=True)
+        asking = asyncio.create_task(leased(store))
+        while not proxy.lost:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await publishes(store, await leased(store))
+
+    async def test_the_first_of_two_requests(self, store: RedisStore, proxy: FlakyProxy) -> None:
+        """It arrives when the load of the second has ended: published, superseded, given up."""
+        seen = None
+        for end in ("published", "superseded", "released"):
+            proxy.held.clear()
+            proxy.lose("late", to=b"EVALSHA", times=1)
+            lease = await leased(store, seen)
+            if end == "superseded":
+                await self.other.invalidate(KIND, ["a"])
+            if end == "released":
+                await store.release(KIND, [lease])
+            else:
+                assert await publishes(store, lease) is (end == "published")
+            await proxy.deliver()
+            copy = (await store.read(KIND, ["a"]))["a"].copy
+            seen = None if copy is None else copy.generation
+            again = await leased(store, seen)
+            assert again.token != lease.token
+            assert await publishes(store, again)
+            seen = again.token
+
+    async def test_a_lease_under_which_this_process_loads_is_held(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """Sent twice or not: two loads at once are what leases prevent."""
+        for times in (0, 1):
+            proxy.lose("late", to=b"EVALSHA", times=times)
+            lease = await leased(store)
+            await proxy.deliver()
+            assert isinstance((await store.acquire(KIND, [Ask("a")], 30))["a"], Held)
+            await store.release(KIND, [lease])
+        await self.taken_by_nobody(store, proxy)
+        lease = await leased(store)
+        assert isinstance((await store.acquire(KIND, [Ask("a")], 30))["a"], Held)
+        assert await publishes(store, lease)
+
+    async def test_another_process_holds_what_it_holds(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """Requests that were given up change nothing about it."""
+        lease = await leased(self.other)
+        proxy.lose("late", to=b"EVALSHA")
+        with pytest.raises(StoreError):
+            await leased(store)
+        proxy.heal()
+        await store.invalidate(KIND, ["b"])
+        await proxy.deliver()
+        assert isinstance((await store.acquire(KIND, [Ask("a")], 30))["a"], Held)
+        assert (await store.read(KIND, ["a"]))["a"].held_until is not None
+        assert await publishes(self.other, lease)
+
+    async def test_a_read_says_that_nobody_loads(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """So callers that wait for the lease ask for it; in other processes it counts as held."""
+        await self.taken_by_nobody(store, proxy)
+        assert (await self.other.read(KIND, ["a"]))["a"].held_until is not None
+        assert (await store.read(KIND, ["a"]))["a"].held_until is None
+        assert (await store.read(KIND, ["a"], {"a": "known"}))["a"].held_until is None
+        await leased(store)
+        assert (await store.read(KIND, ["a"]))["a"].held_until is not None
+
+    async def test_no_reader_waits_for_it(self, store: RedisStore, proxy: FlakyProxy) -> None:
+        """Measured before: readers waited 5 and 13 seconds, for the end of the lease."""
+        cache = Cache(f"{self.url}?prefix={self.prefix}&timeout=10s")
+        loads = 0
+
+        @cache.batched("stock", fresh_for=60, lease_for=60)
+        async def stock(ids: list[str]) -> dict[str, int]:
+            nonlocal loads
+            loads += 1
+            return dict.fromkeys(ids, loads)
+
+        async with cache:
+            proxy.lose("late", to=b"EVALSHA")
+            assert await stock("a") == 1  # without the lease, and not stored
+            proxy.heal()
+            await cache.invalidate_tag("the server answers again")
+            await proxy.deliver()
+            await stock.invalidate("b")
+            other = RedisStore(self.url, prefix=self.prefix, timeout=10)
+            async with opened(other):
+                assert (await other.read("stock", ["a"]))["a"].held_until is not None
+            async with asyncio.timeout(20):
+                await stock.refresh("a")
+            assert loads == 2
+
+
 class TestS8DynamoDB:
     """T7: every write is held back once in front of a real DynamoDB server, and sent again."""
 
@@ -184,15 +320,15 @@ class TestS8DynamoDB:
 class Gate:
     """A method that waits before it is done."""
 
-    def __init__(self, method: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, method: Callable[..., Awaitable[object]]) -> None:
         self.reached = asyncio.Event()
         self.opens = asyncio.Event()
         self._method = method
 
-    def __get__(self, owner: Leases, _: type[Leases]) -> Callable[..., Awaitable[None]]:
-        async def waiting(*args: Any, **options: Any) -> None:
+    def __get__(self, owner: Leases, _: type[Leases]) -> Callable[..., Awaitable[object]]:
+        async def waiting(*args: Any, **options: Any) -> object:
             self.reached.set()
             await self.opens.wait()
-            await self._method(owner, *args, **options)
+            return await self._method(owner, *args, **options)
 
         return waiting

@@ -12,16 +12,30 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from stillfresh import Cache, ConfigError, Policy, StoreError
+from stillfresh import Answer, Cache, ConfigError, Policy, StoreError
 from stillfresh.clock import Clock
 from stillfresh.stores import A_TAG
-from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Failure,
+    Held,
+    Lease,
+    Mark,
+    Put,
+    PutOutcome,
+    Record,
+    Store,
+    When,
+)
 from stillfresh.stores.redis import RedisStore, scripts
 from stillfresh.stores.redis.cluster import Cluster
+from stillfresh.stores.redis.heard import AGAIN, Blank
 from stillfresh.stores.redis.layout import Command, Places
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.lua import Script
 from stillfresh.stores.urls import store_for
+from stillfresh.stores.versions import packed_version
 from stillfresh.testing import StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
@@ -73,9 +87,9 @@ class TestS9ClusterConformance(StoreConformance):
         return store_for(self.url, clock)
 
     async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
-        """S2: the node publishes, and the connection breaks."""
+        """S2: the node publishes or puts, and the connection breaks."""
         with pytest.MonkeyPatch.context() as patch:
-            lose_a_reply(patch, meanwhile)
+            lose_a_reply(patch, meanwhile, scripts.PUBLISH, scripts.PUT)
             return await step
 
 
@@ -89,6 +103,19 @@ async def lease_of(store: Store, id_: str, *tags: str, lasts: float = 30) -> Lea
 
 def copy_by(lease: Lease, value: bytes = b"value") -> Copy:
     return Copy(lease.token, time.time(), Policy(60), value)
+
+
+def new_copy(store: Store, version: bytes = b"", value: bytes = b"put") -> Copy:
+    generation = store.new_generation()
+    return Copy(generation, time.time(), Policy(60), value, version=version)
+
+
+async def stored(store: Store, put: Put, id_: str = "a") -> PutOutcome:
+    """Put it until the store says something else than AGAIN."""
+    while True:
+        outcome = (await store.put(KIND, {id_: put}))[id_].outcome
+        if outcome is not PutOutcome.AGAIN:
+            return outcome
 
 
 async def published(store: Store, id_: str, *tags: str) -> Copy:
@@ -274,6 +301,64 @@ class TestS9MovingSlots:
         await store.delete(KIND, ["a"])
         assert await store.read(KIND, ["a"]) == {}
 
+    async def test_s13_a_put_is_stored(self, store: RedisStore, move: Callable[[], Move]) -> None:
+        """As soon as the entry, its tags and the counter of its bucket are together."""
+        await published(store, "a", "eu")
+        it = move()
+        put = Put(new_copy(store), ("eu",))
+        await while_it_moves(it, asyncio.create_task(stored(store, put)))
+        assert await copy_in(store, "a") == put.copy
+        it.end()
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+        assert await stored(store, Put(new_copy(store), ("eu",))) is PutOutcome.STORED
+
+    async def test_s13_a_new_entry_is_put(
+        self, store: RedisStore, cluster: ClusterServers, prefix: str
+    ) -> None:
+        """The counter has moved: the new node takes it, before the slot is its own."""
+        await published(store, "a", "eu")
+        (names,) = store._place.of(KIND, ["a"])
+        others = [f"n{number}" for number in range(400)]
+        places = zip(others, store._place.of(KIND, others), strict=True)
+        beside = next(id_ for id_, place in places if place.base == names.base)
+        it = move_of(cluster, prefix, "a")
+        it.begin(names.base + b"+")
+        try:
+            put = Put(new_copy(store))
+            assert await stored(store, put, beside) is PutOutcome.STORED
+            assert await copy_in(store, beside) == put.copy
+        finally:
+            it.end()
+        assert await copy_in(store, beside) == put.copy
+
+    async def test_s13_an_invalidation_without_its_counter_stops_late_puts(
+        self, store: RedisStore, move: Callable[[], Move], cluster: ClusterServers, prefix: str
+    ) -> None:
+        """It has no stamp: a put that was sent before it does nothing when it arrives."""
+        await stored(store, Put(new_copy(store), ("eu",)))
+        it = move()
+        link = store._link
+        assert isinstance(link, Cluster)
+        for change in ("invalidate", "delete"):
+            (place,) = store._place.of(KIND, ["a"])
+            late = store._put_step(place, Put(new_copy(store)), time.time())
+            heard = link._primary(key_slot(it.key))._life
+            assert heard is not None
+            filled = heard[1].filled(late, drops_keys=False)
+            await getattr(store, change)(KIND, ["a"])
+            it.end()
+            _, sha, keys, *arguments = filled
+            node = cluster.client(it.new)
+            node.script_load(scripts.PUT.text)  # it may be new to this node
+            code, stamp = node.evalsha(sha, keys, *arguments)[:2]
+            assert (code, stamp > 0) == (AGAIN, True)
+            copy = await copy_in(store, "a")
+            assert copy is None or copy.mark is Mark.HARD
+            assert await stored(store, Put(new_copy(store), ("eu",))) is PutOutcome.STORED
+            it = move_of(cluster, prefix, "a")
+            it.begin()
+        it.end()
+
     async def test_a_slot_that_has_moved_is_found(
         self, store: RedisStore, cluster: ClusterServers, prefix: str
     ) -> None:
@@ -377,16 +462,17 @@ async def nothing() -> None:
 def lose_a_reply(
     patch: pytest.MonkeyPatch,
     meanwhile: Callable[[], Awaitable[object]] = nothing,
-    step: Script = scripts.PUBLISH,
+    *steps: Script,
 ) -> None:
     """A node does the next such step, and its reply gets lost with the connection."""
-    send, names = Link.send, {step.sha, step.text}
+    send = Link.send
+    names = {name for step in steps or [scripts.PUBLISH] for name in (step.sha, step.text)}
 
     async def sent(link: Link, commands: Sequence[Command]) -> list[Any]:
         replies = await send(link, commands)
         given = zip(commands, replies, strict=True)
         done = [reply for command, reply in given if names.intersection(command[:2])]
-        if any(reply and not isinstance(reply, RedisError) for reply in done):
+        if any(reply and reply != [0] and not isinstance(reply, RedisError) for reply in done):
             patch.setattr(Link, "send", send)
             await link.drop_idle()
             await meanwhile()
@@ -394,6 +480,12 @@ def lose_a_reply(
         return replies
 
     patch.setattr(Link, "send", sent)
+
+
+def move_all(move: Move) -> None:
+    """All keys have moved, and the slot still belongs to the old node."""
+    move.begin()
+    move.cluster.move_keys(move.slot, move.old, move.new)
 
 
 class TestS2LostRepliesWhileASlotMoves:
@@ -424,22 +516,92 @@ class TestS2LostRepliesWhileASlotMoves:
         lose_a_reply(monkeypatch, lambda: asyncio.to_thread(moving.begin, moving.key))
         assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
 
-    async def test_an_update(
-        self, cluster: ClusterServers, prefix: str, monkeypatch: pytest.MonkeyPatch
+    async def test_s13_a_put_at_the_new_node(
+        self, store: RedisStore, moving: Move, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is applied once."""
+        """It is sent there again with the same generation, and recognised."""
+        await stored(store, Put(new_copy(store)))
+        moving.begin(moving.key, counter_of(moving))
+        lose_a_reply(monkeypatch, nothing, scripts.PUT)
+        put = Put(new_copy(store))
+        assert await stored(store, put) is PutOutcome.STORED
+        assert await copy_in(store, "a") == put.copy
+
+    async def test_s13_a_put_at_the_old_node(
+        self, store: RedisStore, moving: Move, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All keys move before it is sent again: the new node knows it."""
+        await stored(store, Put(new_copy(store)))
+        lose_a_reply(monkeypatch, lambda: asyncio.to_thread(move_all, moving), scripts.PUT)
+        put = Put(new_copy(store))
+        assert await stored(store, put) is PutOutcome.STORED
+        assert await copy_in(store, "a") == put.copy
+
+    @pytest.mark.parametrize("goes_over", ["before the update", "during the update"])
+    async def test_an_update(
+        self,
+        cluster: ClusterServers,
+        prefix: str,
+        monkeypatch: pytest.MonkeyPatch,
+        goes_over: str,
+    ) -> None:
+        """It is applied once, as soon as the bucket's counter has gone over, too."""
         moving = Move(cluster, Places(prefix).of("stock", ["a"])[0].key)
         async with Cache(f"{cluster.url}?prefix={prefix}&timeout=5s") as cache:
             stock = cache.batched("stock", fresh_for="1h")(no_stock)
             await stock.put("a", 10)
-            moving.begin(moving.key)
+            is_over = goes_over == "before the update"
+            moving.begin(moving.key, *([counter_of(moving)] if is_over else []))
             try:
                 lose_a_reply(monkeypatch)
-                answer = await stock.update("a", lambda it: 0 if it is None else it.value + 1)
+                async with asyncio.TaskGroup() as tasks:
+                    updating = tasks.create_task(stock.update("a", one_more))
+                    if not is_over:
+                        await waits_for_the_counter(cluster, moving)
+                        await asyncio.to_thread(moving.keys, counter_of(moving))
+                answer = updating.result()
             finally:
                 moving.end()
             assert answer is not None
             assert answer.value == 11
+
+    async def test_s13_a_put_whose_counter_stays_behind(
+        self, cluster: ClusterServers, prefix: str
+    ) -> None:
+        """It says that the keys are moving, stores nothing, and does not stop the move."""
+        moving = Move(cluster, Places(prefix).of(KIND, ["a"])[0].key)
+        async with opened(cluster.url, prefix=prefix, timeout="500ms") as store:
+            before = Put(new_copy(store))
+            await stored(store, before)
+            moving.begin(moving.key)
+            try:
+                with pytest.raises(StoreError, match="moving these keys"):
+                    await store.put(KIND, {"a": Put(new_copy(store))})
+            finally:
+                moving.end()
+        async with opened(cluster.url, prefix=prefix) as store:
+            assert await copy_in(store, "a") == before.copy
+            assert await stored(store, Put(new_copy(store))) is PutOutcome.STORED
+
+
+def counter_of(move: Move) -> bytes:
+    return move.key[: move.key.index(b"}:") + 2] + b"+"
+
+
+def one_more(answer: Answer[int] | None) -> int:
+    return 0 if answer is None else answer.value + 1
+
+
+async def waits_for_the_counter(cluster: ClusterServers, move: Move) -> None:
+    """Until a put has asked the old node for its counter twice: it is waiting."""
+    asked = cluster.client(move.old)
+
+    def times() -> int:
+        calls = asked.info("commandstats").get("cmdstat_hget", {})
+        return int(calls.get("calls", 0))
+
+    first = times()
+    await eventually(lambda: times() > first + 1)
 
 
 class TestE13CloseWhileAStepIsUnderWay:
@@ -657,7 +819,9 @@ class TestS9Failover:
             assert copy is not None
             assert copy.mark is Mark.NONE
 
-    @pytest.mark.parametrize("step", ["invalidate", "delete", "a page", "publish", "acquire"])
+    @pytest.mark.parametrize(
+        "step", ["invalidate", "delete", "a page", "publish", "acquire", "put"]
+    )
     async def test_what_was_done_before_is_not_confirmed_either(
         self, mended: ClusterServers, prefix: str, step: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -666,22 +830,63 @@ class TestS9Failover:
         async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
             lease = await lease_of(ours, "a")
             (place,) = Places(prefix).of(KIND, ["a"])
-            page = scripts.INVALIDATE_TAG.call([place.base + b"#t"], place.base, 2, b"1")
+            tag = place.base + b"#t"
+            page = scripts.INVALIDATE_TAG.call([tag], place.base, Blank.AS_OF, 2, b"1")
             replica_of(mended, mended.primary_of(place.key)).pause()
             if step in {"invalidate", "delete", "a page"}:
                 with pytest.raises(StoreError, match="0 of 1 replicas"):
                     await theirs.delete(KIND, ["a"])
             else:
-                lose_a_reply(monkeypatch, step=getattr(scripts, step.upper()))
+                lose_a_reply(monkeypatch, nothing, getattr(scripts, step.upper()))
             asked: dict[str, Callable[[], Awaitable[object]]] = {
                 "publish": lambda: ours.publish(KIND, {"a": (lease, copy_by(lease))}),
                 "acquire": lambda: ours.acquire(KIND, [Ask("a", take_over=True)], 30),
+                "put": lambda: stored(ours, Put(new_copy(ours))),
                 "invalidate": lambda: ours.invalidate(KIND, ["a"]),
                 "delete": lambda: ours.delete(KIND, ["a"]),
                 "a page": lambda: ours._opened().run([page], lasting=True),  # of a tag, the second
             }
             with pytest.raises(StoreError, match="0 of 1 replicas"):
                 await asked[step]()
+
+    @pytest.mark.parametrize("outcome", ["stored", "replaced", "kept", "mixed", "refused"])
+    async def test_s13_no_answer_to_a_put_counts_before_the_replicas_have_it(
+        self, mended: ClusterServers, prefix: str, outcome: str
+    ) -> None:
+        """Decision 0110: it may rely on another's change, which a failover undoes."""
+        options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
+        async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
+            (place,) = Places(prefix).of(KIND, ["a"])
+            first = Put(new_copy(ours, packed_version(7)))
+            assert await stored(ours, first) is PutOutcome.STORED
+            theirs_put = Put(new_copy(theirs, packed_version(8)))
+            replica_of(mended, mended.primary_of(place.key)).pause()
+            with pytest.raises(StoreError, match="0 of 1 replicas"):
+                await stored(theirs, theirs_put)
+            put = {
+                "stored": theirs_put,
+                "replaced": first,
+                "kept": Put(new_copy(ours, packed_version(7))),
+                "mixed": Put(new_copy(ours, packed_version("7"))),
+                "refused": Put(new_copy(ours), when=When.NO_LIVE_COPY),
+            }[outcome]
+            with pytest.raises(StoreError, match="0 of 1 replicas"):
+                await stored(ours, put)
+
+    async def test_s13_again_is_answered_without_replicas(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """Nothing was done: there is nothing that a failover could undo."""
+        async with opened(mended.url, prefix=prefix, timeout="5s") as theirs:
+            await stored(theirs, Put(new_copy(theirs)))
+            options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
+            async with opened(mended.url, **options) as ours:
+                assert await copy_in(ours, "a") is not None
+                await stored(theirs, Put(new_copy(theirs)))
+                (place,) = Places(prefix).of(KIND, ["a"])
+                replica_of(mended, mended.primary_of(place.key)).pause()
+                again = await ours.put(KIND, {"a": Put(new_copy(ours))})
+                assert again["a"].outcome is PutOutcome.AGAIN
 
     async def test_it_opens_with_any_of_its_nodes(
         self, mended: ClusterServers, prefix: str
@@ -776,7 +981,7 @@ class TestS9Sentinel:
         """The primary dies; the Sentinels promote its replica, and every step goes there."""
         async with opened(sentinels.url, prefix=prefix, timeout="30s") as store:
             copy = await published(store, "a", "eu")
-            await eventually(lambda: "keys=3" in sentinels.replica.command("INFO keyspace"))
+            await eventually(lambda: "keys=4" in sentinels.replica.command("INFO keyspace"))
             sentinels.primary.stop()
             await patiently(lambda: store.invalidate_tag("eu"))
             found = await copy_in(store, "a")

@@ -4,15 +4,27 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from stillfresh import ConfigError, Policy, StoreError
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Held, Lease, Mark, Newer, Record
 from stillfresh.stores.redis import link as redis_link
+from stillfresh.stores.redis.heard import (
+    AGAIN,
+    FENCE,
+    Blank,
+    HeardStamps,
+    PutFence,
+    ReadCommand,
+    StampedCommand,
+)
 from stillfresh.stores.redis.layout import (
     ABSENT,
     BUCKETS,
+    EXTRA,
+    EXTRA_MARK,
     FIELDS,
     GLANCE,
     HEAD,
@@ -25,6 +37,7 @@ from stillfresh.stores.redis.layout import (
     VALUE,
     Places,
     announced,
+    asker_of,
     copy_fields,
     failure_fields,
     grant_of,
@@ -32,16 +45,21 @@ from stillfresh.stores.redis.layout import (
     listed,
     packed_tags,
     padded,
+    put_front,
+    put_tags,
     record_of,
+    stamp_of,
     stored_tags,
     unpacked_tags,
     unpadded,
 )
 from stillfresh.stores.redis.link import Link, is_away
 from stillfresh.stores.server import SLICE, SLICE_BYTES, slices
+from stillfresh.stores.versions import packed_version
 
 COPY = Copy("gen", 5.5, Policy(30, 60, 90), b"value", Mark.SOFT)
 TAGS = packed_tags(["a", "b"])
+STAMP = 1_700_000_000_000_007
 
 
 def a_string(
@@ -51,9 +69,15 @@ def a_string(
     held: tuple[float, str | None] = (7.5, "token"),
     failed: tuple[int, float] = (2, 9.5),
     value: bytes = b"value",
+    extra: bytes = b"",
 ) -> bytes:
     head = (MAGIC, kind, mark, *times, padded("gen"), held[0], padded(held[1]), *failed)
-    return FIELDS.pack(*head, len(TAGS), len(b"no")) + TAGS + b"no" + value
+    return FIELDS.pack(*head, len(extra + TAGS), len(b"no")) + extra + TAGS + b"no" + value
+
+
+def an_extra(version: bytes = b"", stamp: float = STAMP) -> bytes:
+    size = EXTRA.size - LENGTH.size + len(version)
+    return EXTRA.pack(size, EXTRA_MARK, stamp, bytes(32)) + version
 
 
 class TestS5Layout:
@@ -69,10 +93,16 @@ class TestS5Layout:
         assert absent is not None
         assert absent.copy is not None
         assert absent.copy.value is None
-        assert record_of(a_string(0, held=(7.5, None), failed=(0, 0.0))) == Record()
+        assert record_of(a_string(0, failed=(0, 0.0))) == Record(None, 7.5)
         assert a_string().startswith(copy_fields(COPY))
         assert stored_tags(a_string()) == [b"a", b"b"]
         assert stored_tags(b"") == []
+
+    def test_a_damaged_lease_or_failure_leaves_the_rest(self) -> None:
+        """S15: each part is read by itself."""
+        failure = Failure(2, 9.5, "no")
+        assert record_of(a_string(held=(float("inf"), "token"))) == Record(COPY, None, failure)
+        assert record_of(a_string(failed=(2, float("nan")))) == Record(COPY, 7.5)
 
     @pytest.mark.parametrize(
         "data",
@@ -85,8 +115,6 @@ class TestS5Layout:
             a_string(mark=9),
             a_string(times=(float("nan"), 30, 60, 90)),
             a_string(times=(5.5, -1, 60, 90)),
-            a_string(held=(float("inf"), "token")),
-            a_string(failed=(2, float("nan"))),
         ],
     )
     def test_a_string_of_another_program_is_not_ours(self, data: bytes | None) -> None:
@@ -95,8 +123,65 @@ class TestS5Layout:
 
     def test_the_shortest_string_is_read(self) -> None:
         """It has nothing but its fields."""
-        bare = FIELDS.pack(MAGIC, 0, 0, 0, 0, 0, 0, padded(None), 0, padded(None), 0, 0, 0, 0)
-        assert record_of(bare) == Record()
+        bare = FIELDS.pack(MAGIC, 0, 0, 0, 0, 0, 0, padded(None), 7.5, padded("t"), 0, 0, 0, 0)
+        assert record_of(bare) == Record(None, 7.5)
+
+    def test_a_string_without_copy_lease_and_failure_is_nothing(self) -> None:
+        """S13: the trace of a deletion is there for late puts alone; readers see a miss."""
+        assert record_of(a_string(0, held=(7.5, None), failed=(0, 0.0))) is None
+        trace = a_string(0, held=(0.0, None), failed=(0, 0.0), value=b"", extra=an_extra())
+        assert record_of(trace) is None
+        assert stamp_of(trace) == STAMP
+        assert listed(trace, len(trace)) is None
+
+    def test_a_changed_string_has_a_stamp_and_a_version(self) -> None:
+        """S13: they stand in its first tag, which is none; older strings have neither."""
+        version = packed_version(7)
+        changed = a_string(extra=an_extra(version))
+        expected = replace(COPY, version=version)
+        assert record_of(changed) == Record(expected, 7.5, Failure(2, 9.5, "no"))
+        assert stamp_of(changed) == STAMP
+        assert stored_tags(changed) == [b"a", b"b"]
+        found = listed(changed, len(changed))
+        assert found is not None
+        assert found[1] == len(b"value")
+        assert stamp_of(a_string()) == 0
+        assert stamp_of(b"") == 0
+
+    @pytest.mark.parametrize("stamp", [-1.0, 0.0, float("nan"), float("inf"), 3e15])
+    def test_a_stamp_that_there_is_not_is_not_known(self, stamp: float) -> None:
+        """S13, S15: what another program wrote there is never taken for one."""
+        assert stamp_of(a_string(extra=an_extra(stamp=stamp))) == 0
+
+    @pytest.mark.parametrize(
+        "extra",
+        [
+            EXTRA.pack(43, EXTRA_MARK, STAMP, bytes(32)),
+            EXTRA.pack(500, EXTRA_MARK, STAMP, bytes(32)),
+            EXTRA.pack(47, EXTRA_MARK, STAMP, bytes(32)) + b"xyz",
+        ],
+    )
+    def test_a_broken_extra_tag_is_not_ours(self, extra: bytes) -> None:
+        """S15: too short, longer than all tags, or with a version that is none."""
+        assert record_of(a_string(extra=extra)) is None
+
+    def test_the_front_of_a_put_is_that_of_its_string(self) -> None:
+        """S13: the server adds the stamp and the replaced ids between front and rest."""
+        version = packed_version("v1")
+        copy = replace(COPY, mark=Mark.NONE, version=version)
+        front = put_front(copy, len(TAGS))
+        text = front + NUMBER.pack(STAMP) + bytes(32) + version + TAGS + b"value"
+        assert record_of(text) == Record(copy)
+        assert put_tags(front + version + TAGS + b"value") == [b"a", b"b"]
+        assert stamp_of(text) == STAMP
+        assert stored_tags(text) == [b"a", b"b"]
+
+    def test_the_asker_of_a_lease(self) -> None:
+        """S15: the part of the token that its sender drew."""
+        token = "ab" * 10 + "0" * 16
+        assert asker_of(a_string(held=(7.5, token))) == "ab" * 10
+        assert asker_of(a_string(held=(7.5, None))) == ""
+        assert asker_of(b"") == ""
 
     def test_tags_of_the_lease_and_of_the_copy(self) -> None:
         """I26: both are tags; each once."""
@@ -214,7 +299,7 @@ class TestS5RoundTrips:
         self, memory: bytes, *, expected: bool
     ) -> None:
         """With a limit, and a policy that drops any of them."""
-        assert redis_link._drops_keys(memory) is expected
+        assert redis_link.drops_keys(memory) is expected
 
     def test_a_node_of_a_cluster_is_refused_at_a_plain_address(self) -> None:
         """S9: and a plain server at a cluster's; a server that does not say is taken."""
@@ -236,6 +321,14 @@ class TestS5RoundTrips:
             confirmed([b"a", 1], wait)
         with pytest.raises(StoreError, match="refused: ResponseError: no"):
             confirmed([b"a", ResponseError("no")], wait)
+
+    def test_an_answer_that_nothing_was_done_needs_no_replicas(self) -> None:
+        """S13: AGAIN promises nothing; beside another answer, they must confirm that one."""
+        confirmed, wait = redis_link._confirmed, [("WAIT", 2, 500)]
+        again = [AGAIN, 7]
+        assert confirmed([again, again, 0], wait) == [again, again]
+        with pytest.raises(StoreError, match="0 of 2 replicas"):
+            confirmed([again, [1, 7, b""], 0], wait)
 
     def test_who_refused_is_not_away(self) -> None:
         """Only without an answer may the step have been done or not."""
@@ -263,3 +356,60 @@ class TestS5RoundTrips:
             await link.dedicated()
         assert len(tries) == 2
         await link.close()
+
+
+BASE = b"p:v2:{by}:"
+
+
+class TestS13Heard:
+    """What a process has heard of a server's stamps."""
+
+    def test_commands_are_filled_in_when_they_are_sent(self) -> None:
+        """The last stamp of the command's own bucket; 0 if none was heard. Others stay as is."""
+        heard = HeardStamps(len(BASE))
+        step = StampedCommand(("EVALSHA", "sha", 1, BASE + b"k", Blank.AS_OF, b"x"))
+        put = StampedCommand(("EVALSHA", "sha", 1, BASE + b"k", PutFence(b"how"), b"value"))
+        assert heard.filled(step, drops_keys=True)[4:] == (0, b"x")
+        fence = FENCE.pack(0, 0, drops_keys := True) + b"how"
+        assert heard.filled(put, drops_keys=drops_keys)[4:] == (fence, b"value")
+        heard.note_stamp(BASE, 7)
+        heard.note_stamp(b"p:v2:{25}:", 9)
+        heard.note_time(100.0)
+        assert heard.filled(step, drops_keys=False)[4:] == (7, b"x")
+        fence = heard.filled(put, drops_keys=False)[4]
+        as_of, good_until, drops_keys = FENCE.unpack_from(fence)
+        assert (as_of, drops_keys) == (7, 0)
+        assert 130e6 <= good_until < 140e6
+        plain = ("MGET", b"a")
+        assert heard.filled(plain, drops_keys=False) is plain
+
+    def test_the_highest_stamp_counts_until_the_server_says_again(self) -> None:
+        """A server that has lost its counter begins lower: its own word counts."""
+        heard = HeardStamps(len(BASE))
+        put = StampedCommand(("EVALSHA", "sha", 2, BASE + b"+", BASE + b"+", b"k"))
+        for reply, expected in (
+            ([1, 7, b""], 7),
+            ([1, 5, b""], 7),
+            (6, 7),
+            (ResponseError("no"), 7),
+            ([0], 7),
+            ([AGAIN, 4], 4),
+            ([AGAIN, 9, 50_000_000], 9),
+        ):
+            heard.hear(put, reply)
+            assert heard.as_of(BASE) == expected
+        assert heard._good_until() > 0
+
+    def test_what_is_read_is_heard(self) -> None:
+        """By the keys of the command, of whatever kind it is; what is no string is passed over."""
+        text, keys = a_string(extra=an_extra()), [BASE + b"a", b"p:v2:{25}:b"]
+        for command, reply in (
+            (("MGET", *keys), [text, None]),
+            (("GETRANGE", keys[0], 0, 511), text),
+            (("EVALSHA", "sha", 2, *keys, 512), [text, b""]),
+        ):
+            heard = HeardStamps(len(BASE))
+            heard.hear(ReadCommand(command), reply)
+            heard.hear(command, reply)
+            assert (heard.as_of(BASE), heard.as_of(keys[1][: len(BASE)])) == (STAMP, 0)
+            heard.hear(ReadCommand(command), ResponseError("no"))

@@ -22,16 +22,21 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Newer,
+    Put,
+    PutOutcome,
+    PutResult,
 )
 from stillfresh.stores.redis import RedisStore, listing, scripts
 from stillfresh.stores.redis import link as redis_link
 from stillfresh.stores.redis import threads as redis_threads
 from stillfresh.stores.redis.channel import RedisChannel
 from stillfresh.stores.redis.cluster import LOCATE_EVERY, Cluster
+from stillfresh.stores.redis.heard import AGAIN, Blank, PutFence, StampedCommand
 from stillfresh.stores.redis.layout import (
     BUCKETS,
     FIELDS,
     GLANCE,
+    HOW,
     MAGIC,
     NUMBER,
     VALUE,
@@ -181,10 +186,15 @@ def reads(*answers: Any) -> tuple[ThreadReads, list[ThreadConnection]]:
     return found, made
 
 
+KEEPS, DROPS = (
+    b"maxmemory:100\r\nmaxmemory_policy:%b\r\n" % it for it in (b"noeviction", b"allkeys-lru")
+)
+
+
 class TestE20ThreadReads:
     def test_a_connection_is_used_again(self) -> None:
         """One MGET for all keys; closing closes those that are idle."""
-        found, made = reads([b"1", None], [b"2"])
+        found, made = reads([b"1", None], KEEPS, [b"2"])
         assert found.texts([b"a", b"bc"]) == [b"1", None]
         assert found.texts([b"d"]) == [b"2"]
         (connection,) = made
@@ -199,7 +209,7 @@ class TestE20ThreadReads:
         """Its connections are closed; the next reads fail at once, and a later one tries it."""
         clock = SimpleNamespace(now=100.0)
         monkeypatch.setattr(redis_threads, "time", SimpleNamespace(monotonic=lambda: clock.now))
-        found, made = reads(RedisConnectionError("gone"), [b"1"], [b"2"])
+        found, made = reads(RedisConnectionError("gone"), [b"1"], KEEPS, [b"2"])
         with pytest.raises(StoreError, match="the Redis server is unavailable: gone"):
             found.texts([b"a"])
         assert made[0].is_closed
@@ -210,9 +220,33 @@ class TestE20ThreadReads:
         assert found.texts([b"a"]) == [b"2"]
         assert len(made) == 2
 
+    @pytest.mark.parametrize("answer", [DROPS, ResponseError("no permission")])
+    def test_s15_a_server_that_drops_keys_is_looked_at_once_a_second(
+        self, monkeypatch: pytest.MonkeyPatch, answer: object
+    ) -> None:
+        """With a read; while it drops keys, the event loop reads. What it does not say, it does."""
+        clock = SimpleNamespace(now=100.0)
+        monkeypatch.setattr(redis_threads, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        found, made = reads([b"1"], KEEPS, [b"2"], [b"3"], answer, [b"4"], KEEPS)
+        assert found.texts([b"a"]) == [b"1"]
+        assert found.texts([b"a"]) == [b"2"]
+        clock.now += redis_link.LOOK_EVERY
+        for _ in range(3):
+            with pytest.raises(StoreError, match="this Redis server drops keys"):
+                found.texts([b"a"])
+        clock.now += redis_link.LOOK_EVERY
+        assert found.texts([b"a"]) == [b"4"]
+        (connection,) = made
+        assert [it.startswith(b"*2\r\n$4\r\nINFO") for it in connection.sent] == [
+            *(False, True),
+            False,
+            *(False, True),
+            *(False, True),
+        ]
+
     def test_an_interrupt_is_no_failure_of_the_server(self) -> None:
         """It is raised as it is; a connection with an unread reply is closed."""
-        found, made = reads(KeyboardInterrupt(), [b"1"])
+        found, made = reads(KeyboardInterrupt(), [b"1"], KEEPS)
         with pytest.raises(KeyboardInterrupt):
             found.texts([b"a"])
         assert made[0].is_closed
@@ -270,7 +304,10 @@ class TestS5Connections:
         closed = list[bool]()
 
         class Silent:
-            async def send_command(self, *_: str) -> None:
+            def pack_commands(self, commands: object) -> object:
+                return commands
+
+            async def send_packed_command(self, _: object) -> None:
                 raise OSError("gone")
 
             async def disconnect(self, *, nowait: bool) -> None:
@@ -582,7 +619,7 @@ class TestS5Steps:
         """No caller can have seen it; one that can be read is the answer."""
         end = NUMBER.pack(7.5)
         lease = [b"lease", end, padded("t"), b"3"]
-        link = Replies([[b"newer", b"XX"], [b"held", end]], [1], [lease])
+        link = Replies([[b"newer", b"XX"], [b"held", end, b"x"]], [[1, 7]], [lease])
         grants = await a_store(link).acquire("post", [Ask("a"), Ask("b", "seen", ("tag",))], 9)
         assert grants == {"a": Lease("a", "t", 7.5, 3), "b": Held(7.5)}
         assert [len(commands) for commands, _ in link.asked] == [2, 1, 1]
@@ -599,13 +636,15 @@ class TestS5Steps:
 
     async def test_a_node_that_is_away_grants_nothing(self) -> None:
         """The others do."""
-        link = Replies([StoreError("gone"), [b"held", NUMBER.pack(7.5)]])
+        link = Replies([StoreError("gone"), [b"held", NUMBER.pack(7.5), b"x"]])
         assert await a_store(link).acquire("post", [Ask("a"), Ask("b")], 9) == {"b": Held(7.5)}
-        assert link.asked[0][1] == {"urgent": False, "lasting": True, "partly": True}
+        options = link.asked[0][1]
+        assert options.pop("before_again") is not None
+        assert options == {"urgent": False, "lasting": True, "partly": True}
 
     async def test_s2_a_publication_that_is_sent_again_says_so(self) -> None:
         """So that the script looks whether it was done; tags that came late go along."""
-        link = Replies([1, 0])
+        link = Replies([[1, 7], [0]])
         lease = Lease("a", "t", 9.0, 4)
         copy, absent = (Copy("t", 5.0, Policy(30), it) for it in (b"value", None))
         both = {"a": (lease, copy), "b": (lease, absent)}
@@ -624,7 +663,7 @@ class TestS5Steps:
 
     async def test_what_must_be_delivered_is_urgent(self) -> None:
         """Invalidations and deletions, hard unless it is said; not renewals and releases."""
-        link = Replies([1], [1], [1], [1, 0], [1])
+        link = Replies([[1, 7]], [[1, 7]], [[1, 7]], [1, 0], [1])
         store, lease = a_store(link), Lease("a", "t", 9.0)
         await store.invalidate("post", ["a"])
         await store.invalidate("post", ["a"], soft=True)
@@ -641,17 +680,67 @@ class TestS5Steps:
 
     async def test_a_tag_is_walked_in_every_bucket(self) -> None:
         """On from where each ended; an id is told once, and other keys are not."""
-        first = [(b"7", [b"post:a", b"no key"])] + [(b"0", [])] * (len(BUCKETS) - 1)
-        link = Replies(first, [(b"0", [b"post:a", b"page:b"])])
+        end: Any = (1, 7, b"0", [], [])
+        first = [(1, 7, b"7", [b"post:a", b"no key"], [])] + [end] * (len(BUCKETS) - 1)
+        link = Replies(first, [(1, 7, b"0", [b"post:a", b"page:b"], [])])
         reached = await a_store(link).invalidate_tag("eu")
         assert reached == [("post", "a"), ("page", "b")]
         (every, options), (rest, _) = link.asked
         assert (len(every), len(rest)) == (len(BUCKETS), 1)
         assert (every[0][-2:], rest[0][-2:]) == ((Mark.HARD, b"0"), (Mark.HARD, b"7"))
         assert options == {"urgent": True, "lasting": True}
-        link = Replies([(b"0", [])] * len(BUCKETS))
+        link = Replies([end] * len(BUCKETS))
         await a_store(link).invalidate_tag("eu", soft=True)
         assert link.asked[0][0][0][-2] == Mark.SOFT
+
+    async def test_s8_a_page_of_a_tag_that_has_changed_is_asked_for_again(self) -> None:
+        """Its other buckets go on afterwards; for ever it is not asked for."""
+        end: Any = (1, 7, b"0", [], [])
+        later = (1, 7, b"5", [b"post:a"], [b"post:b"])
+        again: Any = (1, 7, b"0", [b"post:a", b"post:b"], [])
+        link = Replies([later] + [end] * (len(BUCKETS) - 1), [again])
+        assert await a_store(link).invalidate_tag("eu") == [("post", "a"), ("post", "b")]
+        (every, _), (rest, _) = link.asked
+        assert rest == every[:1]
+        link = Replies(*[[later] * len(BUCKETS)] * 2)
+        with pytest.raises(StoreError, match="other processes keep changing these entries"):
+            await a_store(link, timeout=1e-9).invalidate_tag("eu")
+
+    async def test_s8_what_has_changed_is_invalidated_again_for_a_while(self) -> None:
+        """Those that were done are not; for ever none is."""
+        link = Replies([[1, 7], [AGAIN, 8]], [[1, 9]])
+        await a_store(link).invalidate("post", ["a", "b"])
+        assert [len(commands) for commands, _ in link.asked] == [2, 1]
+        assert link.asked[1][0] == link.asked[0][0][1:]
+        link = Replies([[AGAIN, 8]])
+        with pytest.raises(StoreError, match="other processes keep changing these entries"):
+            await a_store(link, timeout=1e-9).delete("post", ["a"])
+
+    async def test_s13_a_put_is_one_round_trip(self) -> None:
+        """Of all ids; one whose node is unavailable gets no result."""
+        codes = [AGAIN, 1, 2, 3, 4, 5]
+        link = Replies([*([code, 7, b"v", bytes(32)] for code in codes), 8, StoreError("gone")])
+        store = a_store(link)
+        ids = [str(number) for number in range(8)]
+        copies = [Copy(store.new_generation(), 5.0, Policy(30), b"value") for _ in ids]
+        results = await store.put(
+            "post", {id_: Put(it) for id_, it in zip(ids, copies, strict=True)}
+        )
+        assert list(results.values()) == [
+            PutResult(PutOutcome.AGAIN),
+            PutResult(PutOutcome.STORED, b"v", 7),
+            PutResult(PutOutcome.REPLACED, b"v", 7),
+            PutResult(PutOutcome.KEPT, b"v"),
+            PutResult(PutOutcome.MIXED, b"v"),
+            PutResult(PutOutcome.REFUSED, b"v"),
+            PutResult(PutOutcome.STORED, b"", 8),
+        ]
+        ((commands, options),) = link.asked
+        assert options.pop("before_again") is not None
+        assert options == {"lasting": True, "partly": True}
+        base = Places("stillfresh").bases[0]
+        assert commands[0][4] == PutFence(HOW.pack(len(base), 0, 0, 0, 1, 0, 0) + b"90000")
+        assert {type(it) for it in commands} == {StampedCommand}
 
     async def test_the_server_drops_what_is_gone(self) -> None:
         """By its own clock; a closed store says so."""
@@ -678,13 +767,20 @@ class TestS5Steps:
 
         async def run(steps: list[tuple[Any, ...]], **options: object) -> list[Any]:
             asked.append((len(steps), options))
-            return [[b"x", b"y"]]
+            return answers.pop(0)
 
         cluster.run = run
-        command = ("EVALSHA", b"", 1, base + b"#eu", base, b"2", b"0")
-        assert await cluster._tag_by_members(command, lasting=True) == (b"0", [b"x", b"y"])
+        answers: list[list[Any]] = [[1], [[b"x", b"y"]], [[AGAIN, 7], [1, 8]], [[1, 9]], [1]]
+        command = ("EVALSHA", b"", 1, base + b"#eu", base, Blank.AS_OF, b"2", b"0")
+        told = await cluster._tag_by_members(command, lasting=True)
+        assert told == [1, 0, b"0", [b"x", b"y"], []]
         lasting = {"urgent": True, "lasting": True}
-        assert asked == [(1, lasting), (1, {"urgent": True}), (2, lasting), (1, {})]
+        steps = [(1, lasting), (1, {"urgent": True}), (2, lasting), (1, lasting), (1, {})]
+        assert asked == steps
+        cluster._timeout = -1.0
+        answers[:] = [[1], [[b"x"]], [[AGAIN, 7]]]
+        with pytest.raises(StoreError, match="other processes keep changing these entries"):
+            await cluster._tag_by_members(command, lasting=True)
 
     @pytest.mark.parametrize(
         ("url", "nodes"),

@@ -12,6 +12,7 @@ other. It then changes nothing (`scripts.py`), and is tried again until they are
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from redis.exceptions import AskError, MovedError, ReadOnlyError, ResponseError,
 from stillfresh.backoff import pause_after
 from stillfresh.errors import STORE_CLOSED, StoreError
 from stillfresh.stores.redis import lua, scripts
+from stillfresh.stores.redis.heard import AGAIN, Blank, StampedCommand
 from stillfresh.stores.redis.layout import TAGGED, Command, announced, stored_tags
 from stillfresh.stores.redis.link import ASKING, Address, Link, checked, is_away
 
@@ -31,12 +33,16 @@ LOCATE_EVERY: Final = 0.1  # seconds between two looks at the nodes' own table
 ELSEWHERE: Final = "non local key"
 """The reply of a script that found one of its keys on another node."""
 KEPT_TAGS: Final = {
-    it.sha for it in (scripts.ACQUIRE, scripts.PUBLISH, scripts.RENEW, scripts.RELEASE)
+    it.sha for it in (scripts.ACQUIRE, scripts.PUBLISH, scripts.PUT, scripts.RENEW, scripts.RELEASE)
 }
 """Steps that name tags which an earlier step stored."""
-TOLD: Final = {scripts.PUBLISH.sha, scripts.INVALIDATE.sha, scripts.DELETE.sha}
+TOLD: Final = {it.sha for it in (scripts.PUBLISH, scripts.PUT, scripts.INVALIDATE, scripts.DELETE)}
 """Steps that are announced to listeners."""
 MOST_OF_TAGS: Final = 200_000  # bytes: more than the tags of a key may have
+KEEPS_CHANGING: Final = (
+    "other processes keep changing these entries: they were not invalidated within the time-out; "
+    "invalidate them again"
+)
 
 
 class RoutedCommand(Struct, eq=False):
@@ -69,7 +75,8 @@ class Cluster:
         self._seeds = seeds
         self._new_link = new_link
         self._timeout = timeout
-        self._slots = {key_slot(base) for base in bases}
+        self._bases = {base: key_slot(base) for base in bases}
+        self._slots = set(self._bases.values())
         self._links: dict[Address, Link] = {}
         self._primaries: dict[int, Link] = {}
         """By slot of a bucket."""
@@ -124,6 +131,7 @@ class Cluster:
         urgent: bool = False,
         lasting: bool = False,
         partly: bool = False,
+        before_again: Callable[[], None] | None = None,
     ) -> list[Any]:
         """The replies, in order, each from the node that holds its key."""
         pairs = zip(commands, settle or commands, strict=True)
@@ -139,7 +147,7 @@ class Cluster:
                 for step in left:
                     step.reply = moving
                 break
-            await self._round(left, urgent=urgent, lasting=lasting)
+            await self._round(left, urgent=urgent, lasting=lasting, before_again=before_again)
             left = [step for step in left if not step.is_done]
             rounds += 1
         lost = [step.reply for step in steps if isinstance(step.reply, StoreError)]
@@ -147,10 +155,19 @@ class Cluster:
             raise lost[0]
         return checked([step.reply for step in steps], "of the cluster")
 
-    async def _round(self, steps: Sequence[RoutedCommand], *, urgent: bool, lasting: bool) -> None:
+    async def _round(
+        self,
+        steps: Sequence[RoutedCommand],
+        *,
+        urgent: bool,
+        lasting: bool,
+        before_again: Callable[[], None] | None,
+    ) -> None:
         """Send each command to its node, all nodes at once; return those to try again."""
         groups = await self._by_node(steps)
-        sends = [self._send(link, some, urgent, lasting) for link, some in groups.items()]
+        sends = [
+            self._send(link, some, urgent, lasting, before_again) for link, some in groups.items()
+        ]
         for ended in await asyncio.gather(*sends, return_exceptions=True):
             if ended is not None:
                 raise ended
@@ -158,6 +175,8 @@ class Cluster:
             if not step.is_done and step.lost is None:
                 await self._redirect(step, lasting=lasting)
         if any(step.lost for step in steps):
+            if before_again is not None:
+                before_again()
             await self._locate()
             for link, some in groups.items():
                 self._settle_elsewhere(link, some)
@@ -174,13 +193,20 @@ class Cluster:
         return groups
 
     async def _send(
-        self, link: Link, steps: Sequence[RoutedCommand], urgent: bool, lasting: bool
+        self,
+        link: Link,
+        steps: Sequence[RoutedCommand],
+        urgent: bool,
+        lasting: bool,
+        before_again: Callable[[], None] | None,
     ) -> None:
         try:
             forms = [await self._form(link, step) for step in steps]
             again = [_again(step, form) for step, form in zip(steps, forms, strict=True)]
 
             def settle() -> list[Command]:
+                if before_again is not None:
+                    before_again()
                 for step in steps:  # also where a redirection leads
                     step.command = step.again
                 return [command for form in again for command in form]
@@ -219,9 +245,8 @@ class Cluster:
             look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
             _, text = await link.replies(look)
             tags = stored_tags(text) if isinstance(text, bytes) else []
-        if sha == scripts.ACQUIRE.sha:
-            tags = list(dict.fromkeys([*scripts.tags_asked(command), *tags]))
-        return [ASKING, scripts.with_sets(scripts.while_moving(command), tags)]
+        tags = list(dict.fromkeys([*scripts.tags_named(command), *tags]))
+        return [ASKING, scripts.with_all_keys(command, tags)]
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
         """The node to ask, by the reply of the one that was asked."""
@@ -233,27 +258,45 @@ class Cluster:
         elif step.command[1] == scripts.INVALIDATE_TAG.sha:
             step.reply = await self._tag_by_members(step.command, lasting=lasting)
             step.is_done = True
-        elif isinstance(reply, AskError):
+        elif isinstance(reply, AskError) and not await self._keeps_counter(asked, step):
             step.asked = self._named(reply, asked)
+
+    async def _keeps_counter(self, old: Link, step: RoutedCommand) -> bool:
+        """Does a put have to wait, because its bucket's counter is still at the old node (S13)?
+
+        The new node would begin a counter of its own, and then refuse to take over the old one.
+        Where neither node has one, the new node begins it: the old one no longer can.
+        """
+        if step.command[1] != scripts.PUT.sha:
+            return False
+        counter = StampedCommand(step.command).base + b"+"
+        (found,) = await old.replies([("HGET", counter, "n")])
+        return not _is_elsewhere(found)
 
     def _named(self, reply: AskError, asked: Link) -> Address:
         """A node without a name is on the machine of the node that was asked."""
         hosts = (host for (host, _), link in self._links.items() if link is asked)
         return reply.host or next(hosts, ""), reply.port
 
-    async def _tag_by_members(
-        self, command: Command, *, lasting: bool
-    ) -> tuple[bytes, list[bytes]]:
+    async def _tag_by_members(self, command: Command, *, lasting: bool) -> list[Any]:
         """The tag's set and its ids are on two nodes: invalidate each id where it is."""
-        _, _, _, key, base, mark, _ = command
+        _, _, _, key, base, _, mark, _ = command
         tag = key[len(base) + 1 :]
         note = scripts.NOTE_TAG.call([base + b"@"], base, tag)
         await self.run([note], urgent=True, lasting=lasting)
         (members,) = await self.run([("SMEMBERS", key)], urgent=True)
-        steps = [scripts.INVALIDATE.call([base + it], base, it, mark) for it in members]
-        await self.run(steps, urgent=True, lasting=lasting)
+        left = list(members)
+        until = asyncio.get_running_loop().time() + self._timeout
+        while left:
+            steps = [
+                scripts.INVALIDATE.call([base + it], base, it, Blank.AS_OF, mark) for it in left
+            ]
+            replies = await self.run(steps, urgent=True, lasting=lasting)
+            left = [it for it, reply in zip(left, replies, strict=True) if reply[0] == AGAIN]
+            if left and asyncio.get_running_loop().time() > until:
+                raise StoreError(KEEPS_CHANGING)
         await self.run([announced(base, TAGGED, tag)])
-        return b"0", list(members)
+        return [scripts.DONE, 0, b"0", list(members), []]
 
     def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:
         """Settle lost replies at the node that holds the key by now."""
@@ -279,7 +322,12 @@ class Cluster:
             raise StoreError(STORE_CLOSED)
         if (link := self._links.get(address)) is None:
             link = self._links[address] = self._new_link(address)
+            link.held_bases = partial(self._bases_of, link)
         return link
+
+    def _bases_of(self, link: Link) -> list[bytes]:
+        """The buckets that a node holds, as far as it is known."""
+        return [base for base, slot in self._bases.items() if self._primaries.get(slot) is link]
 
     async def _locate(self) -> None:
         """Read the nodes' own table: once for callers that come together, and not too often."""
@@ -334,8 +382,11 @@ class Cluster:
 
 def _again(step: RoutedCommand, form: list[Command]) -> list[Command]:
     """S2: as it is sent if its reply was lost; a PUBLISH says so in its last argument."""
-    last = (*form[-1][:-1], step.again[-1])
-    return form if step.again is step.command else [*form[:-1], last]
+    if step.again is step.command:
+        return form
+    last = form[-1]
+    again = (*last[:-1], step.again[-1])
+    return [*form[:-1], StampedCommand(again) if isinstance(last, StampedCommand) else again]
 
 
 def _slot(command: Command) -> int:

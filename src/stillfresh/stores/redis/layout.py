@@ -5,6 +5,13 @@ that say which ids of that bucket have a tag: a step on an id, its tags included
 slot. The string begins with `HEAD` bytes of fixed fields, so that a script changes a lease or a
 mark in place however long the value is; then come the tags, the error and the value.
 
+S13: once an entry has been changed, its first tag is none. It holds the `EXTRA` fields: the stamp
+of the last change, the ids of the last four copies that were replaced, and the version. Releases
+without the step `put` take it for a tag, so they can still read, invalidate and delete the entry. A
+string that they wrote has no such tag: its last change is not known.
+
+A string without copy, lease and failure is the trace of a deletion: nothing is there for readers.
+
 Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
 """
 
@@ -31,6 +38,7 @@ from stillfresh.stores.contract import (
     Unread,
     policy_of,
 )
+from stillfresh.stores.versions import INTEGER, NO_VERSION, TEXT
 
 BUCKETS: Final = (  # noqa: SIM905 (as a list it would take 32 lines)
     "6u by 25 f9 0n db o2 gg 8c 06 4g 4v ed m1 fa 2m "
@@ -53,8 +61,28 @@ FAILURE: Final = Struct(">Id")
 NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
 HEAD: Final = FIELDS.size
+EXTRA: Final = Struct(">I4sd32s")
+"""S13: a length, `EXTRA_MARK`, the stamp of the last change, and the ids of four replaced copies.
+The length counts what follows it, with the version behind these fields."""
+EXTRA_MARK: Final = b"\0SF2"
+EXTRA_AT: Final = HEAD + LENGTH.size
+CHANGED_AT: Final = EXTRA_AT + len(EXTRA_MARK)
+FULL_HEAD: Final = HEAD + EXTRA.size
+"""The fixed fields of an entry that has been changed."""
+SHORT_ID: Final = 8
+"""Bytes of a generation by which a replaced copy is remembered."""
+LAST_STAMP: Final = 3_000_000_000_000_000
+"""No stamp is as high before the year 2065: they begin with the microsecond of their birth."""
+SIZES: Final = Struct(">III4s")
+"""The sizes of the tags, of the error and of the extra fields, and the mark of the latter."""
+NO_LEASE: Final = bytes(NUMBER.size + NAME + FAILURE.size)
+"""No lease and no failure."""
+HOW: Final = Struct(">BBBBBHI")
+"""Of a put: the size of the base, its condition, whether value, tags and late tags stay, and the
+sizes of version and tags that it brings."""
 LATE: Final = 0xFFFFFFFF
 """In place of a tag's length: here the lease's tags end, and those of the copy begin."""
+LATE_TAGS: Final = LENGTH.pack(LATE)
 MOST_FAILURES: Final = 0xFFFFFFFF
 """The largest number that the field holds."""
 GLANCE: Final = 512
@@ -124,6 +152,11 @@ class Places:
         return [(base, base + b"#" + name) for base in self.bases]
 
 
+def base_of(key: bytes) -> bytes:
+    """What all keys of the same bucket begin with."""
+    return key[: key.index(b"}:") + 2]
+
+
 def announced(base: bytes, letter: bytes, about: bytes) -> Command:
     """S10: a message to all listeners of a bucket."""
     return ("SPUBLISH", base + CHANNEL, letter + about)
@@ -160,13 +193,52 @@ def unpacked_tags(packed: bytes) -> list[bytes]:
 
 def stored_tags(text: bytes) -> list[bytes]:
     """The tags of the id whose string begins like this."""
-    return unpacked_tags(text[HEAD : HEAD + FIELDS.unpack_from(text)[12]]) if text else []
+    if not text:
+        return []
+    tags_size = FIELDS.unpack_from(text)[12]
+    return unpacked_tags(text[HEAD + _extra_size(text, tags_size) : HEAD + tags_size])
+
+
+def _extra_size(text: bytes, tags_size: int) -> int:
+    """How many bytes the first tag takes if it holds the extra fields; 0 if it does not.
+
+    ValueError if another program has made it longer than all tags.
+    """
+    if text[EXTRA_AT:CHANGED_AT] != EXTRA_MARK or tags_size < EXTRA.size:
+        return 0
+    size = LENGTH.size + int(LENGTH.unpack_from(text, HEAD)[0])
+    if not EXTRA.size <= size <= tags_size:
+        raise ValueError(size)
+    return size
+
+
+def stamp_of(text: bytes) -> int:
+    """The stamp of the last change of the id whose string begins like this; 0: not known."""
+    if len(text) < FULL_HEAD or text[EXTRA_AT:CHANGED_AT] != EXTRA_MARK:
+        return 0
+    stamp = number(text[CHANGED_AT : CHANGED_AT + NUMBER.size])
+    return int(stamp) if 0 < stamp < LAST_STAMP else 0
 
 
 def copy_fields(copy: Copy) -> bytes:
     kind, terms = ABSENT if copy.value is None else VALUE, copy.policy
     times = (copy.fetched_at, terms.fresh_for, terms.stale_for, terms.error_for)
     return COPY.pack(MAGIC, kind, copy.mark, *times, padded(copy.generation))
+
+
+def put_front(copy: Copy, tags_size: int) -> bytes:
+    """S13: the string of a put up to its stamp, without a lease and a failure."""
+    extra_size = EXTRA.size + len(copy.version)
+    sizes = SIZES.pack(extra_size + tags_size, 0, extra_size - LENGTH.size, EXTRA_MARK)
+    return copy_fields(copy) + NO_LEASE + sizes
+
+
+def put_tags(text: bytes) -> list[bytes]:
+    """The tags that a put brings, by its string without a stamp."""
+    tags_size, _, extra_size, _ = SIZES.unpack_from(text, HEAD - 2 * LENGTH.size)
+    version_size = LENGTH.size + extra_size - EXTRA.size
+    last = CHANGED_AT + version_size + tags_size - EXTRA.size - version_size
+    return unpacked_tags(text[CHANGED_AT + version_size : last])
 
 
 def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:
@@ -194,9 +266,10 @@ def is_enough(glance: bytes | None, known: str) -> bool:
 def record_of(
     data: bytes | None, known: str | None = None, *, errors: str = "surrogatepass"
 ) -> Record | None:
-    """The record of a string, without the value if its generation is known; None: not ours.
+    """The record of a string, without the value if its generation is known.
 
-    A string that another program changed, so that it says nothing valid, is not ours.
+    None if nothing is there, as in the trace of a deletion; and for a string that is not ours, or
+    that another program changed so that it says nothing valid.
     """
     if not data or len(data) < HEAD or not data.startswith(MAGIC):
         return None
@@ -206,16 +279,19 @@ def record_of(
         return None
 
 
-def _record(data: bytes, known: str | None, errors: str) -> Record:
+def _record(data: bytes, known: str | None, errors: str) -> Record | None:
     fields = FIELDS.unpack_from(data)
     held_until, token, failures, retry_at, tags, error = fields[8:]
+    if not (fields[1] or failures) and token == NOBODY:
+        return None
     value_at = HEAD + tags + error
     copy = _copy(fields, data, value_at, known) if fields[1] else None
     failure = None
-    if failures:
+    if failures and isfinite(retry_at):
         said = data[HEAD + tags : value_at].decode(errors=errors)
-        failure = Failure(failures, _finite(retry_at), said)
-    return Record(copy, None if token == NOBODY else _finite(held_until), failure)
+        failure = Failure(failures, retry_at, said)
+    lease_ends = held_until if token != NOBODY and isfinite(held_until) else None
+    return Record(copy, lease_ends, failure)
 
 
 def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
@@ -232,20 +308,37 @@ def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:
     _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:8]
-    generation = unpadded(name)
+    generation = name.rstrip(b"\0").decode("ascii")
     if kind not in {VALUE, ABSENT}:
         raise ValueError(kind)
     value: bytes | Unread | None = None
     if kind == VALUE:
         value = UNREAD if generation == known else data[value_at:]
     policy = policy_of(fresh_for, stale_for, error_for)
-    return Copy(generation, _finite(fetched_at), policy, value, MARKS[mark])
+    version = _version(data, fields[12])
+    return Copy(generation, _finite(fetched_at), policy, value, MARKS[mark], version)
+
+
+def _version(data: bytes, tags_size: int) -> bytes:
+    extra_size = _extra_size(data, tags_size)
+    if extra_size <= EXTRA.size:
+        return NO_VERSION
+    version = data[FULL_HEAD : HEAD + extra_size]
+    if version[:1] not in {INTEGER, TEXT}:
+        raise ValueError(version)
+    return version
 
 
 def _finite(seconds: float) -> float:
     if not isfinite(seconds):
         raise ValueError(seconds)
     return seconds
+
+
+def asker_of(text: bytes) -> str:
+    """The asker of the lease in the string that begins like this; empty if there is none."""
+    token = text[COPY.size + NUMBER.size :][:ASKER]
+    return token.decode(errors="replace") if token.rstrip(b"\0") else ""
 
 
 def grant_of(id_: str, reply: Sequence[bytes]) -> Grant:

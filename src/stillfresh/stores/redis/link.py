@@ -5,9 +5,11 @@ With Sentinels, each new connection asks them where the primary is (S9).
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool
 from redis.asyncio.retry import Retry
@@ -27,6 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.errors import ConfigError, StoreError
+from stillfresh.stores.redis.heard import AGAIN, HeardStamps
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.lua import BY_SHA
 from stillfresh.stores.server import ServerLink, said, slices
@@ -45,6 +48,12 @@ ASKING: Final = ("ASKING",)
 """Sent before a command to the cluster node that a key moves to."""
 Address: TypeAlias = tuple[str, int]
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
+LIFE: Final = re.compile(rb"^(?:run_id|master_replid):([0-9a-f]+)", re.MULTILINE)
+"""S13: what is new when a server was started again, and when a replica became the primary."""
+ABOUT: Final = ("INFO", "server", "memory", "cluster", "replication")
+MEMORY: Final = ("INFO", "memory")
+LOOK_EVERY: Final = 1.0
+"""Seconds after which the next request asks once more whether the server drops keys (S15)."""
 
 
 class Sentinels:
@@ -119,8 +128,12 @@ class Link(ServerLink):
         wait_replicas: int = 0,
         node: str = "",
         sentinels: Sentinels | None = None,
+        bases: Sequence[bytes] = (),
     ) -> None:
-        """`node`: its name in a cluster. `sentinels`: they say where the server is."""
+        """`node`: its name in a cluster. `sentinels`: they say where the server is.
+
+        `bases`: what the keys of each bucket begin with.
+        """
         super().__init__(f"the Redis server {node}".rstrip(), most=most, timeout=timeout)
         self._factory: ConnectionPool = ConnectionPool.from_url(
             url,
@@ -136,6 +149,13 @@ class Link(ServerLink):
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
         self._about: object = None  # the server's INFO
         self.drops_keys = False  # any of them when it is full, a tag's set too
+        self._looked_at = 0.0  # by the monotonic clock: when `drops_keys` was last true
+        self.held_bases: Callable[[], Sequence[bytes]] = lambda: bases
+        """The buckets whose stamps a new connection asks for."""
+        self._base_size = len(bases[0]) if bases else 0
+        self._life: tuple[list[bytes], HeardStamps] | None = None
+        """The server's life, and what was heard in it, of the last connection."""
+        self._heard: WeakKeyDictionary[AbstractConnection, HeardStamps] = WeakKeyDictionary()
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """One round trip; a command that the server refused has its error as reply.
@@ -145,22 +165,53 @@ class Link(ServerLink):
         """
 
         async def exchange(connection: AbstractConnection, limit: asyncio.Timeout) -> list[Any]:
-            await connection.send_packed_command(connection.pack_commands(commands))
-            return await self._replies(connection, len(commands), limit)
+            heard = self._heard[connection]
+            sent = [heard.filled(it, drops_keys=self.drops_keys) for it in commands]
+            is_look = time.monotonic() - self._looked_at >= LOOK_EVERY
+            if is_look:
+                sent.insert(0, MEMORY)
+            await connection.send_packed_command(connection.pack_commands(sent))
+            replies = await self._replies(connection, len(sent), limit)
+            if is_look:
+                self._look_at(replies.pop(0))
+            for command, reply in zip(commands, replies, strict=True):
+                heard.hear(command, reply)
+            return replies
 
         return await self._once(exchange, self._timeout)
 
+    def _look_at(self, about: object) -> None:
+        """S15: eviction may be switched on at any time. If the server does not say, assume it."""
+        self.drops_keys = not isinstance(about, bytes) or drops_keys(about)
+        self._looked_at = time.monotonic()
+
     async def _connect(self) -> AbstractConnection:
+        """S13: with the stamps of the server's buckets, and its time."""
         connection = await self._new_connection()
+        bases = self.held_bases()
+        asks: list[Command] = [ABOUT, ("TIME",), *(("HGET", base + b"+", "n") for base in bases)]
         try:
-            await connection.send_command("INFO", "memory", "cluster")
-            self._about = await _reply(connection)
+            await connection.send_packed_command(connection.pack_commands(asks))
+            about, now, *stamps = [await _reply(connection) for _ in asks]
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        # If the server does not say, assume that it drops keys.
-        self.drops_keys = not isinstance(self._about, bytes) or _drops_keys(self._about)
+        self._about = about
+        self._look_at(about)
+        heard = self._heard[connection] = self._heard_in(about)
+        if isinstance(now, list):
+            heard.note_time(int(now[0]) + int(now[1]) / 1e6)
+        for base, stamp in zip(bases, stamps, strict=True):
+            if isinstance(stamp, bytes) and stamp.isdigit():
+                heard.note_stamp(base, int(stamp))
         return connection
+
+    def _heard_in(self, about: object) -> HeardStamps:
+        """What was heard from this server in this life; nothing if it does not say which it is."""
+        life = LIFE.findall(about) if isinstance(about, bytes) else []
+        if self._life is None or not life or self._life[0] != life:
+            self._life = (life, HeardStamps(self._base_size))
+        return self._life[1]
 
     def _refused(self, error: Exception) -> StoreError:
         if isinstance(error, LOST):
@@ -222,17 +273,23 @@ class Link(ServerLink):
         urgent: bool = False,
         lasting: bool = False,
         partly: bool = False,
+        before_again: Callable[[], None] | None = None,
     ) -> list[Any]:
         """Send the commands, return the replies. `settle`: what to send if replies were lost.
 
         Urgent: sent even while the server is unavailable. Lasting: replicas must confirm it, if
         `wait_replicas` says so. Partly, in a cluster: the replies of an unavailable node are
-        StoreErrors, if another node answered.
+        StoreErrors, if another node answered. `before_again` is called before commands are sent
+        again because their replies were lost.
         """
         del partly
-        given = await self.replies(
-            commands, settle=lambda: settle or commands, urgent=urgent, lasting=lasting
-        )
+
+        def again() -> Sequence[Command]:
+            if before_again is not None:
+                before_again()
+            return settle or commands
+
+        given = await self.replies(commands, settle=again, urgent=urgent, lasting=lasting)
         return checked(given, self._node)
 
     async def replies(
@@ -303,7 +360,7 @@ def _check_mode(about: object, node: str) -> None:
         raise ConfigError(f"the Redis server {node} is not a node of a cluster: {advice}")
 
 
-def _drops_keys(memory: bytes) -> bool:
+def drops_keys(memory: bytes) -> bool:
     """Read `maxmemory` and its policy from `INFO`."""
     found = POLICY.search(memory)
     return b"maxmemory:0\r\n" not in memory and found is not None and found[1] != b"noeviction"
@@ -313,7 +370,8 @@ def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
     """The replies without that of WAIT; StoreError if too few replicas have the change."""
     for _, wanted, milliseconds in wait:
         (found,) = checked(replies[-1:])
-        if found < wanted:
+        is_change = not all(isinstance(it, list) and it[:1] == [AGAIN] for it in replies[:-1])
+        if found < wanted and is_change:
             raise StoreError(
                 f"{found} of {wanted} replicas (wait_replicas) confirmed the change within "
                 f"{milliseconds} ms: it was made, and a failover may undo it"

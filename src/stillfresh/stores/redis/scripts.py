@@ -1,9 +1,10 @@
 """The store's atomic steps, scripts that the server runs: each on keys of one slot (S2, S5).
 
-The token is the fence, compared in the step that writes; its time only permits a takeover. A token
-is made here, from the caller's random part and the server's microsecond: an ACQUIRE that arrives
-late or twice never grants the same one again, and one that is sent again finds its lease by the
-caller's part (S8).
+The token is the fence of a load, compared in the step that writes; its time only permits a
+takeover. A token is made here, from the caller's random part and the server's microsecond: an
+ACQUIRE that arrives late or twice never grants the same one again, and one that is sent again finds
+its lease by the caller's part (S8). The fence of puts, invalidations and deletions are stamps
+(`lua.py`).
 
 Ids are added to the sets of their tags before the key is written, and removed after it: in a
 cluster a set may have moved to another node, and then the script ends there, without a visible
@@ -20,29 +21,48 @@ from collections.abc import Sequence
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
+from stillfresh.stores.contract import When
+from stillfresh.stores.redis.heard import FENCE, ReadCommand, StampedCommand
 from stillfresh.stores.redis.layout import (
+    ABSENT,
     ASKER,
+    CHANGED_AT,
+    CHANNEL,
+    FULL_HEAD,
     GLANCE,
+    HEAD,
+    HOW,
     NAME,
+    SHORT_ID,
     VOIDED,
     Command,
     announced,
+    base_of,
+    put_tags,
     unpacked_tags,
 )
-from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
+from stillfresh.stores.redis.lua import (
+    BY_SHA,
+    CONSTANTS,
+    EVAL,
+    STAMPS,
+    TAGS,
+    TRACE_FOR,
+    Script,
+)
 
 TAGS_AT_ONCE: Final = 8
 """Buckets whose next hundred ids are invalidated in one go: others' steps pass between (E28)."""
 UNSURE: Final = -1
-"""S2: the reply of a PUBLISH that was sent again, if nothing shows whether the first was done."""
-MOVING: Final = "moving"
-"""Argument of ACQUIRE on a node that does not hold the slot yet: epochs may be missing there."""
+"""S2: the code of a PUBLISH that was sent again, if nothing shows whether the first was done."""
+DONE, STORED, REPLACED, KEPT, MIXED, REFUSED = 1, 1, 2, 3, 4, 5
+"""Codes with which a reply begins; `heard.AGAIN` is another."""
 
 ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local seen, asker, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local failures, take_over = tonumber(ARGV[8]), ARGV[9] == '1'
-local epoch = string.format('%.0f', ARGV[10] == '{MOVING}' and -1 or epoch_of(base))
+local epoch = string.format('%.0f', IS_MOVING and -1 or epoch_of(base))
 local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
 if h then doubt(key, base, member, h) end
@@ -53,7 +73,7 @@ end
 if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
 if h and not take_over and h.token ~= NOBODY and h.held_until > now
     and h.held_until <= last_end then
-  return {{'held', struct.pack('>d', h.held_until)}}
+  return {{'held', struct.pack('>d', h.held_until), h.token:sub(1, {ASKER})}}
 end
 if h and failures >= 0 and h.failures > 0 and h.failures ~= failures then
   return {{'newer', redis.call('GET', key)}}
@@ -77,40 +97,309 @@ else
   else
     local text = redis.call('GET', key)
     redis.call('SET', key, text:sub(1, LEASE_AT) .. lease
-      .. struct.pack('>IdII', h.failures, h.retry_at, #tags, h.error)
-      .. tags .. text:sub(HEAD + h.tags + 1), 'PX', life)
+      .. struct.pack('>IdII', h.failures, h.retry_at, h.extra + #tags, h.error)
+      .. text:sub(HEAD + 1, HEAD + h.extra) .. tags .. text:sub(HEAD + h.tags + 1), 'PX', life)
     untag(base, member, before, tags)
   end
 end
 return {{'lease', struct.pack('>d', held_until), token, epoch}}
 """)
 
-PUBLISH: Final = Script(f"""
+PUBLISH: Final = Script(
+    f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
-local token, copy, value, told, late, epoch, again = unpack(ARGV, 4, 10)
+local token, copy, value, version, told, late, epoch, again = unpack(ARGV, 4, 11)
 local h, unsure = head(key), again == '1' and {UNSURE} or 0
-if not h then return unsure end
+if not h then return {{unsure}} end
 if h.token == token and is_past(base, tonumber(epoch), late) then
-  void(key, base, member, h, 0)
-  return 0
+  end_lease(key, base, member, h)
+  return {{0}}
 end
 if h.token ~= token then
-  if again ~= '1' or h.copy == 0 or h.generation ~= copy:sub(-{NAME}) then return unsure end
+  if again ~= '1' or h.copy == 0 or h.generation ~= copy:sub(-{NAME}) then return {{unsure}} end
   is_there(key)
-  return 1
+  return {{{DONE}, math.max(h.changed, 0)}}
 end
-if h.held_until <= now then return 0 end
+if h.held_until <= now then return {{0}} end
 local before = tags_text(key, h)
-if not is_named(base, member, before) then return 0 end
+if not is_named(base, member, before) then return {{0}} end
 local tags = before
 if told == '1' then tags = with_late(split_tags(before), late) end
-local text = copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0)
+if version == '' then version = version_of(key, h) end
+local text = copy .. FREE .. struct.pack('>IdII', 0, 0, EXTRA_SIZE + #version + #tags, 0)
 local life = named(base, member, parsed(text), tags, now)
-redis.call('SET', key, text .. tags .. value, 'PX', life)
+local stamp = next_stamp(base)
+redis.call('SET', key, text .. extra(stamp, with_replaced(h), version) .. tags .. value, 'PX', life)
 if tags ~= before then untag(base, member, before, tags) end
 tell(base, PUBLISHED .. copy:sub(-{NAME}) .. member)
-return 1
-""")
+return {{{DONE}, math.max(stamp, 0)}}
+""",
+    is_stamped=True,
+)
+
+
+def _answer(code: int) -> str:
+    """End a PUT that found its work done, or may not do it.
+
+    S9: the answer counts once the replicas have what it relies on, so it writes something.
+    """
+    return f"""
+  if is_ours then
+    redis.call('SETRANGE', key, '0', MAGIC)
+  else
+    redis.call('SET', key, '')
+    redis.call('DEL', key)
+  end
+  return {{{code}, math.max(changed, 0), stored_version, replaced}}
+"""
+
+
+PUT: Final = Script(
+    CONSTANTS
+    + f"""
+HAS_COUNTER = true -- where the slot moves, the old node no longer has it
+local fence, text = ARGV[1], ARGV[2]
+local as_of, good_until, drops_keys, base_size, when, is_unread, keeps_tags, keeps_late,
+  version_size, given_tags_size = struct.unpack('{FENCE.format}{HOW.format[1:]}', fence)
+local key = ARGV[6] or KEYS[1]
+local base, own = key:sub(1, base_size), text:sub(39, 38 + {NAME})
+local found = redis.pcall('GETRANGE', key, '0', '{FULL_HEAD - 1}')
+if type(found) == 'table' then
+  if not found.err:find('WRONGTYPE', 1, true) then error(found) end
+  found = ''
+end
+
+-- What is there. A put that nobody disturbs, of a copy without tags, runs through this script
+-- without a helper: to define them takes the server longer than the step itself.
+local copy, extra_size, tags_size, error_size, changed, replaced = 0, 0, 0, 0, 0, NONE_REPLACED
+local is_ours, stored_version = #found >= HEAD and found:sub(1, 4) == MAGIC, ''
+if is_ours then
+  local size, mark
+  if #found == FULL_HEAD then
+    tags_size, error_size, size, mark, changed, replaced =
+      struct.unpack('>IIIc4dc{4 * SHORT_ID}', found, {HEAD - 7})
+  end
+  if mark == EXTRA_MARK and tags_size >= EXTRA_SIZE then
+    extra_size = size + 4
+    if not (changed >= 0 and changed < LAST_STAMP) then changed = -1 end
+    if extra_size < EXTRA_SIZE or extra_size > tags_size then is_ours = false end
+  else -- of an older release, or a lease
+    changed, replaced = 0, NONE_REPLACED
+    tags_size, error_size = struct.unpack('>II', found, {HEAD - 7})
+  end
+  if not is_ours then
+    extra_size, tags_size, error_size, changed, replaced = 0, 0, 0, 0, NONE_REPLACED
+  else
+    copy = found:byte(5)
+    if extra_size > EXTRA_SIZE and copy > 0 then
+      stored_version = redis.call('GETRANGE', key, FULL_HEAD, HEAD + extra_size - 1)
+      if not stored_version:find('^[it]') then copy, stored_version = 0, '' end -- damaged
+    end
+    if copy > 0 and found:sub(39, 38 + {NAME}) == own then {_answer(STORED)} end
+    if replaced:find(own:sub(1, {SHORT_ID}), 1, true) then {_answer(REPLACED)} end
+  end
+end
+
+-- Is this put late?
+if changed > as_of or changed < 0 then
+  {STAMPS}
+  local last = changed > 0 and late_by(base, changed, as_of)
+  if last then return {{AGAIN, last}} end
+  local stamp = next_stamp(base)
+  if stamp < 0 then return redis.error_reply('ERR non local key') end
+  redis.call('SETRANGE', key, CHANGED_AT, struct.pack('>d', stamp))
+  return {{AGAIN, stamp}}
+end
+if changed == 0 then
+  local counter = redis.pcall('HMGET', base .. '+', 'n', 'b')
+  if counter.err then
+    if not counter.err:find('WRONGTYPE', 1, true) then error(counter) end
+    counter = {{}}
+  end
+  local last, born = tonumber(counter[1] or ''), tonumber(counter[2] or '')
+  local time = redis.call('TIME')
+  local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local is_lost = not last or not born or born > last
+  if is_lost or as_of < born or good_until < now or drops_keys == 1 then
+    {STAMPS}
+    if is_lost then return {{AGAIN, new_counter(base), now}} end
+    if as_of < born or good_until < now then return {{AGAIN, last_stamp(base), now}} end
+    -- This server may have dropped the trace of a deletion. Leave one for puts that are late.
+    local stamp = next_stamp(base)
+    if is_ours then
+      local whole = redis.call('GET', key)
+      redis.call('SET', key, whole:sub(1, HEAD - 8)
+        .. struct.pack('>II', tags_size + EXTRA_SIZE, error_size)
+        .. extra(stamp, NONE_REPLACED, '') .. whole:sub(HEAD + 1), 'KEEPTTL')
+      redis.call('PEXPIRE', key, {TRACE_FOR}, 'GT')
+    else
+      redis.call('SET', key, MAGIC .. string.rep('\\0', HEAD - 12)
+        .. struct.pack('>II', EXTRA_SIZE, 0) .. extra(stamp, NONE_REPLACED, ''), 'PX', {TRACE_FOR})
+    end
+    return {{AGAIN, stamp, now}}
+  end
+end
+
+-- Was one of its tags invalidated after `as_of`? Version and tags stand between front and value.
+local tags = ''
+if given_tags_size > 0 then
+  local first = {CHANGED_AT} + version_size
+  tags = text:sub(first + 1, first + given_tags_size)
+  local epochs = base .. '@'
+  local is_known = redis.pcall('ZSCORE', epochs, '!')
+  local is_damaged = type(is_known) == 'table'
+  if is_damaged and not is_known.err:find('WRONGTYPE', 1, true) then error(is_known) end
+  local top, at = not is_damaged and tonumber(is_known or '0') or 0, 1
+  while at < given_tags_size and not is_damaged do
+    local size = struct.unpack('>I', tags, at)
+    if size == 4294967295 then size = 0 else
+      local score = redis.call('ZSCORE', epochs, '#' .. tags:sub(at + 4, at + 3 + size))
+      if score and tonumber(score) > top then top = tonumber(score) end
+    end
+    at = at + 4 + size
+  end
+  if top > as_of or not is_known or is_damaged then
+    {STAMPS}
+    local last = last_stamp(base)
+    if last == nil then return redis.error_reply('ERR non local key') end
+    if not is_known or is_damaged or top >= LAST_STAMP - 1000000000 then
+      -- Which tags were invalidated is not known any more: all of them, up to now.
+      top = last
+      redis.call('DEL', epochs)
+      redis.call('ZADD', epochs, string.format('%.0f', top), '!')
+    elseif top > last then -- an older release has written it, or the counter was lost
+      redis.call('HSET', base .. '+', 'n', string.format('%.0f', top))
+      last = top
+    end
+    if top > as_of then return {{AGAIN, last}} end
+  end
+end
+
+-- Conditions and versions see what a read sees (S15): no copy that another program has damaged, and
+-- a marked one if the server has dropped a tag's set, which would have named it.
+local mark = 0
+if copy > 0 and (when > 0 or is_unread == 1 or stored_version ~= '') then
+  mark = found:byte(6)
+  local is_whole = copy <= 2 and mark <= 2 and not found:sub(39, 38 + {NAME}):find('[\\128-\\255]')
+  for at = 7, 31, 8 do -- fetched_at, and the three durations
+    local seconds = struct.unpack('>d', found, at)
+    is_whole = is_whole and seconds >= (at > 7 and 0 or -math.huge) and seconds < math.huge
+  end
+  if not is_whole then
+    copy, stored_version = 0, ''
+  elseif drops_keys == 1 and mark < 2 and tags_size > extra_size then
+    {TAGS}
+    local stored_tags = redis.call('GETRANGE', key, HEAD + extra_size, HEAD + tags_size - 1)
+    for _, tag in ipairs(tags_of(stored_tags)) do
+      local named = redis.pcall('SISMEMBER', base .. '#' .. tag, key:sub(base_size + 1))
+      if type(named) == 'table' and not named.err:find('WRONGTYPE', 1, true) then error(named) end
+      if named ~= 1 then mark = 2 end
+    end
+  end
+end
+
+-- May it replace what is there?
+if when > 0 or is_unread == 1 then
+  local holds
+  if is_unread == 1 and copy == 0 then
+    holds = false
+  elseif when == {When.ALWAYS.value} then
+    holds = true
+  elseif when == {When.UNCHANGED.value} then
+    if copy == 0 then
+      holds = ARGV[4] == NOBODY
+    else
+      holds = found:sub(39, 38 + {NAME}) == ARGV[4] and mark == tonumber(ARGV[5])
+    end
+  else
+    local is_live = false
+    if copy == 1 and mark == 0 then
+      local now = tonumber(ARGV[3])
+      if not now then
+        local time = redis.call('TIME')
+        now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+      end
+      local fetched_at, fresh_for = struct.unpack('>dd', found, 7)
+      local age = now - fetched_at
+      is_live = age >= -{MAX_SKEW} and math.max(age, 0) < fresh_for
+    end
+    holds = is_live == (when == {When.LIVE_COPY.value})
+  end
+  if not holds then {_answer(REFUSED)} end
+end
+local version = ''
+if stored_version ~= '' then
+  version = text:sub({CHANGED_AT + 1}, {CHANGED_AT} + version_size)
+  if version ~= '' then
+    if stored_version:byte(1) ~= version:byte(1) then {_answer(MIXED)} end
+    -- Byte by byte: Lua would compare texts by the server's locale.
+    for at = 2, #stored_version do
+      local stored, given = stored_version:byte(at), version:byte(at) or -1
+      if stored > given then {_answer(KEPT)} end
+      if stored < given then break end
+    end
+  end
+end
+
+-- Store it. What the put does not bring stays: version, tags, value.
+local life, old_tags, is_kept = fence:sub({FENCE.size + HOW.size + 1}), '', false
+if tags_size > extra_size then
+  old_tags = redis.call('GETRANGE', key, HEAD + extra_size, HEAD + tags_size - 1)
+end
+if given_tags_size > 0 or old_tags ~= '' then
+  {TAGS}
+  if old_tags ~= '' and (keeps_tags == 1 or keeps_late == 1) then
+    local first, late = split_tags(old_tags)
+    if keeps_tags == 1 then tags = first .. tags end
+    if keeps_late == 1 then tags = with_late(tags, late) end
+    is_kept = true
+  end
+  name_for(base, key:sub(base_size + 1), tags, life)
+end
+local keeps_version = version_size == 0 and stored_version ~= ''
+if keeps_version and text:byte(5) == {ABSENT} then
+  local fresh_for, stale_for, error_for = struct.unpack('>ddd', text, 15)
+  keeps_version = fresh_for + math.max(stale_for, error_for) > 0 -- else it is a deletion
+end
+local front, rest = text:sub(1, {CHANGED_AT}), text:sub({CHANGED_AT + 1})
+if is_kept or keeps_version or is_unread == 1 then
+  local value = rest:sub(version_size + given_tags_size + 1)
+  version = keeps_version and stored_version or rest:sub(1, version_size)
+  if is_unread == 1 then
+    value = redis.call('GETRANGE', key, HEAD + tags_size + error_size, -1)
+    front = front:sub(1, 4) .. found:sub(5, 5) .. front:sub(6)
+  end
+  front = front:sub(1, HEAD - 8) .. struct.pack('>IIIc4', EXTRA_SIZE + #version + #tags, 0,
+    EXTRA_SIZE - 4 + #version, EXTRA_MARK)
+  rest = version .. tags .. value
+end
+local stamp = redis.pcall('HINCRBY', base .. '+', 'n', '1')
+if type(stamp) ~= 'number' or stamp < 1000000 or stamp >= LAST_STAMP or stamp <= as_of then
+  -- The counter was lost, or the sender has heard of another server's.
+  {STAMPS}
+  if is_elsewhere(stamp) then error(stamp) end
+  if type(stamp) ~= 'number' or stamp < 1000000 or stamp >= LAST_STAMP then
+    stamp = new_counter(base)
+  end
+  if extra_size > 0 then redis.call('SETRANGE', key, CHANGED_AT, struct.pack('>d', stamp)) end
+  return {{AGAIN, stamp}}
+end
+if copy > 0 then replaced = found:sub(39, 38 + {SHORT_ID}) .. replaced:sub(1, {3 * SHORT_ID}) end
+redis.call('SET', key, front .. struct.pack('>d', stamp) .. replaced .. rest, 'PX', life)
+if old_tags ~= '' and old_tags ~= tags then
+  {TAGS}
+  untag(base, key:sub(base_size + 1), old_tags, tags)
+end
+redis.pcall('SPUBLISH', base .. '{CHANNEL.decode()}', PUBLISHED .. own .. key:sub(base_size + 1))
+if keeps_version then return {{{STORED}, stamp, version}} end
+return stamp
+""",
+    common="\n",
+    is_stamped=True,
+)
+"""S13. It has few arguments, because each takes the server as long as a small step: the fence, the
+string to store without its stamp, and those of its condition. The key is an argument where the slot
+moves: the sender has seen that the old node has no counter, but either may have the entry."""
 
 RENEW: Final = Script("""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
@@ -144,37 +433,51 @@ if failure == '' then
 else
   local text = redis.call('GET', key)
   redis.call('SET', key, text:sub(1, LEASE_AT) .. FREE .. failure
-    .. struct.pack('>II', #tags, #said) .. tags .. said
+    .. struct.pack('>II', h.tags, #said) .. text:sub(HEAD + 1, HEAD + h.tags) .. said
     .. text:sub(HEAD + h.tags + h.error + 1), 'PX', life)
 end
 return 1
 """)
 
-INVALIDATE: Final = Script("""flags=allow-oom
-local h = head(KEYS[1])
-if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) else is_gone(KEYS[1]) end
-tell(ARGV[1], VOIDED .. ARGV[2])
-return 1
-""")
+INVALIDATE: Final = Script(
+    f"""flags=allow-oom
+local key, base, member, as_of = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local h = head(key)
+local last = h and late_by(base, h.changed, as_of)
+if last then return {{AGAIN, last}} end
+local stamp = next_stamp(base)
+void(key, base, member, h, tonumber(ARGV[4]), stamp)
+tell(base, VOIDED .. member)
+return {{{DONE}, math.max(stamp, 0)}}
+""",
+    is_stamped=True,
+)
 
-INVALIDATE_TAG: Final = Script("""flags=allow-oom
-local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 100), {}
-local tag, is_first = set:sub(#base + 2), ARGV[3] == '0' and base:find(FIRST, 1, true)
-begin_epoch(base, tag) -- with every page, so that there is a change to confirm (S9)
+INVALIDATE_TAG: Final = Script(
+    f"""flags=allow-oom
+local set, base, as_of, mark = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local found, reached, later = redis.call('SSCAN', set, ARGV[4], 'COUNT', 100), {{}}, {{}}
+local tag, is_first = set:sub(#base + 2), ARGV[4] == '0' and base:find(FIRST, 1, true)
+-- With every page, so that there is a change to confirm (S9).
+local stamp = begin_epoch(base, tag)
 if is_first then tell(base, TAGGED .. tag) end
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
-  if h then
-    void(base .. member, base, member, h, mark)
+  if not h or is_empty(h) then
+    redis.call('SREM', set, member)
+  elseif h.changed > as_of and h.changed <= stamp then
+    later[#later + 1] = member
+  else
+    void(base .. member, base, member, h, mark, stamp)
     tell(base, VOIDED .. member)
     reached[#reached + 1] = member
-  else
-    redis.call('SREM', set, member)
   end
 end
-return {found[1], reached}
-""")
+return {{{DONE}, stamp, found[1], reached, later}}
+""",
+    is_stamped=True,
+)
+"""Ids that changed after `as_of` are named apart: the sender asks for this page again."""
 
 NOTE_TAG: Final = Script("""flags=allow-oom
 begin_epoch(ARGV[1], ARGV[2])
@@ -182,19 +485,28 @@ return 1
 """)
 """The first part of INVALIDATE_TAG."""
 
-DELETE: Final = Script("""flags=allow-oom
-local h = head(KEYS[1])
-if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else is_gone(KEYS[1]) end
-tell(ARGV[1], VOIDED .. ARGV[2])
-return 1
-""")
+DELETE: Final = Script(
+    f"""flags=allow-oom
+local key, base, member, as_of = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local h = head(key)
+local last = h and late_by(base, h.changed, as_of)
+if last then return {{AGAIN, last}} end
+local stamp, tags = next_stamp(base), h and tags_text(key, h) or ''
+leave_trace(key, stamp, h and with_replaced(h) or NONE_REPLACED)
+untag(base, member, tags)
+tell(base, VOIDED .. member)
+return {{{DONE}, math.max(stamp, 0)}}
+""",
+    is_stamped=True,
+)
 
 EVICT: Final = Script("""flags=allow-oom,allow-cross-slot-keys
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
 local before, dropped = tonumber(ARGV[3]), 0
 for _, key in ipairs(found[2]) do
-  local h = parsed(redis.pcall('GETRANGE', key, 0, HEAD - 1))
-  if h and math.max(served_until(h), h.token ~= NOBODY and h.held_until or 0) < before then
+  local h = parsed(redis.pcall('GETRANGE', key, 0, FULL_HEAD - 1))
+  local lease = h and h.token ~= NOBODY and h.held_until or 0
+  if h and not is_empty(h) and math.max(served_until(h), lease) < before then
     local base = key:sub(1, key:find('}:', 1, true) + 1)
     forget(key, base, key:sub(#base + 1), h)
     dropped = dropped + 1
@@ -207,7 +519,7 @@ COUNT: Final = Script("""flags=no-writes,allow-cross-slot-keys
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
 local now, copies, leases, bytes = clock(ARGV[3]), 0, 0, 0
 for _, key in ipairs(found[2]) do
-  local h = parsed(redis.pcall('GETRANGE', key, 0, HEAD - 1))
+  local h = parsed(redis.pcall('GETRANGE', key, 0, FULL_HEAD - 1))
   if h and h.copy > 0 then copies = copies + 1 end
   if h and h.token ~= NOBODY and h.held_until > now then leases = leases + 1 end
   bytes = bytes + (tonumber(redis.pcall('STRLEN', key)) or 0)
@@ -248,36 +560,45 @@ return found
 def glance(keys: list[bytes], *, doubts: bool = False) -> Command:
     """The first bytes of each id; a single id is read without a script, which is faster."""
     if doubts:
-        return DOUBTS.call(keys, GLANCE)
+        return ReadCommand(DOUBTS.call(keys, GLANCE))
     if len(keys) == 1:
-        return "GETRANGE", keys[0], 0, GLANCE - 1
-    return GLANCES.call(keys, GLANCE)
+        return ReadCommand(("GETRANGE", keys[0], 0, GLANCE - 1))
+    return ReadCommand(GLANCES.call(keys, GLANCE))
 
 
 def values(keys: list[bytes], *, doubts: bool = False) -> Command:
-    return DOUBTS.call(keys, 0) if doubts else ("MGET", *keys)
+    return ReadCommand(DOUBTS.call(keys, 0) if doubts else ("MGET", *keys))
 
 
-def tags_asked(acquire: Command) -> list[bytes]:
-    """The tags that an ACQUIRE names."""
-    return unpacked_tags(acquire[10])
-
-
-def while_moving(command: Command) -> Command:
-    """I26: while its slot moves, a load cannot have tags of its own."""
+def tags_named(command: Command) -> list[bytes]:
+    """The tags that an ACQUIRE or a PUT names."""
     if command[1] == ACQUIRE.sha:
-        return (*command, MOVING)
-    return (*command[:-2], -1, command[-1]) if command[1] == PUBLISH.sha else command
+        return unpacked_tags(command[10])
+    return put_tags(command[5]) if command[1] == PUT.sha else []
 
 
-def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
-    """The step with the sets of these tags among its keys, and with its text."""
-    _, sha, _, key, base, *arguments = command
-    sets = [base + b"#" + tag for tag in tags]
-    return (EVAL, BY_SHA[sha].text, 1 + len(sets), key, *sets, base, *arguments)
+def with_all_keys(command: Command, tags: Sequence[bytes]) -> Command:
+    """The step for a node that does not hold the slot yet, which refuses it if a key is missing.
+
+    Its text goes along. The keys are the id, twice, so that a step sees by their number that its
+    slot moves, and the sets of these tags. Those of a PUT, which may create the id, are the counter
+    (if both nodes lack it, this one begins it) and the epochs of its tags instead of the id.
+    """
+    _, sha, _, key, *arguments = command
+    base = base_of(key)
+    keys = [key, key]
+    if sha == PUT.sha:
+        keys = [base + b"+", base + b"+"]
+        if tags_named(command):
+            keys.append(base + b"@")
+        arguments += [b""] * (5 - len(arguments)) + [key]
+    keys += [base + b"#" + tag for tag in tags]
+    form = (EVAL, BY_SHA[sha].text, len(keys), *keys, *arguments)
+    return StampedCommand(form) if isinstance(command, StampedCommand) else form
 
 
 def told_again(command: Command) -> Command:
     """S10: announce a step on one id, whatever it did."""
-    base, member = command[4:6]
-    return announced(base, VOIDED, member)
+    key = command[3]
+    base = base_of(key)
+    return announced(base, VOIDED, key[len(base) :])

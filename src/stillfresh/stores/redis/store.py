@@ -2,11 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from secrets import token_hex
+from math import ceil
+from secrets import token_hex, token_urlsafe
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
+
+from msgspec.structs import replace
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
@@ -14,6 +17,7 @@ from stillfresh.durations import Duration
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.stores.contract import (
     AWAY,
+    UNREAD,
     Ask,
     Copy,
     Entry,
@@ -23,27 +27,39 @@ from stillfresh.stores.contract import (
     LateTags,
     Lease,
     Mark,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     Superseded,
+    When,
 )
+from stillfresh.stores.given_up import GivenUpRequests
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.channel import RedisChannel
-from stillfresh.stores.redis.cluster import Cluster
+from stillfresh.stores.redis.cluster import KEEPS_CHANGING, Cluster
+from stillfresh.stores.redis.heard import AGAIN, Blank, PutFence, StampedCommand
 from stillfresh.stores.redis.layout import (
     ASKER,
+    HOW,
+    LATE_TAGS,
+    SHORT_ID,
+    Command,
     Places,
     RedisKey,
+    asker_of,
     copy_fields,
     failure_fields,
     grant_of,
     is_enough,
     packed_tags,
     padded,
+    put_front,
     record_of,
 )
 from stillfresh.stores.redis.link import Address, Link, Sentinels
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
-from stillfresh.stores.redis.threads import ThreadReads
+from stillfresh.stores.redis.threads import DROPS_KEYS, ThreadReads
 from stillfresh.stores.server import ServerStore
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
@@ -54,10 +70,27 @@ MANY: Final = 20
 """Ids in one MGET, so that each reply of large values has its own time-out."""
 GLANCED: Final = 100
 """Ids whose first bytes come in one reply."""
+ASKER_AT: Final = 2
+"""Where the asker stands among the arguments of ACQUIRE, behind base and member."""
 WHATEVER: Final = -1
 """For callers that do not say how many failures they saw."""
 WRONG_TYPE: Final = "WRONGTYPE"
 """The server's error for a key that another program has made a list, a set, …"""
+MAY_BE_STORED: Final = (
+    "the answer to a put was lost, and the entry has changed too often since then: it is not known "
+    "whether the value was stored"
+)
+LONGEST_LIFE: Final = 315_360_000.0
+KEPT_LONGER: Final = 60.0
+"""Seconds that a copy is kept at most, and beyond the time in which it can be served."""
+OUTCOMES: Final = {
+    AGAIN: PutOutcome.AGAIN,
+    scripts.STORED: PutOutcome.STORED,
+    scripts.REPLACED: PutOutcome.REPLACED,
+    scripts.KEPT: PutOutcome.KEPT,
+    scripts.MIXED: PutOutcome.MIXED,
+    scripts.REFUSED: PutOutcome.REFUSED,
+}
 
 
 class RedisStore(ServerStore[Link | Cluster, Places]):
@@ -102,6 +135,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         )
         self.reads_in_threads = not nodes and service is None
         self._threads = ThreadReads(url, timeout=self._timeout, options=options or {})
+        self._given_up = GivenUpRequests(ASKER)
 
     async def close(self) -> None:
         self._threads.close()
@@ -124,6 +158,10 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             enough.update(await self._texts(changed, {}))
         records = {id_: record_of(text, known.get(id_)) for id_, text in enough.items()}
         found = {id_: record for id_, record in records.items() if record is not None}
+        if self._given_up:
+            for id_, record in found.items():
+                if self._given_up.is_left_behind(asker_of(enough[id_] or b"")):
+                    found[id_] = replace(record, held_until=None)
         return found | dict.fromkeys(places.keys() - enough.keys(), AWAY)
 
     def read_now(
@@ -133,7 +171,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         if not self.reads_in_threads:
             return super().read_now(kind, ids, known)
         if self._link is not None and self._link.drops_keys:
-            raise StoreError("this Redis server drops keys: a thread's MGET cannot tell of tags")
+            raise StoreError(DROPS_KEYS)
         known, keys = known or {}, [it.key for it in self._place.of(kind, ids)]
         texts = zip(ids, self._threads.texts(keys), strict=True)
         records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
@@ -160,6 +198,8 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             if not known or not str(exc.__cause__).startswith(WRONG_TYPE):
                 raise
             return await self._texts(places, {})  # MGET says that there is no text
+        if link.drops_keys and not doubts:  # the server has said so with these replies
+            return await self._texts(places, known)
         texts: dict[str, bytes | None] = {}
         for (_, ids), reply in zip(reads, replies, strict=True):
             if not isinstance(reply, StoreError):
@@ -170,41 +210,82 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         self,
         script: lua.Script,
         kind: str,
-        given: Mapping[str, tuple[bytes | str | int, ...]],
+        given: Mapping[str, tuple[object, ...]],
         *,
         urgent: bool = False,
         lasting: bool = True,
         partly: bool = False,
+        before_again: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """One step for each id; the replies by id. `partly`: without unavailable nodes."""
         places = self._place.of(kind, list(given))
         steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
         link = self._opened()
-        replies = await link.run(steps, urgent=urgent, lasting=lasting, partly=partly)
+        replies = await link.run(
+            steps, urgent=urgent, lasting=lasting, partly=partly, before_again=before_again
+        )
         found = zip(given, replies, strict=True)
         return {id_: reply for id_, reply in found if not isinstance(reply, StoreError)}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         """S8: if sent again, the server recognises this request's lease, or grants a new token."""
         now, lasts = self._now(), repr(float(lease_for))
-        given = {
-            ask.id: (
-                now,
-                padded(ask.seen),
-                token_hex(ASKER // 2),
-                lasts,
-                packed_tags(ask.tags),
-                WHATEVER if ask.failures is None else ask.failures,
-                int(ask.take_over),
-            )
-            for ask in asks
-        }
-        replies = await self._each(scripts.ACQUIRE, kind, given, partly=True)
+
+        def step(ask: Ask, asker: str) -> tuple[object, ...]:
+            failures = WHATEVER if ask.failures is None else ask.failures
+            tags = packed_tags(ask.tags)
+            return now, padded(ask.seen), asker, lasts, tags, failures, int(ask.take_over)
+
+        given = {ask.id: step(ask, token_hex(ASKER // 2)) for ask in asks}
+        replies = await self._acquired(kind, given, lease_for, partly=True)
         if broken := {id_: given[id_] for id_, reply in replies.items() if _is_broken(reply)}:
             # It cannot be read, so no caller can have seen it.
             await self.delete(kind, list(broken))
-            replies |= await self._each(scripts.ACQUIRE, kind, broken)
+            replies |= await self._acquired(kind, broken, lease_for)
+        by_id = {ask.id: ask for ask in asks}
+        left_behind = {
+            id_: step(by_id[id_], asker)
+            for id_, reply in replies.items()
+            if (asker := self._left_behind(reply))
+        }
+        if left_behind:
+            # S15: nobody loads under these leases. The server gives each to its own asker.
+            taken = await self._acquired(kind, left_behind, lease_for, partly=True)
+            for id_ in [id_ for id_, reply in taken.items() if reply[0] == b"lease"]:
+                self._given_up.take(str(left_behind[id_][ASKER_AT]), lease_for)
+            replies |= taken
         return {id_: grant_of(id_, reply) for id_, reply in replies.items()}
+
+    async def _acquired(
+        self,
+        kind: str,
+        given: Mapping[str, tuple[object, ...]],
+        lease_for: float,
+        *,
+        partly: bool = False,
+    ) -> dict[str, Any]:
+        """The replies of ACQUIRE. Askers that may still take a lease are remembered (S15)."""
+        askers = {id_: str(it[ASKER_AT]) for id_, it in given.items()}
+        note_again = partial(self._given_up.note_sent_again, askers.values(), lease_for)
+        try:
+            replies = await self._each(
+                scripts.ACQUIRE, kind, given, partly=partly, before_again=note_again
+            )
+        except BaseException:
+            self._given_up.give_up(askers.values(), lease_for)
+            raise
+        self._given_up.give_up([askers[id_] for id_ in askers.keys() - replies.keys()], lease_for)
+        for id_, reply in replies.items():
+            if reply[0] != b"lease":
+                self._given_up.note_end(askers[id_])
+        return replies
+
+    def _left_behind(self, reply: Sequence[bytes]) -> str:
+        """The asker of a lease that this process has given up; empty if it is another's."""
+        if reply[0] != b"held" or len(reply) < 3 or not self._given_up:
+            return ""
+        asker = reply[2].decode(errors="replace")
+        return asker if self._given_up.is_left_behind(asker) else ""
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
@@ -218,6 +299,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                 padded(lease.token),
                 copy_fields(copy),
                 copy.value if isinstance(copy.value, bytes) else b"",
+                copy.version,
                 int(id_ in late),
                 packed_tags(late.get(id_, ())),
                 lease.epoch,
@@ -227,10 +309,80 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                 self._place.of(kind, list(copies)), copies.items(), strict=True
             )
         ]
-        settle = [(*step[:-1], "1") for step in steps]
+        settle = [StampedCommand((*step[:-1], "1")) for step in steps]
         replies = await self._opened().run(steps, settle=settle, lasting=True)
-        undone = {id_: reply for id_, reply in zip(copies, replies, strict=True) if reply != 1}
-        return Superseded(undone, (id_ for id_, reply in undone.items() if reply == scripts.UNSURE))
+        self._note_ends(lease for lease, _ in copies.values())
+        codes = {id_: reply[0] for id_, reply in zip(copies, replies, strict=True)}
+        undone = [id_ for id_, code in codes.items() if code != scripts.DONE]
+        return Superseded(undone, (id_ for id_ in undone if codes[id_] == scripts.UNSURE))
+
+    def new_generation(self) -> str:
+        """Draw a generation; its first eight characters are enough to know the copy by."""
+        return token_urlsafe(24)
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """One attempt for each id: AGAIN if the entry has changed since this process heard of it.
+
+        If the answer is lost, the store sends the same step again: it knows it by its generation.
+        """
+        now = time.time() if self._clock is None else self._clock()
+        places = self._place.of(kind, list(puts))
+        steps = [
+            self._put_step(place, put, now)
+            for place, put in zip(places, puts.values(), strict=True)
+        ]
+        was_sent_again = False
+
+        def note_again() -> None:
+            nonlocal was_sent_again
+            was_sent_again = True
+
+        replies = await self._opened().run(
+            steps, lasting=True, partly=True, before_again=note_again
+        )
+        results: dict[str, PutResult] = {}
+        for (id_, put), reply in zip(puts.items(), replies, strict=True):
+            if isinstance(reply, StoreError):  # its node is unavailable
+                continue
+            if isinstance(reply, int):
+                results[id_] = PutResult(PutOutcome.STORED, put.copy.version, reply)
+                continue
+            code, stamp = reply[:2]
+            match OUTCOMES[code]:
+                case PutOutcome.AGAIN:
+                    results[id_] = PutResult(PutOutcome.AGAIN)
+                case PutOutcome.STORED | PutOutcome.REPLACED as outcome:
+                    results[id_] = PutResult(outcome, reply[2], stamp)
+                case outcome:  # nothing was changed
+                    if was_sent_again and not _is_certain(put, reply[3]):
+                        raise StoreError(MAY_BE_STORED)
+                    results[id_] = PutResult(outcome, reply[2])
+        return results
+
+    def _put_step(self, place: RedisKey, put: Put, now: float) -> Command:
+        copy = put.copy
+        left = copy.fetched_at + copy.policy.lasts - now
+        life = min(max(left, 0.0), LONGEST_LIFE) + KEPT_LONGER
+        tags = packed_tags(put.tags or ())
+        if put.late:
+            tags += LATE_TAGS + packed_tags(put.late)
+        kept = (copy.value is UNREAD, put.tags is None, put.late is None)
+        sizes = (len(copy.version), len(tags))
+        how = HOW.pack(len(place.base), put.when.value, *kept, *sizes)
+        value = copy.value if isinstance(copy.value, bytes) else b""
+        condition: tuple[object, ...] = ()
+        if put.when is not When.ALWAYS:
+            condition = (self._now(), padded(put.seen), int(put.seen_mark))
+        return scripts.PUT.call(
+            [place.key],
+            PutFence(how + b"%d" % ceil(life * 1000)),
+            put_front(copy, len(tags)) + copy.version + tags + value,
+            *condition,
+        )
+
+    def _note_ends(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._given_up.note_end(lease.token)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         now, lasts = self._now(), repr(float(lease_for))
@@ -244,11 +396,29 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             it.id: (now, padded(it.token), *failure_fields(failures.get(it.id))) for it in leases
         }
         await self._each(scripts.RELEASE, kind, given, lasting=False)
+        self._note_ends(leases)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """One script voids the lease and marks the copy; a hard mark stays hard."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
-        await self._each(scripts.INVALIDATE, kind, dict.fromkeys(ids, (mark,)), urgent=True)
+        await self._until_done(scripts.INVALIDATE, kind, ids, mark)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        """It leaves an empty entry for a minute: a put that is late must not create one (S8)."""
+        await self._until_done(scripts.DELETE, kind, ids)
+
+    async def _until_done(
+        self, script: lua.Script, kind: str, ids: Sequence[str], *arguments: object
+    ) -> None:
+        """S8: ask again for ids that have changed since this process heard of them."""
+        left = list(ids)
+        until = time.monotonic() + self._timeout
+        while left:
+            given = dict.fromkeys(left, (Blank.AS_OF, *arguments))
+            replies = await self._each(script, kind, given, urgent=True)
+            left = [id_ for id_, reply in replies.items() if reply[0] == AGAIN]
+            if left and time.monotonic() > until:
+                raise StoreError(KEEPS_CHANGING)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """In every bucket, in slices: no id can be leased with the tag and not be named.
@@ -257,24 +427,36 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         """
         link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
         reached: dict[tuple[str, str], None] = {}
-        walks, later = [(*it, b"0") for it in self._place.tagged(tag)], list[Any]()
+        walks = [(base, key, b"0") for base, key in self._place.tagged(tag)]
+        waiting = list[tuple[bytes, bytes, bytes]]()
+        until = time.monotonic() + self._timeout
         while walks:
             replies = await link.run(
-                [scripts.INVALIDATE_TAG.call([key], base, mark, at) for base, key, at in walks],
+                [
+                    scripts.INVALIDATE_TAG.call([key], base, Blank.AS_OF, mark, at)
+                    for base, key, at in walks
+                ],
                 urgent=True,
                 lasting=True,
             )
-            for _, members in replies:
+            changed = list[tuple[bytes, bytes, bytes]]()
+            for page, (_, _, next_at, members, later) in zip(walks, replies, strict=True):
                 names = map(self._place.name, members)
                 reached.update((name, None) for name in names if name is not None)
+                if later:  # changed since this process heard of them: ask for the page again
+                    changed.append(page)
+                elif next_at != b"0":
+                    waiting.append((page[0], page[1], next_at))
                 await asyncio.sleep(0)
-            going = zip(walks, replies, strict=True)
-            later += [(*walk[:2], at) for walk, (at, _) in going if at != b"0"]
-            walks, later = later[: scripts.TAGS_AT_ONCE], later[scripts.TAGS_AT_ONCE :]
+            if not changed:
+                until = time.monotonic() + self._timeout
+            elif time.monotonic() > until:
+                raise StoreError(KEEPS_CHANGING)
+            walks = changed
+            if not changed:
+                walks = waiting[: scripts.TAGS_AT_ONCE]
+                waiting = waiting[scripts.TAGS_AT_ONCE :]
         return list(reached)
-
-    async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self._each(scripts.DELETE, kind, dict.fromkeys(ids, ()), urgent=True)
 
     async def evict(self, before: float) -> int:
         """By its own clock the server drops ids itself; by a given clock, drop them here."""
@@ -304,22 +486,35 @@ def _new_link(
     """To one server, to the primary that Sentinels name, or to the nodes of a cluster."""
     if service is not None:
         sentinels = Sentinels(nodes, service, timeout)
-        return Link(url, sentinels=sentinels, timeout=timeout, **options)
+        return Link(url, sentinels=sentinels, timeout=timeout, bases=bases, **options)
     if not nodes:
-        return Link(url, timeout=timeout, **options)
+        return Link(url, timeout=timeout, bases=bases, **options)
 
     def link(address: Address) -> Link:
         host, port = address
         node = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         user, at, _ = (parts := urlsplit(url)).netloc.rpartition("@")
         there = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
-        return Link(there, node=node, timeout=timeout, **options)
+        return Link(there, node=node, timeout=timeout, bases=bases, **options)
 
     return Cluster(nodes, link, timeout, bases)
 
 
 def _cut(ids: list[str], size: int) -> list[list[str]]:
     return [ids[first : first + size] for first in range(0, len(ids), size)]
+
+
+def _is_certain(put: Put, replaced: bytes) -> bool:
+    """True if a put that is sent again and refused was not stored by the first request.
+
+    The server remembers the last four copies that were replaced. If the copy that the put would
+    have replaced is among them, or there were fewer than four, then the put itself would be, too.
+    """
+    if put.when not in {When.UNCHANGED, When.NO_LIVE_COPY}:
+        return True
+    if replaced.endswith(bytes(SHORT_ID)):
+        return True
+    return put.seen is not None and padded(put.seen)[:SHORT_ID] in replaced
 
 
 def _is_broken(reply: Sequence[bytes]) -> bool:

@@ -7,15 +7,19 @@ repeated there.
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
+from stillfresh.stores.redis.link import LOOK_EVERY, drops_keys
+
+LOOK: Final = b"*2\r\n$4\r\nINFO\r\n$6\r\nmemory\r\n"
+DROPS_KEYS: Final = "this Redis server drops keys: a thread's MGET cannot tell of tags"
 
 
 class ThreadReads:
@@ -27,19 +31,33 @@ class ThreadReads:
         self._factory: ConnectionPool = ConnectionPool.from_url(url, **given)
         self._idle: deque[Any] = deque()
         self._breaker = Breaker()
+        self._drops_keys = False
+        self._looked_at = float("-inf")
+        """When the server last said whether it drops keys, by the monotonic clock (S15)."""
 
     def texts(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The strings of these keys. A connection with an unread reply is closed."""
+        """The strings of these keys. A connection with an unread reply is closed.
+
+        S15: once a second, ask in the same request whether the server drops keys. If it does,
+        StoreError: the event loop can read them.
+        """
         began = time.monotonic()
         if not self._breaker.allows(began):
             raise StoreError(f"the Redis server is unavailable; {TRIED_AGAIN}")
+        is_look = began - self._looked_at >= LOOK_EVERY
+        if self._drops_keys and not is_look:
+            raise StoreError(DROPS_KEYS)
+        requests = [_packed(keys), LOOK] if is_look else [_packed(keys)]
         try:
             connection: Any = self._idle.pop()
         except IndexError:
             connection = self._factory.make_connection()
         try:
-            connection.send_packed_command([_packed(keys)], check_health=False)
+            connection.send_packed_command(requests, check_health=False)
             texts: list[bytes | None] = connection.read_response()
+            if is_look:
+                self._drops_keys = _said_to_drop(connection)
+                self._looked_at = began
         except BaseException as exc:
             connection.disconnect()
             self.close()
@@ -49,6 +67,8 @@ class ThreadReads:
             raise StoreError(f"the Redis server is unavailable: {exc}") from exc
         self._breaker.succeeded()
         self._idle.append(connection)
+        if self._drops_keys:
+            raise StoreError(DROPS_KEYS)
         return texts
 
     def close(self) -> None:
@@ -58,6 +78,15 @@ class ThreadReads:
                 self._idle.pop().disconnect()
             except IndexError:  # another thread took it
                 return
+
+
+def _said_to_drop(connection: Any) -> bool:  # noqa: ANN401 (the library's own)
+    """True also if the server does not say."""
+    try:
+        about: bytes = connection.read_response()
+    except ResponseError:
+        return True
+    return drops_keys(about)
 
 
 def _packed(keys: Sequence[bytes]) -> bytes:
