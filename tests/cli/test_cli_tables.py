@@ -122,12 +122,12 @@ class TestS11TableCommands:
         assert "run `stillfresh table create` once for this database" in missing.stderr
         made = stillfresh("table", "create", f"{url}?tenant=acme", "--unlogged")
         assert made.returncode == 0, made.stderr
-        shown = "schema stillfresh version 1 is unlogged True pushes True"
+        shown = "schema stillfresh version 2 is unlogged True pushes True"
         assert " ".join(made.stdout.split()) == shown
         assert made.stdout == said("table", "create", url) == said("table", "describe", url)
         changed = said("table", "create", url, "--logged", "--no-push", "--json")
         assert json.loads(changed) == {
-            "schema": "stillfresh", "version": 1, "is_unlogged": False, "pushes": False
+            "schema": "stillfresh", "version": 2, "is_unlogged": False, "pushes": False
         }  # fmt: skip
 
     def test_commands_look_into_it_and_change_it(self, postgres: "PostgresServer") -> None:

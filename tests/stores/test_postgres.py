@@ -49,8 +49,9 @@ class TestS11PostgresStore(StoreConformance):
         return result, lambda: self.server.deliver(self.proxy.held[0])
 
     async def unanswered(self, step: Awaitable[T], meanwhile: Deliver) -> T:
-        """S2: the server publishes, and the connection breaks."""
-        self.proxy.lose("replies", to=b".publish(", times=1, meanwhile=meanwhile)
+        """S2: the server publishes or puts, and the connection breaks."""
+        lost = self.proxy.lost
+        self.proxy.lose("replies", to=b"SELECT * FROM", times=1, meanwhile=meanwhile)
         result = await step
-        assert self.proxy.lost == 1
+        assert self.proxy.lost == lost + 1
         return result

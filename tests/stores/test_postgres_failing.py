@@ -353,7 +353,7 @@ class TestS11Connections:
         assert postgres.execute(locks) == [(32,)]
 
     @pytest.mark.parametrize(
-        "step", ["read('k', ARRAY['9'::bytea], '{}')", "tagged('t', '', '', 5)"]
+        "step", ["read('{}', 'k', ARRAY['9'::bytea])", "tagged('t', '', '', 5)"]
     )
     def test_no_plan_reads_what_is_merely_held(
         self, postgres: PostgresServer, url: str, step: str
@@ -386,7 +386,7 @@ class TestS11Connections:
         )
         slow = f"{found} '{{enable_seqscan=off}}' AND NOT proconfig @> '{{jit=off}}'"
         assert postgres.execute(slow.replace("$1", f"'{schema_of(url)}'")) == [("read",)]
-        read = f"EXPLAIN SELECT {schema_of(url)}.last_epoch()"
+        read = f"EXPLAIN SELECT {schema_of(url)}.last_stamp()"
         assert "Scan" not in str(postgres.execute(read))
 
     async def test_the_host_that_answers_is_tried_first_by_all(

@@ -9,7 +9,7 @@ import pytest
 
 from stillfresh import Cache, Origin, Policy, Resource
 from stillfresh.errors import StoreError
-from stillfresh.stores.contract import Copy, Lease
+from stillfresh.stores.contract import Copy, Lease, Put
 from stillfresh.stores.postgres import create
 from stillfresh.stores.postgres.channel import SLICE
 from tests.kit.proxies.flaky import FlakyProxy
@@ -29,7 +29,7 @@ class TestS10PostgresChannel:
     async def test_every_change_is_told_before_the_next_beat(
         self, postgres: PostgresServer, id_: str
     ) -> None:
-        """A publication with its generation; an invalidation, also of what is not there.
+        """A publication or put with its generation; an invalidation, also of what is not there.
 
         Of an id of any bytes, also of one that no notification is long enough for.
         """
@@ -43,6 +43,14 @@ class TestS10PostgresChannel:
             generation = await published(other, id_, f"tag of {id_}")
             await channel.beat()
             assert told == [(KIND, id_, generation)]
+            told.clear()
+            put = Copy(other.new_generation(), time.time(), Policy(60), b"put")
+            await other.put(KIND, {id_: Put(put, (f"tag of {id_}",))})
+            await channel.beat()
+            assert told == [(KIND, id_, put.generation)]
+            await other.put(KIND, {id_: Put(put, (f"tag of {id_}",))})
+            await channel.beat()
+            assert told == [(KIND, id_, put.generation)]
             for step in (
                 lambda: other.invalidate(KIND, [id_], soft=True),
                 lambda: other.invalidate_tag(f"tag of {id_}"),

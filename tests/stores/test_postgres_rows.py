@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from psycopg import InterfaceError, OperationalError
 from psycopg.errors import (
     AdminShutdown,
@@ -49,21 +50,49 @@ from stillfresh.stores.postgres.schema import (
     text_of,
 )
 
-ROW: Row = (b"a", "g", 5.5, 30.0, 60.0, 90.0, 1, 7.5, 2, 9.5, b"no", False, b"value")
-COPY = Copy("g", 5.5, Policy(30, 60, 90), b"value", Mark.SOFT)
+TIMES = (5.5, 30.0, 60.0, 90.0)
+FAILED = (2, 9.5, b"no")
+ROW: Row = (b"a", "g", *TIMES, 1, 7.5, *FAILED, b"t7", 12, "token", False, b"value")
+COPY = Copy("g", 5.5, Policy(30, 60, 90), b"value", Mark.SOFT, b"t7")
 
 
 class TestS11Rows:
     def test_a_row_is_a_record(self) -> None:
         """A value that is known already is not read; an absent copy has none."""
         assert record_of(ROW) == Record(COPY, 7.5, Failure(2, 9.5, "no"))
-        known = record_of((*ROW[:12], None), "g").copy
+        known = record_of((*ROW[:15], None), "g")
         assert known is not None
-        assert known.value is UNREAD
-        absent = record_of((*ROW[:11], True, None)).copy
+        assert known.copy == replace(COPY, value=UNREAD)
+        absent = record_of((*ROW[:14], True, None))
         assert absent is not None
-        assert absent.value is None
-        assert record_of((b"a", *[None] * 12)) == Record()
+        assert absent.copy == replace(COPY, value=None)
+        without = record_of((*ROW[:11], None, *ROW[12:]))
+        assert without is not None
+        assert without.copy == replace(COPY, version=b"")
+
+    def test_an_empty_row_is_no_record(self) -> None:
+        """S13: it is there for its stamp; of a row with a lease or a failure there is a record."""
+        empty = (b"a", *[None] * 5, 0, *[None] * 5, 12, None, True, None)
+        assert record_of(empty) is None
+        assert record_of((*empty[:7], 7.5, *empty[8:])) == Record(None, 7.5)
+        assert record_of((*empty[:8], *FAILED, *empty[11:])) == Record(
+            failure=Failure(2, 9.5, "no")
+        )
+
+    @pytest.mark.parametrize("duration", [float("nan"), float("inf"), float("-inf"), -1.0])
+    @pytest.mark.parametrize("column", [3, 4, 5])
+    def test_an_impossible_duration_is_no_copy(self, column: int, duration: float) -> None:
+        """S15: the lease and the failure of the row are read."""
+        row = (*ROW[:column], duration, *ROW[column + 1 :])
+        assert record_of(row) == Record(None, 7.5, Failure(2, 9.5, "no"))
+        alone = (*row[:7], None, None, None, None, *row[11:])
+        assert record_of(alone) is None
+
+    def test_an_error_that_is_no_text_is_shown(self) -> None:
+        """S15: with a sign in place of its bytes."""
+        damaged = record_of((*ROW[:10], b"no \xff", *ROW[11:]))
+        assert damaged is not None
+        assert damaged.failure == Failure(2, 9.5, "no \ufffd")
 
     def test_a_long_name_has_a_short_key(self) -> None:
         """Another long name has another one; a short name is its own key."""
@@ -105,9 +134,11 @@ class TestS11Rows:
     def test_an_outcome_is_a_grant(self) -> None:
         """A lease, the end of another's, or the copy that is newer."""
         grant = postgres_store._grant
-        assert grant("a", "lease", ("t", 7.5, 3), ROW) == Lease("a", "t", 7.5, 3)
-        assert grant("a", "held", ("t", 7.5, 3), ROW) == Held(7.5)
-        assert grant("a", "newer", ("t", 7.5, 3), ROW) == Newer(record_of(ROW))
+        row = postgres_store.LeaseRow
+        assert grant("a", row("lease", 3, ROW)) == Lease("a", "token", 7.5, 3)
+        assert grant("a", row("held", 3, ROW)) == Held(7.5)
+        failure = Failure(2, 9.5, "no")
+        assert grant("a", row("newer", 3, ROW)) == Newer(Record(COPY, 7.5, failure))
 
 
 class Script:
@@ -123,7 +154,7 @@ class Script:
 
 
 def entry(id_: str) -> Row:
-    return (id_.encode(), *ROW[1:12], None, 5, b"post", None)
+    return (id_.encode(), *ROW[1:15], None, 5, b"post", None)
 
 
 async def listed(script: Script, search: str = "", limit: int = 10, **more: Any) -> list[str]:
@@ -135,35 +166,42 @@ async def listed(script: Script, search: str = "", limit: int = 10, **more: Any)
 
 
 class TestE28Listing:
-    async def test_a_search_goes_from_slice_to_slice(self) -> None:
+    async def test_a_listing_goes_from_slice_to_slice(self) -> None:
         """Behind the end of the last one, until it has enough or there are no more."""
         ends: list[Row] = [(b"post", b"m")]
-        script = Script(ends, [entry("a")], ends, [entry("b")], [], [entry("c")])
+        script = Script([entry("a")], ends, [entry("b")], ends, [entry("c")], [])
         assert await listed(script, "x") == ["a", "b", "c"]
         assert [given[:2] for _, given in script.asked] == [
             *[(b"", b"")] * 2,
             *[(b"post", b"m")] * 4,
         ]
-        assert script.asked[1][1] == (b"", b"", b"x", b"post", b"m", 10)
-        assert script.asked[3][1][-1] == 9
-        script = Script(ends, [entry("a"), entry("b")])
-        assert await listed(script, "x", 2) == ["a", "b"]
+        assert [given[2:] for _, given in script.asked[::2]] == [(b"x", 10), (b"x", 9), (b"x", 8)]
         assert script.answers == []
 
-    async def test_a_listing_is_one_statement(self) -> None:
+    async def test_a_full_page_is_one_statement(self) -> None:
         """Of one kind, or behind an entry; a kind begins with its empty id."""
-        script = Script([entry("a")])
-        assert await listed(script, kind="post") == ["a"]
+        script = Script([entry("a"), entry("b")])
+        assert await listed(script, kind="post", limit=2) == ["a", "b"]
         ((statement, given),) = script.asked
-        assert given == (b"post", b"", b"", None, None, 10, b"post\0")
+        assert given == (b"post", b"", b"", 2, b"post\0")
         assert "(e.kind, e.key) >= ($1, $2)" in statement
         script = Script([entry("b")])
-        assert await listed(script, kind="post", after=("post", "a")) == ["b"]
+        assert await listed(script, kind="post", after=("post", "a"), limit=1) == ["b"]
         ((statement, given),) = script.asked
         assert given[:2] == (b"post", b"a")
         assert "(e.kind, e.key) > ($1, $2)" in statement
-        named = (*entry("x")[:-1], b"whole name")
-        assert await listed(Script([named])) == ["whole name"]
+        long = "long" * 200
+        named = (key_of(long.encode()), *entry("x")[1:-1], long.encode())
+        assert await listed(Script([named]), limit=1) == [long]
+
+    async def test_damaged_rows_do_not_end_a_listing(self) -> None:
+        """S15: a page is full, or there are no more entries, whatever was left out of it."""
+        no_text = (b"\xff", *entry("x")[1:])
+        no_copy = (b"y", "g", 5.5, -1.0, *ROW[4:7], *[None] * 5, *entry("y")[12:])
+        script = Script([no_text, no_copy], [entry("z")], [])
+        assert await listed(script, limit=2) == ["z"]
+        assert [given[:2] for _, given in script.asked] == [(b"", b""), *[(b"post", b"y")] * 2]
+        assert script.answers == []
 
     async def test_a_small_table_is_counted_and_a_large_one_estimated(self) -> None:
         """By the server's own count of rows, but never below what was seen."""

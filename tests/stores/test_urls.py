@@ -282,3 +282,8 @@ class TestS11Address:
         hosts, _ = options_of("postgresql://one:1,two:2/shop?connect_timeout=3")
         assert [conninfo_to_dict(it)["host"] for it in hosts] == ["one", "two"]
         assert [conninfo_to_dict(it)["port"] for it in hosts] == ["1", "2"]
+
+    def test_a_space_in_an_option_stays_a_space(self) -> None:
+        """S11: libpq does not read a plus sign as a space."""
+        (host,), _ = options_of("postgresql://h/shop?options=-c%20work_mem%3D1MB")
+        assert conninfo_to_dict(host)["options"] == "-c work_mem=1MB"

@@ -5,7 +5,7 @@ What is not ours behind `?` is libpq's own: `sslmode`, `target_session_attrs` an
 
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -48,7 +48,7 @@ def _read(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], 
         raise ConfigError("has a #, @, / or ? in a name or a password; write %23, %40, %2F or %3F")
     options = {name: OWN[name](text) for name, text in given if name in OWN}
     rest = [(name, text) for name, text in given if name not in OWN]
-    bare = f"postgresql://{parts.netloc}{parts.path}?{urlencode(rest)}"
+    bare = f"postgresql://{parts.netloc}{parts.path}?{urlencode(rest, quote_via=quote)}"
     return hosts_of(conninfo_to_dict(bare)), options
 
 

@@ -15,7 +15,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.waiting import wait_async
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.postgres.schema import SETTINGS, VERSION, Row, quoted
+from stillfresh.stores.postgres.heard import LastHeard
+from stillfresh.stores.postgres.schema import HELLO, SETTINGS, VERSION, Row, quoted
 from stillfresh.stores.server import ServerLink
 
 ENDED: Final = {"57P01", "57P02", "57P03", "57P05", "53300"}
@@ -34,6 +35,8 @@ REPEATS: Final = 5
 SERVER: Final = "the PostgreSQL server"
 MISSING: Final = {"3F000", "42P01", "42883", "42703"}
 """No such schema, table, function or column."""
+STANDBY: Final = "0A000"
+"""A standby has no unlogged tables, and so no life."""
 READ_ONLY: Final = "25006"
 TOO_MANY: Final = "its limit of connections is reached; lower ?max_connections= or raise the limit"
 ADVICE: Final = {
@@ -106,6 +109,7 @@ class PgLink(ServerLink):
         self._prepares = True
         self.pushes = self.is_pooled = False
         """Whether its schema pushes (S10); and whether a pooler stands before the server."""
+        self.heard = LastHeard()
 
     async def _hello(self) -> None:
         await self._done("SELECT 1", ())
@@ -206,13 +210,22 @@ class PgLink(ServerLink):
             raise
         return connection
 
+    async def _hello_rows(self, connection: PgConnection) -> list[Row]:
+        """The settings, and what the server says of itself; only the settings if it cannot."""
+        schema = quoted(self._schema)
+        try:
+            return await self._rows(connection, HELLO.format(schema=schema), ())
+        except PostgresError as exc:
+            if _code(exc) not in {*MISSING, STANDBY}:
+                raise
+        return await self._rows(connection, SETTINGS.format(schema=schema), ())
+
     async def _check(self, connection: PgConnection) -> None:
         """Raise unless the schema is there, of this release, with isolation `read committed`."""
-        statement = SETTINGS.format(schema=quoted(self._schema))
-        rows = await self._rows(connection, statement, ())
+        rows = await self._hello_rows(connection)
         if not rows:
             raise StoreError(f"{self._schema}.setting is empty; drop the schema and run {COMMAND}")
-        ((version, _, self.pushes, process, isolation),) = rows
+        ((version, _, self.pushes, process, isolation, *told),) = rows
         if isolation != "read committed":
             raise StoreError(
                 f"stillfresh needs transactions of the level 'read committed', and those of this "
@@ -225,6 +238,8 @@ class PgLink(ServerLink):
                 f"the schema {self._schema} in the PostgreSQL database has version {version}, and "
                 f"this release of stillfresh needs {VERSION}; {what}"
             )
+        if told:
+            self.heard.hear(*told)
         self.is_pooled = process != connection.info.backend_pid
         if self._prepares and not self.is_pooled:
             connection.prepare_threshold = PREPARED_AFTER

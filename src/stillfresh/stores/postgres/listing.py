@@ -4,7 +4,19 @@ from typing import Final
 
 from stillfresh.stores.contract import After, Entry, StoreStats
 from stillfresh.stores.postgres.link import PgLink
-from stillfresh.stores.postgres.schema import FIELDS, key_of, name_of, quoted, record_of, text_of
+from stillfresh.stores.postgres.schema import (
+    EMPTY,
+    FIELDS,
+    NAME_OF_ROW,
+    WHOLE,
+    WIDTH,
+    Row,
+    id_of,
+    key_of,
+    name_of,
+    quoted,
+    record_of,
+)
 
 STRETCH: Final = 2_000
 """Rows that one statement looks at."""
@@ -13,6 +25,8 @@ COUNTED: Final = 50
 FIRST: Final = (b"", b"")
 """Before all kinds and ids."""
 
+KIND: Final = WIDTH + 1
+"""Where the kind is in a row of the listing."""
 BEHIND: Final = "FROM {schema}.entry e WHERE (e.kind, e.key) {past} ($1, $2)"
 ORDER: Final = "ORDER BY e.kind, e.key LIMIT"
 BEFORE: Final = "AND (e.kind, e.key) < (${}, '')"
@@ -21,14 +35,14 @@ END: Final = f"SELECT e.kind, e.key {BEHIND} {{of_kind}} {ORDER} 1 OFFSET {STRET
 """Where a slice ends; nothing if it is the last."""
 LIST: Final = f"""
     SELECT {FIELDS}, NULL::bytea, octet_length(e.value), e.kind, e.id
-    {BEHIND} {{of_kind}} AND position($3 IN coalesce(e.id, e.key)) > 0
-        AND ($4::bytea IS NULL OR (e.kind, e.key) <= ($4, $5)) {ORDER} $6
-"""
+    FROM (SELECT e.* {BEHIND} {{of_kind}} {ORDER} {STRETCH}) e
+    WHERE NOT {EMPTY} AND position($3 IN {NAME_OF_ROW}) > 0 {ORDER} $4
+"""  # noqa: S608 (our own texts)
 COUNT: Final = f"""
-    SELECT count(s.generation), count(*) FILTER (WHERE s.held_until > coalesce($3,
+    SELECT count(*) FILTER (WHERE s.is_whole), count(*) FILTER (WHERE s.held_until > coalesce($3,
             extract(epoch FROM clock_timestamp())::float8)), count(*),
         (array_agg(s.kind))[{STRETCH}], (array_agg(s.key))[{STRETCH}]
-    FROM (SELECT e.* {BEHIND} {ORDER} {STRETCH}) s
+    FROM (SELECT e.kind, e.key, e.held_until, {WHOLE} AS is_whole {BEHIND} {ORDER} {STRETCH}) s
 """  # noqa: S608 (our own texts)
 SIZE: Final = """
     SELECT (pg_total_relation_size(c.oid) + pg_total_relation_size('{schema}.tag'))::int8,
@@ -40,7 +54,7 @@ SIZE: Final = """
 async def list_entries(
     link: PgLink, schema: str, kind: str | None, search: str, *, after: After, limit: int
 ) -> list[Entry]:
-    """A search reads one slice after the other until it has found enough."""
+    """One slice after the other, until there are enough entries or no more rows."""
     at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))
     names, of_kind, end_of_kind = {"schema": quoted(schema), "past": ">"}, "", list[bytes]()
     if kind is not None:
@@ -48,22 +62,35 @@ async def list_entries(
         of_kind, end_of_kind = BEFORE, [first[0] + b"\0"]
         if at < first:  # an id may be empty
             at, names["past"] = first, ">="
-    found: list[Entry] = []
+    entries: list[Entry] = []
     while True:
-        find = LIST.format(of_kind=of_kind.format(7), **names)
-        end_of = END.format(of_kind=of_kind.format(3), **names)
-        ends = await link.run(end_of, (*at, *end_of_kind)) if search else []
-        ((*end,),) = ends or [(None, None)]
-        left = limit - len(found)
-        rows = await link.run(find, (*at, name_of(search), *end, left, *end_of_kind))
-        for row in rows:
-            size, in_kind, id_ = row[13:]
-            generation = row[1]  # known, so that the value is UNREAD
-            name = text_of(row[0] if id_ is None else id_)
-            found.append(Entry(text_of(in_kind), name, record_of(row, generation), size))
-        if not ends or len(found) >= limit:
-            return found
-        at, names["past"] = (end[0], end[1]), ">"
+        find = LIST.format(of_kind=of_kind.format(5), **names)
+        left = limit - len(entries)
+        rows = await link.run(find, (*at, name_of(search), left, *end_of_kind))
+        entries += filter(None, map(_entry, rows))
+        if len(entries) == limit:
+            return entries
+        if len(rows) == left:  # some of them are damaged: go on behind the last one
+            at = (rows[-1][KIND], rows[-1][0])
+        else:
+            end_of = END.format(of_kind=of_kind.format(3), **names)
+            ends = await link.run(end_of, (*at, *end_of_kind))
+            if not ends:
+                return entries
+            at = (ends[0][0], ends[0][1])
+        names["past"] = ">"
+
+
+def _entry(row: Row) -> Entry | None:
+    """An entry, its value UNREAD; None if its row is damaged (S15)."""
+    size, kind_name, name = row[WIDTH:]
+    generation = row[1]
+    record = record_of(row, known=generation)
+    kind = id_of(kind_name, None)
+    id_ = id_of(row[0], name)
+    if record is None or kind is None or id_ is None:
+        return None
+    return Entry(kind, id_, record, size)
 
 
 async def count(link: PgLink, schema: str, now: float | None) -> StoreStats:

@@ -21,8 +21,10 @@ from stillfresh.stores.contract import (
     Mark,
     Record,
     Unread,
+    When,
     policy_of,
 )
+from stillfresh.stores.versions import NO_VERSION
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -30,30 +32,85 @@ LONGEST_KEY: Final = 500
 """Bytes. Three of them, with hashes, fit into a third of a page: as much as an index takes."""
 MARKS: Final = tuple(Mark)
 
-VERSION: Final = 1
+VERSION: Final = 2
 OLDEST_SERVER: Final = 14_00_00
 SCHEMA: Final = "stillfresh"
 NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 ASKER: Final = 16
 """Characters of a token that the caller draws; the server adds as many."""
 
+GOOD_FOR: Final = 30.0
+"""Seconds after which a put is no longer done where there is no row."""
+TRACE: Final = 60.0
+"""Seconds that an empty row stays at least. A message that is accepted without a row is younger."""
+SHORT_ID: Final = 16
+"""The beginning of a generation, by which a put recognises itself among replaced ones."""
+REMEMBERED_IDS: Final = 4
+"""Replaced generations that an entry remembers."""
+ENDLESS: Final = 1e300
+"""Seconds. Sums of times up to this have no overflow, which the server would refuse."""
+
 SETTINGS: Final = """SELECT version, is_unlogged, pushes, pg_backend_pid(),
     current_setting('transaction_isolation') FROM {schema}.setting"""
+HELLO: Final = """SELECT s.version, s.is_unlogged, s.pushes, pg_backend_pid(),
+    current_setting('transaction_isolation'), l.number,
+    coalesce(pg_sequence_last_value('{schema}.stamps'), 0),
+    extract(epoch FROM clock_timestamp())::float8
+    FROM {schema}.setting s LEFT JOIN {schema}.life l ON l.is_only"""
+"""The settings, and what a put must know: the life, the newest stamp, and the server's time."""
 FIELDS: Final = """e.key, e.generation, e.fetched_at, e.fresh_for, e.stale_for, e.error_for, e.mark,
-    e.held_until, e.failures, e.retry_at, e.error, e.value IS NULL"""
+    e.held_until, e.failures, e.retry_at, e.error, e.version, e.changed, e.token,
+    e.value IS NULL"""
 """The fields of a record without its value."""
 RECORD: Final = """key bytea, generation text, fetched_at float8, fresh_for float8,
     stale_for float8, error_for float8, mark int2, held_until float8, failures int8,
-    retry_at float8, error bytea, is_absent boolean, value bytea"""
+    retry_at float8, error bytea, version bytea, changed int8, token text, is_absent boolean,
+    value bytea"""
+HELD_UNTIL: Final = 7
+CHANGED: Final = 12
+TOKEN: Final = 13
+"""Where the end of the lease, the stamp and the token are in a record's row."""
+WIDTH: Final = 16
+"""The fields of a record and its value."""
+REPLACED: Final = (
+    f"left(coalesce(rpad(left(e.generation, {SHORT_ID}), {SHORT_ID}), '') || e.replaced, "
+    f"{SHORT_ID * REMEMBERED_IDS})"
+)
+"""The replaced generations of a row whose copy is replaced now."""
+WHOLE: Final = """(e.generation IS NOT NULL AND e.fresh_for >= 0 AND e.fresh_for < 'infinity'
+    AND e.stale_for >= 0 AND e.stale_for < 'infinity'
+    AND e.error_for >= 0 AND e.error_for < 'infinity')"""
+"""S15: a row has a copy, and its durations are possible. To PostgreSQL, NaN is above infinity."""
+NAME_OF_ROW: Final = (
+    f"CASE WHEN octet_length(e.key) > {LONGEST_KEY} THEN coalesce(e.id, e.key) ELSE e.key END"
+)
+"""The id of a row, as bytes. Beside a short key, `id` counts for nothing."""
+EMPTY: Final = "(e.generation IS NULL AND e.token IS NULL AND e.failures IS NULL)"
+"""A row that is there for its stamp alone."""
 TEXTS: Final = {
     "fields": FIELDS,
     "record": RECORD,
     "longest_lease": LONGEST_LEASE,
     "max_skew": MAX_SKEW,
     "remembered": REMEMBERED,
-    "token": f"in_asker || left(replace(gen_random_uuid()::text, '-', ''), {32 - ASKER})",
-    "settings": "SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off",
-    "empty": "e.generation IS NULL AND e.token IS NULL AND e.failures IS NULL",
+    "token": f"g.asker || left(replace(gen_random_uuid()::text, '-', ''), {32 - ASKER})",
+    "settings": "SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off "
+    "SET plan_cache_mode = force_generic_plan",
+    "empty": EMPTY,
+    "whole": WHOLE,
+    "name": NAME_OF_ROW,
+    "longest_key": LONGEST_KEY,
+    "served_until": f"(least(e.fetched_at, {ENDLESS}) + least(e.fresh_for, {ENDLESS})"
+    f" + least(greatest(e.stale_for, e.error_for), {ENDLESS}))",
+    "emptied": "generation = NULL, fetched_at = NULL, fresh_for = NULL, stale_for = NULL, "
+    "error_for = NULL, mark = 0, value = NULL, version = NULL, token = NULL, held_until = NULL, "
+    f"failures = NULL, retry_at = NULL, error = NULL, replaced = {REPLACED}",
+    "replaced": REPLACED,
+    "short_id": f"rpad(left(g.generation, {SHORT_ID}), {SHORT_ID})",
+    "trace": TRACE,
+    "no_live_copy": When.NO_LIVE_COPY.value,
+    "live_copy": When.LIVE_COPY.value,
+    "unchanged": When.UNCHANGED.value,
 }
 
 
@@ -125,17 +182,46 @@ class SortedIds:
         return [tag for tag, _ in pairs], [key for _, key in pairs]
 
 
-def record_of(row: Row, known: str | None = None) -> Record:
-    """A record from a row of `FIELDS` and the value, if it was sent."""
+def record_of(row: Row, known: str | None = None) -> Record | None:
+    """A record from a row of `FIELDS` and the value, if it was sent.
+
+    None if nothing is there. A copy with an impossible duration is not there (S15).
+    """
     generation, fetched_at, fresh_for, stale_for, error_for, mark, held_until = row[1:8]
-    failures, retry_at, error, is_absent, value = row[8:13]
+    failures, retry_at, error, version, _, _, is_absent, value = row[8:WIDTH]
     copy = failure = None
     if generation is not None:
-        kept: bytes | Unread | None = None
-        if not is_absent:
-            kept = UNREAD if generation == known else bytes(value)
-        policy = policy_of(fresh_for, stale_for, error_for)
-        copy = Copy(generation, fetched_at, policy, kept, MARKS[mark])
+        try:
+            policy = policy_of(fresh_for, stale_for, error_for)
+        except ConfigError:
+            pass
+        else:
+            stored: bytes | Unread | None = None
+            if not is_absent:
+                stored = UNREAD if generation == known else bytes(value)
+            form = NO_VERSION if version is None else bytes(version)
+            copy = Copy(generation, fetched_at, policy, stored, MARKS[mark], form)
     if failures is not None:
-        failure = Failure(failures, retry_at, text_of(error))
+        failure = Failure(failures, retry_at, error_of(error))
+    if copy is None and held_until is None and failure is None:
+        return None
     return Record(copy, held_until, failure)
+
+
+def id_of(key: bytes, name: bytes | None) -> str | None:
+    """The id of a row; None if its name is damaged (S15)."""
+    whole = key if len(key) <= LONGEST_KEY else name
+    if whole is None or key_of(whole) != key:
+        return None
+    try:
+        return text_of(whole)
+    except UnicodeDecodeError:
+        return None
+
+
+def error_of(name: bytes) -> str:
+    """The text of an error. It is only shown, so bytes that are no text are replaced."""
+    try:
+        return text_of(name)
+    except UnicodeDecodeError:
+        return bytes(name).decode(errors="replace")

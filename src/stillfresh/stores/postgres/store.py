@@ -1,15 +1,19 @@
 """The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.stores.contract import (
+    UNREAD,
     Ask,
     Copy,
     Failures,
@@ -20,30 +24,64 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Newer,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     Superseded,
+    When,
 )
+from stillfresh.stores.given_up import GivenUpRequests
 from stillfresh.stores.postgres.channel import PgChannel
+from stillfresh.stores.postgres.heard import LastHeard
 from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.listing import FIRST, count, list_entries
 from stillfresh.stores.postgres.schema import (
     ASKER,
+    CHANGED,
+    GOOD_FOR,
+    HELD_UNTIL,
     LONGEST_KEY,
     SCHEMA,
+    TOKEN,
     Row,
     SortedIds,
     checked_schema,
+    id_of,
     key_of,
     name_of,
     quoted,
     record_of,
-    text_of,
 )
 from stillfresh.stores.server import SLICE, ServerStore, slices
+from stillfresh.stores.versions import NO_VERSION
 
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 10
 MOST_FAILURES: Final = (1 << 63) - 1
+PERSISTENCE: Final = 10.0
+"""Seconds for which entries that others keep changing are invalidated or deleted again."""
+WAS_STORED: Final = frozenset({PutOutcome.STORED, PutOutcome.REPLACED})
+TWICE_IS_WRONG: Final = frozenset({When.UNCHANGED, When.NO_LIVE_COPY})
+"""Conditions of puts that must not be stored, replaced, and then put once more."""
+
+
+class LeaseRow(NamedTuple):
+    """The answer to a request for one lease."""
+
+    outcome: str
+    epoch: int
+    row: Row
+    """The record's."""
+
+
+class EntryRow(NamedTuple):
+    """The row of one entry."""
+
+    kind: bytes
+    key: bytes
+    id: bytes | None
+    """The whole id, if it is too long for a key."""
 
 
 class PostgresStore(ServerStore[PgLink, str]):
@@ -66,6 +104,7 @@ class PostgresStore(ServerStore[PgLink, str]):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(checked_schema(schema), timeout, clock)
+        self._given_up = GivenUpRequests(ASKER)
         most = checked_whole("max_connections", max_connections)
         self._new_link = partial(PgLink, hosts, self._place, most=most, timeout=self._timeout)
 
@@ -91,59 +130,111 @@ class PostgresStore(ServerStore[PgLink, str]):
         del lag
         records: dict[str, Record] = {}
         known = known or {}
+        heard = self._heard()
         for names in _cut(ids):
             given = [known.get(id_) for id_ in names.ids] if known else []
-            for row in await self._call("read", _kind(kind), names.keys, given):
+            for row in await self._call("read", given, _kind(kind), names.keys):
                 id_ = names.by_key[row[0]]
-                records[id_] = record_of(row, known.get(id_))
+                record = record_of(row, known.get(id_))
+                heard.hear_stamp(row[CHANGED])
+                if record is None:
+                    continue
+                if record.held_until is not None and self._is_left_behind(row):
+                    record = replace(record, held_until=None)
+                    if record == Record():
+                        continue
+                records[id_] = record
         return records
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """S8: if sent again, the server recognises this request's lease, or grants a new token."""
+        """S8: if sent again, the server recognises this request's lease, or grants a new token.
+
+        S15: a lease that a request of this process left behind is taken at once: the server gives
+        it to its own asker.
+        """
         grants: dict[str, Grant] = {}
         by_id = {ask.id: ask for ask in asks}
         for names in _cut(list(by_id)):
-            ordered = [by_id[id_] for id_ in names.ids]
-            rows = await self._call(
-                "acquire",
-                _kind(kind),
-                names.keys,
-                names.long,
-                [ask.seen for ask in ordered],
-                [ask.failures for ask in ordered],
-                [ask.take_over for ask in ordered],
-                *names.tagged({ask.id: ask.tags for ask in ordered}),
-                token_hex(ASKER // 2),
-                float(lease_for),
-                self._now(),
-            )
-            for outcome, token, epoch, *row in rows:
-                id_ = names.by_key[row[0]]
-                grants[id_] = _grant(id_, outcome, (token, row[7], epoch), tuple(row))
+            askers = {id_: token_hex(ASKER // 2) for id_ in names.ids}
+            rows = await self._ask_for_leases(kind, names, by_id, askers, lease_for)
+            left_behind = {
+                id_: answer.row[TOKEN][:ASKER]
+                for id_, answer in rows.items()
+                if answer.outcome == "held" and self._is_left_behind(answer.row)
+            }
+            if left_behind:
+                some = SortedIds(list(left_behind))
+                taken = await self._ask_for_leases(kind, some, by_id, left_behind, lease_for)
+                rows |= taken
+                for id_, answer in taken.items():
+                    if answer.outcome == "lease":
+                        self._given_up.take(left_behind[id_], lease_for)
+            grants.update((id_, _grant(id_, answer)) for id_, answer in rows.items())
         return {id_: grants[id_] for id_ in by_id}
+
+    async def _ask_for_leases(
+        self,
+        kind: str,
+        names: SortedIds,
+        by_id: Mapping[str, Ask],
+        askers: Mapping[str, str],
+        lease_for: float,
+    ) -> dict[str, LeaseRow]:
+        """What the server answered for each id.
+
+        Askers whose request may still take a lease are remembered (S15).
+        """
+        ordered = [by_id[id_] for id_ in names.ids]
+        given = (
+            [askers[id_] for id_ in names.ids],
+            float(lease_for),
+            _kind(kind),
+            names.keys,
+            names.long,
+            [ask.seen for ask in ordered],
+            [ask.failures for ask in ordered],
+            [ask.take_over for ask in ordered],
+            *names.tagged({ask.id: ask.tags for ask in ordered}),
+            self._now(),
+        )
+
+        def sent_again() -> Sequence[Any]:
+            self._given_up.note_sent_again(askers.values(), lease_for)
+            return given
+
+        try:
+            answer = await self._call("acquire", *given, settle=sent_again)
+        except BaseException:
+            self._given_up.give_up(askers.values(), lease_for)
+            raise
+        rows: dict[str, LeaseRow] = {}
+        for outcome, epoch, *row in answer:
+            id_ = names.by_key[row[0]]
+            rows[id_] = LeaseRow(outcome, epoch, tuple(row))
+            self._heard().hear_stamp(epoch)
+            if outcome != "lease":
+                self._given_up.note_end(askers[id_])
+        return rows
+
+    def _is_left_behind(self, row: Row) -> bool:
+        """True if the lease in a record's row is one under which nobody loads."""
+        token = row[TOKEN]
+        return token is not None and self._given_up.is_left_behind(token)
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
         """After a lost answer, the generation shows whether it was done, or nothing does (S2)."""
         superseded, asked_again, late = set(copies), set[str](), tags or {}
-        sizes = {
-            id_: len(copy.value) if isinstance(copy.value, bytes) else 0
-            for id_, (_, copy) in copies.items()
-        }
+        sizes = {id_: _size(copy) for id_, (_, copy) in copies.items()}
         for names in _cut(list(copies), sizes):
             pairs = [copies[id_] for id_ in names.ids]
             given = (
                 _kind(kind),
                 names.keys,
                 [lease.token for lease, _ in pairs],
-                [copy.generation for _, copy in pairs],
-                [float(copy.fetched_at) for _, copy in pairs],
-                [copy.policy.fresh_for for _, copy in pairs],
-                [copy.policy.stale_for for _, copy in pairs],
-                [copy.policy.error_for for _, copy in pairs],
-                [int(copy.mark) for _, copy in pairs],
-                [copy.value if isinstance(copy.value, bytes) else None for _, copy in pairs],
+                *_columns([copy for _, copy in pairs]),
+                [copy.version or None for _, copy in pairs],
                 [lease.epoch for lease, _ in pairs],
                 [id_ in late for id_ in names.ids],
                 *names.tagged(late),
@@ -151,8 +242,65 @@ class PostgresStore(ServerStore[PgLink, str]):
             first, again = ((*given, is_again, self._now()) for is_again in (False, True))
             settle = partial(_noted, asked_again, names.ids, again)
             rows = await self._call("publish", *first, settle=settle)
-            superseded -= {names.by_key[key] for (key,) in rows}
+            for key, stamp in rows:
+                superseded.discard(names.by_key[key])
+                self._heard().hear_stamp(stamp)
+            for lease, _ in pairs:
+                self._given_up.note_end(lease.token)
         return Superseded(superseded, superseded & asked_again)
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """AGAIN if an entry changed after what this process has heard; then it has heard of it.
+
+        If the answer gets lost, the same statement is sent again. The server knows each put by its
+        generation, and answers that it was stored, or stored and replaced.
+        """
+        good_until = self._good_until()
+        results: dict[str, PutResult] = {}
+        asked_again = set[str]()
+        sizes = {id_: _size(put.copy) for id_, put in puts.items()}
+        for names in _cut(list(puts), sizes):
+            ordered = [puts[id_] for id_ in names.ids]
+            heard = self._heard()
+            given = (
+                _kind(kind),
+                names.keys,
+                names.long,
+                *_columns([put.copy for put in ordered]),
+                [put.copy.value is UNREAD for put in ordered],
+                [put.copy.version or None for put in ordered],
+                [put.when.value for put in ordered],
+                [put.seen for put in ordered],
+                [int(put.seen_mark) for put in ordered],
+                [put.tags is not None for put in ordered],
+                [put.late is not None for put in ordered],
+                *_tag_columns(names, puts),
+                heard.life,
+                heard.stamp,
+                good_until,
+                self._now(),
+            )
+            settle = partial(_noted, asked_again, names.ids, given)
+            for row in await self._call("put", *given, settle=settle):
+                results[names.by_key[row[0]]] = self._put_result(row)
+        for id_ in asked_again:
+            if puts[id_].when in TWICE_IS_WRONG and results[id_].outcome not in WAS_STORED:
+                raise StoreError(
+                    f"{kind} {shown(id_)}: the PostgreSQL server did not answer at first, and it "
+                    f"does not show whether the value was stored; read it, and try again"
+                )
+        return results
+
+    def _put_result(self, row: Row) -> PutResult:
+        _, name, version, stamp, life, now = row
+        outcome = PutOutcome(name)
+        form = NO_VERSION if version is None else bytes(version)
+        if outcome is PutOutcome.AGAIN:
+            self._heard().hear(life, stamp, now)
+        if outcome not in WAS_STORED:
+            return PutResult(outcome, form)
+        self._heard().hear_stamp(stamp)
+        return PutResult(outcome, form, stamp)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         tokens = {lease.id: lease.token for lease in leases}
@@ -178,41 +326,80 @@ class PostgresStore(ServerStore[PgLink, str]):
                 [None if it is None else float(it.retry_at) for it in found],
                 [None if it is None else name_of(it.error) for it in found],
             )
+        for lease in leases:
+            self._given_up.note_end(lease.token)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """One step voids the lease and marks the copy; a hard mark stays hard."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
         for names in _cut(ids):
-            kinds = [_kind(kind)] * len(names.keys)
-            await self._call("invalidate", kinds, names.keys, names.long, mark, urgent=True)
+            await self._void("invalidate", _rows(kind, names), mark)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """In slices: no id can be leased with the tag and not be named.
 
         If an answer got lost, ids that had nothing but a lease are voided, and missing in it.
         """
-        mark, name = int(Mark.SOFT if soft else Mark.HARD), name_of(tag)
+        mark = int(Mark.SOFT if soft else Mark.HARD)
+        name = name_of(tag)
         reached: list[tuple[str, str]] = []
         after = FIRST
         while True:
-            given = (key_of(name), name, mark, *after, SLICE)
-            rows = await self._call("invalidate_tag", *given, urgent=True)
-            reached += [(text_of(kind), text_of(id_ or key)) for kind, key, id_ in rows]
+            heard = self._heard()
+            given = (key_of(name), name, mark, *after, SLICE, heard.life, heard.stamp, self._now())
+            ((*named, again_kinds, again_keys, stamp, life, now),) = await self._call(
+                "invalidate_tag", *given, urgent=True
+            )
+            heard.hear(life, stamp, now)
+            rows = [EntryRow(*row) for row in _zipped(*named)]
+            left = set(_zipped(again_kinds, again_keys))
+            await self._void("invalidate", [row for row in rows if row[:2] in left], mark)
+            reached += filter(None, map(_name, rows))
             if len(rows) < SLICE:
                 return reached
             after = rows[-1][:2]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         for names in _cut(ids):
-            await self._call("delete", _kind(kind), names.keys, names.long, urgent=True)
+            await self._void("delete", _rows(kind, names))
+
+    async def _void(self, function: str, rows: Sequence[EntryRow], *options: object) -> None:
+        """Invalidate or delete, and ask again for what others changed since this process heard.
+
+        So a statement that arrives late does nothing to what came after it (S8).
+        """
+        give_up_at = time.monotonic() + PERSISTENCE
+        while rows:
+            heard = self._heard()
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            given = (*columns, *options, heard.life, heard.stamp, self._now())
+            answer = await self._call(function, *given, urgent=True)
+            ((again_kinds, again_keys, stamp, life, now),) = answer
+            heard.hear(life, stamp, now)
+            left = set(_zipped(again_kinds, again_keys))
+            rows = [row for row in rows if row[:2] in left]
+            if rows and time.monotonic() > give_up_at:
+                raise StoreError(
+                    f"{len(rows)} entries were changed again and again for {PERSISTENCE:g} s, and "
+                    f"the PostgreSQL store could not {function} them; try again"
+                )
 
     async def evict(self, before: float) -> int:
         """Along the table's order, in slices; other steps run in between."""
         dropped, after = 0, list(FIRST)
         while after[0] is not None:
-            ((number, *after),) = await self._call("evict", float(before), *after, SLICE)
+            given = (float(before), *after, SLICE, self._now())
+            ((number, *after),) = await self._call("evict", *given)
             dropped += number
         return dropped
+
+    def _heard(self) -> LastHeard:
+        return self._opened().heard
+
+    def _good_until(self) -> float:
+        if self._clock is None:
+            return self._heard().good_until()
+        return float(self._clock()) + GOOD_FOR
 
 
 def _kind(kind: str) -> bytes:
@@ -227,16 +414,61 @@ def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> Iterator
     return (SortedIds(ids[some]) for some in slices(lengths, lambda _: False))
 
 
+def _rows(kind: str, names: SortedIds) -> list[EntryRow]:
+    name = _kind(kind)
+    return [EntryRow(name, key, id_) for key, id_ in zip(names.keys, names.long, strict=True)]
+
+
+def _name(row: EntryRow) -> tuple[str, str] | None:
+    """The kind and the id; None if the row is damaged."""
+    kind = id_of(row.kind, None)
+    id_ = id_of(row.key, row.id)
+    return None if kind is None or id_ is None else (kind, id_)
+
+
+def _zipped(*columns: Sequence[bytes | None] | None) -> list[tuple[Any, ...]]:
+    """Rows of columns that the server sent as arrays; an array without elements is None."""
+    return list(zip(*(column or () for column in columns), strict=True))
+
+
+def _size(copy: Copy) -> int:
+    return len(copy.value) if isinstance(copy.value, bytes) else 0
+
+
+def _columns(copies: Sequence[Copy]) -> tuple[list[Any], ...]:
+    """The columns of copies, from the generation to the value."""
+    return (
+        [copy.generation for copy in copies],
+        [float(copy.fetched_at) for copy in copies],
+        [copy.policy.fresh_for for copy in copies],
+        [copy.policy.stale_for for copy in copies],
+        [copy.policy.error_for for copy in copies],
+        [int(copy.mark) for copy in copies],
+        [copy.value if isinstance(copy.value, bytes) else None for copy in copies],
+    )
+
+
+def _tag_columns(
+    names: SortedIds, puts: Mapping[str, Put]
+) -> tuple[list[bytes], list[bytes], list[bool]]:
+    """All tags of puts, the key that has each, and whether it came with the value (I26)."""
+    tags, tagged = names.tagged({id_: puts[id_].tags or () for id_ in names.ids})
+    late, late_tagged = names.tagged({id_: puts[id_].late or () for id_ in names.ids})
+    are_late = [False] * len(tags) + [True] * len(late)
+    return tags + late, tagged + late_tagged, are_late
+
+
 def _noted(asked_again: set[str], ids: Iterable[str], given: Sequence[Any]) -> Sequence[Any]:
     asked_again.update(ids)
     return given
 
 
-def _grant(id_: str, outcome: str, lease: tuple[str, float, int], row: Row) -> Grant:
-    match outcome:
+def _grant(id_: str, answer: LeaseRow) -> Grant:
+    row = answer.row
+    match answer.outcome:
         case "lease":
-            return Lease(id_, *lease)
+            return Lease(id_, row[TOKEN], row[HELD_UNTIL], answer.epoch)
         case "held":
-            return Held(row[7])
+            return Held(row[HELD_UNTIL])
         case _:
-            return Newer(record_of(row))
+            return Newer(record_of(row) or Record())
