@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from stillfresh import ConfigError
 from stillfresh.clock import Clock
 from stillfresh.feed import FeedCache
 from stillfresh.feed.store import KIND, FeedStore
-from stillfresh.stores.contract import Ask, Entry, Lease, Store
-from stillfresh.testing import ManualClock, StoreConformance
+from stillfresh.stores.contract import Ask, Copy, Entry, Lease, Put, Store
+from stillfresh.testing import CopyConformance, LeaseConformance, ManualClock
 from stillfresh.testing.conformance_kit import KIND as PRICES
 from stillfresh.testing.conformance_kit import POLICY, on_open_stores
 from tests.kit.feed import comment, full, topic
@@ -17,8 +18,12 @@ from tests.kit.feed_store import FeedAsStore
 
 
 @on_open_stores
-class TestF7FeedStore(StoreConformance):
-    """S1, S2, F17: the suite's entries are comments of topics. A feed has no sizes to list."""
+class TestF7FeedStore(CopyConformance, LeaseConformance):
+    """S1, S2, F17: the suite's entries are comments of topics. A feed has no sizes to list.
+
+    Without PutConformance: the store of a feed has no put. Its values are rows, which callers store
+    through FeedCache.
+    """
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
@@ -69,6 +74,15 @@ class TestF7FeedKeys:
         await store.delete("price", ["topic:a"])
         assert not cache.is_stale("topic:a")
         assert list(await store.read(KIND, ["topic:a", "topic:b"])) == ["topic:a"]
+
+    async def test_s13_a_value_is_not_put_through_the_store(
+        self, store: FeedStore, cache: FeedCache
+    ) -> None:
+        """Its values are rows; the error names the methods that write them."""
+        put = Put(Copy(store.new_generation(), 0.0, POLICY, b"value"))
+        with pytest.raises(ConfigError, match="store them with put_topic"):
+            await store.put(KIND, {"topic:a": put})
+        assert cache.get_topic("a") is None
 
     async def test_an_invalidated_key_may_be_spelled_in_any_way(
         self, store: FeedStore, cache: FeedCache

@@ -14,8 +14,22 @@ from msgspec.structs import replace
 
 from stillfresh import Policy
 from stillfresh.clock import Clock
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Store
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Lease,
+    Mark,
+    Put,
+    PutOutcome,
+    Store,
+    Unread,
+    When,
+)
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
 
 IDS = ["a", "b", "c"]
@@ -23,6 +37,7 @@ KINDS = st.sampled_from(["post", "page"])
 SOME_IDS = st.lists(st.sampled_from(IDS), min_size=1, max_size=3, unique=True)
 SECONDS = st.sampled_from([1.0, 4.0, 10.0])
 TAGS = st.lists(st.sampled_from(["eu", "us"]), max_size=2, unique=True)
+VERSIONS = [packed_version(1), packed_version(2), packed_version("1")]
 POLICIES = st.sampled_from([Policy(5), Policy(5, 10, 20), Policy(0.1234567, 1)])
 
 
@@ -35,6 +50,8 @@ def without_epochs(grants: dict[str, Grant]) -> dict[str, Grant]:
 
 class StoreModel(RuleBasedStateMachine):
     """Subclass it with the store that is to be compared."""
+
+    PUTS = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +127,51 @@ class StoreModel(RuleBasedStateMachine):
         }
         superseded = self.runner.run(self.store.publish(kind, copies, late))
         assert superseded == self.runner.run(self.memory.publish(kind, own, late))
+
+    @rule(
+        kind=KINDS,
+        ids=SOME_IDS,
+        value=st.sampled_from([None, b"", b"value", b"\x00" * 5_000, UNREAD]),
+        policy=POLICIES,
+        version=st.sampled_from([b"", b"", *VERSIONS]),
+        data=st.data(),
+    )
+    def put(
+        self,
+        kind: str,
+        ids: list[str],
+        value: bytes | Unread | None,
+        policy: Policy,
+        version: bytes,
+        data: st.DataObject,
+    ) -> None:
+        """S13: with any condition; the store may ask to put it again."""
+        if not self.PUTS:
+            return
+        puts: dict[str, Put] = {}
+        for id_ in ids:
+            records = self.memory.read_now(kind, [id_])
+            stored = records[id_].copy if id_ in records else None
+            copy = Copy(self.store.new_generation(), self.clock(), policy, value, version=version)
+            seen = None if stored is None else stored.generation
+            seen = data.draw(st.sampled_from([seen, seen, self.generations[-1]]))
+            late = data.draw(st.none() | TAGS.map(tuple))
+            tags = self.draw_tags(data, id_)
+            when = data.draw(st.sampled_from(When))
+            puts[id_] = Put(copy, tags, late, when, seen, data.draw(st.sampled_from(Mark)))
+            self.generations.append(copy.generation)
+        expected = self.runner.run(self.memory.put(kind, puts))
+        asked = puts
+        while asked:
+            results = self.runner.run(self.store.put(kind, asked))
+            asked = {id_: puts[id_] for id_ in asked if results[id_].outcome is PutOutcome.AGAIN}
+            for id_ in results.keys() - asked.keys():
+                assert replace(results[id_], stamp=0) == expected[id_]
+
+    def draw_tags(self, data: st.DataObject, id_: str) -> tuple[str, ...]:
+        """The tags with which this id is put."""
+        del id_
+        return tuple(data.draw(TAGS))
 
     @rule(kind=KINDS, lease_for=SECONDS, data=st.data())
     def renew(self, kind: str, lease_for: float, data: st.DataObject) -> None:

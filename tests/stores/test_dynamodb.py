@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stillfresh import Cache, Clock, ConfigError, NotOpen, Policy
+from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import (
     UNREAD,
@@ -24,15 +25,26 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Newer,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     Store,
+    When,
 )
-from stillfresh.stores.dynamodb import DynamoStore, scanning
+from stillfresh.stores.dynamodb import (
+    DynamoStore,
+    FaceTheoryCacheLease,
+    FaceTheoryCacheMetadata,
+    scanning,
+)
 from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.rows import meta_item
 from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import Table
-from stillfresh.testing import ManualClock, StoreConformance
+from stillfresh.stores.versions import packed_version
+from stillfresh.testing import ManualClock, PutConformance, StoreConformance
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -43,15 +55,19 @@ T = TypeVar("T")
 
 NOW = 1_700_000_000.0
 PAGE = "page"
+STORED, REPLACED, KEPT, MIXED, REFUSED, AGAIN = PutOutcome
+SEVEN = packed_version(7)
 THEIRS: dict[str, Any] = {"lease_token": "theirs"}
 PK = "CACHE#" + sha256(b"/pricing").hexdigest()
 
 
 @pytest.mark.timeout(300)  # the late requests take minutes on a very busy machine
 class TestS6DynamoStore(StoreConformance):
-    """S1, S2, S8: every sentence of the contract, on real servers."""
+    """S1, S2, S8, S13: every sentence of the contract, on real servers."""
 
     LISTS_LOADS = False
+    FORGETS = False
+    """True: the server does not know the names of transactions, so the rows alone are the fence."""
 
     proxy: LossyProxy | None = None
 
@@ -70,6 +86,7 @@ class TestS6DynamoStore(StoreConformance):
     async def opened(self) -> AsyncIterator[Store]:
         """Through a proxy, which `delayed` tells to hold requests back."""
         async with lossy(self.aws.endpoint) as self.proxy, super().opened() as store:
+            self.proxy.forgets = self.FORGETS
             yield store
         self.proxy = None
 
@@ -156,6 +173,23 @@ async def test_s6_copies_on_real_storage(real_storage: Aws) -> None:
         await getattr(suite, name)()
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name",
+    [name for name in dir(PutConformance) if "late_requests" in name or "was_lost" in name],
+)
+async def test_s8_puts_on_a_server_that_forgets_their_names(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The rows that were read are the fence; the name of a transaction is not needed."""
+    monkeypatch.setattr("stillfresh.stores.aws.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(TestS6DynamoStore, "FORGETS", True)
+    suite = TestS6DynamoStore()
+    suite.aws = aws
+    suite.setup_method()
+    await getattr(suite, name)()
+
+
 class Bench:
     """A store on a manual clock, and the bare clients beside it."""
 
@@ -178,6 +212,11 @@ class Bench:
         copy = Copy(lease.token, self.clock(), Policy(60, **terms), value)
         assert await self.store.publish(PAGE, {lease.id: (lease, copy)}) == set()
         return copy
+
+    async def put(self, value: Any = b"put", *, version: bytes = b"", **options: Any) -> PutResult:
+        generation = self.store.new_generation()
+        copy = Copy(generation, self.clock(), Policy(60), value, Mark.NONE, version)
+        return (await self.store.put(PAGE, {"/pricing": Put(copy, **options)}))["/pricing"]
 
     async def ask(self, seen: str | None = None, lease_for: float = 5) -> Grant:
         return (await self.store.acquire(PAGE, [Ask("/pricing", seen)], lease_for))["/pricing"]
@@ -354,14 +393,16 @@ class TestI2Interop:
 
 class TestI3Invalidate:
     async def test_as_other_languages_see_it(self, bench: Bench) -> None:
-        """LOCK is gone, `revalidate_seconds` is zero, the rest is as it was."""
+        """LOCK is gone, `revalidate_seconds` is zero, the rest is as it was, but for our own."""
         copy = await bench.publish(await bench.lease())
         before = await bench.raw.row("META")
         await bench.lease(copy.generation)
         await bench.store.invalidate(PAGE, ["/pricing"])
         assert before is not None
         changed = {"revalidate_seconds": {"N": "0"}, "mark": {"N": "2"}}
-        assert await bench.raw.rows() == [before | changed]
+        (row,) = await bench.raw.rows()
+        assert len(row.pop("voided")["S"]) == 36
+        assert row == before | changed
 
     async def test_the_lease_goes_before_the_copy_is_marked(self, aws: Aws) -> None:
         """In that order nothing is published between the two, and no transaction is needed."""
@@ -372,7 +413,7 @@ class TestI3Invalidate:
             await store.open()
             proxy.seen.clear()
             await store.invalidate(PAGE, ["/pricing"])
-            assert list(proxy.seen) == ["DeleteItem", "UpdateItem"]
+            assert list(proxy.seen) == ["Query", "DeleteItem", "UpdateItem"]
             await store.close()
 
     async def test_another_languages_copy(self, bench: Bench) -> None:
@@ -462,13 +503,13 @@ class TestI5Publish:
     async def test_a_lost_lease_writes_nothing(self, bench: Bench) -> None:
         """The transaction is cancelled as a whole, and its body deleted after the delay."""
         copy = await bench.publish(await bench.lease())
-        before, bodies = await bench.raw.rows(), await bench.raw.objects()
+        bodies = await bench.raw.objects()
         late = await bench.lease(copy.generation)
         await bench.store.invalidate(PAGE, ["/pricing"], soft=True)
-        before[0] |= {"revalidate_seconds": {"N": "0"}, "mark": {"N": "1"}}
+        invalidated = await bench.raw.rows()
         value = Copy(late.token, NOW, Policy(60), b"too late")
         assert await bench.store.publish(PAGE, {"/pricing": (late, value)}) == {"/pricing"}
-        assert await bench.raw.rows() == before
+        assert await bench.raw.rows() == invalidated
         assert len(await bench.raw.objects()) == 2
         bench.clock.advance(60)
         await bench.store.close()
@@ -827,6 +868,245 @@ class TestI7Costs:
             await bench.raw.dynamodb.put_item(TableName=bench.raw.table, Item=blob)
         stats = await bench.store.stats()
         assert stats.copies in {0, 1, 2}
+
+
+class TestS13Rows:
+    async def test_a_put_as_other_languages_see_it(self, bench: Bench) -> None:
+        """The schema's attributes, and ours beside them; no lease is left."""
+        await bench.put(b"first")
+        (first,) = await bench.raw.rows()
+        await bench.lease(first["generation"]["S"])
+        assert await bench.put(b"<h1>", version=SEVEN, tags=("eu",)) == PutResult(STORED, SEVEN)
+        row, tag = await bench.raw.rows()
+        s3_key = row.pop("s3_key")["S"]
+        generation = row.pop("generation")["S"]
+        assert row == {
+            "pk": {"S": PK},
+            "sk": {"S": "META"},
+            "generated_at": {"N": "1700000000"},
+            "revalidate_seconds": {"N": "60"},
+            "ttl": {"N": "1700604860"},
+            "fetched_at": {"N": "1700000000"},
+            "fresh_for": {"N": "60"},
+            "body_size": {"N": "4"},
+            "kind": {"S": "page"},
+            "id": {"S": "/pricing"},
+            "value_version": {"B": SEVEN},
+            "replaced": {"L": [first["generation"]]},
+            "tags": {"SS": ["eu"]},
+        }
+        stored = await bench.raw.s3.get_object(Bucket="pages", Key=s3_key)
+        assert await stored["Body"].read() == b"<h1>"
+        assert tag["lease_token"] == {"S": generation}
+        assert await bench.raw.traces() == []
+
+    async def test_another_languages_page_is_replaced(self, bench: Bench) -> None:
+        """I2: its row lacks all that is ours; its body is not ours to delete."""
+        await bench.raw.put_object("theirs.html", b"theirs")
+        theirs: dict[str, Any] = {"generated_at": 1_700_000_000, "revalidate_seconds": 60}
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs.html", **theirs)
+        await bench.raw.put(pk=PK, sk="LOCK", **THEIRS, lease_expires_at=1_700_000_009)
+        assert (await bench.put(when=When.NO_LIVE_COPY)).outcome is REFUSED
+        assert (await bench.put(b"ours", version=SEVEN)).outcome is STORED
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert (copy.value, copy.version) == (b"ours", SEVEN)
+        assert await bench.raw.row("LOCK") is None
+        bench.clock.advance(3600)
+        await bench.store.close()
+        kept = await bench.raw.s3.get_object(Bucket="pages", Key="theirs.html")
+        assert await kept["Body"].read() == b"theirs"
+
+    async def test_another_languages_page_is_touched(self, bench: Bench) -> None:
+        """E35: its value stays, with all that S3 says of it, under a key of ours."""
+        await bench.raw.put_object("theirs.html", b"theirs", "text/plain")
+        theirs: dict[str, Any] = {"generated_at": 1_700_000_000, "revalidate_seconds": 60}
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs.html", etag="e", **theirs)
+        bench.clock.advance(30)
+        assert (await bench.put(UNREAD, when=When.LIVE_COPY)).outcome is STORED
+        record = await bench.record()
+        assert record.copy is not None
+        assert (record.copy.value, record.copy.fetched_at) == (b"theirs", NOW + 30)
+        row = await bench.raw.row("META")
+        assert row is not None
+        assert row["etag"] == {"S": "e"}
+        body = await bench.raw.s3.get_object(Bucket="pages", Key=row["s3_key"]["S"])
+        assert body["ContentType"] == "text/plain"
+
+    async def test_another_languages_change_is_not_overtaken(self, aws: Aws) -> None:
+        """S8: the same key, rewritten within a second: its ETag tells that it is another page."""
+        async with bench_on(aws) as bench:
+            row: dict[str, Any] = {"s3_key": "theirs", "generated_at": int(NOW)}
+            await bench.raw.put(pk=PK, sk="META", revalidate_seconds=60, etag="one", **row)
+            entry = await bench.steps.table.entry(PK)
+            await bench.raw.put(pk=PK, sk="META", revalidate_seconds=60, etag="two", **row)
+            item = meta_item(Copy("g", NOW, Policy(60), None), pk=PK, s3_key="k", retention=0)
+            with pytest.raises(ConditionFailed):
+                await bench.steps.table.replace(item, entry, name="late")
+            await bench.raw.put(pk=PK, sk="META", revalidate_seconds=0, etag="one", **row)
+            with pytest.raises(ConditionFailed):
+                await bench.steps.table.replace(item, entry, name="late 2")
+
+    async def test_an_update_of_another_service_keeps_the_version(self, bench: Bench) -> None:
+        """E35: as a load without one does."""
+        await bench.put(version=SEVEN)
+        await bench.raw.put_object("theirs", b"theirs")
+        await bench.raw.dynamodb.update_item(
+            TableName=bench.raw.table,
+            Key={"pk": {"S": PK}, "sk": {"S": "META"}},
+            UpdateExpression="SET s3_key = :key",
+            ExpressionAttributeValues={":key": {"S": "theirs"}},
+        )
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert (copy.value, copy.version) == (b"theirs", SEVEN)
+        assert (await bench.put(version=packed_version(6))).outcome is KEPT
+
+    async def test_a_page_of_ours_is_touched_whole(self, aws: Aws) -> None:
+        """E35: with its ETag and with the part that only we read."""
+
+        class Pages:
+            others = None
+
+            def outside(self, value: bytes) -> Body:
+                return Body(value, "text/html", '"v1"', b"status=404")
+
+            def inside(self, body: Body) -> bytes:
+                return b"|".join([body.data, (body.etag or "").encode(), body.extra])
+
+        async with bench_on(aws, shapes={PAGE: Pages()}) as bench:
+            await bench.put(b"<h1>")
+            bench.clock.advance(30)
+            assert (await bench.put(UNREAD)).outcome is STORED
+            copy = (await bench.record()).copy
+            assert copy is not None
+            assert (copy.value, copy.fetched_at) == (b'<h1>|"v1"|status=404', NOW + 30)
+
+    async def test_bodies_of_puts_go_as_those_of_loads_do(self, bench: Bench) -> None:
+        """I5: one that was replaced, and one that was not stored, after the delay."""
+        await bench.put(b"one", version=SEVEN)
+        await bench.put(b"two", version=SEVEN)
+        assert (await bench.put(b"three", version=packed_version(6))).outcome is KEPT
+        assert len(await bench.raw.objects()) == 3
+        bench.clock.advance(60)
+        await bench.steps.trash.delete_due()
+        row = await bench.raw.row("META")
+        assert row is not None
+        assert await bench.raw.objects() == {row["s3_key"]["S"]}
+
+
+class TestS13OldRows:
+    """Rows as the release before puts wrote them: without versions, without marks of ours."""
+
+    async def write(self, bench: Bench, mark: int = 0) -> None:
+        key = bench.store._names.body(PK, "old", "1")
+        await bench.raw.put_object(key, b"old")
+        row: dict[str, Any] = {
+            "pk": PK,
+            "sk": "META",
+            "s3_key": key,
+            "generated_at": int(NOW),
+            "revalidate_seconds": 0 if mark else 60,
+            "ttl": int(NOW) + 604_860,
+            "generation": "old",
+            "fetched_at": int(NOW),
+            "fresh_for": 60,
+            "body_size": 3,
+            "kind": PAGE,
+            "id": "/pricing",
+        }
+        await bench.raw.put(**row, **({"mark": mark} if mark else {}))
+
+    async def test_are_served_and_replaced(self, bench: Bench) -> None:
+        """Without a version, so that any is stored."""
+        await self.write(bench)
+        copy = (await bench.record()).copy
+        assert copy == Copy("old", NOW, Policy(60), b"old")
+        assert (await bench.put(when=When.NO_LIVE_COPY)).outcome is REFUSED
+        condition: dict[str, Any] = {"when": When.UNCHANGED, "seen": "old"}
+        assert (await bench.put(b"new", version=SEVEN, **condition)).outcome is STORED
+        assert (await bench.put(version=packed_version(6))).outcome is KEPT
+
+    @pytest.mark.parametrize("mark", [0, 1, 2])
+    async def test_are_invalidated_deleted_and_loaded(self, bench: Bench, mark: int) -> None:
+        """Each as a row of today, marked or not."""
+        await self.write(bench, mark)
+        await bench.store.invalidate(PAGE, ["/pricing"])
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert copy.mark is Mark.HARD
+        await bench.publish(await bench.lease("old"), b"new")
+        await self.write(bench, mark)
+        await bench.store.delete(PAGE, ["/pricing"])
+        assert await bench.raw.rows() == []
+
+    async def test_a_failure_that_an_old_release_noted(self, bench: Bench) -> None:
+        """Its row had one and the same token; it is read, and ended by a put."""
+        failed: dict[str, Any] = {"failures": 2, "retry_at": int(NOW) + 9, "error": "down"}
+        ended: dict[str, Any] = {"lease_token": "released", "lease_expires_at": int(NOW)}
+        await bench.raw.put(pk=PK, sk="LOCK", ttl=int(NOW) + 3600, **ended, **failed)
+        assert await bench.record() == Record(None, None, Failure(2, NOW + 9, "down"))
+        await bench.store.invalidate(PAGE, ["/pricing"])
+        row = await bench.raw.row("LOCK")
+        assert row is not None
+        assert row["lease_token"]["S"].startswith("released:")
+        assert (await bench.put()).outcome is STORED
+        assert (await bench.record()).failure is None
+
+    async def test_the_old_release_reads_what_puts_and_traces_left(self, bench: Bench) -> None:
+        """A trace is a lease that is over, with the schema's own attributes and no others."""
+        await bench.store.delete(PAGE, ["/pricing"])
+        (trace,) = await bench.raw.traces()
+        lease = FaceTheoryCacheLease.from_item(trace)
+        assert lease is not None
+        assert not lease.is_held(NOW)
+        assert not lease.is_held(2)
+        assert lease.item() == trace
+        assert lease.ttl == NOW + 3600
+        await bench.put(b"put", version=SEVEN)
+        row = await bench.raw.row("META")
+        assert row is not None
+        meta = FaceTheoryCacheMetadata.from_item(row)
+        assert meta is not None
+        assert meta.is_fresh(NOW)
+
+
+class TestS13Costs:
+    async def test_a_put_is_two_round_trips(self, aws: Aws) -> None:
+        """I7: one read unit, one transaction of two rows, one object; a tag is one unit more."""
+        async with bench_on(aws) as bench, lossy(aws.endpoint) as proxy:
+            store = Aws(proxy.address, aws.s3_endpoint).store(bench.raw.table, bench.clock)
+            await store.open()
+            bench.store = store
+            for number in range(2):  # also of a key that was never read
+                proxy.seen.clear()
+                before = bench.units()
+                await bench.put()
+                assert dict(proxy.seen) == {"Query": 1, "TransactWriteItems": 1}
+                assert bench.spent(before) == [1, 4, 0, 1], number
+            before = bench.units()
+            await bench.put(tags=("eu",))
+            assert bench.spent(before) == [1, 5, 0, 1]
+            before = bench.units()
+            assert (await bench.put(when=When.NO_LIVE_COPY)).outcome is REFUSED
+            assert bench.spent(before) == [1, 0, 1, 0]
+            before = bench.units()
+            assert (await bench.put(UNREAD, tags=None)).outcome is STORED
+            assert bench.spent(before) == [1, 5, 0, 1]
+            await store.close()
+
+    async def test_an_invalidation_and_a_deletion(self, bench: Bench) -> None:
+        """I7: a look and one write; without a copy, a trace and a second look."""
+        await bench.put()
+        for step, expected in (
+            (bench.store.invalidate, [1, 1]),
+            (bench.store.delete, [1, 2]),
+            (bench.store.invalidate, [2, 1]),
+            (bench.store.delete, [2, 1]),
+        ):
+            before = bench.units()
+            await step(PAGE, ["/pricing"])
+            assert bench.spent(before)[:2] == expected
 
 
 class TestT5ChangedRows:

@@ -77,6 +77,10 @@ class DynamoModel(StoreModel):
         self.generations += [lease.token for lease in granted.values()]
         self.epochs.update((lease.token, lease.epoch) for lease in granted.values())
 
+    def draw_tags(self, data: st.DataObject, id_: str) -> tuple[str, ...]:
+        del data
+        return TAGS[id_]
+
     @rule(seconds=st.sampled_from([1.0, 4.0, 10.0]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Cache, Policy, StoreError
-from stillfresh.stores.contract import Ask, Copy, Lease, Record
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Record
 from stillfresh.stores.dynamodb import DynamoStore
 from tests.kit.servers import aws as aws_servers
 from tests.kit.servers.aws import Aws
@@ -126,6 +126,31 @@ class TestS7Contention:
                 answers = [worker.hear() for worker in workers]
         assert len(log.read_text().split()) == 2
         assert len({value for value, _ in answers}) == 1
+
+
+class TestE35Puts:
+    @pytest.mark.timeout(400)
+    async def test_eight_processes_put_one_key_at_once(self, aws: Aws) -> None:
+        """All are acknowledged, and one of the values is there, whole and without a mark."""
+        table = aws.new_table()
+        with ExitStack() as stack:
+            workers = []
+            for writer in range(8):
+                (worker,) = stack.enter_context(working("put", aws.address(table), writer))
+                workers.append(worker)
+            for worker in workers:
+                assert worker.hear() == "ready"
+            async with opened(aws, table) as store:
+                for turn in range(10):
+                    for worker in workers:
+                        worker.line.send(("a", turn))
+                    answers = [worker.hear() for worker in workers]
+                    assert {outcome for outcome, _ in answers} <= {"stored", "replaced"}
+                    copy = (await record_of(store, "a")).copy
+                    assert copy is not None
+                    assert copy.value in {b"%d of %d" % (writer, turn) for writer in range(8)}
+                    assert copy.mark is Mark.NONE
+                assert await store.invalidate_tag("eu") == [(KIND, "a")]
 
 
 class TestS7Death:

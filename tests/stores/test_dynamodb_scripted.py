@@ -39,8 +39,8 @@ from stillfresh.stores.contract import (
     Record,
 )
 from stillfresh.stores.dynamodb import DynamoStore, admin
-from stillfresh.stores.dynamodb.leases import LIVE, TAKE_OVERS, TRIES, Claim, Leases
-from stillfresh.stores.dynamodb.rows import RELEASED, name_beside
+from stillfresh.stores.dynamodb.leases import LIVE, TAKE_OVERS, TRIES, Claim
+from stillfresh.stores.dynamodb.rows import RELEASED, VERSION, is_trace, name_beside, trace_item
 from stillfresh.stores.dynamodb.scanning import MOST_PAGES, TableScan
 from stillfresh.stores.dynamodb.schema import (
     INVALIDATED,
@@ -53,50 +53,26 @@ from stillfresh.stores.dynamodb.schema import (
     attributes,
     key_of,
 )
-from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.store import LONGEST_PREFIX, table_name
 from stillfresh.stores.dynamodb.table import AT_ONCE, each, values
 from stillfresh.stores.meter import CostMeter
+from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
+from tests.kit.aws_script import (
+    CONDITION,
+    GONE,
+    NOW,
+    PK,
+    Script,
+    Steps,
+    a_body,
+    lock,
+    meta,
+    refused,
+    table_of,
+)
 
-NOW = 1_700_000_000.0
-PK = Names("t").pk("post", "a")
 LEASE = FaceTheoryCacheLease.until(PK, "mine", NOW + 10)
-
-
-class Script:
-    """Answers one after the other; an exception is raised. Every request is noted."""
-
-    target = "the script"
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-
-    async def ask(self, operation: str, then: Any = None, /, **arguments: Any) -> Any:
-        made = {name: it() if callable(it) else it for name, it in arguments.items()}
-        self.asked.append((operation, made))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer if then is None else await then(answer)
-
-    @property
-    def operations(self) -> list[str]:
-        return [operation for operation, _ in self.asked]
-
-
-def table_of(script: Script, **options: Any) -> Leases:
-    return Leases(cast("AwsService", script), Names("t"), **options)
-
-
-def refused(item: Item | None = None, *reasons: str) -> ConditionFailed:
-    answer: dict[str, Any] = {"CancellationReasons": [{"Code": it} for it in reasons]}
-    return ConditionFailed("no", "ConditionalCheckFailedException", answer | {"Item": item})
-
-
-def lock(token: str, until: float = NOW + 5, **more: Any) -> Item:
-    return key_of(PK, LOCK) | attributes(lease_token=token, lease_expires_at=until, **more)
 
 
 class TestS1Requests:
@@ -245,13 +221,43 @@ class TestI4Leases:
         script = Script({"Attributes": lock("mine")}, refused(failed), {}, refused(lock("other")))
         table = table_of(script)
         for _ in range(3):
-            await table.release(PK, "mine", now=NOW)
+            await table.release(PK, "mine", has_copy=True, now=NOW)
         assert script.operations == ["delete_item", "delete_item", "update_item", "delete_item"]
         kept = script.asked[2][1]["ExpressionAttributeValues"]
-        assert (kept[":new_lease_token"], kept[":token"]) == ({"S": RELEASED}, {"S": "mine"})
-        script = Script({"Attributes": lock("x")}, {}, refused(failed), {}, refused(lock("x")))
+        assert kept[":new_lease_token"]["S"].startswith(RELEASED)
+        assert kept[":token"] == {"S": "mine"}
+
+    async def test_s8_a_lease_that_ends_without_a_copy_leaves_a_trace(self) -> None:
+        """A lease that is over by every clock, for an hour, never twice with the same token."""
+        script = Script({}, {})
         table = table_of(script)
-        assert [await table.void(PK, now=NOW) for _ in range(4)] == [True, False, True, False]
+        for _ in range(2):
+            await table.release(PK, "mine", has_copy=False, now=NOW + 0.5)
+        first, second = (asked["Item"] for _, asked in script.asked)
+        assert first["lease_token"] != second["lease_token"]
+        for trace in (first, second):
+            assert is_trace(trace)
+            assert trace["lease_expires_at"] == {"N": "1"}
+            assert trace["ttl"] == {"N": f"{NOW + 3600:.0f}"}
+            assert trace.keys() == {"pk", "sk", "lease_token", "lease_expires_at", "ttl"}
+
+    async def test_s8_a_lease_is_voided_only_as_it_was_read(self) -> None:
+        """With a copy its row goes, without one it is a trace; a failure stays in its row."""
+        failed = lock("x", failures=2, retry_at=NOW)
+        as_read = "lease_token = :lease_token AND "
+        for row, has_copy, operation, condition in (
+            (lock("x"), True, "delete_item", f"{as_read}attribute_not_exists(failures)"),
+            (lock("x"), False, "put_item", f"{as_read}attribute_not_exists(failures)"),
+            ({}, False, "put_item", "attribute_not_exists(pk)"),
+            (failed, True, "update_item", f"{as_read}failures = :failures"),
+        ):
+            answers: list[Any] = [{}, refused(lock("other"))]
+            for answer in answers:
+                script = Script(answer)
+                await table_of(script).void(PK, row, has_copy=has_copy, now=NOW)
+                assert script.operations == [operation]
+                said = script.asked[0][1]["ConditionExpression"]
+                assert said.removeprefix("attribute_exists(pk) AND ") == condition
 
     async def test_a_failure_is_noted_with_the_copy_or_without_one(self) -> None:
         """In the lease's row if there is no copy; nowhere if the lease is another's."""
@@ -272,21 +278,25 @@ class TestI4Leases:
         with pytest.raises(LeaseLost):
             await table.publish(item, "mine", name="n", now=NOW)
 
-    async def test_i19_the_mark_goes_to_the_version_that_a_row_points_to(self) -> None:
-        """If META is a pointer; without a row there is nothing to mark."""
-        pointer = key_of(PK, META) | attributes(current_sk="v2")
-        script = Script({}, refused(), refused(pointer), {}, refused(pointer), refused())
+    async def test_s8_a_copy_is_marked_only_as_it_was_read(self) -> None:
+        """By all that changes with it; else the row that is there is returned."""
+        row = meta()
+        script = Script({}, {}, refused(row), refused())
         table = table_of(script)
-        marked = [await table.mark(PK, Mark.HARD) for _ in range(4)]
-        assert marked == [True, False, True, False]
-        assert script.asked[3][1]["Key"] == key_of(PK, "v2")
-        assert "#mark = :mark" in script.asked[0][1]["UpdateExpression"]
-        script.answers = [{}]
-        await table.mark(PK, Mark.SOFT)
-        assert "if_not_exists(#mark, :mark)" in script.asked[-1][1]["UpdateExpression"]
-
-
-CONDITION = "ConditionalCheckFailed"
+        assert await table.mark(PK, row, Mark.HARD) is None
+        asked = script.asked[0][1]
+        assert "#mark = :mark" in asked["UpdateExpression"]
+        assert asked["ConditionExpression"] == (
+            "attribute_exists(pk) AND s3_key = :s3_key AND generated_at = :generated_at"
+            " AND revalidate_seconds = :revalidate_seconds AND attribute_not_exists(etag)"
+            " AND generation = :generation AND attribute_not_exists(voided)"
+            " AND attribute_not_exists(current_sk)"
+        )
+        assert await table.mark(PK, row, Mark.SOFT) is None
+        assert "if_not_exists(#mark, :mark)" in script.asked[1][1]["UpdateExpression"]
+        voided = [it["ExpressionAttributeValues"][":invalidation"] for _, it in script.asked]
+        assert voided[0] != voided[1]
+        assert [await table.mark(PK, row, Mark.HARD) for _ in range(2)] == [row, {}]
 
 
 class TestI26Tags:
@@ -323,8 +333,9 @@ class TestI26Tags:
         script = Script(refused(row), held, {})
         await write_tag(script)
         assert [it for it in script.operations if it == "put_item"] == ["put_item"] * 2
-        assert script.asked[0][1]["ExpressionAttributeValues"][":seen"] == {"S": "old"}
-        assert script.asked[-1][1]["ExpressionAttributeValues"][":seen"] == {"S": "newer"}
+        first, last = (script.asked[at][1]["ExpressionAttributeValues"] for at in (0, -1))
+        assert sorted(it["S"] for it in first.values()) == ["mine", "old"]
+        assert sorted(it["S"] for it in last.values()) == ["mine", "newer"]
         script = Script(refused(row), {"Item": lock("other")})
         await write_tag(script)
         assert script.answers == []
@@ -449,18 +460,9 @@ def a_page(*items: Item, more: bool = False, count: int = 10) -> dict[str, Any]:
     return {"Items": list(items), "ScannedCount": count, **last}
 
 
-def meta(id_: str = "a", **more: Any) -> Item:
-    """A row of ours, fetched at NOW and fresh for a minute."""
-    pk = Names("t").pk("post", id_)
-    key = Names("t").body(pk, "g", "1")
-    given = {"s3_key": key, "generated_at": int(NOW), "revalidate_seconds": 60, "body_size": 7}
-    own = {"generation": "g", "fetched_at": NOW, "fresh_for": 60.0}
-    return key_of(pk, META) | attributes(**given, **own, **more) | name_beside("post", id_)  # type: ignore[arg-type]
-
-
-def scan_of(script: Script) -> TableScan:
+def scan_of(script: Script, now: float = NOW) -> TableScan:
     bodies = S3Bodies(cast("AwsService", script), "b")
-    return TableScan(table_of(script), bodies, lambda: NOW)
+    return TableScan(table_of(script), bodies, lambda: now)
 
 
 class TestI7Scanning:
@@ -531,9 +533,10 @@ class TestI7Scanning:
         assert await scan_of(script).evict(before) == 1
         operations = ["scan", "transact_write_items", "delete_objects", "list_objects_v2"]
         assert script.operations == operations
-        drop, free = (it["Delete"] for it in script.asked[1][1]["TransactItems"])
-        assert drop["ConditionExpression"] == "s3_key = :s3_key"
-        assert free["ConditionExpression"] == "attribute_not_exists(pk)"
+        drop, trace = script.asked[1][1]["TransactItems"]
+        assert "s3_key = :s3_key" in drop["Delete"]["ConditionExpression"]
+        assert is_trace(trace["Put"]["Item"])
+        assert trace["Put"]["ConditionExpression"] == "attribute_not_exists(pk)"
         assert script.asked[2][1]["Delete"]["Objects"] == [{"Key": row["s3_key"]["S"]}]
         script = Script(a_page(row), refused(), orphans)
         assert await scan_of(script).evict(before) == 0
@@ -542,7 +545,26 @@ class TestI7Scanning:
         assert await scan_of(script).evict(before) == 1
         _, free = (it["Delete"] for it in script.asked[1][1]["TransactItems"])
         said = "attribute_not_exists(lease_token) AND NOT lease_expires_at >= :before"
-        assert free["ConditionExpression"] == said
+        assert free["ConditionExpression"] == f"attribute_exists(pk) AND {said}"
+
+    async def test_s8_an_eviction_leaves_a_trace_of_what_is_young(self) -> None:
+        """For an hour after it was written; a later eviction drops the trace, and counts none."""
+        orphans: dict[str, Any] = {"Contents": []}
+        for age, expected in ((3_599, "Put"), (3_600, "Delete")):
+            script = Script(a_page(meta()), {}, {}, orphans)
+            scan = scan_of(script, NOW + age)
+            assert await scan.evict(NOW + 9_999) == 1
+            assert list(script.asked[1][1]["TransactItems"][1]) == [expected]
+        trace = trace_item(PK, NOW)
+        script = Script(a_page(trace), orphans)
+        assert await scan_of(script).evict(NOW + 3_600) == 0
+        answers: list[Any] = [{}, refused(lock("newer"))]
+        for answer in answers:
+            script = Script(a_page(trace), answer, orphans)
+            assert await scan_of(script).evict(NOW + 3_601) == 0
+            asked = script.asked[1][1]
+            assert asked["Key"] == key_of(PK, LOCK)
+            assert asked["ExpressionAttributeValues"] == {":lease_token": trace["lease_token"]}
 
     async def test_bodies_that_no_row_points_to_go(self) -> None:
         """After an hour; those that a row points to stay."""
@@ -552,50 +574,6 @@ class TestI7Scanning:
         script = Script({"Contents": [*old, young]}, {"Item": row}, {})
         await scan_of(script)._drop_orphans()
         assert script.asked[-1][1]["Delete"]["Objects"] == [{"Key": lost}]
-
-
-class Stream:
-    """The body of an answer of S3."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def __aenter__(self) -> "Stream":
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def read(self) -> bytes:
-        return self._data
-
-
-def a_body(data: bytes = b"7 bytes") -> dict[str, Any]:
-    return {"Body": Stream(data)}
-
-
-GONE = AwsRefused("x", "NoSuchKey", {})
-
-
-class Steps:
-    """The store's steps on a script; what would be deleted later is noted."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.script, self.trash = Script(*answers), list[str]()
-        self.now = NOW
-        bodies = S3Bodies(cast("AwsService", self.script), "b")
-        trash = cast("Trash", SimpleNamespace(add=self.trash.extend))
-        self.run = DynamoSteps(
-            table_of(self.script), bodies, {}, lambda: self.now, trash, 0.0, lambda: "t1"
-        )
-
-    async def read(self, known: str | None = None, *, lagging: bool = False) -> Any:
-        names = {} if known is None else {"a": known}
-        found = await self.run.read("post", ["a"], names, lagging=lagging)
-        return found.get("a")
-
-    def looks(self) -> list[bool]:
-        """Of each read, whether it was consistent."""
-        return [it["ConsistentRead"] for name, it in self.script.asked if name == "get_item"]
 
 
 class TestS6Reads:
@@ -705,7 +683,7 @@ class TestI4Steps:
         its = Steps({}, *answers, {})
         with pytest.raises(StoreError, match="away"):
             await self.acquired(its, Ask("a"))
-        assert its.script.operations[-1] == "delete_item"
+        assert is_trace(its.script.asked[-1][1]["Item"])
 
     async def test_i19_a_page_of_others_is_never_replaced(self) -> None:
         """Its META is a pointer."""
@@ -736,8 +714,20 @@ class TestI4Steps:
         assert its.run.changed.get(PK)
         assert not its.run.leased.get(PK)
         its = Steps({})
+        its.run.claims.insert("t1", Claim())
         assert await its.run.publish("post", "a", lease, Copy("t1", NOW, Policy(60), None))
         assert its.script.operations == ["transact_write_items"]
+
+    async def test_a_holder_that_was_forgotten_looks_again(self) -> None:
+        """E35: the version of the copy that it replaces stays, and its body goes."""
+        row = meta() | {VERSION: {"B": packed_version(7)}}
+        its = Steps({"Item": row}, {}, {})
+        lease, copy = Lease("a", "t1", NOW + 10, 5), Copy("t1", NOW, Policy(60), b"value")
+        assert await its.run.publish("post", "a", lease, copy)
+        stored = its.script.asked[-1][1]["TransactItems"][0]["Put"]["Item"]
+        assert stored[VERSION] == row[VERSION]
+        assert stored["replaced"] == {"L": [{"S": "g"}]}
+        assert its.trash == [row["s3_key"]["S"]]
 
     async def test_the_holder_knows_what_it_replaces(self) -> None:
         """From its grant to its publication: the body of the copy that it saw goes."""
@@ -763,6 +753,7 @@ class TestI4Steps:
         """Before the transaction, which then refuses."""
         past = {"Item": attributes(epoch=6)}
         its = Steps({}, {}, past, {}, refused(), {}, {})
+        its.run.claims.insert("t1", Claim(Names("t").body(PK, "g", "1")))
         lease, copy = Lease("a", "t1", NOW + 10, 5), Copy("t1", NOW, Policy(60), b"value")
         assert not await its.run.publish("post", "a", lease, copy, ("eu",))
         steps = ["put_object", "put_item", "get_item", "delete_item", "transact_write_items"]
@@ -770,23 +761,68 @@ class TestI4Steps:
 
     async def test_an_invalidation_says_whether_there_was_anything(self) -> None:
         """A lease or a copy; this process reads it consistently from then on."""
-        for void, marked, expected in (
-            ({"Attributes": lock("x")}, refused(), True),
-            ({}, {}, True),
-            ({}, refused(), False),
-        ):
-            its = Steps(void, marked)
+        trace = trace_item(PK, NOW)
+        cases: list[tuple[list[Item], int, bool]] = [
+            ([lock("x")], 2, True),
+            ([meta()], 1, True),
+            ([meta(), lock("x")], 2, True),
+            ([trace, meta()], 1, True),
+            ([], 2, False),
+            ([trace], 2, False),
+            ([lock(RELEASED, NOW, failures=1, retry_at=NOW)], 2, True),
+        ]
+        for rows, requests, expected in cases:
+            its = Steps({"Items": rows}, *[{}] * requests)
             assert await its.run.invalidate(PK, Mark.HARD) is expected
             assert its.run.changed.get(PK)
+            assert its.script.answers == []
+
+    async def test_s8_an_invalidation_marks_what_came_in_between(self) -> None:
+        """A copy that was stored before its trace, and one that replaced the copy that it saw."""
+        new = meta() | attributes(s3_key=Names("t").body(PK, "h", "2"), generation="h")
+        its = Steps({"Items": []}, {}, {"Item": new}, {})
+        assert await its.run.invalidate(PK, Mark.HARD)
+        assert its.script.operations == ["query", "put_item", "get_item", "update_item"]
+        its = Steps({"Items": [lock("x"), meta()]}, refused(), refused(new), {})
+        assert await its.run.invalidate(PK, Mark.HARD)
+        assert its.script.operations == ["query", "delete_item", "update_item", "update_item"]
+        given = its.script.asked[-1][1]["ExpressionAttributeValues"]
+        assert given[":generation"] == {"S": "h"}
+
+    async def test_s8_an_invalidation_leaves_a_trace_if_the_copy_went_in_between(self) -> None:
+        """Else a put that saw neither row could still be stored."""
+        its = Steps({"Items": [meta()]}, refused(), {}, {})
+        assert await its.run.invalidate(PK, Mark.HARD)
+        assert its.script.operations == ["query", "update_item", "put_item", "get_item"]
+        assert is_trace(its.script.asked[2][1]["Item"])
+
+    async def test_an_invalidation_ends_while_others_keep_replacing_the_copy(self) -> None:
+        """What they put after it began came later."""
+        rows = [meta() | attributes(generation=f"g{number}") for number in range(TRIES + 1)]
+        its = Steps({"Items": [rows[0]]}, *(refused(row) for row in rows[1:]))
+        assert await its.run.invalidate(PK, Mark.HARD)
+        assert its.script.answers == []
+
+    async def test_i19_the_mark_goes_to_the_version_that_a_row_points_to(self) -> None:
+        """If META is a pointer; a lease of ours ends; without that row there is no copy."""
+        pointer = key_of(PK, META) | attributes(current_sk="v2")
+        its = Steps({"Items": [lock("x"), pointer]}, {}, {})
+        assert await its.run.invalidate(PK, Mark.HARD)
+        assert its.script.operations == ["query", "delete_item", "update_item"]
+        assert its.script.asked[-1][1]["Key"] == key_of(PK, "v2")
+        its = Steps({"Items": [pointer]}, refused())
+        assert not await its.run.invalidate(PK, Mark.HARD)
+        its = Steps({"Items": [key_of(PK, META) | attributes(current_sk=META)]})
+        assert not await its.run.invalidate(PK, Mark.HARD)
 
     async def test_a_row_of_a_tag_without_an_entry_goes(self) -> None:
         """It is not told as reached."""
         row = key_of(Names("t").tag("eu"), "x") | attributes(kind="post", id="a", lease_token="l")  # noqa: S106
         begun = {"Attributes": {"epoch": {"N": "7"}}}
-        its = Steps(begun, {}, {"Items": [row]}, {}, refused(), {})
+        its = Steps(begun, {}, {"Items": [row]}, {"Items": []}, {}, {}, {})
         assert await its.run.invalidate_tag("eu", Mark.HARD) == []
         assert its.script.operations[-1] == "delete_item"
-        its = Steps(begun, {}, {"Items": [row]}, {}, {})
+        its = Steps(begun, {}, {"Items": [row]}, {"Items": [meta()]}, {})
         assert await its.run.invalidate_tag("eu", Mark.HARD) == [("post", "a")]
 
     async def test_renewing_and_ending(self) -> None:
@@ -795,20 +831,42 @@ class TestI4Steps:
         its = Steps({}, refused(lock("other")))
         assert [await its.run.renew("post", lease, 10) for _ in range(2)] == [True, False]
         assert its.run.leased.get(PK), "so its next read looks at the lease, too"
-        its = Steps({}, {})
-        its.run.claims.insert("t1", Claim())
+        its = Steps({}, {}, {})
+        its.run.claims.insert("t1", Claim(Names("t").body(PK, "g", "1")))
+        await its.run.release("post", lease, None)
         await its.run.release("post", lease, None)
         await its.run.release("post", lease, Failure(1, NOW, "no"))
-        assert its.script.operations == ["delete_item", "transact_write_items"]
+        assert its.script.operations == ["delete_item", "put_item", "transact_write_items"]
         assert its.run.claims.get("t1") is None
 
     async def test_deleting_takes_the_body_too(self) -> None:
-        """And both rows."""
+        """And both rows; a trace stays in the place of the lease."""
         row = meta()
-        its = Steps({}, {"Attributes": row})
+        its = Steps({"Items": [lock("x"), row]}, {}, {})
         await its.run.delete(PK)
-        assert its.script.operations[:2] == ["delete_item", "delete_item"]
+        assert its.script.operations == ["query", "put_item", "delete_item"]
+        _, (_, trace), (_, deleted) = its.script.asked
+        assert is_trace(trace["Item"])
+        assert trace["ExpressionAttributeValues"] == {":lease_token": {"S": "x"}}
+        assert deleted["ExpressionAttributeValues"][":s3_key"] == row["s3_key"]
         assert its.trash == [row["s3_key"]["S"]]
+
+    async def test_s8_a_deletion_takes_what_came_in_between(self) -> None:
+        """A copy that was stored before its trace, and one that replaced the copy that it saw."""
+        new = meta() | attributes(s3_key=Names("t").body(PK, "h", "2"), generation="h")
+        its = Steps({"Items": []}, {}, {"Item": new}, {}, {})
+        await its.run.delete(PK)
+        steps = ["query", "put_item", "get_item", "put_item", "delete_item"]
+        assert its.script.operations == steps
+        assert its.trash == [new["s3_key"]["S"]]
+        its = Steps({"Items": [meta()]}, {}, refused(new), refused(), {})
+        await its.run.delete(PK)
+        steps = ["query", "put_item", "delete_item", "put_item", "delete_item"]
+        assert its.script.operations == steps
+        assert its.trash == [new["s3_key"]["S"]]
+        its = Steps({"Items": []}, {}, {})
+        await its.run.delete(PK)
+        assert its.trash == []
 
 
 class TestS6Admin:
@@ -1095,6 +1153,19 @@ class TestI4Aws:
         with pytest.raises(ConditionFailed) as refusal:
             await Service(error).ask("get_item")
         assert (refusal.value.item, refusal.value.reasons) == ({"a": 1}, ("None", CONDITION))
+
+    async def test_s2_a_refusal_says_whether_an_answer_was_lost_before(self) -> None:
+        """A busy service has answered; one that did not may have done it."""
+        for script, expected in (
+            ([], False),
+            ([BUSY], False),
+            ([AWAY], True),
+            ([AWAY, BUSY], True),
+        ):
+            service = Service(*script, aws_error("ConditionalCheckFailedException"))
+            with pytest.raises(ConditionFailed) as refusal:
+                await service.ask("put_item")
+            assert refusal.value.follows_loss is expected
 
     async def test_other_errors_are_the_stores(self) -> None:
         """With what to do where that is known."""

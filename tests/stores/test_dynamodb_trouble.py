@@ -12,8 +12,9 @@ import pytest
 
 from stillfresh import Cache, ConfigError, LeaseHeld, LeaseLost, NotOpen, Policy, StoreError
 from stillfresh.stores.aws import AwsService
-from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Record
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Put, Record
 from stillfresh.stores.dynamodb import DynamoStore, FaceTheoryCacheLease
+from stillfresh.stores.dynamodb.rows import lock_of
 from stillfresh.stores.dynamodb.schema import Names
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.meter import CostMeter
@@ -66,6 +67,10 @@ async def leased(store: DynamoStore, id_: str = "a") -> Lease:
 
 def copy_by(lease: Lease, value: bytes | None = b"value") -> Copy:
     return Copy(lease.token, NOW, Policy(60, 60), value)
+
+
+def new_put(store: DynamoStore, value: bytes | None = b"value", **options: Any) -> Put:
+    return Put(Copy(store.new_generation(), NOW, Policy(60, 60), value), **options)
 
 
 class TestI4LostAnswers:
@@ -186,8 +191,11 @@ class TestI4Errors:
             proxy.refuse["PutItem"] = (1, "ValidationException")
             with pytest.raises(StoreError, match="ValidationException"):
                 await leases.acquire("CACHE#1", new_token=lambda: "mine", **terms)
-            await leases.release("CACHE#1", "mine", now=NOW)
-            assert await leases.void("CACHE#1", now=NOW)
+            await leases.release("CACHE#1", "mine", has_copy=True, now=NOW)
+            found = await leases.entry("CACHE#1")
+            assert lock_of(found.lock).token == theirs.lease_token
+            await leases.void("CACHE#1", found.lock, has_copy=True, now=NOW)
+            assert (await leases.entry("CACHE#1")).lock == {}
 
 
 class TestS6Throttling:
@@ -207,7 +215,8 @@ class TestS6Throttling:
             steps: dict[str, Callable[[], Awaitable[object]]] = {
                 "GetItem": lambda: store.read(KIND, ["a"]),
                 "PutItem": lambda: store.acquire(KIND, [Ask("a")], 5),
-                "DeleteItem": lambda: store.invalidate(KIND, ["a"]),
+                "Query": lambda: store.invalidate(KIND, ["a"]),
+                "TransactWriteItems": lambda: store.put(KIND, {"a": new_put(store)}),
             }
             for operation, ask in steps.items():
                 proxy.refuse[operation] = (5, "ThrottlingException")
@@ -309,7 +318,7 @@ class TestS6BadInput:
         await store.open()
         with pytest.raises(StoreError, match=r"unavailable|no answer to get_item"):
             await store.read(KIND, ["a"])
-        with pytest.raises(StoreError, match="no answer to delete_item"):
+        with pytest.raises(StoreError, match="no answer to query"):
             await store.invalidate(KIND, ["a"])
         await store.close()
 
@@ -419,7 +428,7 @@ class TestS6Away:
             store = Aws(address, aws.s3_endpoint).store("table")
             async with asyncio.timeout(25):  # less than the others' thirty seconds
                 await store.open()
-                with pytest.raises(StoreError, match="no answer to delete_item"):
+                with pytest.raises(StoreError, match="no answer to query"):
                     await store.invalidate(KIND, ["a"])
             await store.close()
 
@@ -439,7 +448,7 @@ class TestS6Away:
                     await step
             assert (proxy.seen["GetItem"], proxy.seen["PutItem"]) == (5, 0)
             await store.invalidate(KIND, ["a"])
-            assert proxy.seen["DeleteItem"] == 1
+            assert proxy.seen["Query"] == 1
             assert await store.read(KIND, ["a"]) == {}
         away, back = [record.getMessage() for record in caplog.records]
         assert away.endswith("stillfresh tries it again within 2 s")

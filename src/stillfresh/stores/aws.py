@@ -88,7 +88,14 @@ logger = logging.getLogger(__name__)
 
 
 class AwsRefused(StoreError):
-    """The service refused; `reasons` are those of a transaction, by action."""
+    """The service refused; `reasons` are those of a transaction, by action.
+
+    `items` are the rows that failed a transaction's conditions, by action: None for an action whose
+    condition held, and for a row that is missing or was not sent. `follows_loss`: the request was
+    sent before, and got no answer then.
+    """
+
+    follows_loss: bool = False
 
     def __init__(self, message: str, code: str, response: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -96,6 +103,7 @@ class AwsRefused(StoreError):
         self.item: dict[str, Any] | None = response.get("Item")
         reasons = response.get("CancellationReasons", ())
         self.reasons: tuple[str, ...] = tuple(each.get("Code", "None") for each in reasons)
+        self.items: tuple[dict[str, Any] | None, ...] = tuple(each.get("Item") for each in reasons)
 
 
 class ConditionFailed(AwsRefused):
@@ -192,12 +200,17 @@ class AwsService:
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
         failures, most = 0, 1 if patience == PROBE else ATTEMPTS
+        is_lost = False
         while True:
             if self._is_closed:
                 raise NotOpen(STORE_CLOSED)
             try:
                 return await attempt(until)
-            except Unanswered:
+            except AwsRefused as exc:
+                exc.follows_loss = is_lost
+                raise
+            except Unanswered as exc:
+                is_lost = is_lost or isinstance(exc, Away)
                 failures += 1
                 pause = pause_after(failures, first=FIRST_PAUSE, longest=PATIENCE)
                 pause = spread(pause, self.dice)

@@ -40,6 +40,8 @@ class Body(Struct, frozen=True):
     """The times of the row, when it is read."""
     encoding: str | None = None
     metadata: dict[str, str] = {}
+    cache_control: str | None = None
+    """What an object of another service says to caches."""
 
 
 class Shape(Protocol):
@@ -79,6 +81,30 @@ class S3Bodies:
             return None
         return body
 
+    async def size(self, key: str) -> int | None:
+        """The bytes of an object; None if there is none."""
+        try:
+            answer = await self.service.ask("head_object", Bucket=self.bucket, Key=key)
+        except AwsRefused as exc:
+            if exc.code not in MISSING:
+                raise
+            return None
+        return int(answer["ContentLength"])
+
+    async def copy(self, source: str, key: str) -> bool:
+        """Write the object `source`, with all that is said of it, once more under `key`.
+
+        False if there is no such object.
+        """
+        origin = {"Bucket": self.bucket, "Key": source}
+        try:
+            await self.service.ask("copy_object", Bucket=self.bucket, Key=key, CopySource=origin)
+        except AwsRefused as exc:
+            if exc.code not in MISSING:
+                raise
+            return False
+        return True
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete keys; a missing one is not an error."""
         for start in range(0, len(keys), AT_ONCE):
@@ -112,6 +138,7 @@ async def _body(response: dict[str, Any]) -> Body:
         response.get("ETag"),
         encoding=response.get("ContentEncoding"),
         metadata=response.get("Metadata", {}),
+        cache_control=response.get("CacheControl"),
     )
 
 

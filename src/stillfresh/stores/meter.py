@@ -9,7 +9,9 @@ from stillfresh.stores.contract import Costs
 READS: Final = frozenset({"get_item", "batch_get_item", "query", "scan"})
 S3_COUNTS: Final = {
     "get_object": "s3_gets",
+    "head_object": "s3_gets",
     "put_object": "s3_puts",
+    "copy_object": "s3_puts",
     "delete_objects": "s3_deletes",
     "list_objects_v2": "s3_lists",
 }

@@ -1,8 +1,9 @@
 """Tools for tests of code that uses stillfresh."""
 
 from stillfresh.testing.clocks import ManualClock
+from stillfresh.testing.conformance import StoreConformance
 from stillfresh.testing.conformance_copies import CopyConformance
-from stillfresh.testing.conformance_leases import LeaseConformance, StoreConformance
+from stillfresh.testing.conformance_leases import LeaseConformance
 from stillfresh.testing.conformance_puts import PutConformance
 from stillfresh.testing.explore import Explored, PromiseBroken, explore
 from stillfresh.testing.simulator.faults import Blow, Faults, Trouble

@@ -1,6 +1,6 @@
 """Tests of who may write, and when: leases, the law, late requests; and the suite (S1, S2, S8).
 
-    class TestMyStore(StoreConformance):
+    class TestMyStore(LeaseConformance):
         async def new_store(self, clock):
             return MyStore(clock=clock)
 
@@ -28,7 +28,6 @@ from stillfresh.stores.contract import (
     Store,
     Superseded,
 )
-from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import (
     KIND,
     ConformanceKit,
@@ -325,7 +324,3 @@ class LeaseConformance(ConformanceKit):
 
 def unsure_of(superseded: set[str]) -> set[str]:
     return set(superseded.unsure) if isinstance(superseded, Superseded) else set()
-
-
-class StoreConformance(CopyConformance, LeaseConformance):
-    """Tests of every rule of a store. Inherit it, and return your store from `new_store`."""

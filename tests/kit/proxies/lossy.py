@@ -27,8 +27,14 @@ class LossyProxy:
     """So many requests are answered with this error, and never reach the server."""
     delays: bool = False
     """Each write is held back when it first comes, and the connection is cut: it is sent again."""
+    delayed: frozenset[str] = frozenset(WRITES)
+    """The operations of which `delays` speaks."""
+    delayed_row: str = ""
+    """Only those that name a row which begins so."""
     held: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """What was held back, and may yet arrive."""
+    forgets: bool = False
+    """The server does not learn the names of transactions, so it does each as often as it comes."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         parts = urlsplit(self.upstream)
@@ -49,6 +55,8 @@ class LossyProxy:
         """One request; whether the connection goes on."""
         request = await message(reader)
         operation = target(request)
+        if self.forgets and operation == "TransactWriteItems":
+            request = without_name(request)
         self.seen[operation] += 1
         if self.holds_back(operation, request):
             return False
@@ -68,10 +76,10 @@ class LossyProxy:
 
     def holds_back(self, operation: str, request: bytes) -> bool:
         """Only the first of those that write the same row in the same way."""
-        if not self.delays or operation not in WRITES:
+        if not self.delays or operation not in self.delayed:
             return False
         write = operation, row_of(json.loads(request.split(b"\r\n\r\n", 1)[1]))
-        if write in self.held:
+        if write in self.held or not write[1].startswith(self.delayed_row):
             return False
         self.held[write] = request
         return True
@@ -101,6 +109,22 @@ def row_of(asked: dict[str, Any]) -> str:
     actions = [what for it in asked.get("TransactItems", ()) for what in it.values()] or [asked]
     keys = [action.get("Key") or action["Item"] for action in actions]
     return " ".join(f"{key['pk']['S']} {key['sk']['S']}" for key in keys)
+
+
+def without_name(request: bytes) -> bytes:
+    """The same transaction, without the name by which a server knows it again."""
+    head, body = request.split(b"\r\n\r\n", 1)
+    asked = json.loads(body)
+    asked.pop("ClientRequestToken", None)
+    nameless = json.dumps(asked).encode()
+    size = header(head, b"content-length").encode()
+    lines = [
+        b"Content-Length: %d" % len(nameless)
+        if line.lower() == b"content-length: " + size
+        else line
+        for line in head.split(b"\r\n")
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + nameless
 
 
 async def message(reader: asyncio.StreamReader) -> bytes:

@@ -24,6 +24,7 @@ from botocore.loaders import Loader, create_loader
 
 from stillfresh import Clock
 from stillfresh.stores.dynamodb import DynamoStore
+from stillfresh.stores.dynamodb.rows import is_trace
 from stillfresh.stores.dynamodb.schema import EPOCH, INVALIDATED
 from tests.kit.servers.valkey import free_port
 
@@ -199,10 +200,18 @@ class Raw:
     bucket: str
 
     async def rows(self) -> list[dict[str, Any]]:
-        """But those that belong to no entry: the epochs of tags (I26)."""
+        """But those that belong to no entry: the epochs of tags (I26), and traces (S8)."""
+        found = [row for row in await self._scan() if row["sk"]["S"] not in {EPOCH, INVALIDATED}]
+        entries = [row for row in found if not is_trace(row)]
+        return sorted(entries, key=lambda row: (row["pk"]["S"], row["sk"]["S"]))
+
+    async def traces(self) -> list[dict[str, Any]]:
+        """The rows that say only that something ended here."""
+        return [row for row in await self._scan() if is_trace(row)]
+
+    async def _scan(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (await self.dynamodb.scan(TableName=self.table))["Items"]
-        found = [row for row in found if row["sk"]["S"] not in {EPOCH, INVALIDATED}]
-        return sorted(found, key=lambda row: (row["pk"]["S"], row["sk"]["S"]))
+        return found
 
     async def row(self, sk: str) -> dict[str, Any] | None:
         return next((row for row in await self.rows() if row["sk"]["S"] == sk), None)

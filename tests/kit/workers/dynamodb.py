@@ -9,11 +9,15 @@ from typing import Any
 
 from stillfresh import Cache, Policy
 from stillfresh.clock import wall
-from stillfresh.stores.contract import Ask, Copy, Lease, Record, Store
+from stillfresh.stores import aws
+from stillfresh.stores.contract import Ask, Copy, Lease, Put, PutOutcome, Record, Store
 from stillfresh.stores.urls import store_for
+from tests.kit.servers.aws import ENVIRONMENT
 
 KIND = "post"
 PAUSE = 0.05
+MOST_PUTS = 1_000
+"""How often a put is put again because the store answers AGAIN."""
 
 
 def copy_by(lease: Lease, times: int = 1) -> Copy:
@@ -75,6 +79,20 @@ async def publish_for_ever(line: Connection, store: Store, key: str) -> None:
             line.send("published")
 
 
+async def put(line: Connection, store: Store, writer: int) -> None:
+    """For each key and round told: one put; what came of it, and after how many calls."""
+    line.send("ready")
+    while told := await heard(line):
+        key, turn = told
+        value = f"{writer} of {turn}".encode()
+        known = Put(Copy(store.new_generation(), time.time(), Policy(3600), value), ("eu",))
+        for calls in range(1, MOST_PUTS):
+            outcome = (await store.put(KIND, {key: known}))[key].outcome
+            if outcome is not PutOutcome.AGAIN:
+                line.send((outcome.value, calls))
+                break
+
+
 async def serve(line: Connection, store: Store, log: Path, fresh_for: float) -> None:
     """The engine: one answer for each key told; every load adds a line to the log."""
     cache = Cache(store)
@@ -96,10 +114,14 @@ async def serve(line: Connection, store: Store, log: Path, fresh_for: float) -> 
 async def working(line: Connection, command: str, address: str, arguments: tuple[Any, ...]) -> None:
     store = store_for(address, wall)
     await store.open()
-    commands = (contend, hold, publish_for_ever, serve)
+    commands = (contend, hold, publish_for_ever, put, serve)
     await {each.__name__: each for each in commands}[command](line, store, *arguments)
     await store.close()
 
 
 def main(line: Connection, command: str, address: str, *arguments: Any) -> None:
+    # The server of forks may have begun before the environment of the tests was set.
+    os.environ.update(ENVIRONMENT)
+    for name in ("PATIENCE", "CONNECT_TIMEOUT", "READ_TIMEOUT"):  # busy is not unavailable
+        setattr(aws, name, 30.0)
     asyncio.run(working(line, command, address, arguments))

@@ -5,17 +5,27 @@ Each is one conditional request, or one transaction. It raises `LeaseHeld` (anot
 that is refused after a lost answer finds its own token in the row, and has won (S2).
 
 An entry's rows of tags are written before its load begins; those of tags that come with the load,
-before it publishes. An invalidation first notes that it begins, and then looks for rows; a
-publication first writes its rows, and then looks for invalidations. So one of the two sees the
-other.
+before it publishes; those of a put, before its transaction. An invalidation first notes that it
+begins, and then looks for rows; a publication first writes its rows, and then looks for
+invalidations. So one of the two sees the other.
+
+Every row of a tag names its writer: the lease, or the generation of the put. A step drops a row
+only under the name of a writer that it has seen in META or LOCK. So each writer replaces the row,
+and a put, whose rows others may rely on by then, never drops its own.
+
+No request that arrives late changes what came after it (S8). A put, an invalidation and a deletion
+first read META and LOCK, and are refused unless both are as they were read. No state of the two
+rows comes back: bodies, tokens and marks of invalidations are random, and where META goes, or was
+missing when something ended, LOCK stays as a trace for an hour.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
 from typing import Any, Final
+from uuid import uuid4
 
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.freshness import MAX_SKEW
@@ -23,13 +33,16 @@ from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.contract import Failure, Mark
 from stillfresh.stores.dynamodb.rows import (
     CURRENT,
-    RELEASED,
+    LOCK_FENCE,
+    META_FENCE,
+    VOIDED,
     Lock,
     Row,
     believed,
+    ended_attributes,
     failure_attributes,
     lock_of,
-    version_of,
+    trace_item,
 )
 from stillfresh.stores.dynamodb.schema import (
     EPOCH,
@@ -43,13 +56,23 @@ from stillfresh.stores.dynamodb.schema import (
     number,
     text,
 )
-from stillfresh.stores.dynamodb.table import Table, changes_of, each, values
+from stillfresh.stores.dynamodb.table import (
+    EntryRows,
+    Table,
+    as_read,
+    changes_of,
+    deletion,
+    each,
+    put_of,
+    values,
+)
+from stillfresh.stores.versions import NO_VERSION
 
 OURS: Final = "lease_token = :token"
 TAGGED_FOR: Final = 30 * 86400
 """Seconds that a tag's row stays after the last lease; longer if its copy does."""
-UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, :token)"
 TRIES: Final = 8
+"""How often a step goes on because another process was faster."""
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
     # Later than any lease ends (`max_lease`): from before the clock was set back.
@@ -74,6 +97,14 @@ class Claim:
     late: frozenset[str] = frozenset()
     wrote: str = ""
     """I26: the tags of the present copy, and the lease that wrote their rows."""
+    version: bytes = NO_VERSION
+    replaced: tuple[str, ...] = ()
+    """Of the copy that is published: the version unless it has one, and what it replaced."""
+
+    @property
+    def has_copy(self) -> bool:
+        """True if there is a META row. It stays while the lease does: to delete it voids that."""
+        return self.replaces is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +120,7 @@ class Leases(Table):
         end: float,
         now: float,
         new_token: Callable[[], str],
+        is_left_behind: Callable[[str], bool] = lambda _: False,
         beside: Item | None = None,
         take_over: bool = False,
     ) -> tuple[FaceTheoryCacheLease, Lock]:
@@ -96,7 +128,8 @@ class Leases(Table):
 
         S8: each attempt has a token of its own. One that arrives after the others can take the
         lease, but never bring back a token that was granted, and voided since. E17: a request that
-        takes a lease over names its holder, so that a late one voids no later lease.
+        takes a lease over names its holder, so that a late one voids no later lease. S15: a lease
+        under which nobody loads is taken over too.
         """
         attempts: list[FaceTheoryCacheLease] = []
 
@@ -106,7 +139,7 @@ class Leases(Table):
 
         last = ceil(max(now + self.max_lease, ceil(end)) + MAX_SKEW)
         given = values(now=floor(now), last=last, number="N")
-        free, left = FREE, TAKE_OVERS if take_over else 0
+        free, left = FREE, TAKE_OVERS
         while True:
             try:
                 old = await self.put(attempt, free, given)
@@ -115,7 +148,7 @@ class Leases(Table):
                 for lease in attempts:
                     if holder.token == lease.lease_token:
                         return lease, Lock()  # it was ours at once, and the answer was lost
-                if left and holder.token:
+                if left and holder.token and (take_over or is_left_behind(holder.token)):
                     left, free = left - 1, FREE_OR_OURS
                     given |= values(token=holder.token)
                     continue
@@ -130,30 +163,53 @@ class Leases(Table):
         if await self.update(lease.pk, LOCK, changes_of(end, LIVE, given)) is not None:
             raise _lost(lease.pk)
 
-    async def release(self, pk: str, token: str, *, now: float) -> None:
-        """I4: DeleteItem, if the lease is ours."""
-        await self._end(pk, f"{OURS} AND {FORGETTABLE}", token, now=now)
-
-    async def void(self, pk: str, *, now: float) -> bool:
-        """I3: end the lease of any holder; return whether there was a row."""
-        return await self._end(pk, FORGETTABLE, None, now=now)
-
-    async def _end(self, pk: str, condition: str, token: str | None, *, now: float) -> bool:
-        """A row with a failure stays, as a lease that has ended."""
-        given = None if token is None else values(token=token)
+    async def release(self, pk: str, token: str, *, has_copy: bool, now: float) -> None:
+        """I4: DeleteItem, if the lease is ours. Without a copy a trace stays."""
+        condition = f"{OURS} AND {FORGETTABLE}"
+        given = values(token=token)
         try:
-            return bool(await self.delete(pk, LOCK, condition, given))
+            if has_copy:
+                await self.delete(pk, LOCK, condition, given)
+            else:
+                await self.put(lambda: trace_item(pk, now), condition, given)
         except ConditionFailed as exc:
             row = await self._met(exc, pk)
-            if "failures" not in row:
-                return False
-            return await self._keep_ended(pk, token or text(row, "lease_token"), {}, now=now)
+            if "failures" in row:
+                await self._keep_ended(pk, token, {}, now=now)
 
-    async def _keep_ended(self, pk: str, token: str | None, noted: Item, *, now: float) -> bool:
+    async def void(self, pk: str, lock: Item, *, has_copy: bool, now: float) -> None:
+        """I3: end the lease of any holder, if the row is as it was read.
+
+        If it is not, the holder's lease has ended already. Without a copy a trace stays.
+        """
+        condition, given = as_read(lock, LOCK_FENCE)
+        with suppress(ConditionFailed):
+            if "failures" in lock:
+                change = changes_of(ended_attributes(now), condition, given)
+                await self.update(pk, LOCK, change)
+            elif has_copy:
+                await self.delete(pk, LOCK, condition, given)
+            else:
+                await self.put(lambda: trace_item(pk, now), condition, given)
+
+    async def leave_trace(self, pk: str, lock: Item, *, now: float) -> None:
+        """Replace the LOCK row, if it is as it was read, with a trace: all of it is deleted."""
+        condition, given = as_read(lock, ["lease_token"])
+        with suppress(ConditionFailed):
+            await self.put(lambda: trace_item(pk, now), condition, given)
+
+    async def delete_copy(self, pk: str, meta: Item) -> Item | None:
+        """None if META was as it was read, and is deleted; else the row that is there."""
+        try:
+            await self.delete(pk, META, *as_read(meta, META_FENCE))
+        except ConditionFailed as exc:
+            return await self._met(exc, pk, META)
+        return None
+
+    async def _keep_ended(self, pk: str, token: str, noted: Item, *, now: float) -> None:
         """Keep the row for its failure, with no holder."""
-        ended = attributes(lease_token=RELEASED, lease_expires_at=floor(now))
-        change = changes_of(ended | noted, OURS, values(token=token or RELEASED))
-        return await self.update(pk, LOCK, change) is None
+        change = changes_of(ended_attributes(now) | noted, OURS, values(token=token))
+        await self.update(pk, LOCK, change)
 
     async def fail(self, pk: str, token: str, failure: Failure, *, now: float) -> None:
         """End the lease and note the failure: with the copy, or in the lease's row without one."""
@@ -184,56 +240,126 @@ class Leases(Table):
             ]:  # otherwise the first answer was lost
                 raise _lost(pk) from exc
 
-    async def mark(self, pk: str, mark: Mark) -> bool:
-        """I3: `revalidate_seconds` becomes zero if there is a row; a hard mark stays hard.
+    async def replace(self, item: Item, found: EntryRows, *, name: str) -> None:
+        """S13: Put META, Delete LOCK, in one transaction, if both rows are as they were found.
 
-        I19: if META points to a version's row, that row gets the mark.
+        ConditionFailed, and nothing was written.
         """
-        marked = ":mark" if mark is Mark.HARD else "if_not_exists(#mark, :mark)"
-        change = {
-            "UpdateExpression": "SET fresh_for = if_not_exists(fresh_for, revalidate_seconds),"
-            f" revalidate_seconds = :zero, #mark = {marked}",
-            "ConditionExpression": "attribute_exists(revalidate_seconds)"
-            f" AND attribute_not_exists({CURRENT})",
-            "ExpressionAttributeNames": {"#mark": "mark"},
-            "ExpressionAttributeValues": values(zero=0, mark=int(mark)),
-        }
-        refused = await self.update(pk, META, change)
-        if refused and (version := version_of(refused)) is not None:
-            refused = await self.update(pk, version, change)
-        return refused is None
+        pk = item["pk"]["S"]
+        put = put_of(item, *as_read(found.meta, META_FENCE))
+        end = deletion(pk, LOCK, *as_read(found.lock, ["lease_token"]))
+        await self.transact(put, end, name=name)
+
+    async def rows_met(self, refused: ConditionFailed, pk: str, found: EntryRows) -> EntryRows:
+        """The rows as they are after `replace` was refused.
+
+        They came with the refusal, except a row that is missing: then look again.
+        """
+        rows = []
+        for reason, item, row in zip(
+            refused.reasons, refused.items, (found.meta, found.lock), strict=False
+        ):
+            if reason == "None":
+                rows.append(row)
+            elif item:
+                rows.append(item)
+        return EntryRows(*rows) if len(rows) == 2 else await self.entry(pk)
+
+    async def mark(self, pk: str, meta: Item, mark: Mark) -> Item | None:
+        """I3: `revalidate_seconds` becomes zero if META is as it was read; a hard mark stays hard.
+
+        None: it was done. Else the row that is there.
+        """
+        condition, given = as_read(meta, META_FENCE)
+        return await self.update(pk, META, _marking(mark, condition, given))
+
+    async def mark_version(self, pk: str, sk: str, mark: Mark) -> bool:
+        """I19: META points to this row of another service; True if there is such a row."""
+        change = _marking(mark, "attribute_exists(revalidate_seconds)", {})
+        return await self.update(pk, sk, change) is None
 
     async def write_tags(
         self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float, seen: str
-    ) -> None:
+    ) -> set[str]:
         """I6: this entry is leased with these tags; rows of their own, so no index is needed.
 
         They are written before the load begins, outlive the copy, and are removed when they are
-        found without an entry. `seen`: the lease that probably wrote the present ones.
+        found without an entry. `seen`: the lease that probably wrote the present ones. Returns the
+        tags whose row somebody else had written meanwhile.
         """
         beside = attributes(kind=kind, id=id_, lease_token=token, ttl=ceil(ttl))
         pk = self.names.pk(kind, id_)
-        await each(tags, lambda tag: self._write_tag(self.names.tag(tag), pk, beside, token, seen))
 
-    async def _write_tag(self, tag: str, pk: str, beside: Item, token: str, seen: str) -> None:
+        async def write(tag: str) -> bool:
+            return await self._write_tag(self.names.tag(tag), pk, beside, token, seen)
+
+        taken = await each(tags, write)
+        return {tag for tag, is_taken in taken.items() if is_taken}
+
+    async def _write_tag(self, tag: str, pk: str, beside: Item, token: str, seen: str) -> bool:
         """Replace only the row that was seen, so that a late write replaces no later row (S8).
 
         A holder whose lease was lost meanwhile stops: it cannot publish any more. A row that was
-        seen while the lease was still ours is not from a later lease.
+        seen while the lease was still ours is not from a later lease. True if the row was written
+        by somebody else meanwhile: a put may rely on it.
         """
-        row = key_of(tag, sk := self.names.hashed(pk)) | beside
+        sk = self.names.hashed(pk)
+        row = key_of(tag, sk) | beside
+        is_taken = False
         for _ in range(TRIES):
-            try:
-                await self.put(row, UNCHANGED, values(seen=seen, token=token))
-            except ConditionFailed as exc:
-                seen = text(await self._met(exc, tag, sk), "lease_token") or ""
-                if lock_of(await self.get(pk, LOCK)).token != token:
-                    return
-            else:
-                return
+            met = await self._replace_tag(row, {seen, token})
+            if met is None:
+                return is_taken
+            if lock_of(await self.get(pk, LOCK)).token != token:
+                return is_taken
+            seen = met
+            is_taken = True
         raise StoreError(
             f"{self.names.table}: other processes keep changing the row of a tag; try again"
         )
+
+    async def write_put_tags(
+        self,
+        tags: Iterable[str],
+        *,
+        kind: str,
+        id_: str,
+        token: str,
+        ttl: float,
+        writers: Collection[str],
+    ) -> bool:
+        """The same for a put, which has no lease; False if other processes keep changing a row.
+
+        `writers`: those that probably wrote the present rows.
+        """
+        pk = self.names.pk(kind, id_)
+        beside = attributes(kind=kind, id=id_, lease_token=token, ttl=ceil(ttl))
+
+        async def write(tag: str) -> bool:
+            row = key_of(self.names.tag(tag), self.names.hashed(pk)) | beside
+            expected = {*writers, token}
+            for _ in range(TRIES):
+                met = await self._replace_tag(row, expected)
+                if met is None:
+                    return True
+                expected = {met, token}
+            return False
+
+        return all((await each(tags, write)).values())
+
+    async def _replace_tag(self, row: Item, writers: Collection[str]) -> str | None:
+        """Write the row of a tag if it is missing or by one of these writers; else return by whom.
+
+        S8: so a write that arrives late replaces no later row.
+        """
+        given = values(**{f"writer{at}": writer for at, writer in enumerate(sorted(writers))})
+        condition = f"attribute_not_exists(lease_token) OR lease_token IN ({', '.join(given)})"
+        try:
+            await self.put(row, condition, given)
+        except ConditionFailed as exc:
+            met = await self._met(exc, row["pk"]["S"], row["sk"]["S"])
+            return text(met, "lease_token") or ""
+        return None
 
     async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
         """The row that failed the condition."""
@@ -258,12 +384,12 @@ class Leases(Table):
         write, own = partial(self.write_tags, kind=kind, id_=id_, ttl=ttl), set(claim.tags)
         if ttl > claim.tagged_until:
             await write(claim.tags, token=token, seen=token)
-        await write(late - own, token=token, seen=claim.wrote)
+        taken = await write(late - own, token=token, seen=claim.wrote)
         pk = self.names.pk(kind, id_)
         try:
             await published()
         except LeaseLost:
-            await self.drop_tags(late - claim.late - own, pk, token)
+            await self.drop_tags(late - claim.late - own - taken, pk, token)
             await write(late & claim.late, token=claim.wrote, seen=token)
             raise
         await self.drop_tags(claim.late - late - own, pk, claim.wrote)
@@ -315,10 +441,22 @@ class Leases(Table):
         return any((number(row, "epoch") or 0) > epoch for row in rows.values())
 
 
-def deletion(pk: str, sk: str, condition: str, given: Item) -> tuple[str, dict[str, Any]]:
-    """A deletion as an action of a transaction."""
-    what = {"Key": key_of(pk, sk), "ConditionExpression": condition}
-    return "Delete", what | ({"ExpressionAttributeValues": given} if given else {})
+def _marking(mark: Mark, condition: str, given: Item) -> dict[str, Any]:
+    """The update that marks a copy; it remembers for how long the copy was fresh."""
+    marked = ":mark" if mark is Mark.HARD else "if_not_exists(#mark, :mark)"
+    changes = [
+        "fresh_for = if_not_exists(fresh_for, revalidate_seconds)",
+        "revalidate_seconds = :zero",
+        f"#mark = {marked}",
+        f"{VOIDED} = :invalidation",
+    ]
+    return {
+        "UpdateExpression": "SET " + ", ".join(changes),
+        "ConditionExpression": condition,
+        "ExpressionAttributeNames": {"#mark": "mark"},
+        "ExpressionAttributeValues": given
+        | values(zero=0, mark=int(mark), invalidation=str(uuid4())),
+    }
 
 
 def _lost(pk: str) -> LeaseLost:

@@ -9,24 +9,49 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Final
+from uuid import uuid4
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW, Policy
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
 from stillfresh.stores.dynamodb.schema import (
     LOCK,
+    LOCK_BUFFER,
     MAX_AHEAD,
     META,
     FaceTheoryCacheMetadata,
     Item,
     attributes,
+    key_of,
     number,
     text,
 )
+from stillfresh.stores.versions import NO_VERSION, unpacked_version
 
 CURRENT: Final = "current_sk"
 RELEASED: Final = "released"
-"""In place of a token: no holder; the row is kept for its failure."""
+"""A token begins with it if nobody holds the lease: the row is kept for its failure, or as a trace
+of what ended here. Random characters follow, so that no two such rows are alike."""
+ENDED_AT: Final = 1
+"""`lease_expires_at` of a row that nobody holds: in the past by every clock, and not a zero."""
+VOIDED: Final = "voided"
+"""On META: a random text that is new after each invalidation."""
+VERSION: Final = "value_version"
+"""On META, binary: the version of the value (E35). TableTheory's own `version` is a number."""
+META_FENCE: Final = (
+    "s3_key",
+    "generated_at",
+    "revalidate_seconds",
+    "etag",
+    "generation",
+    VOIDED,
+    CURRENT,
+)
+"""What changes whenever any service replaces the copy or invalidates it."""
+LOCK_FENCE: Final = ("lease_token", "failures")
+"""What changes whenever a lease is granted or ends, and whether the row has a failure."""
+REPLACED_KEPT: Final = 4
+"""Generations that were here before the present one, and are remembered (S2)."""
 LONGEST_NAME: Final = 1_024
 """The most bytes of an id that is written beside its hash: a read is charged per 4 KB."""
 FOR_EVER: Final = 100 * 366 * 86400.0
@@ -53,6 +78,8 @@ class Row:
     """Bytes of the body; 0 if not known."""
     token: str | None = None
     """The token of the lease that wrote our attributes."""
+    replaced: tuple[str, ...] = ()
+    """The generations before the present one, the last one first."""
     is_pointer: bool = False
     """TableTheory's pointer-swap recipe: the page belongs to other services, never replaced here.
     """
@@ -60,6 +87,16 @@ class Row:
     @property
     def generation(self) -> str | None:
         return None if self.copy is None else self.copy.generation
+
+    @property
+    def version(self) -> bytes:
+        return NO_VERSION if self.copy is None else self.copy.version
+
+    @property
+    def replaced_next(self) -> tuple[str, ...]:
+        """The same for the row that replaces this one."""
+        latest = () if self.token is None else (self.token,)
+        return (*latest, *self.replaced)[:REPLACED_KEPT]
 
     @property
     def s3_key(self) -> str | None:
@@ -91,10 +128,17 @@ def meta_item(
     s3_key: str,
     retention: float,
     body: Body = NO_BODY,
-    tags: Sequence[str] = (),
+    body_size: int | None = None,
+    tags: Iterable[str] = (),
     late: Iterable[str] = (),
+    replaced: Sequence[str] = (),
 ) -> Item:
-    """The schema's attributes, and our own only for what these cannot express."""
+    """The schema's attributes, and our own only for what these cannot express.
+
+    `body_size`: the bytes of a body whose data is not at hand.
+    """
+    if body_size is None:
+        body_size = len(body.data)
     terms = copy.policy
     kept = max(retention, terms.stale_for, terms.error_for)
     generated_at, fresh_for = floor(copy.fetched_at), floor(terms.fresh_for)
@@ -107,7 +151,7 @@ def meta_item(
         stale_for=terms.stale_for or None,
         error_for=terms.error_for or None,
         mark=copy.mark or None,
-        body_size=len(body.data) or None,
+        body_size=body_size or None,
         generation=copy.generation,
         own_etag=body.etag,
     )
@@ -115,6 +159,10 @@ def meta_item(
         item["absent"] = {"BOOL": True}
     if body.extra:
         item["extra"] = {"B": body.extra}
+    if copy.version:
+        item[VERSION] = {"B": copy.version}
+    if replaced:
+        item["replaced"] = {"L": [{"S": generation} for generation in replaced]}
     return item | tag_set(tags) | tag_set(late, "late_tags")
 
 
@@ -152,8 +200,43 @@ def _failure(item: Item) -> Failure | None:
 
 def lock_of(item: Item) -> Lock:
     token = text(item, "lease_token")
-    held_until = number(item, "lease_expires_at") if token != RELEASED else None
+    held_until = None if is_ended(item) else number(item, "lease_expires_at")
     return Lock(held_until, _failure(item), _tags(item), token)
+
+
+def is_copy(item: Item) -> bool:
+    """True for a META row that has what the schema requires."""
+    return FaceTheoryCacheMetadata.from_item(item) is not None
+
+
+def is_ended(item: Item) -> bool:
+    """True for a LOCK row that nobody holds: it is kept for its failure, or as a trace."""
+    return (text(item, "lease_token") or "").startswith(RELEASED)
+
+
+def is_trace(item: Item) -> bool:
+    """True for a LOCK row that is kept only so that no late request takes it for a missing one."""
+    return is_ended(item) and "failures" not in item
+
+
+def has_lease_or_failure(item: Item) -> bool:
+    """True for a LOCK row that says something of its entry."""
+    return bool(item) and not is_trace(item)
+
+
+def ended_attributes(now: float) -> Item:
+    """What a LOCK row gets when its lease ends and the row stays, for an hour."""
+    token = f"{RELEASED}:{uuid4()}"
+    return attributes(lease_token=token, lease_expires_at=ENDED_AT, ttl=floor(now) + LOCK_BUFFER)
+
+
+def trace_item(pk: str, now: float) -> Item:
+    """A LOCK row of a lease that is over, in every language: something ended here.
+
+    It stays for an hour. AWS refuses a signed request after 15 minutes at most, so a request that
+    met neither META nor LOCK cannot arrive when the trace is gone.
+    """
+    return key_of(pk, LOCK) | ended_attributes(now)
 
 
 def version_of(item: Item) -> str | None:
@@ -190,8 +273,21 @@ def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
         extra=bytes(item.get("extra", {}).get("B", b"")) if own else b"",
         size=int(size or 0) if own or token is None else 0,
         token=token,
+        replaced=_replaced(item),
         is_pointer=CURRENT in item,
     )
+
+
+def _replaced(item: Item) -> tuple[str, ...]:
+    listed = item.get("replaced", {}).get("L", ())
+    generations = (generation.get("S") for generation in listed)
+    return tuple(text for text in generations if isinstance(text, str))[:REPLACED_KEPT]
+
+
+def _version(item: Item) -> bytes:
+    """A damaged version is none: no other one could be compared with it."""
+    form = bytes(item.get(VERSION, {}).get("B", NO_VERSION))
+    return NO_VERSION if unpacked_version(form) is None else form
 
 
 def _own(meta: FaceTheoryCacheMetadata, item: Item) -> tuple[str, float] | None:
@@ -234,7 +330,9 @@ def _copy(
         fetched_at = now
     is_absent = own is not None and item.get("absent", {}).get("BOOL")
     mark = _mark(meta, item, policy)
-    return Copy(generation, fetched_at, policy, None if is_absent else UNREAD, mark)
+    value = None if is_absent else UNREAD
+    # Another service's update leaves the version here; like a load without one, it keeps it (E35).
+    return Copy(generation, fetched_at, policy, value, mark, _version(item))
 
 
 def _mark(meta: FaceTheoryCacheMetadata, item: Item, policy: Policy) -> Mark:

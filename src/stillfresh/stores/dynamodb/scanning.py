@@ -1,16 +1,19 @@
 """The whole table, entry by entry: listed, counted, evicted (S1, I5, I7).
 
-The keys are hashes, so only rows that contain their kind and id can be listed: all rows of
-stillfresh, unless the id is very long. A page costs a read unit for every 4 KB of its rows: reads
+The keys are hashes, so only rows that contain their kind and id can be listed by them: all rows of
+stillfresh, unless the id is very long. Pages of other services are listed by their raw key, or by
+the name of the row. A page costs a read unit for every 4 KB of its rows: reads
 are consistent, to see leases of a moment ago (E6: `invalidate_all` lists to invalidate). A search
 reads until it has found enough, at worst the whole table.
 
 DynamoDB's TTL deletes rows by itself, free of charge, but not their bodies in S3. An eviction drops
 GONE entries with their bodies, and bodies that no row points to: those of rows that TTL deleted,
-and of processes that died between writing a body and publishing it.
+and of processes that died between writing a body and publishing it. An entry that was written
+within the last hour leaves a trace (S8), which a later eviction or TTL drops.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
@@ -21,10 +24,29 @@ from stillfresh.freshness import is_over
 from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.bodies import S3Bodies
 from stillfresh.stores.contract import After, Entry, StoreStats
-from stillfresh.stores.dynamodb.leases import Leases, deletion
-from stillfresh.stores.dynamodb.rows import Lock, Row, lock_of, merged, row_of
-from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
-from stillfresh.stores.dynamodb.table import each, values
+from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.rows import (
+    META_FENCE,
+    Lock,
+    Row,
+    is_copy,
+    is_ended,
+    is_trace,
+    lock_of,
+    merged,
+    row_of,
+    trace_item,
+)
+from stillfresh.stores.dynamodb.schema import (
+    LOCK,
+    LOCK_BUFFER,
+    META,
+    Item,
+    key_of,
+    number,
+    text,
+)
+from stillfresh.stores.dynamodb.table import as_read, deletion, each, put_of, values
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.rules import is_gone, is_listed
 
@@ -73,11 +95,19 @@ class TableScan:
 
     def _entry(self, rows: Rows) -> Entry | None:
         names = {self.table.names.named(row) for row in rows.values()} - {None}
-        if (name := names.pop() if names else None) is None:
+        if (name := names.pop() if names else self._of_another(rows)) is None:
             return None
         row, lock = self._parsed(rows)
         has_value = row.copy is not None and row.copy.value is not None
         return Entry(*name, merged(row, lock), row.size if has_value else None)
+
+    def _of_another(self, rows: Rows) -> tuple[str, str] | None:
+        """I31: kind and id of a page, or of a first render, of another service."""
+        meta = rows.get(META, {})
+        if "generation" in meta or (not meta and is_ended(rows[LOCK])):
+            return None
+        pk = next(iter(rows.values()))["pk"]["S"]
+        return self.table.names.of_another(pk, has_page=is_copy(meta))
 
     def _parsed(self, rows: Rows) -> tuple[Row, Lock]:
         return row_of(rows.get(META, {}), self.clock()), lock_of(rows.get(LOCK, {}))
@@ -90,14 +120,23 @@ class TableScan:
         return dropped
 
     async def _drop_some(self, entries: list[Rows], before: float) -> int:
+        traces = [rows[LOCK] for rows in entries if META not in rows and is_trace(rows[LOCK])]
+        over = [trace for trace in traces if (number(trace, "ttl") or 0.0) < before]
+        await each(range(len(over)), lambda at: self._drop_trace(over[at]))
         gone = [rows for rows in entries if self._is_gone(rows, before)]
         found = await each(range(len(gone)), lambda at: self._drop(gone[at], before))
         went = [keys for keys in found.values() if keys is not None]
         await self.bodies.delete([key for keys in went for key in keys])
         return len(went)
 
+    async def _drop_trace(self, trace: Item) -> None:
+        with suppress(ConditionFailed):
+            await self.table.delete(trace["pk"]["S"], LOCK, *as_read(trace, ["lease_token"]))
+
     def _is_gone(self, rows: Rows, before: float) -> bool:
         """True if nothing can be served from it, no load runs, and the row is ours."""
+        if META not in rows and is_trace(rows[LOCK]):
+            return False  # there is no entry
         is_ours = META not in rows or "generation" in rows[META]
         return is_ours and is_gone(merged(*self._parsed(rows)), before)
 
@@ -107,19 +146,29 @@ class TableScan:
         A lease that was taken or renewed since keeps both.
         """
         pk: str = next(iter(rows.values()))["pk"]["S"]
-        ended, given = _as_read(rows, LOCK, "lease_token")
-        if LOCK in rows:
-            ended, given = f"{ended} AND {ENDED}", given | values(before=ceil(before))
-        row, lock = self._parsed(rows)
+        meta = rows.get(META, {})
+        lock = rows.get(LOCK, {})
+        ended, given = as_read(lock, ["lease_token"])
+        if lock:
+            ended = f"{ended} AND {ENDED}"
+            given |= values(before=ceil(before))
+        if self._is_young(meta, lock):
+            end = put_of(trace_item(pk, self.clock()), ended, given)
+        else:
+            end = deletion(pk, LOCK, ended, given)
+        row, old_lock = self._parsed(rows)
         try:
-            await self.table.transact(
-                deletion(pk, META, *_as_read(rows, META, "s3_key")),
-                deletion(pk, LOCK, ended, given),
-            )
+            await self.table.transact(deletion(pk, META, *as_read(meta, META_FENCE)), end)
         except ConditionFailed:
             return None
-        await self.table.remove_tags(pk, row, lock)
+        await self.table.remove_tags(pk, row, old_lock)
         return [] if row.s3_key is None else self.table.names.ours(row.s3_key, pk)
+
+    def _is_young(self, meta: Item, lock: Item) -> bool:
+        """True if a put that saw neither row may still be on its way."""
+        written_at = number(meta, "generated_at") or 0.0
+        ended_at = (number(lock, "ttl") or 0.0) - LOCK_BUFFER
+        return max(written_at, ended_at) > self.clock() - LOCK_BUFFER
 
     async def _drop_orphans(self) -> None:
         names, before = self.table.names, self.clock() - ORPHAN_AFTER
@@ -151,12 +200,3 @@ class TableScan:
     async def _share(self, scanned: int) -> float:
         described: dict[str, Any] = await self.table.describe()
         return scanned / max(1, scanned, int(described.get("ItemCount", 0)))
-
-
-def _as_read(rows: Rows, sk: str, name: str) -> tuple[str, Item]:
-    """The condition that the row is as it was read, or still missing."""
-    if sk not in rows:
-        return "attribute_not_exists(pk)", {}
-    if (value := text(rows[sk], name)) is None:
-        return f"attribute_not_exists({name})", {}
-    return f"{name} = :{name}", values(**{name: value})

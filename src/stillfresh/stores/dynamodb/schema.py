@@ -34,6 +34,8 @@ S3: Final = "s3://"
 LONGEST_PK: Final = 2_048
 """Bytes; DynamoDB's limit."""
 HASHED: Final = re.compile("[0-9a-f]{64}")
+ROW: Final = re.compile("CACHE#[0-9a-f]{64}")
+"""I31: the id of a page that another service stored under a hash: the row itself is named."""
 RAW: Final = "~"
 """Begins a body's folder whose row cannot be found from it."""
 
@@ -226,6 +228,8 @@ class Names:
     """Rows leave the prefix out of `s3_key`, because FaceTheory's S3 store adds it."""
 
     def pk(self, kind: str, id_: str) -> str:
+        if kind == PAGE and ROW.fullmatch(id_):
+            return tenant_prefix(self.tenant) + id_
         return cache_pk(cache_key(kind, id_), self.tenant, raw=self.is_raw and kind == PAGE)
 
     def hashed(self, pk: str) -> str:
@@ -239,6 +243,18 @@ class Names:
         if kind is None or self.pk(kind, id_) != text(item, "pk"):
             return None
         return kind, id_
+
+    def of_another(self, pk: str, *, has_page: bool) -> tuple[str, str] | None:
+        """I31: the kind and the id of a row that another service wrote: its key, if it is raw.
+
+        A hash with a page is named by its row. Without one it may be a lease of ours, of any kind.
+        """
+        name = pk.removeprefix(self.pk_prefix)
+        if name == pk or not name:
+            return None
+        if HASHED.fullmatch(name):
+            return (PAGE, f"CACHE#{name}") if has_page else None
+        return (PAGE, name) if self.is_raw else None
 
     def tag(self, tag: str) -> str:
         return tag_pk(tag, self.tenant)

@@ -28,13 +28,17 @@ from stillfresh.stores.contract import (
     Newer,
     Record,
 )
-from stillfresh.stores.dynamodb.leases import TAGGED_FOR, Claim, Leases
+from stillfresh.stores.dynamodb.leases import TAGGED_FOR, TRIES, Claim, Leases
 from stillfresh.stores.dynamodb.rows import (
+    CURRENT,
     ENDLESS,
     NO_BODY,
     Lock,
     Row,
     believed,
+    has_lease_or_failure,
+    is_copy,
+    is_ended,
     lock_of,
     merged,
     meta_item,
@@ -43,8 +47,16 @@ from stillfresh.stores.dynamodb.rows import (
     tag_set,
     version_of,
 )
-from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Names, text
+from stillfresh.stores.dynamodb.schema import (
+    LOCK,
+    META,
+    FaceTheoryCacheLease,
+    Item,
+    Names,
+    text,
+)
 from stillfresh.stores.dynamodb.table import each
+from stillfresh.stores.given_up import GivenUpRequests
 from stillfresh.ttl_cache import TtlCache
 
 REMEMBERED: Final = 10_000
@@ -53,7 +65,17 @@ LEASED_FOR: Final = 120
 CHANGED_FOR: Final = 20
 """Seconds; eventually consistent reads are behind by less, usually by one second."""
 NOTHING: Final = Record()
+LONGEST_TOKEN: Final = 255
+"""Characters: a token is compared as a whole, because each request draws its own."""
 CLAIM_LASTS: Final = 3600.0
+NO_CLAIM: Final = Claim()
+
+
+class PageOfOthers(StoreError):
+    """I19: stillfresh never replaces this page."""
+
+    def __init__(self, pk: str) -> None:
+        super().__init__(f"{pk}: META has current_sk, so only its own services publish it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +97,8 @@ class DynamoSteps:
         default_factory=lambda: TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
     )
     """Ids that this process changed: it reads them consistently, whatever lag is allowed."""
+    given_up: GivenUpRequests = field(default_factory=lambda: GivenUpRequests(LONGEST_TOKEN))
+    """S15: tokens of requests for a lease that this process no longer waits for."""
     claims: TtlCache[str, Claim] = field(
         default_factory=lambda: TtlCache(CLAIM_LASTS, max_entries=REMEMBERED)
     )
@@ -102,6 +126,8 @@ class DynamoSteps:
         async def whole(id_: str) -> Record:
             pk, row = pks[id_], rows[pks[id_]]
             lock = lock_of(locks.get((pk, LOCK), {}))
+            if lock.token is not None and self.given_up.is_left_behind(lock.token):
+                lock = replace_field(lock, held_until=None)  # callers that wait for it ask again
             record = merged(row, believed(lock, now, self.table.max_lease))
             if row.copy is None or row.generation == known.get(id_):
                 return record
@@ -121,9 +147,13 @@ class DynamoSteps:
             versions = await self.table.get_many([*pointers.items()], consistent=consistent)
             for (pk, _), version in versions.items():
                 items[pk] = {**items[pk], **version, "sk": items[pk]["sk"]}
+        return {pk: self.row_of(kind, item, now) for pk, item in items.items()}
+
+    def row_of(self, kind: str, item: Item, now: float) -> Row:
+        """The META row as it is read; the kind says how long a stale copy of others is served."""
         shape = self.shapes.get(kind)
-        others = (None if shape is None else shape.others) or ENDLESS
-        return {pk: row_of(item, now, others) for pk, item in items.items()}
+        others = None if shape is None else shape.others
+        return row_of(item, now, others or ENDLESS)
 
     async def row(self, kind: str, pk: str) -> Row:
         """The row, read consistently."""
@@ -145,8 +175,8 @@ class DynamoSteps:
         """None: absent upstream. UNREAD: there is no body where the row points."""
         if row.copy is None or row.meta is None or row.copy.value is None:
             return None
-        key = self.names.object_key(row.meta.s3_key)
-        if key is None or self.names.is_anothers(key, row.meta.pk):
+        key = self.readable_key(row)
+        if key is None:
             return UNREAD
         body = await self.bodies.get(key)
         if body is None or len(body.data) < row.size:
@@ -155,6 +185,15 @@ class DynamoSteps:
             return body.data
         terms = row.copy.policy
         return shape.inside(replace(body, etag=row.meta.etag, extra=row.extra, terms=terms))
+
+    def readable_key(self, row: Row) -> str | None:
+        """Where the copy's body is; None if it is not a body that this row may show."""
+        if row.meta is None:
+            return None
+        key = self.names.object_key(row.meta.s3_key)
+        if key is None or self.names.is_anothers(key, row.meta.pk):
+            return None
+        return key
 
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
         """E17: a holder is replaced only if the copy is the one seen."""
@@ -166,6 +205,31 @@ class DynamoSteps:
     async def _acquire(
         self, kind: str, ask: Ask, lease_for: float, *, take_over: bool = False
     ) -> Grant:
+        """Ask for the lease, and remember requests that may take it later, with nobody to load."""
+        sent: list[str] = []
+        grant: Grant | None = None
+
+        def new_token() -> str:
+            sent.append(self.new_token())
+            return sent[-1]
+
+        try:
+            grant = await self._ask_for_lease(kind, ask, lease_for, new_token, take_over=take_over)
+        finally:
+            if grant is None or len(sent) > 1:  # given up, or some were not answered
+                held = grant.token if isinstance(grant, Lease) else None
+                self.given_up.give_up([token for token in sent if token != held], lease_for)
+        return grant
+
+    async def _ask_for_lease(
+        self,
+        kind: str,
+        ask: Ask,
+        lease_for: float,
+        new_token: Callable[[], str],
+        *,
+        take_over: bool,
+    ) -> Grant:
         """I4, I6: the lease first, then a second, consistent look at the copy."""
         now, pk = self.clock(), self.names.pk(kind, ask.id)
         grant: Held | Lease
@@ -175,7 +239,8 @@ class DynamoSteps:
                 pk,
                 end=now + lease_for,
                 now=now,
-                new_token=self.new_token,
+                new_token=new_token,
+                is_left_behind=self.given_up.is_left_behind,
                 beside=tag_set(ask.tags) | name_beside(kind, ask.id) if ask.tags else None,
                 take_over=take_over,
             )
@@ -185,10 +250,11 @@ class DynamoSteps:
         self.leased.insert(pk, True)
         try:
             return await self._looked(kind, pk, ask, grant, before)
-        except StoreError:
+        except StoreError as exc:
             if isinstance(grant, Lease):  # won, and of no use: others need not wait for its end
+                has_copy = isinstance(exc, PageOfOthers)
                 with suppress(StoreError):
-                    await self.table.release(pk, grant.token, now=now)
+                    await self.table.release(pk, grant.token, has_copy=has_copy, now=now)
             raise
 
     async def _looked(
@@ -203,10 +269,10 @@ class DynamoSteps:
             raise epoch
         newer = await self._newer(kind, pk, row, ask.seen, grant)
         if newer is not None:
-            await self.table.release(pk, grant.token, now=self.clock())
+            await self.table.release(pk, grant.token, has_copy=True, now=self.clock())
             return newer
         if row.is_pointer:
-            raise StoreError(f"{pk}: META has current_sk, so only its own services publish it")
+            raise PageOfOthers(pk)
         if ask.missed(merged(row, before).failure):
             return await self._failed_since(kind, pk, grant, row, before)
         await self._claim(kind, ask, grant, row, before)
@@ -230,13 +296,15 @@ class DynamoSteps:
         if row.copy is not None:
             record = await self.with_body(kind, pk, row, record)
         noted = before.failure if before.failure is record.failure else None
-        await self._ended(pk, lease, noted)
+        await self._ended(pk, lease, noted, has_copy=row.meta is not None)
         return Newer(record)
 
-    async def _ended(self, pk: str, lease: Lease, failure: Failure | None) -> None:
+    async def _ended(
+        self, pk: str, lease: Lease, failure: Failure | None, *, has_copy: bool
+    ) -> None:
         now = self.clock()
         if failure is None:
-            await self.table.release(pk, lease.token, now=now)
+            await self.table.release(pk, lease.token, has_copy=has_copy, now=now)
         else:
             await self.table.fail(pk, lease.token, failure, now=now)
 
@@ -249,8 +317,7 @@ class DynamoSteps:
         await self.table.write_tags(
             ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until, seen=seen
         )
-        claim = Claim(row.s3_key, ask.tags, until, row.late, row.token or "")
-        self.claims.insert(lease.token, claim)
+        self.claims.insert(lease.token, _claim_of(row, ask.tags, until))
         if before.failure is not None and row.copy is None:
             await self.table.note(pk, lease.token, before.failure)
 
@@ -263,13 +330,17 @@ class DynamoSteps:
         invalidated.
         """
         pk, nonce = self.names.pk(kind, id_), uuid4().hex
-        claim = self.claims.remove(lease.token, Claim())
+        claim = self.claims.remove(lease.token, None)
+        if claim is None:  # forgotten: too many, or too long ago
+            claim = _claim_of(await self.row(kind, pk))
         late = claim.late if tags is None else frozenset(tags)
         key = self.names.body(pk, copy.generation, nonce)
         s3_key, body, written = self.names.pointer(key), NO_BODY, None
+        if not copy.version and claim.version:
+            copy = replace(copy, version=claim.version)
         if isinstance(copy.value, bytes):
-            shape, written = self.shapes.get(kind), s3_key
-            body = Body(copy.value) if shape is None else shape.outside(copy.value)
+            written = s3_key
+            body = self.body_of(kind, copy.value)
             await self.bodies.put(key, body)
         item = name_beside(kind, id_) | meta_item(
             copy,
@@ -279,25 +350,32 @@ class DynamoSteps:
             body=body,
             tags=claim.tags,
             late=late,
+            replaced=claim.replaced,
         )
         ttl, token = float(item["ttl"]["N"]), lease.token
 
         async def stored() -> None:
             if await self.table.is_past(tags or (), lease.epoch):
-                await self.table.release(pk, token, now=self.clock())
+                await self.table.release(pk, token, has_copy=claim.has_copy, now=self.clock())
             await self.table.publish(item, token, name=nonce, now=self.clock())
 
         try:
             await self.table.told(stored, claim, late, kind=kind, id_=id_, token=token, ttl=ttl)
         except LeaseLost:
-            self._discard(pk, written)
+            self.discard(pk, written)
             return False
         self.leased.remove(pk)
         self.changed.insert(pk, True)
-        self._discard(pk, claim.replaces)
+        self.discard(pk, claim.replaces)
         return True
 
-    def _discard(self, pk: str, s3_key: str | None) -> None:
+    def body_of(self, kind: str, value: bytes) -> Body:
+        """The value as it is stored in S3."""
+        shape = self.shapes.get(kind)
+        return Body(value) if shape is None else shape.outside(value)
+
+    def discard(self, pk: str, s3_key: str | None) -> None:
+        """Delete the body later, if it is ours."""
         if s3_key is not None:
             self.trash.add(self.names.ours(s3_key, pk))
 
@@ -313,17 +391,52 @@ class DynamoSteps:
 
     async def release(self, kind: str, lease: Lease, failure: Failure | None) -> None:
         pk = self.names.pk(kind, lease.id)
-        self.claims.remove(lease.token)
-        await self._ended(pk, lease, failure)
+        claim = self.claims.remove(lease.token, NO_CLAIM)
+        await self._ended(pk, lease, failure, has_copy=claim.has_copy)
         self.changed.insert(pk, True)
 
     async def invalidate(self, pk: str, mark: Mark) -> bool:
-        """I3: void the lease, then mark the copy; return whether there was either."""
+        """I3: void the lease, then mark the copy; return whether there was either.
+
+        Only what is as it was read is changed, so a request that arrives late changes nothing that
+        came after it (S8). Without a copy a trace takes the place of the lease. So a put that saw
+        no copy is refused from then on; one that was stored just before is found by the next look.
+        """
         self.changed.insert(pk, True)
-        was_leased = await self.table.void(pk, now=self.clock())
-        is_marked = await self.table.mark(pk, mark)
+        now = self.clock()
+        found = await self.table.entry(pk)
+        meta = found.meta
+        lock = found.lock
+        had_copy = False
+        for _ in range(TRIES):
+            if CURRENT in meta:
+                had_copy = await self._invalidate_pointer(pk, meta, lock, mark)
+                break
+            if is_copy(meta):
+                had_copy = True
+                if lock and not is_ended(lock):
+                    await self.table.void(pk, lock, has_copy=True, now=now)
+                meta_now = await self.table.mark(pk, meta, mark)
+                if meta_now is None:
+                    break
+            else:
+                await self.table.void(pk, lock, has_copy=False, now=now)
+                meta_now = await self.table.get(pk, META)
+                if not is_copy(meta_now):
+                    break
+            # The copy was replaced since the last look, and is marked in the next round. The rounds
+            # may end before: whoever replaced it a second time had looked after this call began.
+            meta = meta_now
+            lock = {}
         self.changed.insert(pk, True)
-        return was_leased or is_marked
+        return had_copy or has_lease_or_failure(found.lock)
+
+    async def _invalidate_pointer(self, pk: str, meta: Item, lock: Item, mark: Mark) -> bool:
+        """I19: mark the row that META points to; return whether there is one."""
+        if lock and not is_ended(lock):
+            await self.table.void(pk, lock, has_copy=True, now=self.clock())
+        version = version_of(meta)
+        return version is not None and await self.table.mark_version(pk, version, mark)
 
     async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
         """Also deletes tag rows of entries that no longer exist."""
@@ -341,8 +454,38 @@ class DynamoSteps:
         return sorted(named for named, is_there in there.items() if is_there)
 
     async def delete(self, pk: str) -> None:
-        lock = lock_of(await self.table.delete(pk, LOCK))
-        row = row_of(await self.table.delete(pk, META), self.clock())
+        """Delete both rows, if they are as they were read; a trace stays in the place of LOCK."""
+        now = self.clock()
+        found = await self.table.entry(pk)
+        meta = found.meta
+        lock = found.lock
+        deleted: Item = {}
+        for _ in range(TRIES):
+            await self.table.leave_trace(pk, lock, now=now)
+            lock = {}
+            if meta:
+                meta_now = await self.table.delete_copy(pk, meta)
+                if meta_now is None:
+                    deleted = meta
+                    break
+            else:
+                meta_now = await self.table.get(pk, META)
+                if not meta_now:
+                    break
+            meta = meta_now  # it was replaced since the last look: as in `invalidate`
         self.changed.insert(pk, True)
-        await self.table.remove_tags(pk, row, lock)
-        self._discard(pk, row.s3_key)
+        row = row_of(deleted, now)
+        await self.table.remove_tags(pk, row, lock_of(found.lock))
+        self.discard(pk, row.s3_key)
+
+
+def _claim_of(row: Row, tags: tuple[str, ...] = (), tagged_until: float = 0.0) -> Claim:
+    return Claim(
+        row.s3_key,
+        tags,
+        tagged_until,
+        row.late,
+        row.token or "",
+        row.version,
+        row.replaced_next,
+    )

@@ -32,12 +32,15 @@ from stillfresh.stores.contract import (
     LateTags,
     Lease,
     Mark,
+    Put,
+    PutResult,
     Record,
     Store,
     StoreStats,
 )
 from stillfresh.stores.dynamodb.admin import check_table
 from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.puts import DynamoPut
 from stillfresh.stores.dynamodb.scanning import TableScan
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, Names
 from stillfresh.stores.dynamodb.steps import DynamoSteps
@@ -182,6 +185,13 @@ class DynamoStore(Store):
         )
         return {id_ for id_, is_stored in stored.items() if not is_stored}
 
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """AGAIN only if other processes change the entry faster than the put comes through."""
+        steps = self._opened()
+        for id_, put in puts.items():
+            _check_tagged(kind, Ask(id_, tags=(*(put.tags or ()), *(put.late or ()))))
+        return await each(puts, lambda id_: DynamoPut(steps, kind, id_, puts[id_]).run())
+
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         steps = self._opened()
         renewed = await each(leases, lambda lease: steps.renew(kind, lease, lease_for))
@@ -213,7 +223,7 @@ class DynamoStore(Store):
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[Entry]:
-        """Read rows until enough are found; rows of other services have no id and are left out."""
+        """Read rows until enough are found; pages of other services are listed by their rows."""
         return await self._scan().entries(kind, search, after, checked_limit(limit))
 
     def _opened(self) -> DynamoSteps:
