@@ -19,9 +19,12 @@ from stillfresh.engine import (
     OwnTerms,
     Read,
     Resource,
+    Stored,
     in_caller,
     is_past,
 )
+from stillfresh.stores.contract import When
+from stillfresh.stores.versions import Version
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
@@ -104,8 +107,8 @@ class SyncCore(Face[H, V]):
             return {**found, **read}
         return {**found, **self._run(self.core.known, others)}
 
-    def put(self, values: Mapping[H, object]) -> None:
-        self._run(self.core.put, values)
+    def put(self, values: Mapping[H, object], when: When = When.ALWAYS) -> dict[H, Stored]:
+        return self._run(self.core.put, values, when=when)
 
     def update(self, key: H, change: Change[V]) -> Answer[V] | None:
         """`change` is called in this thread."""
@@ -143,9 +146,11 @@ class SyncHandle(Generic[V]):
         """Load it now, at any age. Raises LoadFailed."""
         self._resource.refresh(self._key)
 
-    def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
-        """Publish a value that you know, as `Resource.put` does."""
-        self._resource.put(self._key, value, **terms)
+    def put(
+        self, value: V | Loaded[V], *, version: Version | None = None, **terms: Unpack[OwnTerms]
+    ) -> Stored:
+        """Store a value that you know, as `Resource.put` does."""
+        return self._resource.put(self._key, value, version=version, **terms)
 
     def update(self, change: Change[V]) -> Answer[V] | None:
         """Change the present value, as `Resource.update` does."""
@@ -233,13 +238,26 @@ class SyncResource(Face[K, V]):
         """Load the keys now, at any age. Raises LoadFailed if one failed."""
         self._run(self._resource.refresh, *keys)
 
-    def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
-        """Publish a value that you know, for example after a write, as `Resource.put` does."""
-        self._run(self._resource.put, key, value, **terms)
+    def put(
+        self,
+        key: K,
+        value: V | Loaded[V],
+        *,
+        version: Version | None = None,
+        **terms: Unpack[OwnTerms],
+    ) -> Stored:
+        """Store a value that you know, for example after a write, as `Resource.put` does."""
+        return self._run(self._resource.put, key, value, version=version, **terms)
 
-    def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
-        """Publish many values, 100 keys in one step. If one value cannot be stored, none is."""
-        self._run(self._resource.put_many, values, **terms)
+    def put_many(
+        self,
+        values: Mapping[K, V | Loaded[V]],
+        *,
+        version: Version | None = None,
+        **terms: Unpack[OwnTerms],
+    ) -> dict[K, Stored]:
+        """Store many values, as `Resource.put_many` does."""
+        return self._run(self._resource.put_many, values, version=version, **terms)
 
     def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value, as `Resource.update` does.

@@ -489,15 +489,16 @@ class TestE6Everything:
     async def test_reaches_what_the_store_does_not_list(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, what: str, how: str
     ) -> None:
-        """A load or a put of this process that has its lease, and is about to publish."""
+        """A load of this process that is about to publish, or a put on its way to the store."""
         store = Unlisted(MemoryStore(clock=clock))
         async with cache_on(store, clock, sleeper) as cache:
             prices = declare(cache, upstream)
             work = prices.get("a") if what == "load" else prices.put("a", Price("a", 1))
-            before: asyncio.Task[Any] = await store.holding("publish", work)
+            step = "publish" if what == "load" else "put"
+            before: asyncio.Task[Any] = await store.holding(step, work)
             upstream.version = 2
             await (prices.core.clear() if how == "clear" else cache.invalidate_all())
-            store.let_go("publish")
+            store.let_go(step)
             await before
             await idle(cache)
             assert seen(await prices.get("a")) == (2, FRESH)

@@ -4,13 +4,13 @@ import asyncio
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from stillfresh import Cache
-from stillfresh.stores.contract import Ask, Grant
+from stillfresh import Cache, Stored
+from stillfresh.stores.contract import Ask, Grant, Put, PutResult
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.engine import Price, Upstream, declare
 from tests.kit.held_store import SteppedStore
@@ -31,26 +31,29 @@ class SlowToAnswer(MemoryStore):
 
 
 class FirstIsSlow(MemoryStore):
-    """The first lease of a price takes a while; later ones are quick."""
+    """The first put of a price takes a while; later ones are quick."""
 
     reads_inline = never_waits = False
     asked = 0
 
-    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         self.asked += 1
         await asyncio.sleep(0.05 if self.asked == 1 else 0)
-        return await super().acquire(kind, asks, lease_for)
+        return await super().put(kind, puts)
 
 
-class TestE17Ends:
-    def test_puts_of_a_key_stay_in_order(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Both are under way as the loop ends. The one that was called last is stored last."""
-        cache, puts = Cache(FirstIsSlow()), list[asyncio.Task[None]]()
+class TestE35Ends:
+    def test_puts_that_the_end_of_the_loop_cancelled_do_nothing_later(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """S8: both are under way as the loop ends; the next loop finds neither of them."""
+        cache = Cache(FirstIsSlow())
         prices = declare(cache, Upstream())
+        puts = list[asyncio.Task[Stored]]()
 
         async def cut_off() -> None:
             await cache.open()
-            puts.extend(asyncio.create_task(prices.put("a", Price("a", n))) for n in (1, 2))
+            puts.extend(asyncio.create_task(prices.put("a", Price("a", n))) for n in (7, 8))
             for _ in range(5):
                 await asyncio.sleep(0)
 
@@ -59,7 +62,8 @@ class TestE17Ends:
                 return await prices("a")
 
         asyncio.run(cut_off())
-        assert asyncio.run(looked()) == Price("a", 2)
+        assert all(put.cancelled() for put in puts)
+        assert asyncio.run(looked()) == Price("a", 1)
         assert caplog.messages == []
 
 

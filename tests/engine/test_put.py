@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, StoreError, Verdict
-from stillfresh.stores.contract import Ask, Copy, Grant, Lease, Newer, Record
+from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, Stored, StoreError, Verdict
+from stillfresh.engine.put import EAGER_ATTEMPTS, MOST_ATTEMPTS
+from stillfresh.stores.contract import Copy, Put, PutOutcome, PutResult
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
     Price,
@@ -79,10 +81,10 @@ class TestE17Put:
         self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """E5: the holder is this process, so nobody looks now and then; the sleeper never wakes."""
-        putting = await store.holding("publish", ours.put("a", KNOWN))
+        putting = await store.holding("put", ours.put("a", KNOWN))
         reading = asyncio.create_task(ours.get("a"))
         await turns()
-        store.let_go("publish")
+        store.let_go("put")
         await putting
         answer = await asyncio.wait_for(reading, 60)
         assert (answer.value, answer.verdict) == (KNOWN, FRESH)
@@ -92,9 +94,9 @@ class TestE17Put:
         self, ours: Prices, clock: ManualClock, store: SteppedStore
     ) -> None:
         """`fetched_at` is when the caller knew it, however slow the store is."""
-        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        putting = await store.holding("put", ours.put("a", KNOWN))
         clock.advance(3)
-        store.let_go("acquire")
+        store.let_go("put")
         await putting
         assert (await ours.get("a")).age == 3
 
@@ -197,20 +199,29 @@ class TestE17Law:
         assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
         assert len(upstream.calls) == 1
 
-    @pytest.mark.parametrize("step", ["acquire:done", "publish"])
     @pytest.mark.parametrize("soft", [False, True])
-    async def test_an_invalidation_between_its_steps_wins(
-        self, ours: Prices, theirs: Prices, store: SteppedStore, step: str, *, soft: bool
+    async def test_an_invalidation_of_this_process_wins_over_a_put_that_began_before(
+        self, ours: Prices, store: SteppedStore, *, soft: bool
     ) -> None:
-        """The put counts as having happened before it; by whatever process it comes."""
-        for invalidating in (ours, theirs):
-            await ours.put("a", Price("a", 6))
-            putting = await store.holding(step, ours.put("a", KNOWN))
-            await invalidating.invalidate("a", soft=soft)
-            store.let_go(step)
-            await putting
-            assert (await ours.explain("a")).verdict is (STALE if soft else EXPIRED)
-            assert ours.peek("a") is None
+        """The value may be wrong by then: it is not stored, and nothing older stays fresh."""
+        await ours.put("a", Price("a", 6))
+        putting = await store.holding("put", ours.put("a", KNOWN))
+        await ours.invalidate("a", soft=soft)
+        store.let_go("put")
+        assert await putting == Stored(stored=False)
+        assert (await ours.explain("a")).verdict is EXPIRED
+        assert ours.peek("a") is None
+
+    async def test_a_put_that_arrives_after_another_processs_invalidation_is_stored(
+        self, ours: Prices, theirs: Prices, store: SteppedStore
+    ) -> None:
+        """E35: the two ran at once, and the put arrived last; `version=` is the remedy."""
+        await ours.put("a", Price("a", 6))
+        putting = await store.holding("put", ours.put("a", KNOWN))
+        await theirs.invalidate("a")
+        store.let_go("put")
+        assert await putting == Stored(stored=True)
+        assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
 
     @pytest.mark.parametrize("how", ["hard", "tag", "delete"])
     @pytest.mark.parametrize("gives_up", [False, True])
@@ -227,94 +238,63 @@ class TestE17Law:
         """S8: also if the put had no lease yet to be voided, and if its caller has given up."""
         await ours("a")
         upstream.version = 2
-        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        putting = await store.holding("put", ours.put("a", KNOWN))
         if gives_up:
             putting.cancel()
             await asyncio.wait([putting])
         await wrong(here, ours, how)
-        store.let_go("acquire")
+        store.let_go("put")
         await asyncio.wait([putting])
         await turns()
         assert (version(await ours.get("a")), (await ours.explain("a")).verdict) == (2, FRESH)
-        assert (await here.stats()).resources["price"].superseded == 1
+        assert (await here.stats()).resources["price"].superseded == (0 if gives_up else 1)
 
     @pytest.mark.parametrize("is_mended", [True, False])
     async def test_an_invalidation_that_failed_leaves_nothing_old_fresh(
         self, ours: Prices, store: SteppedStore, upstream: Upstream, *, is_mended: bool
     ) -> None:
-        """The put does not know whether it was done: it does it again, or says so."""
+        """The put behind another one does not know whether it was done: it does it, or says so."""
         await ours("a")
         upstream.version = 2
-        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        first = await store.holding("put", ours.put("a", Price("a", 6)))
+        putting = asyncio.create_task(ours.put("a", KNOWN))
+        await turns()
         store.broken = {"invalidate"}
         with pytest.raises(StoreError):
             await ours.invalidate("a")
         store.broken = set() if is_mended else store.broken
-        store.let_go("acquire")
+        store.let_go("put")
+        await first
         assert isinstance(await outcome(putting), StoreError) is not is_mended
         store.broken = set()
         if is_mended:
             assert version(await ours.get("a")) == 2
-        assert (await ours.explain("a")).held_until is None
         assert ours.core._puts == set()
-
-    @pytest.mark.parametrize("is_lost", [True, False])
-    async def test_a_newer_copy_counts_once_it_is_confirmed(
-        self, ours: Prices, clock: ManualClock, store: SteppedStore, *, is_lost: bool
-    ) -> None:
-        """S9: a failover may still undo what another process has just put in its place."""
-        await ours("a")
-        putting = await store.holding("publish", ours.put("a", KNOWN))
-        (seen,) = (
-            it.copy.generation for it in (await store.read("price", ["a"])).values() if it.copy
-        )
-        lease = (await store.inner.acquire("price", [Ask("a", seen, take_over=True)], 5))["a"]
-        assert isinstance(lease, Lease)
-        copy = Copy(lease.token, clock(), Policy(60), b"theirs")
-        await store.inner.publish("price", {"a": (lease, copy)})
-        store.broken = {"acquire"} if is_lost else set()
-        store.let_go("publish")
-        assert isinstance(await outcome(putting), StoreError) is is_lost
-        store.broken = set()
-        record = (await store.read("price", ["a"]))["a"]
-        assert (record.copy, record.held_until) == (copy, None)
-
-    async def test_of_two_that_put_a_new_key_the_later_one_wins(
-        self, ours: Prices, clock: ManualClock, store: SteppedStore
-    ) -> None:
-        """Nothing old is there to be invalidated, so the other process keeps its lease."""
-        putting = await store.holding("publish", ours.put("a", KNOWN))
-        lease = (await store.inner.acquire("price", [Ask("a", take_over=True)], 5))["a"]
-        assert isinstance(lease, Lease)
-        store.let_go("publish")
-        await putting
-        copy = Copy(lease.token, clock(), Policy(60), b"theirs")
-        assert await store.publish("price", {"a": (lease, copy)}) == set()
 
     async def test_of_a_new_key_that_is_invalidated_it_leaves_no_lease(
         self, ours: Prices, store: SteppedStore
     ) -> None:
-        """It takes the lease only then, and may not publish any more."""
-        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        """It may not be stored any more, and other processes need not wait for anything."""
+        putting = await store.holding("put", ours.put("a", KNOWN))
         await ours.invalidate("a")
-        store.let_go("acquire")
+        store.let_go("put")
         await putting
         assert (await ours.explain("a")).held_until is None
 
     async def test_servers_that_do_not_answer_are_not_asked_again(
         self, ours: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """S9: ids whose server is away get no grant; the put says why it failed."""
-        asked = list[Ask]()
+        """S9: ids whose server is away get no result; the put says why it failed."""
+        asked = list[str]()
 
-        async def acquire(_: str, asks: Sequence[Ask], __: float) -> dict[str, Grant]:
-            asked.extend(asks)
+        async def put(_: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+            asked.extend(puts)
             return {}
 
-        monkeypatch.setattr(store.inner, "acquire", acquire)
+        monkeypatch.setattr(store.inner, "put", put)
         with pytest.raises(StoreError, match="the servers that hold 1 keys do not answer"):
             await ours.put("a", KNOWN)
-        assert [it.id for it in asked] == ["a"]
+        assert asked == ["a"]
 
     @pytest.mark.parametrize("how", ["a late tag", "clear", "all"])
     async def test_whatever_invalidates_it_after_the_call_wins(
@@ -323,7 +303,7 @@ class TestE17Law:
         """I26: tags that only the value has; and everything at once. It waits for its step."""
         upstream.version = 2
         many = dict.fromkeys(map(str, range(100)), KNOWN) | {"a": Loaded(KNOWN, tags=["late"])}
-        putting = await store.holding("acquire", ours.put_many(many))
+        putting = await store.holding("put", ours.put_many(many))
         match how:
             case "a late tag":
                 await here.invalidate_tag("late")
@@ -331,22 +311,25 @@ class TestE17Law:
                 await ours.core.clear()
             case _:
                 await here.invalidate_all()
-        store.let_go("acquire")
+        store.let_go("put")
         await putting
         assert version(await ours.get("a")) == 2
 
-    async def test_clear_wins_over_a_put_that_was_called_meanwhile(
+    async def test_clear_wins_over_a_put_that_waits_meanwhile(
         self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
-        """As every invalidation does, until it has ended."""
+        """As every invalidation does, until it has ended; the put waits for another one."""
         await ours("b")
         upstream.version = 2
         clearing = await store.holding("delete", ours.core.clear())
-        putting = await store.holding("acquire", ours.put("a", KNOWN))
+        first = await store.holding("put", ours.put("a", KNOWN))
+        putting = asyncio.create_task(ours.put("a", KNOWN))
+        await turns()
         store.let_go("delete")
         await clearing
-        store.let_go("acquire")
-        await putting
+        store.let_go("put")
+        await first
+        assert await putting == Stored(stored=False)
         assert version(await ours.get("a")) == 2
 
     async def test_a_put_that_waits_as_clear_begins_is_not_published_meanwhile(
@@ -356,12 +339,12 @@ class TestE17Law:
         upstream.version = 2
         await lease_of(store.inner, "z")
         many = dict.fromkeys([*map(str, range(100)), "a"], KNOWN)
-        putting = await store.holding("acquire", ours.put_many(many))
+        putting = await store.holding("put", ours.put_many(many))
         clearing = await store.holding("delete", ours.core.clear())
         store.let_go("delete")
         store.hold("delete")
         await until(lambda: store.count("delete") == 2)
-        store.let_go("acquire")
+        store.let_go("put")
         await putting
         store.let_go("delete")
         await clearing
@@ -382,12 +365,12 @@ class TestE17Law:
             return dict.fromkeys(skus, 1)
 
         many = {f"k{number}": 2 for number in range(1_000)}
-        putting = await store.holding("publish", goods.put_many(many))
+        putting = await store.holding("put", goods.put_many(many))
         asked.clear()
         await here.invalidate_tag("other")
         assert len(asked) <= 200
         await here.invalidate_tag("shop")
-        store.let_go("publish")
+        store.let_go("put")
         await putting
         assert {it.value for it in (await goods.get_many(many)).values()} == {1}
 
@@ -396,14 +379,14 @@ class TestE17Law:
     ) -> None:
         """It waits for an earlier step of the same call, and must not be published after it."""
         many = {f"k{number}": Price(f"k{number}", 7) for number in range(250)}
-        putting = await store.holding("publish", ours.put_many(many))
+        putting = await store.holding("put", ours.put_many(many))
         await ours.invalidate("k1", "k249")
-        store.let_go("publish")
+        store.let_go("put")
         await putting
         answers = await ours.get_many(many)
         assert [key for key, it in answers.items() if version(it) != 7] == ["k1", "k249"]
 
-    @pytest.mark.parametrize("step", ["acquire", "publish:done"])
+    @pytest.mark.parametrize("step", ["put", "put:done"])
     async def test_memory_answers_nobody_while_it_is_under_way(
         self, here: Cache, upstream: Upstream, store: SteppedStore, step: str
     ) -> None:
@@ -420,9 +403,9 @@ class TestE17Law:
         self, ours: Prices, store: SteppedStore
     ) -> None:
         """E6: nothing enters memory from a step that began before it."""
-        putting = await store.holding("publish:done", ours.put("a", KNOWN))
+        putting = await store.holding("put:done", ours.put("a", KNOWN))
         await ours.invalidate("a")
-        store.let_go("publish:done")
+        store.let_go("put:done")
         await putting
         assert ours.peek("a") is None
         assert (await ours.explain("a")).verdict is EXPIRED
@@ -433,11 +416,11 @@ class TestE17Law:
     ) -> None:
         """E6: it found the older copy, before the put was called or while it was on its way."""
         await ours("a")
-        store.hold("read:done", "acquire")
+        store.hold("read:done", "put")
         for work in (ours.get("a"), ours.put("a", KNOWN))[:: 1 if is_earlier else -1]:
             asyncio.create_task(work)  # noqa: RUF006 (both have ended below)
             await turns()
-        store.let_go("acquire")
+        store.let_go("put")
         await until(lambda: ours.peek("a") is not None)
         store.let_go("read:done")
         await turns()
@@ -445,7 +428,7 @@ class TestE17Law:
         assert found is not None
         assert version(found) == 7
 
-    @pytest.mark.parametrize("step", ["acquire", "publish", "publish:done"])
+    @pytest.mark.parametrize("step", ["put", "put:done"])
     async def test_a_read_that_waits_meanwhile_loads_nothing(
         self, ours: Prices, store: SteppedStore, sleeper: Sleeper, upstream: Upstream, step: str
     ) -> None:
@@ -459,70 +442,61 @@ class TestE17Law:
         sleeper.wake()
         assert (version(await reading), upstream.calls) == (7, [])
 
-    async def test_a_waiting_read_that_found_the_value_loads_nothing(
-        self, ours: Prices, store: SteppedStore, sleeper: Sleeper, upstream: Upstream
-    ) -> None:
-        """It looked after the publication, and before the put heard of it."""
-        putting = await store.holding("publish", ours.put("a", KNOWN))
-        reading = asyncio.create_task(ours.get("a"))
-        await turns()
-        store.hold("publish:done", "read:done")
-        store.let_go("publish")
-        await store.reached("publish:done")
-        sleeper.wake()
-        await store.reached("read:done")
-        store.let_go("publish:done")
-        await putting
-        store.let_go("read:done")
-        assert (version(await reading), upstream.calls) == (7, [])
-
-    async def test_another_put_that_overtakes_wins(
+    async def test_the_put_that_arrives_last_wins(
         self, here: Cache, ours: Prices, theirs: Prices, store: SteppedStore
     ) -> None:
-        """It took the lease over from the first, whose other keys are stored and counted."""
+        """E35: both were stored, one after the other, and all other keys of the first."""
         many = {"a": KNOWN, "b": Price("b", 7), "c": Price("c", 7)}
-        putting = await store.holding("publish", ours.put_many(many))
-        await theirs.put("a", Price("a", 8))
-        store.let_go("publish")
-        await putting
-        assert [version(await it.get("a")) for it in (ours, theirs)] == [8, 8]
+        putting = await store.holding("put", ours.put_many(many))
+        copy = Copy("theirs", 0.0, Policy(60), b"theirs")
+        await store.inner.put("price", {"a": Put(copy)})
+        store.let_go("put")
+        assert set((await putting).values()) == {Stored(stored=True)}
+        assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
         assert [version(await theirs.get(key)) for key in "bc"] == [7, 7]
         stats = (await here.stats()).resources["price"]
-        assert (stats.puts, stats.superseded) == (2, 1)
+        assert (stats.puts, stats.superseded) == (3, 0)
 
-    async def test_a_lease_that_ran_out_leaves_nothing_old_fresh(
-        self, ours: Prices, store: SteppedStore, clock: ManualClock
+    async def test_a_put_is_put_again_as_often_as_the_store_asks(
+        self, ours: Prices, theirs: Prices, store: SteppedStore, sleeper: Sleeper
     ) -> None:
-        """Nobody overtook the put, and the store refused it: the older copy is invalidated."""
-        await ours("a")
-        putting = await store.holding("publish", ours.put("a", KNOWN))
-        clock.advance(6)
-        store.let_go("publish")
-        await putting
-        assert (await ours.explain("a")).verdict is EXPIRED
+        """S8: other changes keep arriving first; the put is stored in the end, under one id."""
+        generations = list[str]()
+        inner = store.inner.put
 
-    async def test_asks_again_with_the_copy_there_is(
-        self, ours: Prices, theirs: Prices, store: SteppedStore
-    ) -> None:
-        """Another process published since this one looked."""
-        await ours("a")
-        await theirs.refresh("a")
-        await ours.put("a", KNOWN)
+        async def put(kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+            generations.extend(it.copy.generation for it in puts.values())
+            if len(generations) < EAGER_ATTEMPTS:
+                return dict.fromkeys(puts, PutResult(PutOutcome.AGAIN))
+            return await inner(kind, puts)
+
+        store.inner.put = put  # type: ignore[method-assign]
+        assert await ours.put("a", KNOWN) == Stored(stored=True)
+        assert len(generations) == EAGER_ATTEMPTS
+        assert len(set(generations)) == 1
         assert version(await theirs.get("a")) == 7
 
-    async def test_gives_up_on_a_key_that_others_publish_all_the_time(
-        self, ours: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+    async def test_gives_up_on_a_key_that_others_change_all_the_time(
+        self, clock: ManualClock, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Bounded, and said."""
-        newer = [Newer(Record(Copy(f"{n}", 0.0, Policy(30), b""))) for n in range(100)]
+        """Bounded, with pauses that grow, and said."""
+        store = MemoryStore(clock=clock)
+        pauses = list[float]()
 
-        async def overtaken(kind: str, asks: list[Ask], lease_for: float) -> dict[str, Grant]:
-            return {ask.id: newer.pop() for ask in asks}
+        async def no_pause(seconds: float) -> None:
+            pauses.append(seconds)
 
-        monkeypatch.setattr(store.inner, "acquire", overtaken)
-        with pytest.raises(StoreError, match="other processes keep changing 1 keys"):
-            await ours.put("a", KNOWN)
-        assert len(newer) == 90
+        async def put(_: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+            return dict.fromkeys(puts, PutResult(PutOutcome.AGAIN))
+
+        monkeypatch.setattr(store, "put", put)
+        async with Cache(store, clock=clock, sleep=no_pause, dice=lambda: 1.0) as cache:
+            prices = declare(cache, upstream)
+            with pytest.raises(StoreError, match="other processes keep changing 1 keys; try again"):
+                await prices.put("a", KNOWN)
+        assert len(pauses) == MOST_ATTEMPTS - EAGER_ATTEMPTS + 1
+        assert pauses == sorted(pauses)
+        assert pauses[-1] <= 0.02
 
     async def test_a_failure_is_forgotten(
         self, prices: Prices, cache: Cache, upstream: Upstream
@@ -543,28 +517,30 @@ class TestE17Law:
 
 
 class TestE17StoreAway:
-    @pytest.mark.parametrize("step", ["acquire", "publish"])
-    async def test_raises(self, here: Cache, ours: Prices, store: SteppedStore, step: str) -> None:
-        """S5: silence would be a lie; and nobody has to wait for the lease that it took."""
+    async def test_raises(self, here: Cache, ours: Prices, store: SteppedStore) -> None:
+        """S5: silence would be a lie; and nobody has to wait for anything."""
         await ours("a")
-        store.broken = {step}
-        with pytest.raises(StoreError, match=f"cannot {step}"):
+        store.broken = {"put"}
+        with pytest.raises(StoreError, match="cannot put"):
             await ours.put("a", KNOWN)
         assert (await here.stats()).resources["price"].store_errors == 1
         store.broken = set()
         assert (await ours.explain("a")).held_until is None
         assert version(await ours.get("a")) == 1
 
-    async def test_a_caller_that_gives_up_does_not_stop_it(
-        self, ours: Prices, theirs: Prices, store: SteppedStore
+    @pytest.mark.parametrize("step", ["put", "put:done"])
+    async def test_a_caller_that_gives_up_takes_its_put_along(
+        self, ours: Prices, theirs: Prices, store: SteppedStore, upstream: Upstream, step: str
     ) -> None:
-        """It is half done: it is finished, and memory agrees with the store."""
-        putting = await store.holding("publish", ours.put("a", KNOWN))
+        """S8: nothing of it is sent later; memory says what the store says."""
+        putting = await store.holding(step, ours.put("a", KNOWN))
         putting.cancel()
         await asyncio.wait([putting])
-        store.let_go("publish")
+        assert putting.cancelled()
+        store.let_go(step)
         await turns()
-        assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
+        expected = 7 if step == "put:done" else upstream.version
+        assert [version(await it.get("a")) for it in (ours, theirs)] == [expected, expected]
 
     @pytest.mark.parametrize("way", ["put", "update"])
     async def test_a_failure_that_no_caller_waits_for_is_not_reported(
@@ -574,13 +550,13 @@ class TestE17StoreAway:
         complaints: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
         await ours.put("b", Price("b", 1))
-        store.broken = {"acquire"}
+        store.broken = {"put"}
         work = ours.put("a", KNOWN) if way == "put" else ours.update("a", lambda _: KNOWN)
-        putting = await store.holding("acquire", work)
+        putting = await store.holding("put", work)
         putting.cancel()
         await asyncio.wait([putting])
         del putting, work
-        store.let_go("acquire")
+        store.let_go("put")
         await turns()
         gc.collect()
         assert complaints == []
@@ -589,21 +565,21 @@ class TestE17StoreAway:
         self, ours: Prices, store: SteppedStore
     ) -> None:
         """E21: a loop that was closed, or a fork: neither keys nor values are held."""
-        putting = await store.holding("acquire", ours.put_many({"a": KNOWN, "b": KNOWN}))
+        putting = await store.holding("put", ours.put_many({"a": KNOWN, "b": KNOWN}))
         assert ours.core.under_way() == {"a", "b"}
         ours.core.leave()
         assert (ours.core.under_way(), ours.core._puts) == (set(), set())
-        store.let_go("acquire")
+        store.let_go("put")
         await asyncio.wait([putting])
 
     async def test_is_finished_when_the_cache_closes(
         self, here: Cache, ours: Prices, store: SteppedStore
     ) -> None:
         """E13: as a publication is."""
-        putting = await store.holding("publish", ours.put("a", KNOWN))
+        putting = await store.holding("put", ours.put("a", KNOWN))
         closing = asyncio.create_task(here.close())
         await turns()
-        store.let_go("publish")
+        store.let_go("put")
         await asyncio.gather(putting, closing)
         assert ours.peek("a") is None
 
@@ -624,11 +600,11 @@ class TestE17Watched:
         told: list[int] = []
         await ours("a")
         with ours.watch("a", tell=lambda it: told.append(version(it.answer))):
-            first = await store.holding("publish:done", ours.put("a", KNOWN))
+            first = await store.holding("put:done", ours.put("a", KNOWN))
             others = [ours.put("a", Price("a", 8)), ours.put_many({"b": KNOWN, "a": KNOWN})]
             rest = asyncio.gather(*others, ours.put("a", Price("a", 9)))
             await turns()
-            store.let_go("publish:done")
+            store.let_go("put:done")
             await asyncio.gather(first, rest)
             assert (told, version(await ours.get("a"))) == ([7, 8, 7, 9], 9)
 
@@ -643,3 +619,27 @@ class TestE17Watched:
             await ours.put("a", KNOWN, fresh_for=12)
             await turns()
             assert sleeper.asked[-1] == pytest.approx(12)
+
+
+class TestE35Begun:
+    async def test_a_put_begins_when_its_coroutine_first_runs(self, prices: Prices) -> None:
+        """An invalidation before that comes before the put, although the task was made earlier."""
+        await prices("a")
+        putting = asyncio.create_task(prices.put("a", KNOWN))
+        assert prices.core._puts == set()
+        await putting
+        assert version(await prices.get("a")) == 7
+
+    async def test_a_put_that_began_during_an_invalidation_is_not_stored(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """The invalidation had not ended when the put began, so it counts as the later one."""
+        await ours("a")
+        upstream.version = 2
+        invalidating = await store.holding("invalidate", ours.invalidate("a"))
+        putting = await store.holding("put", ours.put("a", KNOWN))
+        store.let_go("invalidate")
+        await invalidating
+        store.let_go("put")
+        assert await putting == Stored(stored=False)
+        assert version(await ours.get("a")) == 2

@@ -1,11 +1,21 @@
 """A store whose steps a test can hold, break and count; and two caches that share one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stillfresh import Cache, StoreError
-from stillfresh.stores.contract import Ask, Lease, Store, WrappedStore
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    LateTags,
+    Lease,
+    Put,
+    PutOutcome,
+    PutResult,
+    Store,
+    WrappedStore,
+)
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper
 
@@ -13,7 +23,10 @@ T = TypeVar("T")
 
 
 class SteppedStore(WrappedStore):
-    """Any store, without `read_now`: every step takes a turn of the loop, as over a network."""
+    """Any store, without `read_now`: every step takes a turn of the loop, as over a network.
+
+    As on a server, a put that arrives after a change that came after its call is to be put again.
+    """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -25,6 +38,64 @@ class SteppedStore(WrappedStore):
         """Raised, once, in the middle of a step."""
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting: set[str] = set()
+        self._stamp = 0
+        """The number of the last change."""
+        self._changed: dict[tuple[str, str], int] = {}
+        self._voided: dict[str, int] = {}
+        """Of each tag, the number of its last invalidation."""
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        as_of = self._stamp
+
+        def is_late(id_: str, put: Put) -> bool:
+            tags = (*(put.tags or ()), *(put.late or ()))
+            stamps = [self._changed.get((kind, id_), 0), *(self._voided.get(it, 0) for it in tags)]
+            return max(stamps) > as_of
+
+        async def work() -> dict[str, PutResult]:
+            late = {id_ for id_, put in puts.items() if is_late(id_, put)}
+            results = dict.fromkeys(late, PutResult(PutOutcome.AGAIN))
+            sent = {id_: put for id_, put in puts.items() if id_ not in late}
+            self._note(kind, sent)
+            return results | await self.inner.put(kind, sent)
+
+        return await self.step("put", work)
+
+    async def publish(
+        self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
+    ) -> set[str]:
+        async def work() -> set[str]:
+            self._note(kind, copies)
+            return await self.inner.publish(kind, copies, tags)
+
+        return await self.step("publish", work)
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        async def work() -> None:
+            self._note(kind, ids)
+            await self.inner.invalidate(kind, ids, soft=soft)
+
+        await self.step("invalidate", work)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        async def work() -> list[tuple[str, str]]:
+            self._stamp += 1
+            self._voided[tag] = self._stamp
+            return await self.inner.invalidate_tag(tag, soft=soft)
+
+        return await self.step("invalidate_tag", work)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        async def work() -> None:
+            self._note(kind, ids)
+            await self.inner.delete(kind, ids)
+
+        await self.step("delete", work)
+
+    def _note(self, kind: str, ids: Iterable[str]) -> None:
+        self._stamp += 1
+        for id_ in ids:
+            self._changed[kind, id_] = self._stamp
 
     def hold(self, *steps: str) -> None:
         """`"read"` waits before it is done, `"read:done"` before its answer arrives."""

@@ -22,7 +22,7 @@ from stillfresh.errors import ConfigError
 from stillfresh.stores.contract import Store
 from stillfresh.stores.dynamodb.schema import Names
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.redis.layout import HEAD, packed_tags
+from stillfresh.stores.redis.layout import FULL_HEAD, packed_tags
 from stillfresh.testing import ManualClock
 from tests.kit.feed import NOW
 from tests.kit.servers.aws import Aws, Raw
@@ -95,6 +95,27 @@ async def used(new_store: Callable[[ManualClock], Store], spoil: Spoil) -> None:
         assert {("thing", "a"), ("thing", "b")} <= set(reached)
 
 
+async def put_over(new_store: Callable[[ManualClock], Store], spoil: Spoil) -> None:
+    """S13: what is put next is stored, whatever there was, and can be invalidated and deleted."""
+    clock, upstream = ManualClock(NOW), Upstream()
+    async with Cache(new_store(clock), clock=clock) as before:
+        there = upstream.on(before, memory_for=1)
+        await there.put_many({id_: (id_, 1) for id_ in IDS}, version=7)
+        await before.invalidate_tag("all")
+        await there.put_many({id_: (id_, 1) for id_ in IDS}, version=8)
+        await spoil()
+        clock.advance(2)
+        async with Cache(new_store(clock), clock=clock) as cache:
+            things = upstream.on(cache)
+            await look(cache, things)
+            for turn in range(2, 5):
+                for id_ in IDS:
+                    assert (await things.put(id_, (id_, turn))).stored
+                    assert (await things.known([id_]))[id_].value == (id_, turn)
+                reached = await cache.invalidate_tag("all")
+                assert {("thing", id_) for id_ in IDS} <= set(reached)
+
+
 CHANGES = st.sampled_from(["bytes", "number", "cut", "other", "list", "set", "gone"])
 TAGS = packed_tags(["all"])
 NUMBERS = st.sampled_from(
@@ -114,12 +135,12 @@ async def tamper(raw: "Redis", prefix: str, data: st.DataObject) -> None:
         found: Any = await raw.get(key) if is_text else b""
         text = bytearray(found)
         if len(text) > 4 and how == "bytes":
-            places = st.integers(4, min(len(text), HEAD + len(TAGS)) - 1)
+            places = st.integers(4, min(len(text), FULL_HEAD + len(TAGS)) - 1)
             changes = st.dictionaries(places, st.integers(0, 255), min_size=1, max_size=9)
             for place, byte in data.draw(changes).items():
                 text[place] = byte
         elif text and how == "number":
-            place = data.draw(st.integers(4, max(4, min(HEAD, len(text)) - 8)))
+            place = data.draw(st.integers(4, max(4, min(FULL_HEAD, len(text)) - 8)))
             text[place : place + 8] = data.draw(NUMBERS)
         elif text and how == "cut":
             del text[data.draw(st.integers(0, len(text) - 1)) :]
@@ -148,6 +169,23 @@ class TestT5TamperedRedis:
             return RedisStore(valkey.address, prefix=prefix, clock=clock, timeout=30)
 
         asyncio.run(asyncio.wait_for(used(new_store, spoil), LIMIT))
+
+    @FEW
+    @given(st.data())
+    def test_a_put_replaces_what_was_tampered_with(
+        self, valkey: Server, data: st.DataObject
+    ) -> None:
+        """S15: stamps, versions, counters and epochs, too: no put is refused for ever."""
+        prefix = f"t-{uuid4().hex}"
+
+        async def spoil() -> None:
+            async with Redis.from_url(valkey.address) as raw:
+                await tamper(raw, prefix, data)
+
+        def new_store(clock: ManualClock) -> RedisStore:
+            return RedisStore(valkey.address, prefix=prefix, clock=clock, timeout=30)
+
+        asyncio.run(asyncio.wait_for(put_over(new_store, spoil), LIMIT))
 
 
 ATTRIBUTES = st.one_of(

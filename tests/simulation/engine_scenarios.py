@@ -168,6 +168,28 @@ async def from_memory(world: World) -> None:
     world.launch(app, 2)
 
 
+async def cut_off(world: World) -> None:
+    """E29: processes that cannot reach the store at times, while another invalidates there."""
+
+    async def app(process: Process) -> None:
+        is_inline = world.dice.random() < 0.3
+        memory_for = world.dice.choice([0.0, 0.0, 1.0])
+        resource = prices(process, process.cache(inline=is_inline), memory_for=memory_for)
+
+        async def cut() -> None:
+            for _ in world.steps(6):
+                await asyncio.sleep(world.dice.choice([0.1, 1.0, 5.0]))
+                process.is_cut_off = process.number > 0
+                await asyncio.sleep(world.dice.choice([0.1, 1.0, 10.0]))
+                process.is_cut_off = False
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(visited(process, [resource] * 4))
+            group.create_task(cut())
+
+    world.launch(app, 3)
+
+
 async def on_a_store_that_tells(world: World) -> None:
     """S10: it says what others do: memory asks nothing, and is behind by `memory_for` at most."""
 
@@ -331,7 +353,11 @@ async def on_late_requests(world: World) -> None:
 
 
 async def of_puts(
-    world: World, keys: Sequence[str] = KEYS, updates: int = 2, visitors: int = 3
+    world: World,
+    keys: Sequence[str] = KEYS,
+    updates: int = 2,
+    visitors: int = 3,
+    versioned: float = 0.0,
 ) -> None:
     """E17: values that a process knows, put while others load, invalidate and put the same keys."""
 
@@ -344,9 +370,14 @@ async def of_puts(
         with resource.resource.watch(KEYS[0]):
             async with asyncio.TaskGroup() as group:
                 for _ in range(visitors):
-                    group.create_task(write(process, resource, keys, updates))
+                    group.create_task(write(process, resource, keys, updates, versioned))
 
     world.launch(app, 3)
+
+
+async def of_versioned_puts(world: World) -> None:
+    """E35: the same; most puts have a version, and some have none."""
+    await of_puts(world, versioned=0.8)
 
 
 async def of_updates(world: World) -> None:
@@ -355,30 +386,44 @@ async def of_updates(world: World) -> None:
 
 
 async def write(
-    process: Process, resource: Observed, keys: Sequence[str] = KEYS, updates: int = 2
+    process: Process,
+    resource: Observed,
+    keys: Sequence[str] = KEYS,
+    updates: int = 2,
+    versioned: float = 0.0,
 ) -> None:
-    """One visitor that puts and updates, too. If it gives up, it may invalidate instead."""
+    """One visitor that puts and updates, too. If it gives up, it may invalidate or put instead.
+
+    `versioned`: the share of its puts that have a version.
+    """
     world = process.world
     for _ in world.steps(20):
         await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
         key = world.dice.choice(keys)
         some = (key,) if world.dice.random() < 0.3 else keys
         work: Awaitable[object]
-        match world.dice.randrange(8 + updates):
+        match world.dice.randrange(10 + updates):
             case 0 | 1:
-                work = resource.put(*some)
+                work = resource.put(*some, versioned=world.dice.random() < versioned)
             case 2:
                 work = resource.change(*some, soft=world.dice.random() < 0.3)
             case 3:
                 work = resource.refresh(key)
             case 4 | 5 | 6 | 7:
                 work = resource.get(key)
+            case 8:
+                work = resource.put(*some, only_if_absent=True)
+            case 9:
+                work = resource.touch(key) if world.dice.random() < 0.5 else resource.delete(key)
             case _:
                 work = resource.update(key)
         if world.dice.random() < 0.8:
             await work
         elif not await impatient(world, work) and world.dice.random() < 0.5:
-            await resource.change(key)
+            if world.dice.random() < 0.7:
+                await resource.change(key)
+            else:
+                await resource.put(key)
 
 
 async def by_tags(world: World, *, late: bool = False) -> None:

@@ -7,7 +7,6 @@ from datetime import UTC, date, datetime
 
 from stillfresh.errors import LoadFailed, NotOpen, StillfreshError
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.model import comments_key
 from stillfresh.freshness import Verdict
 from stillfresh.testing import Blow, Process, Promise, World
 
@@ -21,7 +20,7 @@ class Network:
         self.world = world
         self.comments: list[Comment] = []
         self.topics: dict[str, Topic] = {}
-        self.announced: list[tuple[float, str, int]] = []
+        self.announced: list[tuple[float, str]] = []
         """Comments, when it had been said that what is here is old, and by which process."""
         self.written: list[tuple[float, str]] = []
         """Our own, and when they had been accepted: shown from then on, however old the rest."""
@@ -36,13 +35,10 @@ class Network:
         self.count += 1
         return Comment(f"c{self.count}", UUID, "ann", int(self.world.wall()))
 
-    def missing(
-        self, asked: float, shown: Sequence[Comment], verdict: Verdict, by: int | None
-    ) -> list[str]:
-        """`by`: of what was announced, only that of this process is known; None: all of it."""
+    def missing(self, asked: float, shown: Sequence[Comment], verdict: Verdict) -> list[str]:
+        """What was announced before the question and is not in an answer that says FRESH."""
         ids = {comment.comment_uuid for comment in shown}
-        told = [it[:2] for it in self.announced if by in {None, it[2]}]
-        known = self.written + (told if verdict is Verdict.FRESH else [])
+        known = self.written + (self.announced if verdict is Verdict.FRESH else [])
         return [id_ for ended, id_ in known if ended <= asked and id_ not in ids]
 
 
@@ -163,7 +159,7 @@ async def heard(process: Process, engine: FeedEngine, network: Network) -> None:
     except StillfreshError:
         return
     world.note(process, f"has heard of {new.comment_uuid}")
-    network.announced.append((world.time(), new.comment_uuid, process.number))
+    network.announced.append((world.time(), new.comment_uuid))
 
 
 async def topic(process: Process, engine: FeedEngine, network: Network) -> None:
@@ -180,17 +176,13 @@ async def listed(engine: FeedEngine) -> None:
 
 async def look(process: Process, engine: FeedEngine, network: Network) -> None:
     world, asked = process.world, process.world.time()
-    held = engine._keys.peek(comments_key(UUID))
     try:
         answer = await engine.get_comments(UUID)
     except LoadFailed:
         return
     ids = [it.comment_uuid for it in answer.comments]
     world.note(process, f"is shown {','.join(ids)}, {answer.verdict}")
-    # For a second memory serves what could not be stored; others cannot void that (stores.md).
-    is_unstored = held and held.unverified and held.fetched_at == answer.fetched_at
-    by = process.number if is_unstored else None
-    if missing := network.missing(asked, answer.comments, answer.verdict, by):
+    if missing := network.missing(asked, answer.comments, answer.verdict):
         world.broken(
             Promise.FRESH, f"asked at {asked:.3f}, process {process.number} misses {missing}"
         )

@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pytest
 
+from stillfresh.engine import memory, store_reads
 from stillfresh.engine import rules as engine_rules
-from stillfresh.engine import store_reads, update
 from stillfresh.engine.core import Core
 from stillfresh.engine.flight import Joined, LoadState
 from stillfresh.engine.lane import Lane
@@ -18,12 +16,9 @@ from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Loader, Tasks
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.news import News, Notices
-from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import OVER, Batch, Flight, Queue
 from stillfresh.engine.threads import Job
-from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import StoreError
 from stillfresh.feed.rows import Writes
 from stillfresh.live import Connection
 from stillfresh.stores import contract
@@ -32,9 +27,11 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator import nodes
+from stillfresh.testing.simulator.server import FencedServer
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
 from stillfresh.waiting import rules
+from tests.simulation.put_mutants import PUT_MUTANTS
 from tests.simulation.scenarios import SCENARIOS
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -49,7 +46,10 @@ class Mutant:
     patch: Patch
 
 
-MUTANTS: dict[str, Mutant] = {}
+MUTANTS: dict[str, Mutant] = {
+    name: Mutant(promise, SCENARIOS[scenario], patch)
+    for name, (promise, scenario, patch) in PUT_MUTANTS.items()
+}
 
 
 def mutant(promise: Promise, scenario: str) -> Callable[[Patch], Patch]:
@@ -86,16 +86,35 @@ def who_comes_late_is_given_the_overtaken_value(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Flight, "join", join)
 
 
+@mutant(Promise.FRESH, "cut_off")
+def an_unverified_answer_is_called_fresh(patch: pytest.MonkeyPatch) -> None:
+    """E29: another process has invalidated it, and the store could not be asked."""
+    patch.setattr(memory, "without_store", lambda verdict: verdict)
+
+
+@mutant(Promise.FRESH, "cut_off")
+def who_joined_a_load_without_the_store_calls_it_fresh(patch: pytest.MonkeyPatch) -> None:
+    """E29: the key may have been invalidated between the load's begin and their question."""
+    patch.setattr(engine_rules, "without_store", lambda verdict: verdict)
+
+
 @mutant(Promise.FRESH, "by_tags")
 def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    async def invalidate_tag(
-        self: MemoryStore, tag: str, *, soft: bool = False
-    ) -> list[tuple[str, str]]:
-        keys = [key for key in self._rows.tagged.keys(tag) if key not in self._rows.leased]
-        self._invalidate(keys, soft=soft)
-        return keys
+    def invalidate_tag(
+        self: FencedServer,
+        buckets: Any,
+        bucket_of: Callable[[str], str],
+        tag: str,
+        sent: Any,
+        *,
+        soft: bool,
+    ) -> dict[tuple[str, str], bool]:
+        rows = self._store._rows
+        idle = [key for key in rows.tagged.keys(tag) if key not in rows.leased]
+        here = [key for key in idle if bucket_of(key[1]) in buckets]
+        return {key: self.invalidate(bucket_of(key[1]), key, sent, soft=soft) for key in here}
 
-    patch.setattr(MemoryStore, "invalidate_tag", invalidate_tag)
+    patch.setattr(FencedServer, "invalidate_tag", invalidate_tag)
 
 
 @mutant(Promise.FRESH, "by_late_tags")
@@ -110,26 +129,10 @@ def what_is_made_of_an_old_part_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryRows, "is_past", lambda *_: False)
 
 
-@mutant(Promise.FRESH, "over_a_cluster")
+@mutant(Promise.STORED, "over_a_cluster")
 def a_change_is_confirmed_before_the_replica_has_it(patch: pytest.MonkeyPatch) -> None:
     """S9: as Redis does without `wait_replicas`."""
-    patch.setattr(nodes, "UNCONFIRMED", {"publish", "invalidate", "delete", "take over"})
-
-
-@mutant(Promise.FRESH, "over_a_cluster")
-def a_put_leaves_out_a_node_that_is_away(patch: pytest.MonkeyPatch) -> None:
-    """S9: and says that it has put them all."""
-    before = Puts._take_over
-
-    async def take_over(self: Any, runtime: Any, values: Any, seen: Any, leases: Any) -> None:
-        try:
-            await before(self, runtime, values, seen, leases)
-        except StoreError:
-            if not leases:
-                raise
-            values[:] = [it for it in values if it.id in leases]
-
-    patch.setattr(Puts, "_take_over", take_over)
+    patch.setattr(nodes, "UNCONFIRMED", {"publish", "put", "invalidate", "delete", "take over"})
 
 
 @mutant(Promise.FRESH, "while_slots_move")
@@ -230,80 +233,6 @@ def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> Non
 @mutant(Promise.LOST, "over_a_network")
 def a_publication_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryRow, "holds", lambda *_: True)
-
-
-@mutant(Promise.LOST, "of_puts")
-def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """E17, T7: the load that it should have superseded publishes over it."""
-    acquire, publish = MemoryStore._acquire, MemoryStore.publish
-    holders: dict[str, tuple[str, float]] = {}
-
-    def granted(self: MemoryStore, kind: str, ask: Any, now: float, lease_for: float) -> Any:
-        row = self._rows.get((kind, ask.id))
-        token, held_until = (None, 0.0) if row is None else (row.token, row.held_until)
-        grant = acquire(self, kind, ask, now, lease_for)
-        if token is not None and ask.take_over and isinstance(grant, Lease):
-            holders[grant.token] = token, held_until
-        return grant
-
-    async def published(self: MemoryStore, kind: str, copies: Any, tags: Any = None) -> set[str]:
-        superseded = await publish(self, kind, copies, tags)
-        for id_, (lease, _) in copies.items():
-            row = self._rows.get((kind, id_))
-            if id_ not in superseded and lease.token in holders and row is not None:
-                row.token, row.held_until = holders.pop(lease.token)
-        return superseded
-
-    patch.setattr(MemoryStore, "_acquire", granted)
-    patch.setattr(MemoryStore, "publish", published)
-
-
-@mutant(Promise.ONCE, "of_updates")
-def an_update_without_an_answer_begins_again(patch: pytest.MonkeyPatch) -> None:
-    """S2, E17: it may have been stored, and replaced since."""
-    before = Updates._replaced
-
-    async def replaced(self: Any, *made: Any) -> Any:
-        with suppress(StoreError):
-            return await before(self, *made)
-
-    patch.setattr(Updates, "_replaced", replaced)
-
-
-@mutant(Promise.ONCE, "of_updates")
-def an_update_replaces_a_copy_that_it_has_not_seen(patch: pytest.MonkeyPatch) -> None:
-    """E17: another change came between its read and its lease."""
-    before = Updates._replaced
-
-    async def replaced(self: Any, runtime: Any, key: Any, ask: Any, *made: Any) -> Any:
-        record = (await runtime.store.read(self.spec.kind, [ask.id])).get(ask.id)
-        generation = record.copy.generation if record and record.copy else None
-        ask = msgspec.structs.replace(ask, seen=generation)
-        return await before(self, runtime, key, ask, *made)
-
-    patch.setattr(update, "_edition", lambda _: None)
-    patch.setattr(Updates, "_replaced", replaced)
-
-
-@mutant(Promise.FRESH, "of_puts")
-def a_put_that_was_given_up_hears_of_no_invalidation(patch: pytest.MonkeyPatch) -> None:
-    """E6: it goes on, and is stored after what its process did later."""
-    before = Puts.put
-
-    async def put(self: Puts[Any, Any], values: Any, *args: Any) -> None:
-        try:
-            await before(self, values, *args)
-        except asyncio.CancelledError:
-            self._puts -= {it for it in self._puts if it.keys == values.keys()}
-            raise
-
-    patch.setattr(Puts, "put", put)
-
-
-@mutant(Promise.WHOLE, "of_puts")
-def an_update_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
-    """Its caller had given up when the store failed."""
-    patch.setattr(update, "looked_at", lambda _: None)
 
 
 @mutant(Promise.LOST, "on_a_file")

@@ -5,10 +5,12 @@ from tests.simulation.engine_scenarios import (
     by_late_tags,
     by_tags,
     closed_and_opened,
+    cut_off,
     from_memory,
     inside_another,
     of_puts,
     of_updates,
+    of_versioned_puts,
     on_a_file,
     on_a_store_that_tells,
     on_late_requests,
@@ -19,6 +21,18 @@ from tests.simulation.engine_scenarios import (
 )
 from tests.simulation.feed_scenarios import of_a_feed
 from tests.simulation.page_scenarios import of_pages
+from tests.simulation.put_scenarios import (
+    of_counters,
+    of_late_puts,
+    of_put_steps,
+    of_puts_on_a_file,
+    of_puts_on_a_server_that_forgets,
+    of_puts_over_a_cluster,
+    of_puts_under_another_clock,
+    of_puts_without_replicas,
+    of_tagged_puts,
+    of_versions,
+)
 from tests.simulation.sync_scenarios import of_threads
 from tests.simulation.viewer_scenarios import of_a_coordinator, of_a_hub, of_a_watch
 from tests.simulation.waiting_scenarios import of_games
@@ -29,6 +43,7 @@ SCENARIOS: dict[str, Scenario] = {
         over_a_network,
         on_a_file,
         from_memory,
+        cut_off,
         on_a_store_that_tells,
         over_a_cluster,
         while_slots_move,
@@ -38,6 +53,17 @@ SCENARIOS: dict[str, Scenario] = {
         by_late_tags,
         of_puts,
         of_updates,
+        of_versioned_puts,
+        of_put_steps,
+        of_late_puts,
+        of_tagged_puts,
+        of_versions,
+        of_counters,
+        of_puts_on_a_file,
+        of_puts_over_a_cluster,
+        of_puts_without_replicas,
+        of_puts_under_another_clock,
+        of_puts_on_a_server_that_forgets,
         inside_another,
         of_threads,
         closed_and_opened,

@@ -20,7 +20,7 @@ def example() -> Any:
 class TestT3OwnRules:
     def test_a_planted_bug_is_found(self) -> None:
         """Within a few seeds, although nothing need go wrong for it to show."""
-        failed = example().first_failure(example().hasty, seeds=5)
+        failed = example().first_failure(example().hasty, seeds=25)
         assert failed.promise == Promise.FRESH
         assert failed.smallest.plan.size[0] == 0
         assert "has announced price" in str(failed)

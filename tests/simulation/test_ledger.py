@@ -7,7 +7,8 @@ import pytest
 
 from stillfresh import Policy, Verdict
 from stillfresh.stores.contract import Copy, Held, Lease
-from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise, Reading, Version
+from stillfresh.testing.simulator.ledger import Ledger, Reading, Version
+from stillfresh.testing.simulator.promises import BrokenPromise, Promise
 
 KEY = ("price", "a")
 FRESH, STALE = Verdict.FRESH, Verdict.STALE
@@ -208,15 +209,47 @@ class TestT2Freshness:
         change(ledger)
         for process in (1, 2):
             ledger.unread(process, "price", ["a"], now=5.0)
-        serve(ledger, value, process=2)
+        serve(ledger, value, STALE, process=2)
         with breaks(Promise.FRESH):
-            serve(ledger, value, process=1)
+            serve(ledger, value, STALE, process=1)
+
+    def test_e29_who_could_not_ask_the_store_says_fresh_of_nothing_old(
+        self, ledger: Ledger
+    ) -> None:
+        """A read that says FRESH must be right also while the store is away."""
+        value = self.old(ledger)
+        change(ledger)
+        ledger.unread(2, "price", ["a"], now=5.0)
+        serve(ledger, value, at=3.9)
+        with breaks(Promise.FRESH):
+            serve(ledger, value)
+
+    def test_e29_a_load_without_the_store_is_fresh_to_who_asked_before_it(
+        self, ledger: Ledger
+    ) -> None:
+        """Its version is then that of every invalidation before; later callers get it as STALE."""
+        ledger.unleased(2, "price", ["a"])
+        value = loaded(ledger, 2)
+        change(ledger)
+        serve(ledger, value, at=3.9)
+        serve(ledger, value, STALE)
+        with breaks(Promise.FRESH):
+            serve(ledger, value)
+
+    def test_e29_what_is_not_judged_is_counted_with_its_reason(self, ledger: Ledger) -> None:
+        """All that is FRESH is judged; old and STALE is excused only without the store."""
+        value = self.old(ledger)
+        serve(ledger, value)
+        change(ledger)
+        ledger.unread(2, "price", ["a"], now=5.0)
+        serve(ledger, value, STALE)
+        assert (ledger.reads, ledger.excused) == (2, {"stale, and the store was away": 1})
 
     def test_s5_what_could_not_be_stored_is_shown_by_its_loader_alone(self, ledger: Ledger) -> None:
         granted(ledger, 2, "t1")
         value = loaded(ledger, 2)
         ledger.unstored(["t1"])
         change(ledger)
-        serve(ledger, value, process=2)
+        serve(ledger, value, STALE, process=2)
         with breaks(Promise.FRESH):
-            serve(ledger, value, process=3)
+            serve(ledger, value, STALE, process=3)

@@ -5,7 +5,7 @@ import pytest
 from stillfresh.testing import Promise, SimulationFailed, simulate
 from tests.simulation.mutants import MUTANTS, Mutant
 
-SEEDS = 20
+SEEDS = 80
 
 
 def caught(mutant: Mutant) -> list[str]:

@@ -6,14 +6,27 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from stillfresh import ConfigError, Policy, StoreError
-from stillfresh.stores.contract import Ask, Copy, Grant, Held, Lease, Record
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Grant,
+    Held,
+    Lease,
+    Put,
+    PutOutcome,
+    Record,
+    Store,
+    When,
+)
 from stillfresh.testing import Faults, Process, Promise, SimulationFailed, World, simulate
+from stillfresh.testing.simulator import nodes, wire
 from stillfresh.testing.simulator.faults import REQUESTS, Blow, Plan, Strike, Trouble, planned
-from stillfresh.testing.simulator.ledger import PUTTING
 from stillfresh.testing.simulator.simulate import run
 from tests.kit.processes import ROOT
 from tests.simulation.engine_scenarios import KEYS, over_a_network, prices
@@ -194,20 +207,6 @@ class TestT7SentAgain:
         assert run(scenario, plan).broken is None
         assert [until is not None for until in held] == [False, True]
 
-    def test_an_update_is_no_load(self) -> None:
-        """S5: a load that could not ask for its lease goes on, whatever an update is told."""
-
-        async def scenario(world: World) -> None:
-            process, other = world.process(), world.process()
-            await other.store.acquire("price", [Ask("a")], 100)
-            with pytest.raises(StoreError):
-                await process.store.acquire("price", [Ask("a")], 100)
-            PUTTING.set(True)
-            assert isinstance((await process.store.acquire("price", [Ask("a")], 100))["a"], Held)
-            world.ledger.load(process.number, ("price", "a"), leased=True, now=0.0)
-
-        assert run(scenario, Plan(1, ((1, Trouble.LOST),))).broken is None
-
     @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
     def test_a_publication_that_is_sent_again_is_settled(self, trouble: Trouble) -> None:
         """S2: done once, and known to be done."""
@@ -375,3 +374,135 @@ class TestT3Doors:
             assert {trouble for _, trouble in plan.troubles} <= {Trouble.LOST}
             assert all(number < REQUESTS for number, _ in plan.troubles)
             assert {strike.blow for strike in plan.strikes} <= {Blow.PAUSE}
+
+
+def put_of(store: Store, value: bytes, **options: Any) -> Put:
+    return Put(Copy(store.new_generation(), 1_700_000_000.0, Policy(600), value), **options)
+
+
+class TestS13Puts:
+    """T7: a put over the simulated network is fenced by stamps, and over a file by its queue."""
+
+    def played(self, scenario: Callable[[World], Awaitable[object]]) -> None:
+        simulated = run(scenario, Plan(1))
+        assert simulated.broken is None, simulated.broken
+
+    def trouble(self, world: World, trouble: Trouble) -> None:
+        """The next request meets it."""
+        world.weather._troubles[world.weather.requests] = trouble
+
+    def test_an_undisturbed_put_of_an_unknown_key_is_one_request(self) -> None:
+        async def scenario(world: World) -> None:
+            store, other = world.process().store, world.process().store
+            await settled(other, "b", put_of(other, b"first"))
+            requests = world.weather.requests
+            result = await store.put("price", {"a": put_of(store, b"value")})
+            assert result["a"].outcome is PutOutcome.STORED
+            assert world.weather.requests == requests + 1
+
+        self.played(scenario)
+
+    def test_a_put_after_a_change_that_its_process_has_not_heard_of_comes_again(self) -> None:
+        async def scenario(world: World) -> None:
+            store, other = world.process().store, world.process().store
+            await settled(store, "a", put_of(store, b"first"))
+            await settled(other, "a", put_of(other, b"second"))
+            put = put_of(store, b"third")
+            results = [(await store.put("price", {"a": put}))["a"].outcome for _ in range(2)]
+            assert results == [PutOutcome.AGAIN, PutOutcome.STORED]
+
+        self.played(scenario)
+
+    @pytest.mark.parametrize("changes", [0, 1, 4])
+    def test_a_put_whose_answer_was_lost_is_settled(self, changes: int) -> None:
+        """S2: it was stored, or stored and replaced since."""
+
+        async def scenario(world: World) -> None:
+            store, other = world.process().store, world.process().store
+            await settled(store, "a", put_of(store, b"first"))
+            self.trouble(world, Trouble.UNANSWERED)
+            putting = asyncio.ensure_future(store.put("price", {"a": put_of(store, b"lost")}))
+            await asyncio.sleep(0.03)  # it has taken effect, and the sender waits for longer
+            for number in range(changes):
+                await settled(other, "a", put_of(other, b"later %d" % number))
+            outcome = (await putting)["a"].outcome
+            assert outcome is (PutOutcome.REPLACED if changes else PutOutcome.STORED)
+            copy = world.store.read_now("price", ["a"])["a"].copy
+            assert copy is not None
+            assert copy.value == (b"later %d" % (changes - 1) if changes else b"lost")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wire, "PATIENCE", (5.0, 6.0))
+            self.played(scenario)
+
+    def test_a_conditional_put_whose_answer_was_lost_is_not_refused(self) -> None:
+        """S13: its first attempt may have been stored, and replaced since."""
+
+        async def scenario(world: World) -> None:
+            store, other = world.process().store, world.process().store
+            await settled(store, "a", put_of(store, b"first"))
+            await settled(other, "a", put_of(other, b"second"))
+            put = put_of(store, b"added", when=When.NO_LIVE_COPY)
+            self.trouble(world, Trouble.LOST)
+            with pytest.raises(StoreError, match="not known"):
+                await store.put("price", {"a": put})
+
+        self.played(scenario)
+
+    @pytest.mark.parametrize("by", ["put", "invalidate", "delete"])
+    def test_a_put_that_was_given_up_does_not_act_after_a_later_change(self, by: str) -> None:
+        async def scenario(world: World) -> None:
+            store, other = world.process().store, world.process().store
+            await settled(store, "a", put_of(store, b"first"))
+            await settled(other, "a", put_of(other, b"second"))
+            await store.read("price", ["a"])  # it hears of the change
+            self.trouble(world, Trouble.LATE)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await store.put("price", {"a": put_of(store, b"late")})
+            match by:
+                case "put":
+                    await settled(other, "a", put_of(other, b"third"))
+                case "invalidate":
+                    await other.invalidate("price", ["a"])
+                case _:
+                    await other.delete("price", ["a"])
+            after = world.store.read_now("price", ["a"])
+            await asyncio.sleep(20)
+            assert world.store.read_now("price", ["a"]) == after
+
+        self.played(scenario)
+
+    def test_on_a_file_a_put_that_was_given_up_does_not_act(self) -> None:
+        async def scenario(world: World) -> None:
+            store = world.process().file_store
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await store.put("price", {"a": put_of(store, b"late")})
+            await asyncio.sleep(20)
+            assert world.store.read_now("price", ["a"]) == {}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wire, "LATENCY", (1.0, 2.0))
+            self.played(scenario)
+
+    def test_a_broken_connection_is_not_used_again(self) -> None:
+        """S9: the replica may give stamps again, so a message for the old node does nothing."""
+
+        async def scenario(world: World) -> None:
+            store = nodes.ClusterWire(world.process())
+            await settled(store, "a", put_of(store, b"first"))
+            world.fail_over(nodes.first_node("a"))
+            requests = world.weather.requests
+            await settled(store, "a", put_of(store, b"second"))
+            assert world.weather.requests == requests + 2
+
+        self.played(scenario)
+
+
+async def settled(store: Store, id_: str, put: Put) -> PutOutcome:
+    """Put until the store does not answer AGAIN."""
+    while True:
+        result = (await store.put("price", {id_: put}))[id_]
+        if result.outcome is not PutOutcome.AGAIN:
+            return result.outcome

@@ -17,6 +17,7 @@ from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
     DELETE,
     HITS,
+    KEEP,
     LEAVE,
     MAX_TAGS,
     Amended,
@@ -33,6 +34,7 @@ from stillfresh.engine.model import (
     Read,
     RetryAfter,
     Span,
+    Stored,
     checked_tags,
 )
 from stillfresh.engine.prometheus import labelled, metric_lines, prometheus_text
@@ -43,11 +45,20 @@ from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 
-__all__ = ["COUNTERS", "DELETE", "GAUGES", "HITS", "LEAVE", "MAX_TAGS", "Amended", "Answer"]
+__all__ = ["COUNTERS", "DELETE", "GAUGES", "HITS", "KEEP", "LEAVE", "MAX_TAGS", "Amended", "Answer"]
 __all__ += ["Cache", "CacheStats", "CachedFunction", "Call", "Change", "Codec", "Core", "Dropped"]
 __all__ += ["Explanation", "Face", "Function", "Handle", "Hook", "Lag", "Listed", "Loaded"]
 __all__ += ["MemoryEntry", "MsgpackCodec", "Objective", "Origin", "Outcome", "OwnLoad", "OwnTerms"]
-__all__ += ["Private", "Read", "Resource", "ResourceStats", "RetryAfter", "Signature", "Span"]
+__all__ += [
+    "Private",
+    "Read",
+    "Resource",
+    "ResourceStats",
+    "RetryAfter",
+    "Signature",
+    "Span",
+    "Stored",
+]
 __all__ += ["Spec", "ThreadCall", "Timing", "Update", "Watch", "bind", "checked_tags", "codec_for"]
 __all__ += ["in_caller", "is_past", "key_text", "labelled", "like_function", "metric_lines"]
 __all__ += ["no_loader", "prometheus_text", "terms_of", "told"]

@@ -245,7 +245,9 @@ class Spec(Generic[K, V]):
         if isinstance(value, Loaded):
             given = {name: getattr(value, name) for name in OwnTerms.__annotations__}
             own |= {name: it for name, it in given.items() if it is not None}
-            own["tags"], value = value.tags, value.value
+            own["tags"] = value.tags
+            own["version"] = value.version
+            value = value.value
         return Loaded(value, **own)
 
     def possible_tags(self, key: K) -> tuple[str | None, ...]:

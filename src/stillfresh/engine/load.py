@@ -6,7 +6,7 @@ Drives the queue: `loader.py` does the work, the queue says which callers get th
 
 import asyncio
 import logging
-from collections.abc import Container, Coroutine, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -45,6 +45,7 @@ class Loads(Generic[K, V]):
         self._watcher, self._owner, self._runtime = core.watcher, core.owner, runtime
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._is_flushing = False
+        self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
         self._running: set[asyncio.Task[Any]] = set()
         self.leases: dict[str, Lease] = {}  # of the loads under way, by id
         self._forgetting: asyncio.TimerHandle | None = None
@@ -65,6 +66,27 @@ class Loads(Generic[K, V]):
         woken = asyncio.Event()
         waiter.wake = woken.set
         await woken.wait()
+
+    @contextmanager
+    def storing(self, ids: Collection[str]) -> Iterator[None]:
+        """Inside the block a put of these ids is on its way to the store."""
+        ended = asyncio.get_running_loop().create_future()
+        self._storing.update(dict.fromkeys(ids, ended))
+        try:
+            yield
+        finally:
+            ended.set_result(None)
+            for id_ in ids:
+                if self._storing.get(id_) is ended:
+                    del self._storing[id_]
+
+    async def _after_puts(self, batch: Batch) -> None:
+        """Wait for puts of this process: their values are the answer, and a load would be void."""
+        if not self._storing:
+            return
+        puts = {self._storing[it.id] for it in batch.flights if it.id in self._storing}
+        if puts:
+            await asyncio.wait(puts)
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
@@ -104,6 +126,7 @@ class Loads(Generic[K, V]):
     async def _lead(self, batch: Batch) -> None:
         try:
             with self._told(batch):
+                await self._after_puts(batch)
                 leases = await self._acquire(batch)
                 if batch.flights:
                     await self._load(batch, leases)

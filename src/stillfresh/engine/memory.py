@@ -409,7 +409,9 @@ class Memory(Evicting[K, V]):
             self.drop(key)
             return
         if not self.is_private and value is not None and value is not UNREAD:
-            copy = Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
+            copy = Copy(
+                copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark, copy.version
+            )
         if entry is None:
             if len(self.entries) >= self._spec.max_entries:
                 self._drop_one()

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
 from stillfresh.freshness import Verdict, age_of
+from stillfresh.stores.versions import NO_VERSION, Version, packed_version
 
 V = TypeVar("V")
 T = TypeVar("T")
@@ -150,10 +151,12 @@ class Loaded(Generic[T]):
     """A value with terms or tags of its own, returned by a loader or given to `put`.
 
     Terms that are left out are the resource's. `tags` are added to those that the key has. Without
-    `tags` the entry keeps the tags of its last load; `[]` removes them.
+    `tags` the entry keeps the tags of its last load; `[]` removes them. `version` is an integer or
+    a text that grows with each change of the value at its source: a put of a smaller version is not
+    stored. Without `version` the entry keeps the one that it has.
     """
 
-    __slots__ = ("error_for", "fresh_for", "stale_for", "tags", "value")
+    __slots__ = ("error_for", "fresh_for", "stale_for", "tags", "value", "version", "version_form")
 
     def __init__(
         self,
@@ -163,8 +166,11 @@ class Loaded(Generic[T]):
         stale_for: Duration | None = None,
         error_for: Duration | None = None,
         tags: Iterable[str] | None = None,
+        version: Version | None = None,
     ) -> None:
         self.value = value
+        self.version = version
+        self.version_form = NO_VERSION if version is None else packed_version(version)
         self.tags = None if tags is None else checked_tags("Loaded", tags)
         self.fresh_for = None if fresh_for is None else seconds(fresh_for, name="fresh_for")
         self.stale_for = None if stale_for is None else seconds(stale_for, name="stale_for")
@@ -194,6 +200,26 @@ LEAVE: Final = Instead.LEAVE
 """Return it from the function given to `update`: store nothing."""
 DELETE: Final = Instead.DELETE
 """Return it from the function given to `update`: delete the entry."""
+
+
+class Keep(Enum):
+    """Stands for the value that is stored."""
+
+    KEEP = 0
+
+
+KEEP: Final = Keep.KEEP
+"""The value of a `Loaded` that is put to give the stored value new times."""
+
+
+class Stored(Struct, frozen=True):
+    """What a put did."""
+
+    stored: bool
+    """False if a copy with a greater version stays, if this process invalidated the key after the
+    call, or inside `bypassed()`."""
+    version: Version | None = None
+    """The version of the copy that is stored now; None if it has none."""
 
 
 class Amended(Struct, Generic[T], frozen=True):

@@ -1,52 +1,67 @@
-"""Values that callers store themselves (E6, E17); updates are in `update.py`.
+"""Values that callers store themselves (E17, E35); updates are in `update.py`.
 
-A put is a load without a loader, in two steps of the store: take the lease over, then publish with
-its token. So the law covers it, and a late or repeated message changes nothing (S8, decision 0110).
+A put is one step of the store, which voids the lease and stores the copy (S13). The store orders
+puts and invalidations; the last one to arrive wins. If the store cannot rule out that a put is
+late, it answers AGAIN, and the put is sent once more. Before each attempt the engine looks whether
+this process has invalidated the key since the call: then the value may be wrong, and the put
+invalidates the key instead of storing it.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Final, Generic, TypeVar, cast
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.loader import looked_at
-from stillfresh.engine.model import DELETE, Amended, Loaded, OwnTerms
+from stillfresh.engine.model import DELETE, KEEP, Amended, Loaded, OwnTerms, Stored
 from stillfresh.engine.read import Reads
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.store_reads import InTurn, PutStep, StoreStep
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import ConfigError, StoreError, error_text, unconfirmed
+from stillfresh.errors import ConfigError, StoreError, error_text, shown, unconfirmed
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Newer, Record
+from stillfresh.stores.contract import UNREAD, Copy, Mark, Put, PutOutcome, PutResult, When
+from stillfresh.stores.versions import NO_VERSION, packed_version, unpacked_version
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
 SLICE: Final = 100  # keys of a put in one step of the store
-ATTEMPTS: Final = 10  # publications of others between a put's read and its lease that are tolerated
+EAGER_ATTEMPTS: Final = 10  # attempts without a pause after the answer AGAIN
+MOST_ATTEMPTS: Final = 1_000
+FIRST_PAUSE: Final = 0.0005
+LONGEST_PAUSE: Final = 0.02  # seconds between two later attempts
 FORGOTTEN: Final = Policy(0)  # of an update that deletes: an absence that is GONE at once
 
 
 class Known(Struct, Generic[K, V], frozen=True):
-    """A caller's value for one key, ready to be published."""
+    """A caller's value for one key, ready to be stored."""
 
     key: K
     id: str
-    copy: Copy  # its generation is the lease's, once there is one
+    copy: Copy
     value: V
-    tags: tuple[str, ...]
+    tags: tuple[str, ...] | None  # None: those of the stored copy stay
     late: tuple[str, ...] | None = None  # I26: tags that came with the value
 
     @property
     def every_tag(self) -> tuple[str, ...]:
         """The tags of its key, and those that came with the value."""
-        return self.tags + (self.late or ())
+        return (self.tags or ()) + (self.late or ())
+
+    def as_put(self, when: When = When.ALWAYS, seen: Copy | None = None) -> Put:
+        """The step of the store; `seen`: the copy that must be there, if `when` is UNCHANGED."""
+        generation = None if seen is None else seen.generation
+        mark = Mark.NONE if seen is None else seen.mark
+        return Put(self.copy, self.tags, self.late, when, generation, mark)
 
 
 class Puts(Reads[K, V]):
@@ -59,52 +74,114 @@ class Puts(Reads[K, V]):
         values: Mapping[K, object],
         terms: OwnTerms | None = None,
         check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Publish values. Raises ConfigError, before any is stored, if one of them cannot be.
+        *,
+        version: object = None,
+        when: When = When.ALWAYS,
+    ) -> dict[K, Stored]:
+        """Store values. Raises ConfigError, before any is stored, if one of them cannot be encoded.
 
-        `check` is called in each step while its leases are held; if it raises, the put ends there.
-        Nothing may change `values` meanwhile.
+        It also raises ConfigError if a stored version is of the other kind; all others are stored.
+        `check` is called before each step of the store; if it raises, the put ends there. Nothing
+        may change `values` meanwhile. A caller that gives up takes its put along: nothing of it
+        acts after what the caller does next (S8).
         """
         runtime = await self.ready()
-        began, step = PutStep(values.keys()), None
+        began = PutStep(values.keys())
         self._puts.add(began)
+        stored: dict[K, Stored] = {}
+        mixed: list[ConfigError] = []
         try:
-            sent, ready = rules.stamped(runtime.clock()), list[list[Known[K, V]]]()
-            async for group in sliced(values.items(), SLICE):
-                own = ((key, self.spec.with_terms(given, terms or {})) for key, given in group)
-                ready.append([self._known(runtime, key, given, sent) for key, given in own])
-            while ready:  # what is done is freed: all at once would hold up the loop (E28)
-                some = ready.pop(0)
-                if is_past(self.owner):  # E22: store nothing, leave nothing old
-                    with self.overtaking([it.key for it in some]):
-                        await runtime.store.invalidate(self.spec.kind, [it.id for it in some])
+            slices = await self._prepared(runtime, values, terms or {}, version)
+            while slices:  # what is done is freed: all at once would hold up the loop (E28)
+                some = slices.pop(0)
+                if is_past(self.owner):
+                    await self._put_past_the_cache(runtime, some)
+                    stored.update((known.key, Stored(stored=False)) for known in some)
                     continue
-                step = runtime.step(self._put(runtime, some, check, began))
-                step.add_done_callback(looked_at)
-                await asyncio.shield(step)
+                step = self._put(runtime, some, check, began, when=when, mixed=mixed)
+                stored.update(await self._carry_out(runtime, step))
         finally:
-            if step is None or step.done():
-                self._puts.discard(began)
-            else:  # the caller gave up, and the step goes on
-                step.add_done_callback(lambda _: self._puts.discard(began))
+            self._puts.discard(began)
+        if mixed:
+            raise mixed[0]
+        return stored
+
+    async def _prepared(
+        self, runtime: Runtime, values: Mapping[K, object], terms: OwnTerms, version: object
+    ) -> list[list[Known[K, V]]]:
+        """All values, encoded, in slices of one step each."""
+        sent = rules.stamped(runtime.clock())
+        form = self._version_form(version)
+        slices: list[list[Known[K, V]]] = []
+        async for group in sliced(values.items(), SLICE):
+            some: list[Known[K, V]] = []
+            for key, given in group:
+                on_terms = self.spec.with_terms(given, terms)
+                some.append(self._known(runtime, key, on_terms, sent, version=form))
+            slices.append(some)
+        return slices
+
+    def _version_form(self, version: object) -> bytes:
+        try:
+            return packed_version(cast("int | str | None", version))
+        except ConfigError as exc:
+            raise ConfigError(f"{self.spec.kind}: {exc}") from None
+
+    async def _carry_out(self, runtime: Runtime, work: Coroutine[Any, Any, T]) -> T:
+        """Run a step that `close()` waits for, and that ends with its caller if that gives up."""
+        step: asyncio.Task[T] = runtime.step(work)
+        step.add_done_callback(looked_at)
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            step.cancel()
+            await asyncio.wait([step])
+            raise
+
+    async def _put_past_the_cache(self, runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
+        """E22: inside `bypassed()` nothing is stored, and nothing old is left."""
+        with self.overtaking([known.key for known in values]):
+            await runtime.store.invalidate(self.spec.kind, [known.id for known in values])
 
     def _known(
-        self, runtime: Runtime, key: K, given: object, sent: float, old: Copy | None = None
+        self,
+        runtime: Runtime,
+        key: K,
+        given: object,
+        sent: float,
+        *,
+        old: Copy | None = None,
+        version: bytes = NO_VERSION,
     ) -> Known[K, V]:
         """Encode the value; an amended value gets the age and times of `old`."""
-        spec, id_ = self.spec, self.text(key)
-        tags, nothing = spec.tags_of(key), cast("V", None)
+        spec = self.spec
+        id_ = self.text(key)
+        generation = runtime.store.new_generation()
+        nothing = cast("V", None)
         if given is DELETE:
-            return Known(key, id_, Copy("", sent, FORGOTTEN, None), nothing, tags)
+            forgotten = Copy(generation, sent, FORGOTTEN, None)
+            return Known(key, id_, forgotten, nothing, spec.tags_of(key))
         value = given.value if isinstance(given, Amended) else given
+        late: tuple[str, ...] | None = None
+        if isinstance(value, Loaded):
+            late = value.tags
+            version = value.version_form or version
+            if value.value is KEEP:
+                policy = rules.own_policy(spec.terms, value)
+                kept_value = Copy(generation, sent, policy, UNREAD, version=version)
+                return Known(key, id_, kept_value, nothing, None, late)
         try:
-            copy, kept = rules.kept(value, spec.terms, spec.codec, ("", sent), runtime.dice)
+            copy, decoded = rules.kept(
+                value, spec.terms, spec.codec, (generation, sent), runtime.dice
+            )
         except Exception as exc:  # the caller's mistake, not a failed load
-            said = f"{spec.kind} {key!r}: the value cannot be stored: {error_text(exc)}"
-            raise ConfigError(said) from exc
+            why = f"{spec.kind} {key!r}: the value cannot be stored: {error_text(exc)}"
+            raise ConfigError(why) from exc
+        if version:
+            copy = replace(copy, version=version)
         if isinstance(given, Amended) and old is not None and old.mark is Mark.NONE:
-            copy = replace(old, value=copy.value)
-        return Known(key, id_, copy, kept, tags, value.tags if isinstance(value, Loaded) else None)
+            copy = replace(old, generation=generation, value=copy.value, version=version)
+        return Known(key, id_, copy, decoded, spec.tags_of(key), late)
 
     async def _put(
         self,
@@ -112,119 +189,127 @@ class Puts(Reads[K, V]):
         values: Sequence[Known[K, V]],
         check: Callable[[], None],
         began: PutStep[K],
-    ) -> None:
-        """E6: memory takes the value only if nothing else changed the key meanwhile."""
-        keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
+        *,
+        when: When,
+        mixed: list[ConfigError],
+    ) -> dict[K, Stored]:
+        """E6: memory takes a value only if nothing else changed the key meanwhile.
+
+        `mixed` gets the error of each key whose stored version is of the other kind.
+        """
+        keys = [known.key for known in values]
+        by_id = {known.id: known for known in values}
+        puts = {known.id: known.as_put(when) for known in values}
+
+        def is_void(id_: str) -> bool:
+            return began.is_void(by_id[id_].key, by_id[id_].every_tag)
+
         try:
             async with InTurn(self.loads.puts, keys):
-                since, held = runtime.clock(), [it for it in values if it.key in entries]
-                seen = {it.id: entries[it.key].copy.generation for it in held}
+                since = runtime.clock()
                 with self.overtaking(keys, voids=False) as step:
-                    stored = await self._published(runtime, values, seen, check, began)
+                    check()
+                    results = await self._settled(runtime, puts, is_void)
         except StoreError:
-            counts.store_errors += 1
+            self.memory.counts.store_errors += 1
             raise
-        counts.superseded += len(values) - len(stored)
-        for it in values:
-            if it.id in stored:
-                self._has_put(runtime, it, stored[it.id], step, since)
+        self.memory.counts.superseded += len(values) - len(results)
+        stored: dict[K, Stored] = {}
+        for known in values:
+            result = results.get(known.id)
+            if result is None:
+                stored[known.key] = Stored(stored=False)
+                continue
+            if result.outcome is PutOutcome.MIXED:
+                mixed.append(self._mixed(known, result))
+            stored[known.key] = self._noted(runtime, known, result, step, since)
+        return stored
+
+    async def _settled(
+        self, runtime: Runtime, puts: Mapping[str, Put], is_void: Callable[[str], bool]
+    ) -> dict[str, PutResult]:
+        """Put until the store has settled each. Those that are void by then are left out.
+
+        A void put is not stored, and its key is invalidated here: the invalidation that made it
+        void may fail, and the copy from before both may not stay fresh then.
+        """
+        store = runtime.store
+        kind = self.spec.kind
+        results: dict[str, PutResult] = {}
+        waiting = dict(puts)
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            void = [id_ for id_ in waiting if is_void(id_)]
+            if void:
+                await store.invalidate(kind, void)
+                waiting = {id_: put for id_, put in waiting.items() if id_ not in void}
+            if not waiting:
+                return results
+            answers = await self._put_once(runtime, waiting)
+            if waiting.keys() - answers.keys():
+                missing = len(waiting.keys() - answers.keys())
+                raise StoreError(f"{kind}: the servers that hold {missing} keys do not answer")
+            for id_, result in answers.items():
+                if result.outcome is not PutOutcome.AGAIN:
+                    results[id_] = result
+                    del waiting[id_]
+            if waiting and attempt >= EAGER_ATTEMPTS:
+                tries = attempt - EAGER_ATTEMPTS + 1
+                pause = pause_after(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+                await runtime.sleep(spread(pause, runtime.dice))
+        raise StoreError(f"{kind}: other processes keep changing {len(waiting)} keys; try again")
+
+    async def _put_once(self, runtime: Runtime, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """One attempt; loads of this process that begin meanwhile wait for its end."""
+        with self.loads.storing(puts):
+            return await runtime.store.put(self.spec.kind, puts)
+
+    def _noted(
+        self,
+        runtime: Runtime,
+        known: Known[K, V],
+        result: PutResult,
+        step: StoreStep[K],
+        since: float,
+    ) -> Stored:
+        """What the store did, for the caller; memory and watchers take a value that was stored."""
+        is_stored = result.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
+        if is_stored:
+            self._has_put(runtime, known, result, step, since)
+        return Stored(stored=is_stored, version=unpacked_version(result.version))
 
     def _has_put(
-        self, runtime: Runtime, it: Known[K, V], copy: Copy, step: StoreStep[K], since: float
+        self,
+        runtime: Runtime,
+        known: Known[K, V],
+        result: PutResult,
+        step: StoreStep[K],
+        since: float,
     ) -> None:
-        """The store has the value: update memory and watchers, unless it was overtaken."""
+        """The store has stored the value: update memory and watchers, unless it was overtaken."""
         memory = self.memory
+        copy = replace(known.copy, version=result.version)
         memory.counts.puts += 1
-        memory.counts.mended([it.id])
-        memory.causes.forget(it.key)
-        self.owner.note(self, [it.key], "delete" if copy.policy is FORGOTTEN else "put")
-        if self._runtime is runtime and it.key not in step.dirty and copy.policy is not FORGOTTEN:
-            outlook = memory.outlook(copy, memory.now())
-            memory.keep(it.key, copy, it.value, outlook, since)
-            if it.late is not None:
-                memory.retag(it.key, copy.generation, it.late)
-            self.loads.tell_watches(it.key, copy, it.value, outlook)
+        memory.counts.mended([known.id])
+        memory.causes.forget(known.key)
+        self.owner.note(self, [known.key], "delete" if copy.policy is FORGOTTEN else "put")
+        is_overtaken = known.key in step.dirty or result.outcome is PutOutcome.REPLACED
+        if self._runtime is not runtime or is_overtaken:
+            return
+        if copy.policy is FORGOTTEN or copy.value is UNREAD:
+            return  # the next read asks the store
+        outlook = memory.outlook(copy, memory.now())
+        memory.keep(known.key, copy, known.value, outlook, since)
+        if known.late is not None:
+            memory.retag(known.key, copy.generation, known.late)
+        self.loads.tell_watches(known.key, copy, known.value, outlook)
 
-    async def _published(
-        self,
-        runtime: Runtime,
-        values: Sequence[Known[K, V]],
-        seen: dict[str, str],
-        check: Callable[[], None],
-        began: PutStep[K],
-    ) -> dict[str, Copy]:
-        """The copies that are stored now, by id; overtaken ones are left out.
-
-        `seen`: the generations that memory has. StoreError if the store did not confirm a step.
-        """
-        store, kind, leases = runtime.store, self.spec.kind, dict[str, Lease]()
-        try:
-            await self._take_over(runtime, values, seen, leases)
-            void = {it.id for it in values if began.is_void(it.key, it.every_tag)}
-            copies = {
-                it.id: (lease := leases[it.id], replace(it.copy, generation=lease.token))
-                for it in values
-                if it.id not in void
-            }
-            check()
-            late = {it.id: it.late for it in values if it.late is not None and it.id in copies}
-            superseded = await store.publish(kind, copies, late)
-            leases = {id_: it for id_, it in leases.items() if id_ in superseded | void}
-            if old := [it for it in values if it.id in leases and it.id in seen]:
-                await self._outdate(runtime, old, seen, leases)
-        finally:  # so that others need not wait for the end of its leases
-            if leases:
-                with suppress(StoreError):
-                    await store.release(kind, list(leases.values()))
-        return {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
-
-    async def _take_over(
-        self,
-        runtime: Runtime,
-        values: Sequence[Known[K, V]],
-        seen: dict[str, str],
-        leases: dict[str, Lease],
-    ) -> None:
-        """Take the leases over; if a copy has changed, ask again with the new one (`seen`)."""
-        kind, lease_for = self.spec.kind, self.spec.lease_for
-        asks = {it.id: Ask(it.id, seen.get(it.id), it.tags, take_over=True) for it in values}
-        for _ in range(ATTEMPTS):
-            grants = await runtime.store.acquire(kind, list(asks.values()), lease_for)
-            for id_, grant in grants.items():
-                match grant:
-                    case Lease():
-                        leases[id_] = grant
-                        del asks[id_]
-                    case Newer(Record(copy=Copy(generation=generation))):
-                        seen[id_] = generation
-                        asks[id_] = replace(asks[id_], seen=generation)
-            if not asks:
-                return
-            if asks.keys() - grants.keys():
-                raise StoreError(f"{kind}: the servers that hold {len(asks)} keys do not answer")
-        raise StoreError(f"{kind}: other processes keep changing {len(asks)} keys; try again")
-
-    async def _outdate(
-        self,
-        runtime: Runtime,
-        values: Sequence[Known[K, V]],
-        seen: Mapping[str, str],
-        leases: dict[str, Lease],
-    ) -> None:
-        """Invalidate the old copies, unless something newer overtook the put.
-
-        To publish now would not be safe: a lease that ran out cannot be told from one that was
-        voided. A failover may undo all that is not confirmed (S9). So a newer copy counts once the
-        lease that was taken over after it is confirmed, and a mark is made again. Where there was
-        no copy, none can come back, and what overtook the put goes on.
-        """
-        store, kind, present = runtime.store, self.spec.kind, dict(seen)
-        await self._take_over(runtime, values, present, leases)
-        if old := [it.id for it in values if present[it.id] == seen[it.id]]:
-            records = await store.read(kind, old)
-            soft = {id_ for id_, it in records.items() if it.copy and it.copy.mark is Mark.SOFT}
-            for some in filter(None, (soft, set(old) - soft)):
-                await store.invalidate(kind, sorted(some), soft=some is soft)
+    def _mixed(self, known: Known[K, V], result: PutResult) -> ConfigError:
+        given = unpacked_version(known.copy.version)
+        stored = unpacked_version(result.version)
+        return ConfigError(
+            f"{self.spec.kind} {known.key!r}: version: {shown(given)} cannot be compared with "
+            f"{shown(stored)}, which is stored; use integers only, or text only"
+        )
 
     @contextmanager
     def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
@@ -239,7 +324,7 @@ class Puts(Reads[K, V]):
     def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
         """E6: drop them from memory; loads and steps that run now began too early to be kept.
 
-        `voids`: the keys are invalidated or deleted, so puts that began earlier are not published.
+        `voids`: the keys are invalidated or deleted, so puts that began earlier are not stored.
         """
         keys = set(keys)
         self.watcher.look_again(keys)

@@ -14,12 +14,13 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
-from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
+from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, Stored, all_answered
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.stores.versions import Version
 
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
@@ -68,9 +69,11 @@ class Handle(Generic[V]):
         """Load it now, at any age. Raises LoadFailed."""
         await self._resource.refresh(self._key)
 
-    async def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
-        """Publish a value that you know, as `Resource.put` does."""
-        await self._resource.put(self._key, value, **terms)
+    async def put(
+        self, value: V | Loaded[V], *, version: Version | None = None, **terms: Unpack[OwnTerms]
+    ) -> Stored:
+        """Store a value that you know, as `Resource.put` does."""
+        return await self._resource.put(self._key, value, version=version, **terms)
 
     async def update(self, change: Change[V]) -> Answer[V] | None:
         """Change the present value, as `Resource.update` does."""
@@ -197,25 +200,44 @@ class Resource(Face[K, V]):
             for outcome in some:
                 _raised(outcome)
 
-    async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
-        """Publish a value that you know, for example after a write (E17).
+    async def put(
+        self,
+        key: K,
+        value: V | Loaded[V],
+        *,
+        version: Version | None = None,
+        **terms: Unpack[OwnTerms],
+    ) -> Stored:
+        """Store a value that you know, for example after a write (E35). The last put wins.
 
         A load under way is superseded. The next read in every process gets the value. Watchers
-        receive it; those in other processes at once if the store pushes changes. Terms
-        (`fresh_for`, `stale_for`, `error_for`) that are left out are the resource's. Raises
-        ConfigError if the value cannot be stored, and StoreError if the store did not confirm it.
+        receive it; those in other processes at once if the store pushes changes. With `version`, an
+        integer or a text, the value is not stored if the stored copy has a greater version; the
+        result says so. Terms (`fresh_for`, `stale_for`, `error_for`) that are left out are the
+        resource's. Raises ConfigError if the value cannot be stored, and StoreError if the store
+        did not confirm it.
         """
         self.core.check([key])  # before it is hashed
-        await self.core.put({key: value}, terms)
+        results = await self.core.put({key: value}, terms, version=version)
+        return results[key]
 
-    async def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
-        """Publish many values, 100 keys in one step. If one value cannot be stored, none is."""
+    async def put_many(
+        self,
+        values: Mapping[K, V | Loaded[V]],
+        *,
+        version: Version | None = None,
+        **terms: Unpack[OwnTerms],
+    ) -> dict[K, Stored]:
+        """Store many values, 100 keys in one step. If one value cannot be encoded, none is stored.
+
+        `version` is for all of them; a `Loaded` may have its own.
+        """
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
                 f"not {shown(values)}"
             )
-        await self.core.put(dict(values), terms)
+        return await self.core.put(dict(values), terms, version=version)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value. No other change is lost.

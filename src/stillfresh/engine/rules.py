@@ -19,6 +19,7 @@ from stillfresh.engine.model import Answer, Codec, Loaded, RetryAfter
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record, policy_of
+from stillfresh.stores.versions import NO_VERSION
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -306,12 +307,14 @@ def kept(
     `made`: its generation, and when it was asked for. What the codec raises goes to the caller.
     """
     policy, (generation, sent) = terms.policy, made
+    version = NO_VERSION
     if isinstance(value, Loaded):
+        version = value.version_form
         policy, value = own_policy(terms, value), value.value
     if terms.jitter:
         policy = jittered(policy, terms.jitter, dice())
     data = codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
-    return Copy(generation, sent, policy, data), codec.decode(data)
+    return Copy(generation, sent, policy, data, Mark.NONE, version), codec.decode(data)
 
 
 def failed(

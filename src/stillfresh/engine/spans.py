@@ -34,7 +34,7 @@ TIME_BUCKETS: Final = (
 """Upper bounds in seconds: from an inline SQLite read to a load that takes too long."""
 WORST: Final = {verdict: rank for rank, verdict in enumerate(Verdict)}
 STEPS: Final = (
-    *("read", "acquire", "publish", "renew", "release"),
+    *("read", "acquire", "publish", "put", "renew", "release"),
     *("invalidate", "invalidate_tag", "delete", "evict"),
 )
 HOOK_FAILED: Final = (Exception, CancelledError)  # a hook awaits nothing: nobody cancelled it

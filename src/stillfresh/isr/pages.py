@@ -335,8 +335,13 @@ class PageCache(OnDemand):
         # After its times it is not served, but kept: to be validated, or on request.
         kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
         error_for = max(head.error_for, kept_for)
-        terms = {"stale_for": head.stale_for, "error_for": error_for}
-        return Loaded(page, tags=site_tags(head.headers, key.id), fresh_for=head.fresh_for, **terms)
+        return Loaded(
+            page,
+            fresh_for=head.fresh_for,
+            stale_for=head.stale_for,
+            error_for=error_for,
+            tags=site_tags(head.headers, key.id),
+        )
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
         """I8: the error itself, never stored; during a cooldown, with the time to come again."""

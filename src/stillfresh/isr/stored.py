@@ -189,7 +189,9 @@ class PageStore(WrappedStore):
 
     def __init__(self, inner: Store, timeout: float, lease_for: float) -> None:
         super().__init__(inner)
-        writes = dict.fromkeys(("acquire", "publish", "renew", "release"), max(timeout, lease_for))
+        writes = dict.fromkeys(
+            ("acquire", "publish", "put", "renew", "release"), max(timeout, lease_for)
+        )
         self._limits = {"read": timeout, **writes}
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:

@@ -7,8 +7,9 @@ from stillfresh.testing.conformance_leases import LeaseConformance
 from stillfresh.testing.conformance_puts import PutConformance
 from stillfresh.testing.explore import Explored, PromiseBroken, explore
 from stillfresh.testing.simulator.faults import Blow, Faults, Trouble
-from stillfresh.testing.simulator.ledger import Promise, Version
+from stillfresh.testing.simulator.ledger import Version
 from stillfresh.testing.simulator.process import Observed, Process
+from stillfresh.testing.simulator.promises import Promise
 from stillfresh.testing.simulator.simulate import Simulated, SimulationFailed, simulate
 from stillfresh.testing.simulator.world import World
 

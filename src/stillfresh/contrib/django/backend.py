@@ -20,9 +20,10 @@ from django.utils.translation import override as override_language
 
 from stillfresh.contrib.django.shared import SharedCache, TaggedKey, options_of, shared
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded, checked_tags
+from stillfresh.engine import DELETE, KEEP, LEAVE, Amended, Answer, Loaded, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, StoreError
 from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import When
 
 T = TypeVar("T")
 
@@ -115,19 +116,18 @@ class StillfreshCache(BaseCache):
         self, key: str, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None
     ) -> bool:
         """Store a value if there is none. Of many callers at once, one gets True."""
+        name = self._key(key, version, ())
         loaded = self.loaded(value, timeout)
-        return not self._update(key, version, lambda it: LEAVE if _is_there(it) else loaded)
+        return self._core.put({name: loaded}, When.NO_LIVE_COPY)[name].stored
 
     def touch(self, key: str, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
         """Give the value a new timeout; return False if there is none."""
         fresh_for = self._seconds(timeout)
-
-        def change(answer: Answer[bytes] | None) -> object:
-            if answer is None or not _is_there(answer):
-                return LEAVE
-            return self._on_terms(answer.value, fresh_for) if fresh_for else DELETE
-
-        return self._amend(key, version, change)
+        if not fresh_for:
+            return self.delete(key, version)
+        name = self._key(key, version, ())
+        kept = self._on_terms(KEEP, fresh_for)
+        return self._core.put({name: kept}, When.LIVE_COPY)[name].stored
 
     def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
         """Add to a number, atomically across machines, and keep its timeout. Raises ValueError."""
@@ -300,11 +300,11 @@ class StillfreshCache(BaseCache):
 
     def _on_terms(
         self,
-        data: bytes,
+        data: T,
         fresh_for: float,
         stale_for: Duration | None = None,
         error_for: Duration | None = None,
-    ) -> Loaded[bytes]:
+    ) -> Loaded[T]:
         return Loaded(
             data,
             fresh_for=fresh_for,
@@ -347,9 +347,9 @@ def backend_of(alias: str, what: str) -> StillfreshCache:
     return cache
 
 
-def _is_there(answer: Answer[bytes] | None) -> bool:
+def _is_there(answer: object) -> bool:
     """Past its timeout, or invalidated, it is not."""
-    return answer is not None and answer.found and answer.verdict is Verdict.FRESH
+    return isinstance(answer, Answer) and answer.found and answer.verdict is Verdict.FRESH
 
 
 def in_background(load: Callable[[], T]) -> Callable[[], T]:

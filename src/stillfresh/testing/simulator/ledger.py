@@ -6,44 +6,21 @@ too: a version for each key, raised by every change, so that "old" is a comparis
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from stillfresh.freshness import Verdict, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Grant, Lease
+from stillfresh.testing.simulator.changes import ChangeJudge
+from stillfresh.testing.simulator.promises import BrokenPromise, Promise
 
 Key: TypeAlias = tuple[str, str]
 """Kind and id."""
-PUTTING = ContextVar("PUTTING", default=False)  # a caller's put or update, and no load
-
-
-class Promise(StrEnum):
-    """What a simulation checks after each step."""
-
-    FRESH = "nobody is served as fresh what was invalidated before they asked"
-    HOLDER = "a key has one lease holder"
-    LOAD = "a lease is good for one load of its key"
-    LOST = "what was published without the lease never shows"
-    ONCE = "an acknowledged update is applied exactly once"
-    COUNTS = "subscriptions and counts match what the viewers hold"
-    ASKED = "what is watched and stale is asked for in time"
-    BOUND = "nothing grows without bound"
-    ALIVE = "nothing deadlocks"
-    WHOLE = "nothing fails inside"
-
-
-class BrokenPromise(Exception):
-    """A promise that did not hold, and what was seen instead."""
-
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"broken: {promise}\n  {what}")
-        self.promise = promise
-        self.what = what
+LOSS: Final = -1
+"""Among the stored loads and puts of a key: the server has lost everything."""
 
 
 class Version(Struct, frozen=True):
@@ -62,7 +39,7 @@ class KeyLoad:
     is_published: bool = False
     is_refused: bool = False
     is_unstored: bool = False
-    """The store did not confirm it: only its own process may serve it, for a moment (S5)."""
+    """The store did not confirm it: only its own process may serve it, as STALE (S5, E29)."""
     put_until: float = float("-inf")
     """E17: when a put was stored; an invalidation that began before may come before the put."""
     ended_at: float = float("inf")
@@ -77,6 +54,14 @@ class Holder:
     token: str
     process: int
     until: float
+
+
+class KeptKey(NamedTuple):
+    """What the ledger knows of a key, for a failover that goes back to it."""
+
+    holder: Holder | None
+    stored: tuple[int, ...]
+    changes: int
 
 
 class Invalidation(NamedTuple):
@@ -117,6 +102,12 @@ class Ledger:
         self._permits: dict[tuple[int, Key], str | None] = {}
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
         self._unread: dict[tuple[int, Key], float] = {}
+        self.reads = 0
+        """Answers that were judged."""
+        self.excused: Counter[str] = Counter()
+        """Of these, old ones that broke no promise, by the reason."""
+        self.changes = ChangeJudge(self._broken)
+        """The judge of puts, invalidations and deletions."""
 
     def _broken(self, promise: Promise, what: str) -> None:
         self._fail(BrokenPromise(promise, what))
@@ -152,10 +143,12 @@ class Ledger:
     def stored(self, key: Key, value: Version, now: float) -> None:
         """The store has the value now. That of an update replaces the one that it was made of."""
         put, before = self.loads[value.load], self._stored[key]
-        put.put_until = min(put.put_until, now)
+        if put.put_until > float("-inf"):
+            put.put_until = now  # the last time: a failover may have undone the first one
         if put.made_of is not None and before[-1:] != (put.made_of,):
             self._broken(Promise.ONCE, f"an update of {_name(key)} replaced what it had not seen")
-        if put.update is not None and any(self.loads[it].update is put.update for it in before):
+        present = set(before[_last_index(before, LOSS) + 1 :])
+        if put.update is not None and any(self.loads[it].update is put.update for it in present):
             self._broken(Promise.ONCE, f"an update of {_name(key)} was stored twice")
         self._stored[key] = (*before, value.load)
 
@@ -219,15 +212,27 @@ class Ledger:
         held = self._holders.get((kind, lease.id))
         return held if held is not None and held.token == lease.token else None
 
-    def kept(self, key: Key) -> tuple[Holder | None, tuple[int, ...]]:
-        return copy(self._holders.get(key)), self._stored[key]
+    def kept(self, key: Key) -> KeptKey:
+        holder = copy(self._holders.get(key))
+        return KeptKey(holder, self._stored[key], self.changes.kept(key))
 
-    def restore(self, key: Key, kept: tuple[Holder | None, tuple[int, ...]]) -> None:
-        """S9: a failover has undone later changes of its lease and value."""
+    def restore(self, key: Key, kept: KeptKey, *, waits: bool = True) -> None:
+        """S9: a failover has undone later changes of its lease and value.
+
+        `waits`: changes were acknowledged only when a replica had them.
+        """
         self._holders.pop(key, None)
-        holder, self._stored[key] = kept
-        if holder is not None:
-            self._holders[key] = holder
+        self._stored[key] = kept.stored
+        if kept.holder is not None:
+            self._holders[key] = kept.holder
+        self.changes.restore(key, kept.changes, waits=waits)
+
+    def lost(self) -> None:
+        """The server has lost everything: leases, copies and updates."""
+        self._holders.clear()
+        for key, before in self._stored.items():
+            self._stored[key] = (*before, LOSS)
+        self.changes.lost()
 
     def granted(self, process: int, kind: str, grants: Mapping[str, Grant]) -> None:
         for id_, grant in grants.items():
@@ -244,7 +249,7 @@ class Ledger:
         self._unread |= {(process, (kind, id_)): now for id_ in ids}
 
     def unstored(self, tokens: Iterable[str]) -> None:
-        """S5: copies that the store did not confirm are served by their loader for a moment."""
+        """S5: copies that the store did not confirm are served as STALE by their loader."""
         for token in tokens:
             if (load := self._by_token.get(token)) is not None:
                 load.is_unstored = True
@@ -266,32 +271,52 @@ class Ledger:
     def served(
         self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool, now: float
     ) -> None:
+        self.reads += 1
         load, is_fresh = self.loads[value.load], verdict is Verdict.FRESH
         if is_fresh and load.is_refused and not (load.is_published or load.is_unstored):
             said = f"was served {_name(reading.key)} by a load whose publication was refused"
             self._broken(Promise.LOST, f"process {reading.process} {said}")
+        reasons: set[str] = set()
         for one in self._ended[reading.key]:
-            if one.version <= value.number or not self._is_known(one, reading, load):
+            if one.version <= value.number or not self._is_before(one, reading, load):
                 continue
             if is_fresh or not (one.soft or failed):
+                if not is_fresh and (reason := self._excuse(one, reading, load)) is not None:
+                    reasons.add(reason)
+                    continue
                 said = f"asked for {_name(reading.key)} at {reading.asked:.3f} and was served"
                 said += f" version {value.number} as {verdict} at {now:.3f}; version {one.version}"
                 said += f" was announced by process {one.process} until {one.ended:.3f}"
                 self._broken(Promise.FRESH, f"process {reading.process} {said}")
+        self.excused.update(reasons)
 
-    def _is_known(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
-        """True if it had ended when the caller asked, and the caller's process could know of it."""
+    def _is_before(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
+        """True if it had ended when the caller asked, and came after the load or put."""
         is_next = one.process == load.process and one.began >= load.ended_at
         if one.began <= load.put_until and not is_next:
             return False
         if one.process == reading.process:
             return one.ended <= reading.asked
+        return one.ended <= reading.asked - reading.lag
+
+    def _excuse(self, one: Invalidation, reading: Reading, load: KeyLoad) -> str | None:
+        """Why the caller's process could not know of it; an answer that says FRESH has none (E29).
+
+        Such an answer says that it is STALE, so it claims nothing that is wrong.
+        """
+        if one.process == reading.process:
+            return None
         if load.is_unstored and load.process == reading.process:
-            return False
+            return "stale, and it could not be stored"
         unread = self._unread.get((reading.process, reading.key), float("-inf"))
         if unread >= reading.asked - reading.lag:
-            return False
-        return one.ended <= reading.asked - reading.lag
+            return "stale, and the store was away"
+        return None
+
+
+def _last_index(numbers: Sequence[int], number: int) -> int:
+    """Where the number is for the last time; -1 if it is not there."""
+    return max((at for at, each in enumerate(numbers) if each == number), default=-1)
 
 
 def _name(key: Key) -> str:

@@ -5,7 +5,8 @@ change is confirmed when the node's replica has it. If a node fails, its replica
 the changes that it does not have yet.
 
 The slot of an id may move to another node. A process learns that from the old node, which does its
-part of the request and refuses the rest.
+part of the request and refuses the rest. Each slot has its own counter of stamps, which moves
+along; for a moment after that, the new node does not have all of it, and puts must come again.
 """
 
 import asyncio
@@ -17,16 +18,18 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.contract import AWAY, Lease
+from stillfresh.stores.contract import AWAY, Lease, PutOutcome, PutResult
 from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
 from stillfresh.testing.simulator.faults import NODES
 from stillfresh.testing.simulator.wire import READS, NoAnswer, StoreRequest, StoreWire
 
 T = TypeVar("T")
 
-LAG: Final = (0.0, 0.5)
-"""Seconds that a replica is behind."""
-PARTLY: Final = frozenset({"read", "acquire", "take over"})
+LONGEST_LAG: Final = 0.5
+"""Seconds that a replica is behind, at most."""
+PARTLY: Final = frozenset({"read", "acquire", "take over", "put"})
+SPLIT: Final = frozenset({"put", "invalidate", "delete"})
+"""Steps that need the counter of the slot as well, which may be on the way to another node."""
 UNCONFIRMED: Final = frozenset({"renew", "release"})
 """Answered at once: if a failover undoes them, a load is lost at worst."""
 
@@ -51,6 +54,8 @@ class Node:
     caught_up_at: float = 0.0
     """When the replica will have all changes so far."""
     steps: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    failovers: int = 0
+    """How often its replica took over: a connection to the old server is broken then."""
 
     def done(self, now: float, lag: float, undo: Callable[[], None]) -> float:
         """One more step; returns when the replica has it."""
@@ -62,6 +67,7 @@ class Node:
     def fail(self, now: float) -> None:
         """The replica takes over."""
         steps, self.steps = self.steps, []
+        self.failovers += 1
         for confirmed_at, undo in reversed(steps):
             if confirmed_at > now:
                 undo()
@@ -69,6 +75,22 @@ class Node:
 
 class ClusterWire(StoreWire):
     """A cluster, as one process sees it."""
+
+    waits = True
+    """False: changes are acknowledged before a replica has them, as without `wait_replicas`."""
+
+    def bucket_of(self, id_: str) -> str:
+        """Each id is a slot of its own."""
+        return id_
+
+    def _all_buckets(self) -> list[str]:
+        rows = self._store._rows  # noqa: SLF001 (all of it)
+        ids = {id_ for (_, id_), _ in rows.items()}
+        return sorted(ids.union(self._server.buckets))
+
+    def _present_stamps(self, node: int | None) -> dict[str, int]:
+        here = [id_ for id_ in self._server.buckets if self._world.node_of(id_) == node]
+        return {id_: self._server.counter(id_) for id_ in here}
 
     @cached_property
     def _route(self) -> dict[str, int]:
@@ -102,36 +124,76 @@ class ClusterWire(StoreWire):
 
     def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
         """Do the part of the ids that this node has."""
-        here = [id_ for id_ in some if self._world.node_of(id_) == request.node]
-        result = super()._done(request, here)
+        here = self._here(request, some)
+        settled = [id_ for id_ in here if not self._is_split(request, id_)]
+        result = super()._done(request, settled)
+        for id_ in here:
+            if id_ not in settled:
+                result = _together([_come_again(request, id_), result])
         if len(here) < len(some):
             raise Moved(result, [id_ for id_ in some if id_ not in here])
         return result
 
-    def _take_effect(
+    def _is_split(self, request: StoreRequest[Any], id_: str) -> bool:
+        """True if the counter of a fenced step is on the way to this node."""
+        return request.step in SPLIT and self._world.is_moving(id_)
+
+    def _here(self, request: StoreRequest[Any], some: Sequence[str]) -> Sequence[str]:
+        return [id_ for id_ in some if self._world.node_of(id_) == request.node]
+
+    def _undoing(
         self,
         request: StoreRequest[Any],
         some: Sequence[str],
         answer: "asyncio.Future[Any] | None",
-        back: float = 0.0,
-    ) -> None:
-        world, (node, step) = self._world, (request.node, request.step)
-        if node is not None and step not in READS:
-            rows, ledger = self._store._rows, self._ledger  # noqa: SLF001 (all of it)
-            here = [(request.kind, id_) for id_ in some if world.node_of(id_) == node]
-            before = [(key, copy(rows.get(key)), ledger.kept(key)) for key in here]
+    ) -> Callable[[], None] | None:
+        if request.node is None or request.step in READS:
+            return None
+        rows, server, ledger = self._store._rows, self._server, self._ledger  # noqa: SLF001
+        here = self._here(request, some)
+        if request.step == "invalidate_tag":
+            tag = request.kind
+            keys = [key for key, _ in rows.items() if key[1] in here]
+            keys += [ledger.changes.tag_key(tag, id_) for id_ in here]
+        else:
+            keys = [(request.kind, id_) for id_ in here]
+        before = [
+            (key, copy(rows.get(key)), server.kept(key[1], key), ledger.kept(key)) for key in keys
+        ]
 
-            def undo() -> None:
-                for key, row, kept in before:
-                    _restore(rows, key, row)
-                    ledger.restore(key, kept)
-                if answer is not None:
-                    self._settle(0.0, answer, NoAnswer("the node failed before it answered"))
+        def undo() -> None:
+            for key, row, fenced, kept in before:
+                _restore(rows, key, row)
+                server.restore(key[1], key, fenced)
+                ledger.restore(key, kept, waits=self.waits)
+            if answer is not None:
+                self._settle(0.0, answer, NoAnswer("the node failed before it answered"))
 
-            lag = world.weather.dice.uniform(*LAG)
-            confirmed_at = world.nodes[node].done(world.time(), lag, undo)
-            back += 0.0 if step in UNCONFIRMED else confirmed_at - world.time()
-        super()._take_effect(request, some, answer, back)
+        return undo
+
+    def _confirmed_after(
+        self, request: StoreRequest[Any], result: object, undo: Callable[[], None] | None
+    ) -> float:
+        if undo is None or request.node is None or _is_undone(result):
+            return 0.0
+        world = self._world
+        lag = world.weather.dice.uniform(0, world.longest_lag)
+        confirmed_at = world.nodes[request.node].done(world.time(), lag, undo)
+        is_answered_at_once = request.step in UNCONFIRMED or not self.waits
+        return 0.0 if is_answered_at_once else confirmed_at - world.time()
+
+
+def _come_again(request: StoreRequest[Any], id_: str) -> Any:  # noqa: ANN401 (of any step)
+    """What a fenced step is told whose counter is on the way to this node."""
+    return {id_: PutResult(PutOutcome.AGAIN)} if request.step == "put" else {id_}
+
+
+def _is_undone(result: object) -> bool:
+    """True if nothing was done, so that there is nothing to confirm."""
+    if isinstance(result, dict):
+        outcomes = [it.outcome for it in result.values() if isinstance(it, PutResult)]
+        return bool(outcomes) and all(it is PutOutcome.AGAIN for it in outcomes)
+    return isinstance(result, StoreError) and not isinstance(result, Moved)
 
 
 def _together(results: Sequence[Any]) -> Any:  # noqa: ANN401 (of any step)

@@ -1,15 +1,18 @@
 """One simulated process: its own clock, its own way to the store, its own caches (T1)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from stillfresh.engine import Answer, Cache, Resource
+from stillfresh.engine import KEEP, Answer, Cache, Loaded, Resource, Stored
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.testing.simulator.ledger import PUTTING, Reading, Version
+from stillfresh.stores.contract import PutOutcome, PutResult, When
+from stillfresh.stores.versions import packed_version
+from stillfresh.testing.simulator.changes import CALL, ChangeCall
+from stillfresh.testing.simulator.ledger import Reading, Version
 from stillfresh.testing.simulator.nodes import ClusterWire
 from stillfresh.testing.simulator.wire import StoreWire
 from stillfresh.virtual_loop import WORLD
@@ -31,6 +34,8 @@ class Process:
     def __init__(self, world: "World", number: int, skew: float) -> None:
         self.world, self.number = world, number
         self.is_alive, self.is_closed = True, False
+        self.is_cut_off = False
+        """True while this process cannot reach the shared store. A scenario sets it."""
         self.failure_rate = FAILS
         self.dice = world.plan.dice(f"upstream of {number}")
         """The dice for the upstream's answers to this process."""
@@ -119,18 +124,38 @@ class Process:
     @asynccontextmanager
     async def invalidating(
         self, kind: str, ids: Iterable[str], *, soft: bool = False, what: str | None = None
-    ) -> AsyncIterator[None]:
-        """Wrap an invalidation of these ids. After a StoreError in it, nothing is promised."""
+    ) -> AsyncIterator[dict[str, int]]:
+        """Wrap an invalidation of these ids. After a StoreError in it, nothing is promised.
+
+        Yields the versions that are promised afterwards; the block may take some out.
+        """
         world, began = self.world, self.world.time()
         versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
         names, what = ",".join(versions), what or "invalidate"
         world.note(self, f"{what}s {kind} {names}")
         try:
-            yield
+            with self.calling(what):
+                yield versions
         except StoreError:
             world.note(self, f"could not {what} {kind} {names}")
             return
         self.announced(kind, versions, soft=soft, began=began)
+
+    @contextmanager
+    def calling(self, what: str) -> Iterator[ChangeCall]:
+        """Wrap a call that changes entries: nothing of it may act after it and a later change."""
+        changes = self.world.ledger.changes
+        call = changes.begin(self.number, what)
+        before = CALL.get()
+        CALL.set(call)
+        try:
+            yield call
+        except BaseException:
+            changes.end(call, acknowledged=False)
+            raise
+        finally:
+            CALL.set(before)
+        changes.end(call, acknowledged=True)
 
     def announced(
         self,
@@ -154,6 +179,7 @@ class Process:
         """End the process as `kill -9` does: nothing is cleaned up."""
         self.world.note(self, "is killed")
         self.is_alive = False
+        self.world.ledger.changes.killed(self.number)
         self.world.loop.kill(self.number)
         self.world.killed(self)
 
@@ -200,7 +226,7 @@ class Observed:
         """Return what memory holds."""
         answer = self.resource.peek(key)
         if answer is not None and answer.verdict is Verdict.FRESH:
-            self._served(self.process.reading(self.kind, key, lag=float("inf")), answer)
+            self._served(self.process.reading(self.kind, key, lag=self.lag), answer)
         return answer
 
     async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
@@ -229,12 +255,41 @@ class Observed:
         async with self.process.invalidating(self.kind, keys, soft=soft):
             await self.resource.invalidate(*keys, soft=soft)
 
-    async def put(self, *keys: str) -> None:
-        """Change the keys upstream, and put the new versions."""
+    async def put(self, *keys: str, versioned: bool = False, only_if_absent: bool = False) -> None:
+        """Change the keys upstream, and put the new versions.
+
+        `versioned`: so that a greater version stays. `only_if_absent`: no live copy is replaced.
+        """
         self.process.world.change(self.kind, *keys)
         values = {key: self._begins(key) for key in keys}
-        async with self._putting("put", keys, values):
-            await self.resource.put_many(values)
+        given: dict[str, Version | Loaded[Version]] = dict(values)
+        if versioned:
+            given = {key: Loaded(it, version=it.number) for key, it in values.items()}
+        async with self._putting("put", keys, values) as promised:
+            if only_if_absent:
+                results = await self.resource.core.put(given, when=When.NO_LIVE_COPY)
+            else:
+                results = await self.resource.put_many(given)
+            for key, result in results.items():
+                self._settled(key, values[key], result)
+                if not result.stored:
+                    del promised[key]
+
+    def _settled(self, key: str, value: Version, result: Stored) -> None:
+        """Check what the caller of a put was told."""
+        call = CALL.get()
+        version = packed_version(value.number)
+        outcome = PutOutcome.STORED if result.stored else PutOutcome.REFUSED
+        if not result.stored and isinstance(result.version, int) and result.version > value.number:
+            outcome = PutOutcome.KEPT
+        if call is not None:
+            changes = self.process.world.ledger.changes
+            changes.settled(call, (self.kind, key), version, PutResult(outcome))
+
+    async def touch(self, key: str) -> None:
+        """Give a live copy new times."""
+        with suppress(StoreError), self.process.calling("touch"):
+            await self.resource.core.put({key: Loaded(KEEP)}, when=When.LIVE_COPY)
 
     async def update(self, key: str) -> None:
         """Change the key upstream, and update its copy: once, if that is acknowledged."""
@@ -249,6 +304,7 @@ class Observed:
         async with self._putting("update", [key], values):
             await self.resource.update(key, change)
             self.process.world.ledger.has_updated((self.kind, key), values[key])
+            self._settled(key, values[key], Stored(stored=True))
 
     def _begins(self, key: str, **how: object) -> Version:
         return self.process.world.ledger.put(self.process.number, (self.kind, key), **how)
@@ -256,15 +312,14 @@ class Observed:
     @asynccontextmanager
     async def _putting(
         self, what: str, keys: Sequence[str], values: Mapping[str, Version]
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[dict[str, int]]:
         ledger = self.process.world.ledger
-        PUTTING.set(True)
+        announcing = self.process.invalidating(self.kind, keys, soft=True, what=what)
         try:
-            async with self.process.invalidating(self.kind, keys, soft=True, what=what):
-                yield
+            async with announcing as promised:
+                yield promised
                 ledger.acknowledged(values.values(), self.process.world.time())
         finally:
-            PUTTING.set(False)
             ledger.has_put(values.values(), self.process.world.time())
 
     async def delete(self, *keys: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -13,7 +13,7 @@ from stillfresh.checks import checked_function, is_whole
 from stillfresh.errors import ConfigError, shown
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
 from stillfresh.testing.simulator.files import inline_files
-from stillfresh.testing.simulator.ledger import BrokenPromise, Promise
+from stillfresh.testing.simulator.promises import BrokenPromise, Promise
 from stillfresh.testing.simulator.world import World
 from stillfresh.virtual_loop import Deadlock
 
@@ -41,6 +41,10 @@ class Simulated:
     loads: int
     faults: int
     """Faults that happened, out of those planned."""
+    reads: int
+    """Answers that were judged. None is left out because the store was away (E29)."""
+    excused: Mapping[str, int]
+    """Of these, how many were old, said so, and broke no promise, by the reason."""
     trace: tuple[str, ...]
     broken: BrokenPromise | None = None
 
@@ -95,7 +99,15 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
             broken, weather = _broken(world, scenario), world.weather
             took, loads = (world.loop.steps, world.time()), len(world.ledger.loads)
             counts = (*took, weather.requests, loads, weather.faults)
-            return Simulated(plan.seed, plan, *counts, tuple(world.trace), broken)
+            return Simulated(
+                plan.seed,
+                plan,
+                *counts,
+                world.ledger.reads,
+                dict(world.ledger.excused),
+                tuple(world.trace),
+                broken,
+            )
         finally:
             world.end()
 

@@ -3,19 +3,25 @@
 A request is on its way, meets trouble, takes effect, and is answered or not. What the store does is
 done by the real `MemoryStore`, in the name of nobody: a process that is killed or paused does not
 take its requests back.
+
+Over a network, puts, invalidations and deletions are fenced by stamps (`fence.py`). A `ServerLife`
+is a connection: it knows the highest stamps that it has heard, and each message takes them along. A
+file needs no fence: a step that waits for its turn is dropped when its caller gives up.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from msgspec import MsgspecError, msgpack
 
 from stillfresh.errors import StoreError
 from stillfresh.stores import A_TAG, Channel, Tell
 from stillfresh.stores.contract import (
+    UNREAD,
     Ask,
     Copy,
     Failure,
@@ -24,13 +30,21 @@ from stillfresh.stores.contract import (
     Held,
     LateTags,
     Lease,
+    Put,
+    PutOutcome,
+    PutResult,
     Record,
     Superseded,
+    When,
     WrappedStore,
 )
+from stillfresh.testing.simulator import fence
+from stillfresh.testing.simulator.changes import CALL, ChangeCall
 from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
-from stillfresh.testing.simulator.ledger import PUTTING, Version
+from stillfresh.testing.simulator.fence import Sent
+from stillfresh.testing.simulator.ledger import Version
+from stillfresh.testing.simulator.server import finished
 from stillfresh.virtual_loop import WORLD
 
 if TYPE_CHECKING:
@@ -41,17 +55,26 @@ T = TypeVar("T")
 READS: Final = frozenset({"read", "stats", "entries"})
 LATENCY: Final = (0.0005, 0.02)
 SLOW: Final = (1.0, 8.0)
+VERY_LATE: Final = 100.0
+"""Seconds: one late message in five may be later than any trace of a deletion lasts."""
 PATIENCE: Final = (0.05, 2.0)
 """Seconds until a sender without an answer gives up."""
+MOST_ATTEMPTS: Final = 1_000
+"""How often an invalidation is sent again because the entry has changed."""
+ON_A_FILE: Final = {
+    Trouble.UNANSWERED: Trouble.SLOW,
+    Trouble.LATE: Trouble.SLOW,
+    Trouble.TWICE: Trouble.SLOW,
+    Trouble.HALF: Trouble.LOST,
+}
+"""A change of a file is done once or not at all, and never after its caller has left."""
+UNSURE: Final = frozenset({When.NO_LIVE_COPY, When.UNCHANGED})
+"""S13: if an answer was lost, a put on such a condition that is refused may have been stored."""
 
 
-def finished(work: Awaitable[T]) -> T:
-    """The result of a coroutine that never waits, such as a step of the memory store."""
-    try:
-        next(work.__await__())
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    raise RuntimeError("a step of the simulated store waits for something")
+def _nothing(some: Sequence[str]) -> Any:  # noqa: ANN401 (of any step)
+    """The effect of a fenced step is known when it is sent."""
+    raise AssertionError(some)
 
 
 class NoAnswer(StoreError):
@@ -69,6 +92,13 @@ class StoreRequest(Generic[T]):
     tokens: Sequence[str] = ()
     node: int | None = None
     """S9: the node that it goes to, in a cluster."""
+    fenced: "Callable[[Sent | None, Sequence[str]], T] | None" = None
+    """S8: its effect, if that depends on what the message says about its time."""
+    link: "ServerLife | None" = None
+    """The connection on which it was sent."""
+    is_given_up: bool = False
+    puts: Mapping[str, Put] = field(default_factory=dict)
+    call: ChangeCall | None = None
 
     def __str__(self) -> str:
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
@@ -80,10 +110,39 @@ def _told(result: object) -> str:
     return f" → not {','.join(sorted(result))}" if isinstance(result, set) and result else ""
 
 
-def _grant(grant: Grant) -> str:
+def _grant(grant: Grant | PutResult) -> str:
+    if isinstance(grant, PutResult):
+        return f"{grant.outcome.value}"
     if isinstance(grant, Lease):
         return f"granted ({grant.token})"
     return "is held" if isinstance(grant, Held) else "has a newer copy"
+
+
+Server: TypeAlias = tuple[int | None, int]
+"""A node, and how often another server has taken its place."""
+
+
+@dataclass(slots=True, eq=False)
+class ServerLife:
+    """A connection to one server, and what was heard on it: stamps, and the server's time."""
+
+    server: Server
+    as_of: dict[str, int]
+    """By bucket, the highest stamp."""
+    server_time: float
+    heard_at: float
+
+    def hear(self, stamps: Mapping[str, int], server_time: float, now: float) -> None:
+        """An answer has arrived."""
+        for bucket, stamp in stamps.items():
+            self.as_of[bucket] = max(stamp, self.as_of.get(bucket, 0))
+        self.server_time = server_time
+        self.heard_at = now
+
+    def sent(self, now: float) -> Sent:
+        """Return what a message says that is sent now."""
+        server_now = self.server_time + now - self.heard_at
+        return Sent(dict(self.as_of), server_now + fence.GOOD_FOR)
 
 
 @dataclass(slots=True)
@@ -126,6 +185,9 @@ class StoreWire(WrappedStore):
         self.outlives_loops = self.never_waits = False
         self._process, self._world = process, process.world
         self._store, self._ledger = process.world.store, process.world.ledger
+        self._server = process.world.server
+        self._links: dict[int | None, ServerLife] = {}
+        """The open connections, by node."""
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -145,7 +207,8 @@ class StoreWire(WrappedStore):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
-        if self._world.is_over or self._world.weather.is_now(Blow.AWAY):
+        is_away = self._world.is_over or self._world.weather.is_now(Blow.AWAY)
+        if is_away or self._process.is_cut_off:
             self._unanswered(StoreRequest("read", kind, ids, len))
             raise StoreError("the store does not answer")
         return self._store.read_now(kind, ids, known)
@@ -160,7 +223,7 @@ class StoreWire(WrappedStore):
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         asking = Asking(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
-        step = "take over" if any(ask.take_over for ask in asks) or PUTTING.get() else "acquire"
+        step = "take over" if any(ask.take_over for ask in asks) else "acquire"
         grants = await self._ask(step, kind, asking.asks, asking.arrives)
         if step == "acquire":
             self._ledger.granted(self._process.number, kind, grants)
@@ -172,15 +235,15 @@ class StoreWire(WrappedStore):
         def effect(some: Sequence[str]) -> set[str]:
             now = self._world.store_now()
             those = {id_: copies[id_] for id_ in some}
+            before = {id_: self._server.copy((kind, id_)) for id_ in some}
             late = {id_: tags[id_] for id_ in some if id_ in tags} if tags else None
             superseded = finished(self._store.publish(kind, those, late))
             self._ledger.published(kind, those, superseded, now)
             self._ledger.released(kind, [those[id_][0] for id_ in superseded & (late or {}).keys()])
             for id_ in sorted(those.keys() - superseded):
                 self._world.tell(kind, id_, those[id_][1].generation)
-                with suppress(MsgspecError):  # an absence, or not a value of `process.load`
-                    value = msgpack.decode(cast("bytes", those[id_][1].value or b""), type=Version)
-                    self._ledger.stored((kind, id_), value, self._world.time())
+                self._note_value((kind, id_), those[id_][1])
+                self._note_publication((kind, id_), before[id_], those[id_][1])
             found = self._store.read_now(kind, list(those))  # S2: one sent again is settled so
             there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
             return superseded - {i for i, (_, it) in those.items() if there.get(i) == it.generation}
@@ -208,29 +271,159 @@ class StoreWire(WrappedStore):
 
         await self._ask("release", kind, (lease.id for lease in leases), effect)
 
-    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        def effect(some: Sequence[str]) -> None:
-            finished(self._store.invalidate(kind, some, soft=soft))
-            self._voided(kind, some)
+    def bucket_of(self, id_: str) -> str:
+        """The counter of an id: one for the whole server, as on PostgreSQL."""
+        del id_
+        return ""
 
-        await self._ask("invalidate", kind, ids, effect)
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        """One attempt, as Redis and PostgreSQL make it; a lost answer is settled in it."""
+        is_own_call = CALL.get() is None
+        changes = self._ledger.changes
+        with self._calling("put") as call:
+            # a message on its way does not change with what its sender does next
+            results = await self._asked(self._put_request(call, kind, dict(puts)))
+            if is_own_call:
+                for id_, result in results.items():
+                    changes.settled(call, (kind, id_), puts[id_].copy.version, result)
+                if len(results) < len(puts):
+                    changes.end(call, acknowledged=False)
+            return results
+
+    def _put_request(
+        self, call: ChangeCall, kind: str, puts: Mapping[str, Put]
+    ) -> StoreRequest[dict[str, PutResult]]:
+        def effect(sent: Sent | None, some: Sequence[str]) -> dict[str, PutResult]:
+            return {id_: self._put_one(call, (kind, id_), puts[id_], sent) for id_ in some}
+
+        return StoreRequest("put", kind, list(puts), _nothing, fenced=effect, puts=puts, call=call)
+
+    def _put_one(
+        self, call: ChangeCall, key: tuple[str, str], put: Put, sent: Sent | None
+    ) -> PutResult:
+        kind, id_ = key
+        now = self._world.store_now()
+        before = self._server.copy(key)
+        result = self._server.put(self.bucket_of(id_), key, put, sent)
+        after = self._server.copy(key)
+        is_new = after is not None and (before is None or before.generation != after.generation)
+        if after is not None and is_new:
+            self._ledger.voided(kind, [id_])
+            self._world.tell(kind, id_, after.generation)
+            changes = self._ledger.changes
+            changes.put(call, key, put, before=before, after=after, now=now)
+            if put.copy.value is not UNREAD:
+                self._note_value(key, after)
+        return result
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        with self._calling("invalidation") as call:
+            await self._invalidated(call, kind, ids, soft=soft)
+
+    async def _invalidated(
+        self, call: ChangeCall, kind: str, ids: Sequence[str], *, soft: bool
+    ) -> None:
+        def effect(sent: Sent | None, some: Sequence[str]) -> set[str]:
+            return {id_ for id_ in some if not self._void_one(call, (kind, id_), sent, soft=soft)}
+
+        await self._until_done(StoreRequest("invalidate", kind, list(ids), _nothing, fenced=effect))
+
+    def _void_one(
+        self, call: ChangeCall, key: tuple[str, str], sent: Sent | None, *, soft: bool
+    ) -> bool:
+        kind, id_ = key
+        before = self._server.copy(key)
+        is_done = self._server.invalidate(self.bucket_of(id_), key, sent, soft=soft)
+        if is_done:
+            self._voided(kind, [id_])
+            self._ledger.changes.voided(call, "invalidation", key, before, self._server.copy(key))
+        return is_done
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        def effect(_: Sequence[str]) -> list[tuple[str, str]]:
-            found = finished(self._store.invalidate_tag(tag, soft=soft))
-            self._world.tell(A_TAG, tag, None)
-            for kind, id_ in found:
-                self._voided(kind, [id_])
-            return found
+        with self._calling("invalidation by tag") as call:
 
-        return await self._ask("invalidate_tag", tag, (), effect)
+            def effect(sent: Sent | None, some: Sequence[str]) -> dict[tuple[str, str], bool]:
+                return self._void_tag(call, tag, sent, some, soft=soft)
+
+            buckets = self._all_buckets()
+            request = StoreRequest("invalidate_tag", tag, buckets, _nothing, fenced=effect)
+            done = await self._asked(request)
+            changed: dict[str, list[str]] = {}
+            for (kind, id_), is_done in done.items():
+                if not is_done:
+                    changed.setdefault(kind, []).append(id_)
+            for kind, ids in changed.items():
+                await self._invalidated(call, kind, ids, soft=soft)
+            return list(done)
+
+    def _all_buckets(self) -> list[str]:
+        return [""]
+
+    def _void_tag(
+        self, call: ChangeCall, tag: str, sent: Sent | None, buckets: Sequence[str], *, soft: bool
+    ) -> dict[tuple[str, str], bool]:
+        changes, rows = self._ledger.changes, self._store._rows  # noqa: SLF001 (all of it)
+        keys = rows.tagged.keys(tag) + rows.late.keys(tag)
+        before = {key: self._server.copy(key) for key in keys}
+        done = self._server.invalidate_tag(buckets, self.bucket_of, tag, sent, soft=soft)
+        self._world.tell(A_TAG, tag, None)
+        for bucket in buckets:
+            changes.tag_invalidated(call, tag, bucket)
+        for key in [key for key, is_done in done.items() if is_done]:
+            self._voided(key[0], [key[1]])
+            after = self._server.copy(key)
+            changes.voided(call, "invalidation by tag", key, before[key], after)
+        return done
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        def effect(some: Sequence[str]) -> None:
-            finished(self._store.delete(kind, some))
-            self._voided(kind, some)
+        with self._calling("deletion") as call:
 
-        await self._ask("delete", kind, ids, effect)
+            def effect(sent: Sent | None, some: Sequence[str]) -> set[str]:
+                return {id_ for id_ in some if not self._delete_one(call, (kind, id_), sent)}
+
+            await self._until_done(StoreRequest("delete", kind, list(ids), _nothing, fenced=effect))
+
+    def _delete_one(self, call: ChangeCall, key: tuple[str, str], sent: Sent | None) -> bool:
+        kind, id_ = key
+        before = self._server.copy(key)
+        is_done = self._server.delete(self.bucket_of(id_), key, sent)
+        if is_done:
+            self._voided(kind, [id_])
+            self._ledger.changes.voided(call, "deletion", key, before, None)
+        return is_done
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[ChangeCall]:
+        """The call of the caller, if it is known; otherwise this step is a call of its own."""
+        known = CALL.get()
+        if known is not None:
+            yield known
+            return
+        with self._process.calling(what) as call:
+            yield call
+
+    async def _until_done(self, request: StoreRequest[set[str]]) -> None:
+        """Ask again for the ids that have changed since the message was sent."""
+        left: Sequence[str] = request.ids
+        for _ in range(MOST_ATTEMPTS):
+            changed = await self._asked(replace(request, ids=left))
+            left = [id_ for id_ in left if id_ in changed]
+            if not left:
+                return
+        raise StoreError(f"other processes keep changing {','.join(left)}")
+
+    def _note_value(self, key: tuple[str, str], copy: Copy) -> None:
+        with suppress(MsgspecError):  # an absence, or not a value of `process.load`
+            value = msgpack.decode(cast("bytes", copy.value or b""), type=Version)
+            self._ledger.stored(key, value, self._world.time())
+
+    def _note_publication(self, key: tuple[str, str], before: Copy | None, copy: Copy) -> None:
+        """S8: a publication takes a stamp, too."""
+        old = None if before is None else before.generation
+        self._server.published(self.bucket_of(key[1]), key, old)
+        after = self._server.copy(key)
+        if after is not None:
+            self._ledger.changes.published(key, before, after, copy.version)
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
         return listening(self._process, tell)
@@ -246,14 +439,29 @@ class StoreWire(WrappedStore):
             try:
                 return await self._tried(request)
             except NoAnswer:
-                if not self._world.plan.resends:
+                if not self._sends_again(request):
                     raise
-            result: Any = await self._tried(request)
-            # S2: as Redis and PostgreSQL, which cannot tell whether the first one was stored
-            return Superseded(result, result) if request.step == "publish" else result  # type: ignore[return-value]
+            result = await self._tried(self._repeated(request))
+            return self._settled(request, result)
         except (StoreError, asyncio.CancelledError):
             self._unanswered(request)
             raise
+
+    def _repeated(self, request: StoreRequest[T]) -> StoreRequest[T]:
+        """S8: a put is the same step with the same generation."""
+        return request
+
+    def _settled(self, request: StoreRequest[T], result: Any) -> T:  # noqa: ANN401 (of any step)
+        """The answer to a request that was sent twice, because the first answer was lost."""
+        if request.step == "publish":
+            # S2: as Redis and PostgreSQL, which cannot tell whether the first one was stored
+            return Superseded(result, result)  # type: ignore[return-value]
+        if request.step == "put":
+            for id_, answer in result.items():
+                is_sure = answer.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
+                if not is_sure and request.puts[id_].when in UNSURE:
+                    raise StoreError(f"it is not known whether {id_} was stored")
+        return result  # type: ignore[no-any-return]
 
     def _unanswered(self, it: StoreRequest[Any]) -> None:
         ledger, number = self._ledger, self._process.number
@@ -265,16 +473,70 @@ class StoreWire(WrappedStore):
             case "publish":
                 ledger.unstored(it.tokens)
 
+    def _sends_again(self, request: StoreRequest[Any]) -> bool:
+        """A put without an answer is always settled; a file always answers."""
+        if self.reads_inline and request.fenced is not None:
+            return False
+        return request.step == "put" or self._world.plan.resends
+
     async def _tried(self, request: StoreRequest[T]) -> T:
         world = self._world
         if world.is_over:
             raise StoreError("the simulation is over")
+        if self._process.is_cut_off:
+            await asyncio.sleep(world.weather.dice.uniform(*LATENCY))
+            raise StoreError("this process cannot reach the store")
+        request = await self._addressed(request)
         answer: asyncio.Future[T] = world.loop.create_future()
         number, trouble = world.weather.next_request()
+        if self.reads_inline and request.fenced is not None and trouble is not None:
+            trouble = ON_A_FILE.get(trouble, trouble)
         if trouble is not None:
             world.note(self._process, f"request {number} ({request}) {trouble}")
         self._send(request, trouble, answer)
-        return await answer
+        try:
+            return await answer
+        except NoAnswer:
+            self._disconnect(request)
+            raise
+        except asyncio.CancelledError:
+            request.is_given_up = True
+            self._disconnect(request)
+            raise
+
+    async def _addressed(self, request: StoreRequest[T]) -> StoreRequest[T]:
+        """The request as it is sent now: on a connection, with what was heard on it."""
+        fenced = request.fenced
+        if fenced is None:
+            return replace(request, link=self._links.get(request.node))
+        if self.reads_inline:
+            return replace(request, effect=partial(fenced, None))
+        link = await self._connected(request.node)
+        sent = link.sent(self._world.time())
+        return replace(request, link=link, effect=partial(fenced, sent))
+
+    async def _connected(self, node: int | None) -> ServerLife:
+        """The open connection to a server, or a new one, which asks for the present stamps."""
+        link = self._links.get(node)
+        if link is not None:
+            return link
+        world = self._world
+        await asyncio.sleep(world.weather.dice.uniform(*LATENCY))
+        if world.weather.is_now(Blow.AWAY, node):
+            raise StoreError("the store does not answer")
+        server = node, world.incarnation(node)
+        link = ServerLife(server, self._present_stamps(node), world.server_now(), world.time())
+        self._links[node] = link
+        return link
+
+    def _present_stamps(self, node: int | None) -> dict[str, int]:
+        del node
+        return {"": self._server.counter("")}
+
+    def _disconnect(self, request: StoreRequest[Any]) -> None:
+        """Without an answer a connection is not used again: what comes on it is another's."""
+        if request.link is not None and self._links.get(request.node) is request.link:
+            del self._links[request.node]
 
     def _send(
         self, request: StoreRequest[Any], trouble: Trouble | None, answer: "asyncio.Future[Any]"
@@ -289,9 +551,9 @@ class StoreWire(WrappedStore):
             case Trouble.SLOW if not back:
                 there += dice.uniform(*SLOW)
             case Trouble.TWICE:
-                self._arrive(there + dice.uniform(*SLOW), request, some, None)
+                self._arrive(there + self._lateness(), request, some, None)
             case Trouble.LATE:
-                there = gives_up + dice.uniform(*SLOW)
+                there = gives_up + self._lateness()
             case Trouble.HALF:
                 some = some[: len(some) // 2]
         if not is_answered:
@@ -299,6 +561,13 @@ class StoreWire(WrappedStore):
             self._settle(waits, answer, NoAnswer("no answer from the store"))
         if trouble is not Trouble.LOST:
             self._arrive(there, request, some, answer if is_answered else None, back)
+
+    def _lateness(self) -> float:
+        dice = self._world.weather.dice
+        shortest, longest = SLOW
+        if dice.random() < 0.2:
+            longest = self._world.longest_delay
+        return dice.uniform(shortest, longest)
 
     def _arrive(self, after: float, *arrived: Any) -> None:  # noqa: ANN401 (for _take_effect)
         with self._world.loop.acting(WORLD):
@@ -312,17 +581,71 @@ class StoreWire(WrappedStore):
         back: float = 0.0,
     ) -> None:
         weather = self._world.weather
+        undo = self._undoing(request, some, answer)
         try:
             result = self._done(request, some)
         except StoreError as exc:
             result = exc
+        back += self._confirmed_after(request, result, undo)
         if answer is not None:
             back += weather.dice.uniform(*LATENCY)
             back += 0.0 if isinstance(result, StoreError) else weather.slowness()
-            self._settle(back, answer, result)
+            self._settle(back, answer, result, self._told_by(request, some))
+
+    def _undoing(
+        self,
+        request: StoreRequest[Any],
+        some: Sequence[str],
+        answer: "asyncio.Future[Any] | None",
+    ) -> Callable[[], None] | None:
+        """S9: what undoes the step if the node fails before its replica has it."""
+        del request, some, answer
+        return None
+
+    def _confirmed_after(
+        self, request: StoreRequest[Any], result: object, undo: Callable[[], None] | None
+    ) -> float:
+        """S9: seconds until a replica has the step."""
+        del request, result, undo
+        return 0.0
+
+    def _told_by(self, request: StoreRequest[Any], some: Sequence[str]) -> Callable[[], None]:
+        """What the process knows of stamps when the answer arrives."""
+        link, world = request.link, self._world
+        if link is None:
+            return lambda: None
+        server_time = world.server_now()
+        stamps: dict[str, int] = {}
+        for id_ in self._here(request, some):
+            bucket = self.bucket_of(id_)
+            if request.step == "read":
+                stamp = self._server.changed((request.kind, id_))
+            elif request.fenced is not None or request.step == "publish":
+                stamp = self._server.counter(bucket)
+            else:
+                continue
+            stamps[bucket] = max(stamp, stamps.get(bucket, 0))
+
+        def hear() -> None:
+            if stamps:
+                link.hear(stamps, server_time, world.time())
+
+        return hear
+
+    def _here(self, request: StoreRequest[Any], some: Sequence[str]) -> Sequence[str]:
+        """The ids that the server of a request has."""
+        del request
+        return some
 
     def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
         world = self._world
+        server = request.node, world.incarnation(request.node)
+        link = request.link if request.fenced is not None else None
+        if link is not None and link.server != server:
+            raise NoAnswer("the connection is broken")
+        is_left = request.is_given_up or not self._process.is_alive
+        if is_left and request.fenced is not None and self.reads_inline:
+            raise StoreError("its caller has left")
         if world.weather.is_now(Blow.AWAY, request.node):
             raise StoreError("the store does not answer")
         if world.weather.is_now(Blow.FULL, request.node) and request.step not in READS:
@@ -336,10 +659,17 @@ class StoreWire(WrappedStore):
             world.note(self._process, f"{request}{_told(result)}")
         return result
 
-    def _settle(self, after: float, answer: "asyncio.Future[T]", result: T | StoreError) -> None:
+    def _settle(
+        self,
+        after: float,
+        answer: "asyncio.Future[T]",
+        result: T | StoreError,
+        hear: Callable[[], None] = lambda: None,
+    ) -> None:
         def settle() -> None:
             if answer.done():
                 return
+            hear()
             if isinstance(result, StoreError):
                 answer.set_exception(result)
             else:

@@ -13,10 +13,12 @@ from stillfresh.checks import checked_function, checked_whole
 from stillfresh.stores import MemoryStore
 from stillfresh.testing.simulator.channel import SimulatedChannel
 from stillfresh.testing.simulator.faults import NODES, Blow, Plan, Strike, Weather
-from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
-from stillfresh.testing.simulator.nodes import Node, first_node
+from stillfresh.testing.simulator.ledger import Ledger
+from stillfresh.testing.simulator.nodes import LONGEST_LAG, Node, first_node
 from stillfresh.testing.simulator.process import Process
-from stillfresh.testing.simulator.wire import finished
+from stillfresh.testing.simulator.promises import BrokenPromise, Promise
+from stillfresh.testing.simulator.server import FencedServer, finished
+from stillfresh.testing.simulator.wire import VERY_LATE
 from stillfresh.virtual_loop import WORLD, VirtualLoop
 
 App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
@@ -27,6 +29,8 @@ MAX_COPIES: Final = 10_000
 MAX_TRACE: Final = 5_000
 LOOK_EVERY: Final = 64
 """Steps between two of the more expensive checks."""
+MOVING: Final = (0.0, 0.2)
+"""Seconds in which a slot that moves is on both nodes."""
 RESTART: Final = (0.5, 5.0)
 """Seconds until a process that was killed runs again."""
 
@@ -49,11 +53,20 @@ class World:
         tokens = iter(range(1, 1 << 62))
         self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
         finished(self.store.open())
+        self.server = FencedServer(self.store, self.server_now)
+        """The steps of the store that know late messages."""
+        self.server_skew = 0.0
+        self.longest_delay = VERY_LATE
+        """Seconds by which a message may be late, at most."""
+        self._starts = 0
         self.channels: set[SimulatedChannel] = set()
         """S10: channels to the listening processes."""
+        self.longest_lag = LONGEST_LAG
         self.nodes = [Node() for _ in range(NODES)]
         """S9: of the store, if it is a cluster."""
         self._moved: dict[str, int] = {}
+        self._settles_at: dict[str, float] = {}
+        """When the slot of an id has arrived with all its keys."""
         self.asked_by: Process | None = None
         """The process whose request the store is doing."""
         self._asks_callers = plan.dice("clock").random() < 0.5
@@ -117,6 +130,7 @@ class World:
 
     def fail_over(self, node: int) -> None:
         """S9: one node's replica takes over, without the changes that it does not have yet."""
+        self.note(None, f"the replica of node {node} takes over")
         self.nodes[node].fail(self.time())
         for channel in self.channels:
             channel.cut()
@@ -130,9 +144,14 @@ class World:
         for each in (self.node_of(id_), node):
             self.nodes[each].steps.clear()
         self._moved[id_] = node
+        self._settles_at[id_] = self.time() + self.dice.uniform(*MOVING)
         self.note(None, f"{id_} moves to node {node}")
         for channel in self.channels:
             channel.cut()
+
+    def is_moving(self, id_: str) -> bool:
+        """S9: some keys of the id's slot are not there yet."""
+        return self.time() < self._settles_at.get(id_, 0.0)
 
     def note(self, process: Process | None, text: str) -> None:
         """Add a line to the trace."""
@@ -192,11 +211,34 @@ class World:
         await asyncio.sleep(self.weather.dice.uniform(*RESTART))
         self._launch(app)
 
+    def server_now(self) -> float:
+        """Return the time of the server's clock."""
+        return self.wall() + self.server_skew
+
     def store_now(self) -> float:
         """S2: a server has its own clock; for a file, the caller's clock counts."""
         if self._asks_callers and self.asked_by is not None:
             return self.asked_by.clock()
-        return self.wall()
+        return self.server_now()
+
+    def set_server_clock(self, by: float) -> None:
+        """Move the server's clock."""
+        self.note(None, f"the server's clock is set by {by:+g} s")
+        self.server_skew += by
+
+    def lose_everything(self, *, restarts: bool) -> None:
+        """The server loses its entries and its counters: it is flushed, or restarts empty."""
+        self.note(None, "the server restarts empty" if restarts else "the server is flushed")
+        self.server.lose_everything()
+        self.ledger.lost()
+        if restarts:
+            self._starts += 1
+            for channel in self.channels:
+                channel.cut()
+
+    def incarnation(self, node: int | None) -> int:
+        """Which server answers: a connection to an earlier one is broken."""
+        return self._starts if node is None else self.nodes[node].failovers
 
     def run(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
         """Run; raises the first broken promise."""
