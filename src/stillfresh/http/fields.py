@@ -46,12 +46,19 @@ def members(lines: Iterable[bytes]) -> list[bytes]:
 
 
 def directives(lines: Iterable[bytes]) -> dict[str, str]:
-    """RFC 9111 §5.2: by lower-case name; of several the first counts; without argument: empty."""
+    """RFC 9111 §5.2: by lower-case name; of several the first counts; without argument: empty.
+
+    No space belongs around `=`. An argument with one keeps it, so that it is no number.
+    """
     result: dict[str, str] = {}
     for member in members(lines):
-        name, _, argument = member.partition(b"=")
-        if TOKEN.fullmatch(name := name.strip()):
-            result.setdefault(name.decode("ascii").lower(), _unquoted(argument.strip()))
+        before, _, after = member.partition(b"=")
+        name = before.rstrip()
+        argument = after.lstrip()
+        if TOKEN.fullmatch(name):
+            is_spaced = name != before or argument != after
+            text = _unquoted(argument)
+            result.setdefault(name.decode("ascii").lower(), f" {text}" if is_spaced else text)
     return result
 
 
@@ -145,7 +152,7 @@ _LONG_DAY: Final = b"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
 _MONTH: Final = b"(?P<month>%b)" % b"|".join(MONTHS)
 _TIME: Final = b"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-5][0-9]|60)"
 _DATES: Final = tuple(
-    re.compile(form)
+    re.compile(form, re.IGNORECASE)
     for form in (
         rb"%b, (?P<day>[0-9]{2}) %b (?P<year>[0-9]{4}) %b GMT" % (_DAY, _MONTH, _TIME),
         rb"%b, (?P<day>[0-9]{2})-%b-(?P<year>[0-9]{2}) %b GMT" % (_LONG_DAY, _MONTH, _TIME),
@@ -160,7 +167,8 @@ LONGEST_PAUSE: Final = 86_400.0
 def http_date(value: bytes) -> float | None:
     """RFC 9110 §5.6.7: a date in one of the three forms, in seconds; None if it is not a date.
 
-    A year of two digits is from 1969 to 2068.
+    A year of two digits is from 1969 to 2068. Names of days and months, and GMT, are read in any
+    case: the RFC does not ask for that, but browsers and other caches read them so.
     """
     if (found := next(filter(None, (form.fullmatch(value) for form in _DATES)), None)) is None:
         return None
@@ -169,7 +177,7 @@ def http_date(value: bytes) -> float | None:
     )
     if len(found["year"]) == 2:
         year += 2000 if year < 69 else 1900
-    month = MONTHS.index(found["month"]) + 1
+    month = MONTHS.index(found["month"].title()) + 1
     try:  # a leap second counts as the one before it
         return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC).timestamp()
     except ValueError:

@@ -91,7 +91,9 @@ def longest_lifetime(headers: Raw) -> float:
     fields = (
         directives(values(headers, name)) for name in (b"cache-control", b"cdn-cache-control")
     )
-    ages = [number(known, name) or 0.0 for known in fields for name in ("max-age", "s-maxage")]
+    # Others may read a number with a space before it, which we do not.
+    texts = [known.get(name, "").strip() for known in fields for name in ("max-age", "s-maxage")]
+    ages = [number({"age": text}, "age") or 0.0 for text in texts]
     return max(*ages, _until_expires(headers, FOR_EVER) or 0.0)
 
 
@@ -115,11 +117,15 @@ def _after(known: Mapping[str, str]) -> tuple[float, float]:
 
 
 def initial_age(headers: Raw, fetched_at: float) -> float:
-    """§4.2.3: its age when it was requested, by its Age or its Date."""
+    """§4.2.3: its age when it was requested, by its Age or its Date.
+
+    A `Date` has whole seconds. The fraction of ours is left out of the difference: otherwise a
+    response that says max-age=1 would live for a part of a second.
+    """
     ages = members(values(headers, b"age"))
     age = number({"age": ages[0].decode("latin-1")}, "age") if ages else None
     date = date_of(headers, b"date")
-    apparent = 0.0 if date is None else fetched_at - date
+    apparent = 0.0 if date is None else math.floor(fetched_at) - date
     return max(0.0, age or 0.0, apparent)
 
 

@@ -154,8 +154,9 @@ class IsrMiddleware:
             why = reason
             if visit is not None:
                 judgement = self._visits.hear(visit, status, headers)
-                if reason is Reason.PRIVATE and isinstance(judgement, Reason):
-                    why = judgement  # this answer says why the last one was not shared
+                if reason is Reason.PRIVATE:
+                    # The last answer was not shared. If this one could be, it is not private.
+                    why = judgement if isinstance(judgement, Reason) else Reason.REMEMBERED
             self._pages.count_bypass(why)
             return f"fwd=bypass; detail={why}"
 

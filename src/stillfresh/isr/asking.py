@@ -160,7 +160,7 @@ class PageAsking:
                 elif resting.done() and not self._is_own:
                     text = f"not rendered by another within {pages.wait:g} s"
                     raise Busy(f"{self._key!r}: {text}")
-            return PageRead(pages.judged(await asking), self._is_own, self._before)
+            return PageRead(pages.judged(self._key, await asking), self._is_own, self._before)
         finally:
             resting.cancel()
             if not is_begun:

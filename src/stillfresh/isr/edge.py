@@ -26,6 +26,9 @@ from stillfresh.isr.tunnels import LINGER, TUNNEL, Inbox
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
+LONGEST_SHOWN: Final = 1_000
+"""Bytes of a path in the log."""
+
 __all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_allowed"]
 __all__ += ["is_host", "is_trusted", "peer_of", "refuse", "target_of"]
 
@@ -74,7 +77,7 @@ class Edge:
         try:
             await self._app(scope, receive, told)
         except ConnectionError as exc:  # once begun, the client sees that the answer was cut off
-            logger.warning("%s", exc)
+            logger.warning("%s %s: %s", scope["method"], shown_path(scope), exc)
             if not started:
                 await refuse(send, 502, b"The site broke off its answer.\n")
 
@@ -105,12 +108,29 @@ class Edge:
         return believed
 
 
+def shown_path(scope: Scope) -> str:
+    """The path for a line of the log: without the query, which may have secrets, and not long."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    return raw[:LONGEST_SHOWN].decode("ascii", "backslashreplace")
+
+
 async def refuse(
-    send: Send, status: int, text: bytes, *, kind: bytes = b"text/plain", is_last: bool = False
+    send: Send,
+    status: int,
+    text: bytes,
+    *,
+    kind: bytes = b"text/plain",
+    is_last: bool = False,
+    fault: bytes | None = None,
+    more: Raw = (),
 ) -> None:
-    """Send an error of the gateway's own; with `is_last`, close the connection afterwards."""
-    fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))
-    if (fault := FAULTS.get(status)) is not None:
+    """Send an error of the gateway's own; with `is_last`, close the connection afterwards.
+
+    `fault`: RFC 9209 §2.3, if it is another than the status says.
+    """
+    fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"), *more)
+    fault = fault or FAULTS.get(status)
+    if fault is not None:
         fields = (*fields, (b"proxy-status", b"stillfresh; error=" + fault))
     if is_last:
         fields = (*fields, (b"connection", b"close"))

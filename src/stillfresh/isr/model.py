@@ -46,6 +46,7 @@ class Reason(StrEnum):
     PATH = "path"
     PRIVATE = "private"
     RANGE = "range"
+    REMEMBERED = "remembered"
     ROUTE = "route"
     SET_COOKIE = "set-cookie"
     SIZE = "size"
@@ -171,15 +172,16 @@ class ServedPage(Page):
 class PageFailed(Exception):
     """The site answered with an error. It is never stored; without an old page, visitors get it.
 
-    `own`: the answer for the visitor that started the render, if it is private (I13).
+    `own`: the answer for the visitor that started the render, if it is private (I13). `text`: what
+    the site answered, if its status does not say it.
     """
 
     _plain = True
 
-    def __init__(self, page: Page, own: Page | None = None) -> None:
+    def __init__(self, page: Page, own: Page | None = None, text: str = "") -> None:
         self.page = page
         self.own = page if own is None else own
-        super().__init__(f"the site answered with status {page.status}")
+        super().__init__(text or f"the site answered with status {page.status}")
 
 
 class Busy(StillfreshError):

@@ -69,7 +69,7 @@ from stillfresh.isr.stored import (
     too_busy,
 )
 from stillfresh.stores import MemoryStore, for_tenant, store_for
-from stillfresh.stores.contract import Store
+from stillfresh.stores.contract import Mark, Store
 
 UNSHARED_FOR: Final = 30.0
 """Seconds; after that, one background render checks whether the page is still private."""
@@ -237,16 +237,29 @@ class PageCache(OnDemand):
         """
         known = None if anew else self.known(key)
         if known is not None and self.takes(known, caller.wish):
-            return PageRead(self.judged(known))
+            return PageRead(self.judged(key, known))
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered, the most at once")
         return await PageAsking(self, key, render, caller).answered(known, anew=anew)
 
-    def judged(self, outcome: ReadOutcome) -> ReadOutcome:
+    def judged(self, key: PageKey, outcome: ReadOutcome) -> ReadOutcome:
         """The failure, if the old copy may not be served."""
         if not isinstance(outcome, Answer) or not outcome.found or outcome.error is None:
             return outcome
-        return outcome if may_serve(outcome, self.clock()) else outcome.error
+        return outcome if self._may_serve(key, outcome) else outcome.error
+
+    def _may_serve(self, key: PageKey, answer: Answer[StoredPage]) -> bool:
+        """I12: not a copy that was invalidated, even if its time would be over by now."""
+        return self._mark(key) is not Mark.HARD and may_serve(answer, self.clock())
+
+    def _mark(self, key: PageKey) -> Mark | None:
+        """How the copy was invalidated that was just read. None: memory does not have it."""
+        entry = self.core.memory.entries.get(key)
+        return None if entry is None else entry.copy.mark
+
+    def may_be_invalidated(self, key: PageKey) -> bool:
+        """I12: False only if the copy that was just read is certainly not invalidated."""
+        return self._mark(key) is not Mark.NONE
 
     def takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
         """True if the request accepts it, or if no load can bring a better one now."""
@@ -321,7 +334,7 @@ class PageCache(OnDemand):
         if page is not None:
             self.shows(page)
         # I25: an error with its own freshness is a page, unless an older one can be served.
-        is_covered = kept is not None and may_serve(kept, self.clock())
+        is_covered = kept is not None and self._may_serve(key, kept)
         is_told = is_covered or made.reason is not None
         if page is not None and is_told and is_failure(page.head.status):
             raise refused(page)

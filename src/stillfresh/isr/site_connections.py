@@ -8,6 +8,7 @@ more bytes than its answer, receives some while idle, or identifies a client to 
 import asyncio
 import re
 import select
+import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -34,7 +35,33 @@ Tell: TypeAlias = Callable[[int, Raw], None]
 
 
 class SiteBroken(ConnectionError):
-    """The site cannot be reached, closed the connection, or does not speak HTTP."""
+    """The site cannot be reached, closed the connection, or does not speak HTTP.
+
+    Its text continues "cannot be reached:" or "broke off its answer:".
+    """
+
+    fault: bytes | None = None
+    """RFC 9209 §2.3, if it is a special one."""
+
+
+def broken_by(exc: Exception) -> SiteBroken:
+    """Say in our own words why there is no connection."""
+    match exc:
+        case ssl.SSLCertVerificationError():
+            broken = SiteBroken(f"its certificate is not trusted: {exc.verify_message}")
+            broken.fault = b"tls_certificate_error"
+        case ssl.SSLError():
+            broken = SiteBroken(f"it does not speak TLS as expected ({exc.reason or exc})")
+            broken.fault = b"tls_protocol_error"
+        case ConnectionRefusedError():
+            broken = SiteBroken("it refuses connections")
+        case socket.gaierror() | UnicodeError():
+            broken = SiteBroken("its name is not known")
+        case OSError(strerror=str() as text):
+            broken = SiteBroken(f"the connection failed ({text})")
+        case _:
+            broken = SiteBroken(f"the connection failed ({exc})")
+    return broken
 
 
 class SiteConnection(asyncio.Protocol):
@@ -107,7 +134,7 @@ class SiteConnection(asyncio.Protocol):
                     fields = ((bytes(name), bytes(value)) for name, value in event.headers)
                     tell(event.status_code, end_to_end(tuple(fields)))
         if not isinstance(event, h11.Response) or event.status_code > LAST_STATUS:
-            raise SiteBroken("the site sent an invalid response")
+            raise SiteBroken("its answer is not valid HTTP/1.1")
         return event
 
     async def parts(self, limit: float | None = None) -> AsyncIterator[bytes]:
@@ -126,25 +153,30 @@ class SiteConnection(asyncio.Protocol):
 
     async def write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            raise SiteBroken("closed by the site")
+            raise SiteBroken("it closed the connection")
         self._transport.write(data)
         await self._can_write.wait()
 
     async def _event(self) -> object:
+        is_ended = False
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await self._read())
+                data = await self._read()
+                is_ended = not data
+                self._http.receive_data(data)
         except h11.RemoteProtocolError as exc:
-            raise SiteBroken(str(exc)) from exc
+            if is_ended:
+                raise SiteBroken("it closed the connection too early") from exc
+            raise SiteBroken(f"its answer is not valid HTTP/1.1 ({exc})") from exc
         if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
-            raise SiteBroken("closed without an answer")
+            raise SiteBroken("it closed the connection without an answer")
         return event
 
     async def _read(self) -> bytes:
         try:
             return await self._inbox.read()
         except ConnectionError as exc:
-            raise SiteBroken(str(exc)) from exc
+            raise SiteBroken("the connection broke") from exc
 
     async def read(self) -> bytes:
         """For a tunnel: also bytes that came together with the head."""
@@ -224,7 +256,7 @@ class Pool:
         except TimeoutError:
             raise
         except (OSError, UnicodeError) as exc:
-            raise SiteBroken(str(exc)) from exc
+            raise broken_by(exc) from exc
         return connection
 
     def give(self, connection: SiteConnection) -> None:

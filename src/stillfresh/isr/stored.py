@@ -132,7 +132,9 @@ def too_busy(retry_after: float) -> Page:
 def refused(page: StoredPage) -> PageFailed:
     """I13: of a private error, other visitors get only the status and `Retry-After`."""
     headers, whole = page.head.headers, opened(page)
-    if private(page.head.status, headers) is None or is_of_gateway(headers):
+    if is_of_gateway(headers):  # its text says why; the site may not have been asked at all
+        return PageFailed(whole, text=whole.body.decode("utf-8", "replace").strip())
+    if private(page.head.status, headers) is None:
         return PageFailed(whole)
     return PageFailed(bare(whole.status, headers), own=whole)
 

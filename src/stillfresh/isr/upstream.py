@@ -20,7 +20,7 @@ from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
 from stillfresh.isr.answers import LOAD
 from stillfresh.isr.clients import has_body, target_of
-from stillfresh.isr.edge import refuse
+from stillfresh.isr.edge import refuse, shown_path
 from stillfresh.isr.model import Receive, Scope, Send
 from stillfresh.isr.routes import INTERIM
 from stillfresh.isr.sharing import is_event_stream
@@ -202,8 +202,8 @@ class Upstream:
         except TimeoutError:
             await refuse(send, 504, b"The site did not answer in time.\n")
         except SiteBroken as exc:
-            self._note(exc)
-            await refuse(send, 502, b"The site cannot be reached.\n")
+            self._note(exc, scope)
+            await refuse(send, 502, b"The site cannot be reached.\n", fault=exc.fault)
         finally:
             visitor.end()
 
@@ -221,7 +221,7 @@ class Upstream:
         place = Place(kind)
         try:
             connection, answer = await self._answer(request, visitor, scope.get(INTERIM))
-            self._note(None)
+            self._is_reached = True
             if isinstance(answer, h11.InformationalResponse):
                 await self._switch(connection, answer, visitor, scope[TUNNEL])
                 return
@@ -269,11 +269,12 @@ class Upstream:
                     raise
         raise AssertionError("the second try returns or raises")
 
-    def _note(self, error: SiteBroken | None) -> None:
+    def _note(self, error: SiteBroken, scope: Scope) -> None:
         """Log once, not for each request."""
-        if error is not None and self._is_reached:
-            logger.warning("%s: cannot be reached: %s", self._base, error)
-        self._is_reached = error is None
+        if self._is_reached:
+            what = f"{scope['method']} {shown_path(scope)}"
+            logger.warning("%s: cannot be reached: %s (%s)", self._base, error, what)
+        self._is_reached = False
 
     def _request(self, scope: Scope) -> h11.Request:
         raw: Raw = tuple(scope["headers"])
@@ -313,7 +314,8 @@ class Upstream:
         except (SiteBroken, TimeoutError) as exc:
             if visitor.is_gone:
                 raise Left from exc
-            raise ConnectionError(f"{self._base}: broke off its answer: {exc!r}") from exc
+            why = exc if isinstance(exc, SiteBroken) else f"no byte came for {self._timeout:g} s"
+            raise ConnectionError(f"{self._base}: broke off its answer: {why}") from exc
         finally:
             visitor.end()
             self._pool.give(connection)

@@ -122,7 +122,7 @@ class Visits:
         """I13: the app gets the key, and nothing of the visitor."""
         if visit.wish.max_stale and (kept := await self._pages.core.look(key)) is not None:
             is_over = kept.found and kept.verdict is Verdict.EXPIRED
-            if is_over and is_good_for(kept, visit.wish, self._pages.clock()):
+            if is_over and self._is_good(visit, key, kept):
                 return self._hit(key, kept)
         base = {**state, "client": None}
 
@@ -135,7 +135,18 @@ class Visits:
             asking = AppRequest(visit, base, own, given, offer=offer, allowed=self._allowed)
             return await self._renderer.render(asking, old)
 
-        return await self._read(visit, key, render)
+        anew = visit.is_open and await self._is_shareable_again(visit, key)
+        return await self._read(visit, key, render, anew=anew)
+
+    async def _is_shareable_again(self, visit: Visit, key: PageKey) -> bool:
+        """True if a visitor's answer may be shared, and there is no page yet.
+
+        Then memory's note that an earlier answer was not shared does not count.
+        """
+        if self._heard.is_private(visit.id) is not False:
+            return False
+        kept = await self._pages.core.look(key)
+        return kept is None or not kept.found
 
     async def _as_asked(
         self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
@@ -166,7 +177,7 @@ class Visits:
         if visit.is_authorized and not allows_authorized(head):
             return Reason.AUTHORIZATION
         may_ask = unfit in {None, Reason.RANGE}
-        is_good = is_good_for(kept, visit.wish, self._pages.clock())
+        is_good = self._is_good(visit, key, kept)
         if visit.is_part and not covers(kept.value, visit.headers):
             return unfit or await self._asked(visit, scope, key, anew=True)
         if is_good and not (kept.verdict is Verdict.STALE and may_ask):
@@ -175,6 +186,15 @@ class Visits:
         if not is_good and why is not None:
             return why
         return await self._asked(visit, scope, key, is_behind=is_good)
+
+    def _is_good(self, visit: Visit, key: PageKey, kept: Answer[StoredPage]) -> bool:
+        """Is the copy that was just read good enough for this request?
+
+        I12: `max-stale` accepts an old copy, and no copy that was invalidated.
+        """
+        if kept.verdict is Verdict.EXPIRED and self._pages.may_be_invalidated(key):
+            return False
+        return is_good_for(kept, visit.wish, self._pages.clock())
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[StoredPage] | None:
         """The stored page, however old; counted as a read if it can be served as it is (I28)."""
@@ -258,7 +278,7 @@ class Visits:
         if answer is None or not answer.found:
             return Reason.NO_STORE
         is_for_all = not visit.is_authorized or allows_authorized(answer.value.head)
-        is_given = is_for_all and is_good_for(answer, visit.wish, self._pages.clock())
+        is_given = is_for_all and self._is_good(visit, key, answer)
         if not is_given and is_of(answer.value, visit.headers, visit.carried):
             return Reason.NO_STORE
         return self._hit(key, answer)

@@ -5,8 +5,15 @@ from stillfresh.errors import needs
 with needs("web", "stillfresh.server"):
     from stillfresh.server.access import AccessLog
     from stillfresh.server.board import Board
-    from stillfresh.server.listening import Server, address, bound, bound_path, server_config
+    from stillfresh.server.listening import (
+        Server,
+        address,
+        begin_drain,
+        bound,
+        bound_path,
+        server_config,
+    )
     from stillfresh.server.workers import Worker, Workers
 
 __all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
-__all__ += ["AccessLog", "server_config"]
+__all__ += ["AccessLog", "begin_drain", "server_config"]

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.http.fields import http_date_text
 from stillfresh.server.access import AccessLog
-from stillfresh.server.protocol import new_protocol
+from stillfresh.server.protocol import Protocol, new_protocol
 from stillfresh.server.sockets import SocketProtocol
 
 GRACE: Final = 10
@@ -130,6 +130,13 @@ def server_config(
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE,
     )
+
+
+def begin_drain(server: Server) -> None:
+    """Close each connection after its next answer, so that clients go elsewhere (G17)."""
+    protocol = server.config.http_protocol_class
+    if issubclass(protocol, Protocol):
+        protocol.begin_drain(server.server_state.connections)
 
 
 def finished(app: ASGIApp) -> ASGIApp:

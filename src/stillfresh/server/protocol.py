@@ -10,13 +10,13 @@ import enum
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import httptools
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stillfresh.http.fields import Raw, http_date_text
@@ -32,6 +32,8 @@ HEAD_TIME: Final = 30.0
 """Seconds for a head to come, from its first byte, or from the start of the connection."""
 WITH_MORE: Final = frozenset({b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 TOO_LONG: Final = b"The request's head is too long.\n"
+OTHER_VERSION: Final = b"This server speaks HTTP/1.1 and HTTP/1.0.\n"
+OLD_CHUNKS: Final = b"An HTTP/1.0 request cannot have a transfer coding.\n"
 
 
 class Part(enum.Enum):
@@ -49,6 +51,9 @@ class Protocol(HttpToolsProtocol):
     is_site: Callable[[str], bool]
     """Whether a WebSocket for this path belongs to the site."""
     access: AccessLog | None
+    is_draining = False
+    """G17: the server ends soon: each answer is the last one of its connection."""
+    _is_unfit = False
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
     _unread = 0
@@ -62,7 +67,22 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # RFC 9110 §2.5: HTTP/1.2 is read as 1.1; other versions are refused below.
+        self.parser.set_dangerous_leniencies(lenient_version=True)
         self._start_timer()
+
+    @classmethod
+    def begin_drain(cls, connections: Iterable[object]) -> None:
+        """From now on, close connections after their next answer; answers kept ready would not.
+
+        `connections`: requests under way there are the last ones, too.
+        """
+        cls.is_draining = True
+        cls.hits.clear()
+        for connection in connections:
+            if isinstance(connection, cls):
+                for cycle in connection._cycles:  # noqa: SLF001 (of the same class)
+                    cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -143,18 +163,29 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._unread = 0
         self._stop_timer()
-        size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
-        if size > LONGEST_HEAD:
+        refusal = self._refusal()
+        if refusal is not None:
             # In its turn, after the answers that are under way.
-            self.app = _too_long if self.access is None else self.access.around(_too_long)
+            self._is_unfit = True
+            self.app = refusal if self.access is None else self.access.around(refusal)
         self._name_host()
-        if self.parser.should_upgrade() and super()._should_upgrade():
+        if not self._is_unfit and self.parser.should_upgrade() and super()._should_upgrade():
             self._find_tunnel()
         super().on_headers_complete()
         self._part = Part.BODY
         if self.cycle is not None:
             self._follow(self.cycle)
             self._record(self.cycle)
+
+    def _refusal(self) -> ASGIApp | None:
+        """An app that refuses this request, if its head alone says that it must be refused."""
+        version = self.parser.get_http_version()
+        if not version.startswith("1."):  # RFC 9110 §15.6.6
+            return partial(_refuse, 505, OTHER_VERSION)
+        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
+            return partial(_refuse, 400, OLD_CHUNKS)  # RFC 9112 §6.1: its framing is faulty
+        size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
+        return partial(_refuse, 431, TOO_LONG) if size > LONGEST_HEAD else None
 
     def _find_tunnel(self) -> None:
         path = unquote(httptools.parse_url(self.url).path.decode("ascii"))
@@ -163,7 +194,7 @@ class Protocol(HttpToolsProtocol):
 
     def _should_upgrade(self) -> bool:
         """False for a WebSocket of the site: the gateway does not speak it."""
-        return self._tunnel is None and super()._should_upgrade()
+        return self._tunnel is None and not self._is_unfit and super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser has stopped here: it has not seen the bytes after the head.
@@ -181,7 +212,7 @@ class Protocol(HttpToolsProtocol):
     def _record(self, cycle: RequestResponseCycle) -> None:
         """Let the app keep its answer, unless the request has more than a head."""
         head, self._head = self._head, None
-        if head is None or any(name in WITH_MORE for name, _ in self.headers):
+        if head is None or self.is_draining or any(name in WITH_MORE for name, _ in self.headers):
             return
         recorder: Any = Recorder(self.transport)
         respond = cycle.on_response
@@ -200,6 +231,10 @@ class Protocol(HttpToolsProtocol):
         if self._tunnel is not None:
             self._tunnel.attach(cycle)
             cycle.scope.update({"type": TUNNEL, TUNNEL: self._tunnel})  # type: ignore[typeddict-item]
+        if self.is_draining:
+            cycle.keep_alive = False  # uvicorn then says so in the answer
+        if cycle.scope["http_version"] not in {"1.0", "1.1"}:
+            cycle.scope["http_version"] = "1.1"
         if cycle.scope["http_version"] == "1.0":
             send: Any = _unchunked(cycle)
             cycle.send = send  # type: ignore[method-assign]
@@ -301,9 +336,9 @@ def _named(target: bytes) -> bytes | None:
     return urlsplit(target).netloc.rpartition(b"@")[2]
 
 
-async def _too_long(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(status: int, text: bytes, scope: Scope, receive: Receive, send: Send) -> None:
     del scope, receive
-    await refuse(send, 431, TOO_LONG, is_last=True)
+    await refuse(send, status, text, is_last=True)
 
 
 def _unchunked(cycle: RequestResponseCycle) -> Send:

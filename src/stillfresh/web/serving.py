@@ -30,6 +30,7 @@ from stillfresh.server import (
     Worker,
     Workers,
     address,
+    begin_drain,
     bound,
     bound_path,
     server_config,
@@ -77,7 +78,7 @@ def serve(
         given = Inherited(listener, log, Guesses(), recording, read, follow)
 
         def listening() -> None:
-            for line in _said(settings, where):
+            for line in addresses_of(settings, where):
                 say(line)
 
         if server.workers == 1:
@@ -265,6 +266,7 @@ class GatewayProcess:
             self._reload()
         elif number == signal.SIGTERM and server.started and drain and not app.is_draining:
             app.is_draining = True
+            begin_drain(server)
             asyncio.get_running_loop().call_later(drain, self._end)
         elif number == signal.SIGINT and server.should_exit:
             server.force_exit = True
@@ -289,7 +291,15 @@ async def _open(app: Gateway) -> None:
     await app.open()
 
 
-def _said(settings: Settings, where: str) -> Iterator[str]:
+def _from_here(settings: Settings, where: str) -> str:
+    """The address as a browser on this machine writes it: "all addresses" is none."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.server.host)  # noqa: S104 (compared)
+    if here is None or settings.server.uds is not None:
+        return where
+    return address(here, int(where.rpartition(":")[2]))
+
+
+def addresses_of(settings: Settings, where: str) -> Iterator[str]:
     """The addresses that it serves; never a password."""
     store = without_password(settings.store.url)
     if settings.pages is not None:
@@ -300,4 +310,4 @@ def _said(settings: Settings, where: str) -> Iterator[str]:
         yield f"{where}/v1/ keeps {', '.join(it.name for it in settings.kinds)} in {store}"
     if settings.server.record:
         yield f"reads are recorded in {settings.server.record}, for `stillfresh plan`"
-    yield f"{where}/_stillfresh/ shows what it does"
+    yield f"{_from_here(settings, where)}/_stillfresh/ shows what it does"

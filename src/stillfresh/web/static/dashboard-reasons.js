@@ -18,6 +18,7 @@ const REASONS = {
   "path": ["ambiguous path", "Servers may read this path or query in different ways."],
   "private": ["marked private", "The site says Cache-Control: private or no-store."],
   "range": ["part of a page", "A part was requested of a page that is not stored."],
+  "remembered": ["was not shared before", "The last answer could not be shared, so this request went to the site. This answer can be: the next visit stores it."],
   "route": ["no route", "No route names this path."],
   "set-cookie": ["set a cookie", "The response sets a cookie, so it is for one visitor."],
   "size": ["too large", "The page is larger than max_body."],
