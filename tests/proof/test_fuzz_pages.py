@@ -5,6 +5,7 @@ The app behind says what it was asked for: a page that is another request's woul
 
 import ast
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
@@ -22,6 +23,9 @@ FEW = settings(max_examples=60, deadline=None)
 
 ODD_PATHS = [
     b"/a%2Fb",
+    b"/a%2fb",
+    b"/a%252Fb",
+    b"/a%2F%2e%2e",
     b"/a/b",
     b"/a/%2e%2e/b",
     b"/a/../b",
@@ -42,7 +46,20 @@ ODD_PATHS = [
     b"/a\\b",
     b"/a b",
 ]
-ODD_QUERIES = [b"", b"x=1", b"x=%31", b"x=1&x=2", b"y=1", b"&&", b"=", b"x", b"x=1;y=2", b"\xff"]
+ODD_QUERIES = [
+    b"",
+    b"x=1",
+    b"x=%31",
+    b"x=1&x=2",
+    b"y=1",
+    b"y=1&x=1",
+    b"x=1&y=1",
+    b"&&",
+    b"=",
+    b"x",
+    b"x=1;y=2",
+    b"\xff",
+]
 NAMES = [
     b"accept-encoding",
     b"accept-language",
@@ -63,6 +80,8 @@ OPTIONAL = ["raw_path", "root_path", "client", "state", "scheme"]
 DECODERS = ["replace", "surrogateescape"]
 PORTS = {"http": b":80", "https": b":443"}
 CONDITIONS = {b"cache-control"}
+SLASH = re.compile(rb"(%2[Ff])")
+"""I32: encoded, it is not a slash."""
 VALUES = st.binary(max_size=12) | st.sampled_from(
     [
         b"",
@@ -138,14 +157,13 @@ def seen_of(scope: Mapping[str, Any]) -> Seen:
     kinds = b",".join(value for name, value in scope["headers"] if name == b"x-kind")
     given = (scope.get("raw_path") or b"").partition(b"?")[0]  # some servers leave the query in it
     raw = given or scope["path"].encode("utf-8", "surrogatepass")
-    parts = [part for part in scope["query_string"].split(b"&") if part]
     return {
         "scheme": scheme,
         "hosts": [host.removesuffix(PORTS[scheme]) for host in hosts],
         "root": scope.get("root_path", ""),
         "path": scope["path"],
-        "raw": unquote_to_bytes(raw),
-        "query": sorted(parts, key=lambda part: part.partition(b"=")[0]),
+        "raw": [it if SLASH.match(it) else unquote_to_bytes(it) for it in SLASH.split(raw)],
+        "query": scope["query_string"],
         "kinds": [b" ".join(it.split()) for it in kinds.split(b",") if it.strip()],
     }
 

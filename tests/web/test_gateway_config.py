@@ -112,6 +112,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "forward"): ["both", 1, ""],
     ("pages", "heuristic"): ["yes", 1],
     ("pages", "cdn_override"): ["yes", 1],
+    ("pages", "normalise_query"): ["yes", 1],
     ("pages", "absent_for"): ["soon", -1],
     ("pages", "stale_for"): ["soon", -1],
     ("pages", "error_for"): ["soon", -1],

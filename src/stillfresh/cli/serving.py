@@ -112,6 +112,13 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     help="A query parameter that tells pages apart; repeatable.  [default: all]",
 )
 @click.option(
+    "--normalise-query",
+    "pages__normalise_query",
+    is_flag=True,
+    default=None,
+    help="Sort the parameters of a query by name, in the key and for the site.",
+)
+@click.option(
     "--memory-for",
     "store__memory_for",
     help="How long to answer from memory without asking the store.  [default: 0s]",

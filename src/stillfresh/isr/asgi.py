@@ -67,6 +67,7 @@ class IsrMiddleware:
         credentials: Request fields that identify a client, besides `Authorization` and `Cookie`.
         heuristic: Store pages that have only `Last-Modified`, for a tenth of their age.
         cdn_override: Let `CDN-Cache-Control` replace `Cache-Control` and `Expires`.
+        normalise_query: Sort the parameters of a query by name, in the key and for the app.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class IsrMiddleware:
         credentials: Iterable[str] = CREDENTIALS,
         heuristic: bool = False,
         cdn_override: bool = False,
+        normalise_query: bool = False,
     ) -> None:
         if not isinstance(pages, PageCache):
             raise ConfigError(f"pages: must be a PageCache, not {shown(pages)}")
@@ -90,7 +92,7 @@ class IsrMiddleware:
             raise ConfigError(f'routes: write {{"/blog/*": "60s"}}, not {shown(routes)}')
         self._app = app
         self._pages = pages
-        self._site = Site(routes, hosts, forward, credentials)
+        self._site = Site(routes, hosts, forward, credentials, normalise_query=normalise_query)
         named = self._site.credentials
         self._plain, self._on_conditions = PLAIN | named, ON_CONDITIONS | named
         self._renderer = Renderer(app, pages.clock, max_body=max_body)

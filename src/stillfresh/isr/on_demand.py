@@ -44,7 +44,7 @@ class OnDemand:
 
     async def revalidate_tag(self, tag: str) -> list[str]:
         """Make every page with this tag stale, wherever the tag came from. Returns the ids."""
-        return await self._reach(own_tag(tag), [], soft=True)
+        return await self._reach([own_tag(tag)], [], soft=True)
 
     async def purge(self, key: str) -> list[str]:
         """Delete every variant of a path, or the one page of a whole URL. Returns the ids."""
@@ -52,15 +52,17 @@ class OnDemand:
 
     async def purge_tag(self, tag: str) -> list[str]:
         """Delete every page with this tag. Returns the ids."""
-        return await self._reach(own_tag(tag), [], soft=False)
+        return await self._reach([own_tag(tag)], [], soft=False)
 
-    async def _reach(self, tag: str, own: list[str], *, soft: bool) -> list[str]:
-        """Pages with the tag, and those that are stored under their `own` ids; `soft`: stale."""
+    async def _reach(self, tags: list[str], own: list[str], *, soft: bool) -> list[str]:
+        """Pages with a tag, and those that are stored under their `own` ids; `soft`: stale."""
         store = (await self.cache.runtime()).store
         records = await store.read(KIND, own) if own else {}
         there = [id_ for id_, record in records.items() if record.copy is not None]
-        tagged = await self.cache.invalidate_tag(tag, soft=soft)
-        found = [id_ for kind, id_ in tagged if kind == KIND]
+        found: list[str] = []
+        for tag in tags:
+            tagged = await self.cache.invalidate_tag(tag, soft=soft)
+            found += [id_ for kind, id_ in tagged if kind == KIND]
         if soft:
             await self.core.invalidate([*map(PageKey, own)], soft=True)
         else:

@@ -221,9 +221,21 @@ class PageCache(OnDemand):
         kept = Policy(revalidate, self._stale_for, self._error_for)
         return kept, Policy(min(self._absent_for, kept.fresh_for))
 
-    def key(self, id_: str, path: str, tags: Iterable[str], *, of: str | None = None) -> PageKey:
-        """`of`: the key that this one is a variant of."""
-        named = [f"path:{path}"] if of is None else [f"path:{path}", f"key:{of}"]
+    def key(
+        self,
+        id_: str,
+        path: str,
+        tags: Iterable[str],
+        *,
+        query: str = "",
+        of: str | None = None,
+    ) -> PageKey:
+        """`query`: of the path, to be named with it. `of`: the key that this is a variant of."""
+        named = [f"path:{path}"]
+        if query:
+            named.append(f"path:{path}?{query}")
+        if of is not None:
+            named.append(f"key:{of}")
         given = [tags] if isinstance(tags, str) else tags
         return PageKey(checked_id(KIND, id_), (*named, *map(own_tag, given)))
 

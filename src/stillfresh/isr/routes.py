@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urljoin, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urljoin, urlsplit
 
+from stillfresh.checks import checked_flag
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import Raw, strings, with_field
@@ -31,7 +32,12 @@ MOST_KEY: Final = 16_384
 PLAIN: Final = "/%!$&'()*+,;=:@~-._"
 ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
 UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-NEVER_ENCODED: Final = frozenset(b"/\\\x7f") | frozenset(range(0x20))
+NEVER_ENCODED: Final = frozenset(b"\\\x7f") | frozenset(range(0x20))
+SLASH: Final = ord("/")
+ENCODED_SLASH: Final = re.compile(r"%2[Ff]")
+SLASHES: Final = re.compile("/{2,}")
+STAYS_ENCODED: Final = re.compile(r"%2[Ff]|%25(?=(?:25)*2[Ff])")
+"""I32: an encoded slash, and a percent sign that would make one of the characters after it."""
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Also lone surrogates, which some servers make of bytes that are not UTF-8."""
 GROUPS: Final = b"cache-group-invalidation"
@@ -156,8 +162,11 @@ class Site:
         hosts: Collection[str] | None,
         forward: Forward | None = None,
         credentials: Iterable[str] = CREDENTIALS,
+        *,
+        normalise_query: bool = False,
     ) -> None:
         self._forward = checked_forward(forward)
+        self._sorts_query = checked_flag("normalise_query", normalise_query)
         self.credentials = checked_credentials(credentials)
         if isinstance(hosts, str) or (hosts is not None and not all(hosts)):
             raise ConfigError(f"hosts: a list such as ['example.com'], not {shown(hosts)}")
@@ -175,20 +184,29 @@ class Site:
         path = canonical_path(raw)
         if path is None:
             return Reason.PATH
-        asked = unquote(path)
-        if (route := self._routes.of(asked)) is None:
+        asked = readable_path(path)
+        route = self._routes.of(asked)
+        if route is None:
             return Reason.ROUTE
+        if ENCODED_SLASH.search(path) and self._would_be_elsewhere(unquote(path), route):
+            return Reason.PATH
         headers: Raw = tuple((name.lower(), value) for name, value in scope["headers"])
         scheme = scope.get("scheme", "http")
         host = canonical_host(headers, scheme)
         if host is None or (self._hosts is not None and not is_allowed(host, self._hosts)):
             return Reason.HOST
-        query = canonical_query(scope.get("query_string", b""), route.query)
+        query = query_of(scope.get("query_string", b""), route.query, is_sorted=self._sorts_query)
         if query is None:
             return Reason.PATH
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
-        given = asked if scope["path"] == unquote(raw.decode("latin-1")) else scope["path"]
-        return Visit(url, asked, given, path, query, host, scheme, headers, route)
+        is_rewritten = scope["path"] != unquote(raw.decode("latin-1"))
+        app_path = scope["path"] if is_rewritten else unquote(path)
+        return Visit(url, asked, app_path, path, query, host, scheme, headers, route)
+
+    def _would_be_elsewhere(self, decoded: str, route: Route) -> bool:
+        """True if a site that decodes the slash, and perhaps merges slashes, has another route."""
+        readings = (decoded, SLASHES.sub("/", decoded))
+        return any(self._routes.of(reading) is not route for reading in readings)
 
     def changed(self, scope: Scope, place: Visit, answer: Raw) -> list[str]:
         """RFC 9111 §4.4: the URLs that a change concerns, of its own origin only."""
@@ -222,7 +240,8 @@ class Site:
             return Reason.VARY
         if CONTROL.search(place.app_path + root):
             return Reason.PATH
-        outer = {} if place.app_path == place.path else {":path": place.app_path}
+        is_rewritten = place.app_path != unquote(place.raw_path)
+        outer = {":path": place.app_path} if is_rewritten else {}
         if root:
             outer[":root"] = root
         if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
@@ -250,7 +269,8 @@ def key_of_variant(url: str, values: Mapping[str, str]) -> str:
 def canonical_path(raw: bytes) -> str | None:
     """RFC 3986 §6.2.2; None where a server behind might read another path than this one.
 
-    Such are dot segments, empty segments, backslashes, and slashes or controls in disguise.
+    Such are dot segments, also behind an encoded slash, empty segments, backslashes, and controls
+    in disguise. An encoded slash stays as it was sent (I32).
     """
     if not raw.startswith(b"/") or len(raw) > MOST_URL or b"\\" in raw:
         return None
@@ -259,40 +279,68 @@ def canonical_path(raw: bytes) -> str | None:
     if any(found[2] or int(found[1], 16) in NEVER_ENCODED for found in ESCAPE.finditer(raw)):
         return None
     text = quote(ESCAPE.sub(_plain, raw), safe=PLAIN)
-    segments = text.split("/")[1:]
-    if any(it in {".", ".."} or not it for it in segments[:-1]) or segments[-1] in {".", ".."}:
+    if "" in text.split("/")[1:-1]:
+        return None
+    if not {".", ".."}.isdisjoint(ENCODED_SLASH.sub("/", text).split("/")):
         return None
     return text
 
 
 def _plain(escape: "re.Match[bytes]") -> bytes:
-    """Unescape plain characters, write other escapes in upper case."""
+    """Unescape plain characters, write other escapes in upper case, leave an encoded slash."""
     byte = int(escape[1], 16)
+    if byte == SLASH:
+        return escape[0]
     return bytes([byte]) if byte in UNRESERVED else b"%%%02X" % byte
 
 
-def canonical_query(raw: bytes, declared: Collection[str] | None) -> str | None:
-    """Sorted by name, equal names in their order. `declared`: only these; None: all of them.
+def readable_path(path: str) -> str:
+    """The path for routes, tags and people: decoded, but for encoded slashes (I32).
 
-    Declared parameters are written again, so that no separator hides in them.
+    No two canonical paths of UTF-8 have the same readable one.
+    """
+    text = ""
+    end = 0
+    for found in STAYS_ENCODED.finditer(path):
+        text += unquote(path[end : found.start()]) + found[0]
+        end = found.end()
+    return text + unquote(path[end:])
+
+
+def query_of(
+    raw: bytes, declared: Collection[str] | None, *, is_sorted: bool = False
+) -> str | None:
+    """I32: the query in key and request, byte for byte. None if no URL can have it.
+
+    `declared`: only these parameters, in the order in which they came; None: all of them.
+    `is_sorted`: by name, equal names in their order, without empty parts.
     """
     if not raw:
         return ""
     if len(raw) > MOST_URL or any(byte <= 0x20 or byte >= 0x7F for byte in raw):
         return None
-    if declared is None:
-        parts = filter(None, raw.decode("ascii").split("&"))
-        return "&".join(sorted(parts, key=lambda part: part.partition("=")[0]))
-    named = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="surrogateescape")
-    kept = sorted((it for it in named if it[0] in declared), key=lambda it: it[0])
-    return urlencode(kept, errors="surrogateescape", quote_via=quote)
+    query = raw.decode("ascii")
+    if declared is not None:
+        parts = query.split("&")
+        query = "&".join(part for part in parts if part and _parameter_name(part) in declared)
+    return sorted_query(query) if is_sorted else query
+
+
+def _parameter_name(part: str) -> str:
+    return unquote_plus(part.partition("=")[0], errors="surrogateescape")
+
+
+def sorted_query(query: str) -> str:
+    """By name, equal names in their order; empty parts mean nothing."""
+    parts = filter(None, query.split("&"))
+    return "&".join(sorted(parts, key=lambda part: part.partition("=")[0]))
 
 
 def plain_path(path: str) -> str:
     """A path as visits have it; an impossible one is returned unchanged."""
     before, mark, query = path.partition("?")
     canonical = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
-    return path if canonical is None else unquote(canonical) + mark + query
+    return path if canonical is None else readable_path(canonical) + mark + query
 
 
 def canonical_url(url: str) -> str:
@@ -303,7 +351,7 @@ def canonical_url(url: str) -> str:
     before, _, asked = (slash + path or "/").partition("?")
     named = canonical_host(((b"host", host.encode("latin-1", "replace")),), scheme)
     found = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
-    query = canonical_query(asked.encode(), None)
+    query = query_of(asked.encode(), None)
     if named is None or found is None or query is None:
         return url
     return f"{scheme}://{named}{found}{'?' if query else ''}{query}"
@@ -327,14 +375,18 @@ def checked_path(path: str) -> str:
     return path
 
 
-def reached(key: str) -> tuple[str, list[str]]:
-    """I21: the tag of every variant of the page, and the ids under which it may be stored.
+def reached(key: str) -> tuple[list[str], list[str]]:
+    """I21: the tags of every variant of the page, and the ids under which it may be stored.
 
-    Other services write no tags: their pages are reached by the id alone.
+    Other services write no tags: their pages are reached by the id alone. A query is meant as it is
+    written, and sorted: so a cache with `normalise_query` has it, and so did earlier versions.
     """
     is_url = _is_url(checked_path(key))
-    which, name = ("key", canonical_url(key)) if is_url else ("path", plain_path(key))
-    return f"{which}:{name}", list(dict.fromkeys([key, name]))
+    kind = "key" if is_url else "path"
+    name = canonical_url(key) if is_url else plain_path(key)
+    before, mark, query = name.partition("?")
+    names = dict.fromkeys([name, before + mark + sorted_query(query)])
+    return [f"{kind}:{it}" for it in names], list(dict.fromkeys([key, *names]))
 
 
 def own_tag(tag: str) -> str:

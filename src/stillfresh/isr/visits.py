@@ -114,7 +114,7 @@ class Visits:
 
     def _key(self, visit: Visit, id_: str) -> PageKey:
         of = None if id_ == visit.url else visit.url
-        return self._pages.key(id_, visit.path, visit.route.tags, of=of)
+        return self._pages.key(id_, visit.path, visit.route.tags, query=visit.query, of=of)
 
     async def _by_key(
         self, state: Mapping[str, Any], visit: Visit, key: PageKey, chosen: Mapping[str, str]

@@ -53,7 +53,7 @@ class PagesSettings:
 
     upstream: str = key(fields.upstream)
     routes: Mapping[str, Route] = key(fields.routes, {})
-    query: tuple[str, ...] = key(fields.texts, ())
+    query: tuple[str, ...] | None = key(fields.texts, None)
     site_hosts: tuple[str, ...] = key(fields.hosts, ())
     tenant: str | None = key(fields.tenant, None)
     max_body: int = key(fields.whole(1, 2**30), MAX_BODY)
@@ -70,6 +70,7 @@ class PagesSettings:
     expose_tags: bool = key(fields.flag, default=False)
     purge_from: tuple[str, ...] = key(fields.networks, ())
     objective: str | None = key(fields.objective, None)
+    normalise_query: bool = key(fields.flag, default=False)
 
 
 @dataclass(frozen=True, slots=True)

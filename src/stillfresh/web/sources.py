@@ -52,7 +52,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
 
 def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
     """The site behind the page cache: routes with durations; other pages by their own headers."""
-    query = settings.query or None
+    query = settings.query  # None: all parameters, and empty: none of them
     routes = {path: replace(it, query=query) for path, it in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
     upstream = Upstream(
@@ -72,6 +72,7 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
         credentials=settings.credentials,
         heuristic=settings.heuristic,
         cdn_override=settings.cdn_override,
+        normalise_query=settings.normalise_query,
     )
     host = None if keep_host else checked_upstream(settings.upstream).netloc
     site = PurgeRequests(isr, pages, checked_networks(settings.purge_from))

@@ -1,0 +1,299 @@
+"""I32: the query, and an encoded slash, are in key and request as the visitor sent them."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.isr.routes import (
+    canonical_path,
+    canonical_url,
+    plain_path,
+    query_of,
+    reached,
+    readable_path,
+)
+from stillfresh.web.config import PagesSettings, settings_of
+from tests.kit.isr import Site, Visitor, as_it_says, in_front
+from tests.kit.serve import Proxy, raw_site
+
+PUBLIC = "Cache-Control: public, max-age=60"
+ALL = {"/blog/*": Route("10m", query=None)}
+
+
+class TestI32Query:
+    @pytest.mark.parametrize("way", ["request", "key"])
+    @pytest.mark.parametrize(
+        "query", ["b=2&a=1&sig=x", "a=1&&b=2", "&a=1&", "b&a=%7e%2f;c=+", "=", "x=[]|'"]
+    )
+    async def test_a_query_reaches_the_site_byte_for_byte_and_is_a_key(
+        self, pages: PageCache, site: Site, way: str, query: str
+    ) -> None:
+        """Sorted or not, with empty parts: a site may have signed it."""
+        site.says(PUBLIC)
+        visit = as_it_says(site, pages, forward=way)
+        first = await visit(f"/signed?{query}")
+        second = await visit(f"/signed?{query}")
+        assert site.scopes[0]["query_string"] == query.encode()
+        assert site.renders == 1
+        assert first.text == second.text
+
+    async def test_another_order_of_parameters_is_another_page(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Only the site knows whether the order counts."""
+        visit = in_front(site, pages, routes=ALL)
+        texts = [(await visit(f"/blog/a?{it}")).text for it in ("a=1&b=2", "b=2&a=1", "a=1&b=2")]
+        assert texts == ["page 1", "page 2", "page 1"]
+
+    async def test_declared_parameters_limit_key_and_request_in_the_order_in_which_they_came(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Their bytes stay, too."""
+        visit = in_front(site, pages, routes={"/pricing": Route("60s", query=["a", "b"])})
+        await visit("/pricing?utm=1&b=%2f&x&a=1&b=2")
+        await visit("/pricing?b=%2f&utm=2&a=1&b=2")
+        assert [it["query_string"] for it in site.scopes] == [b"b=%2f&a=1&b=2"]
+
+    async def test_normalise_query_sorts_for_those_who_want_it(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Parameters of one name keep their order, because that may mean something."""
+        visit = in_front(site, pages, routes=ALL, normalise_query=True)
+        for query in ("b=2&a=1&b=1", "a=1&b=2&b=1", "&b=2&&b=1&a=1"):
+            await visit(f"/blog/a?{query}")
+        assert [it["query_string"] for it in site.scopes] == [b"a=1&b=2&b=1"]
+
+    async def test_normalise_query_sorts_declared_parameters_too(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        routes = {"/pricing": Route("60s", query=["a", "b"])}
+        visit = in_front(site, pages, routes=routes, normalise_query=True)
+        for query in ("b=2&utm=1&a=1", "a=1&b=2"):
+            await visit(f"/pricing?{query}")
+        assert [it["query_string"] for it in site.scopes] == [b"a=1&b=2"]
+
+    def test_a_query_as_a_key(self) -> None:
+        """None if no request can have it."""
+        assert query_of(b"b=2&utm=x&a=1&b=1", {"a", "b"}) == "b=2&a=1&b=1"
+        assert query_of(b"%71=1", {"q"}) == "%71=1"
+        assert query_of(b"q=%ff", {"q"}) == "q=%ff"
+        assert query_of(b"a b", None) is None
+        assert query_of(b"\xff", None) is None
+
+    @given(st.binary(max_size=60))
+    def test_a_query_as_a_key_has_itself_as_its_key(self, query: bytes) -> None:
+        """Limited, sorted or neither."""
+        for declared in (None, {"a", "b"}):
+            for is_sorted in (False, True):
+                form = query_of(query, declared, is_sorted=is_sorted)
+                if form is not None:
+                    assert query_of(form.encode(), declared, is_sorted=is_sorted) == form
+
+
+class TestI32OnDemand:
+    ASKED = ("/pricing?b=2&a=1", "http://example.com/pricing?b=2&a=1")
+
+    @pytest.mark.parametrize("named", ASKED)
+    @pytest.mark.parametrize("is_sorted", [False, True])
+    async def test_a_name_with_the_visitors_query_finds_the_page(
+        self, pages: PageCache, site: Site, named: str, *, is_sorted: bool
+    ) -> None:
+        """A path with its query, or the whole URL; also where the cache sorts."""
+        routes = {"/pricing": Route("60s", query=None)}
+        visit = in_front(site, pages, routes=routes, normalise_query=is_sorted)
+        await visit("/pricing?b=2&a=1")
+        await visit("/pricing?b=3")
+        assert len(await pages.revalidate(named)) == 1
+        assert len(await pages.purge(named)) == 1
+        assert (await visit("/pricing?b=3")).text == "page 2"
+        assert (await visit("/pricing?b=2&a=1")).text == "page 3"
+
+    async def test_a_name_finds_every_variant_of_its_query(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """And no page of another query."""
+        site.says("Vary: Accept-Language", PUBLIC)
+        visit = as_it_says(site, pages)
+        for language in ("de", "en"):
+            await visit("/pricing?q=1", {"accept-language": language})
+        await visit("/pricing")
+        assert len(await pages.purge("/pricing?q=1")) == 2
+        assert len(await pages.purge("/pricing")) == 1
+
+    async def test_a_page_that_an_older_version_stored_sorted_is_found_by_its_name(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """The operator names it as visitors do."""
+        visit = in_front(site, pages, routes={"/pricing": Route("60s", query=None)})
+        await visit("/pricing?a=1&b=2")  # as the first releases wrote the key of b=2&a=1
+        reached_ids = await pages.purge("http://example.com/pricing?b=2&a=1")
+        assert reached_ids == ["http://example.com/pricing?a=1&b=2"]
+
+    async def test_a_change_invalidates_the_url_with_its_very_query(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        visit = in_front(site, pages, routes={"/pricing": Route("60s", query=None)})
+        await visit("/pricing?b=2&a=1")
+        await visit("/pricing?b=2&a=1", method="POST")
+        assert (await visit("/pricing?b=2&a=1")).text == "page 3"
+
+    @pytest.mark.parametrize("named", ["/blog/a%2Fb", "http://example.com/blog/a%2Fb"])
+    async def test_a_name_with_an_encoded_slash_finds_its_page_and_no_other(
+        self, pages: PageCache, site: Site, named: str
+    ) -> None:
+        """Neither that of a real slash nor that of an encoded percent sign."""
+        visit = in_front(site, pages)
+        others = ["/blog/a/b", "/blog/a%252Fb", "/blog/a%25252Fb", "/blog/a%2fb"]
+        for path in ("/blog/a%2Fb", *others):
+            await visit(path)
+        assert await pages.purge(named) == ["http://example.com/blog/a%2Fb"]
+        assert site.renders == 5
+        for path in others:
+            assert "hit" in (await visit(path)).headers["cache-status"]
+
+    def test_what_a_name_reaches(self) -> None:
+        """I21."""
+        assert canonical_url("http://A.b/x%2fy?b=2&&a=1") == "http://a.b/x%2fy?b=2&&a=1"
+        assert plain_path("/caf%c3%a9%2F%252f") == "/caf\u00e9%2F%252f"
+        assert reached("/x?b=2&a=1") == (
+            ["path:/x?b=2&a=1", "path:/x?a=1&b=2"],
+            ["/x?b=2&a=1", "/x?a=1&b=2"],
+        )
+
+
+class TestI32EncodedSlash:
+    @pytest.mark.parametrize("way", ["request", "key"])
+    @pytest.mark.parametrize(
+        "path", ["/blog/a%2Fb", "/blog/a%2fb", "/blog/https%3A%2F%2Fexample.com%2Fx", "/blog/%2F"]
+    )
+    async def test_it_is_kept_as_sent_in_key_and_request(
+        self, pages: PageCache, site: Site, way: str, path: str
+    ) -> None:
+        """And never decoded."""
+        site.says(PUBLIC)
+        visit = as_it_says(site, pages, forward=way)
+        texts = {(await visit(path)).text for _ in range(2)}
+        assert texts == {"page 1"}
+        assert site.scopes[0]["raw_path"] == path.encode()
+        ids = await pages.purge(f"http://example.com{path}")
+        assert ids == [f"http://example.com{path}"]
+
+    async def test_it_is_another_page_than_a_slash(self, pages: PageCache, site: Site) -> None:
+        visit = in_front(site, pages)
+        paths = ("/blog/a%2Fb", "/blog/a/b", "/blog/a%252Fb", "/blog/a%2Fb")
+        texts = [(await visit(path)).text for path in paths]
+        assert texts == ["page 1", "page 2", "page 3", "page 1"]
+
+    @pytest.mark.parametrize(
+        "path",
+        [b"/a%2F..%2Fb", b"/a/..%2Fb", b"/a/.%2Fb", b"/a%2F.", b"/..%2fb", b"/a/%2e%2e%2Fb",
+         b"/a%2F%2e%2E", b"/a%5Cb", b"/a%2F%5Cb", b"/a%2F%00"],
+    )  # fmt: skip
+    def test_a_dot_segment_behind_it_is_not_kept(self, path: bytes) -> None:
+        """A server that decodes it would read another path."""
+        assert canonical_path(path) is None
+
+    @given(*[st.lists(st.sampled_from(["a", "/", "%2F", "%2f", "%25", "25", "2F", "%C3%A9"]))] * 2)
+    def test_two_paths_are_never_shown_as_one(self, one: list[str], other: list[str]) -> None:
+        """Their tags would be the same."""
+        paths = {"/x" + "".join(it) for it in (one, other)}
+        assert len({readable_path(path) for path in paths}) == len(paths)
+
+    @pytest.mark.parametrize(
+        ("path", "reason"),
+        [
+            ("/static%2Fx", "path"),
+            ("/blog%2Fx/y", "path"),
+            ("/about%2Fx", None),
+            ("/blog/x%2Fy", None),
+        ],
+    )
+    async def test_a_path_whose_route_depends_on_decoding_it_passes(
+        self, pages: PageCache, site: Site, path: str, reason: str | None
+    ) -> None:
+        """The site may decode it: then another route's terms would be right."""
+        site.says(PUBLIC)
+        routes = {"*": None, "/static/*": "1h", "/blog/*": "1m"}
+        visit = in_front(site, pages, routes=routes)
+        said = (await visit(path)).headers["cache-status"]
+        assert (f"detail={reason}" in said) is (reason is not None)
+
+    async def test_an_app_gets_the_path_as_servers_decode_it(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """ASGI: `path` is decoded, `raw_path` is as sent; a rewritten path is part of the key."""
+        visit = in_front(site, pages)
+        await visit("/blog/a%2Fb")
+        assert site.scopes[0]["path"] == "/blog/a/b"
+
+        async def rewriting(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "path": "/blog/else"}, receive, send)
+
+        app = IsrMiddleware(site, pages, {"/blog/*": "10m"})
+        await Visitor(rewriting)("/blog/a%2Fb")
+        assert [it["path"] for it in site.scopes] == ["/blog/a/b", "/blog/else"]
+
+
+@pytest.mark.parametrize("path", ["/%2Faccount/x", "/%2faccount%2Fx", "/%2Fexact", "/account%2Fx"])
+async def test_i32_a_path_that_the_site_may_read_as_another_routes_passes(
+    path: str, pages: PageCache, site: Site
+) -> None:
+    """The site may decode the slash, and merge slashes."""
+    routes = {"/*": "10m", "/account/*": "1s", "/exact": "2s"}
+    told = await Visitor(IsrMiddleware(site, pages, routes))(path)
+    assert told.headers["cache-status"] == "stillfresh; fwd=bypass; detail=path"
+
+
+def signed(request: bytes) -> bytes:
+    """A site that accepts one very target, and says what it got."""
+    target = request.split(b" ", 2)[1]
+    head = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: %d\r\n\r\n"
+    return head % len(target) + target
+
+
+@pytest.mark.parametrize("options", [(), ("--route", "/*=1m")])
+def test_i32_a_get_reaches_the_site_byte_for_byte_and_is_stored(options: tuple[str, ...]) -> None:
+    """Through `stillfresh serve` on real sockets, as asked and key only."""
+    targets = [b"/q?b=%zz&&a=1;c", b"/q?z=1&sig=%2fx&a=2", b"/a%2Fb?c", b"/a%2fb"]
+    with ExitStack() as stack:
+        proxy = Proxy(stack, *options, upstream=raw_site(stack, signed))
+        for target in targets:
+            ask = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            first, second = proxy.raw(ask), proxy.raw(ask)
+            assert first.endswith(b"\r\n\r\n" + target)
+            assert second.endswith(b"\r\n\r\n" + target)
+            assert b"stillfresh; hit" in second
+
+
+def test_i32_normalise_query_is_an_option_of_serve() -> None:
+    targets = [b"/q?b=1&a=2", b"/q?a=2&b=1"]
+    with ExitStack() as stack:
+        proxy = Proxy(stack, "--normalise-query", upstream=raw_site(stack, signed))
+        for target in targets:
+            ask = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            assert proxy.raw(ask).endswith(b"/q?a=2&b=1")
+
+
+def test_i32_of_a_declared_query_without_names_nothing_is_left(tmp_path: Path) -> None:
+    """`pages.query = []` means no parameter; without the setting, all of them count."""
+    site = "http://127.0.0.1:9"
+    assert pages_settings({"upstream": site}).query is None
+    assert pages_settings({"upstream": site, "query": []}).query == ()
+    with ExitStack() as stack:
+        file = tmp_path / "stillfresh.toml"
+        upstream = raw_site(stack, signed)
+        file.write_text(f'[pages]\nupstream = "{upstream}"\nquery = []\n')
+        proxy = Proxy(stack, str(file), upstream=upstream)
+        ask = b"GET /q?page=2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert proxy.raw(ask).endswith(b"\r\n\r\n/q")
+
+
+def pages_settings(given: dict[str, Any]) -> PagesSettings:
+    pages = settings_of({"pages": given}).pages
+    assert pages is not None
+    return pages
