@@ -104,10 +104,10 @@ class TestI15Events:
         assert await reader.read() == chunk(b"data: 1\n\n")
         writer.close()
 
-    async def test_they_take_no_place_of_a_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_they_take_no_place_of_a_page(self) -> None:
         """With one place for visitors: two streams are open, private pages pass, a third is 503."""
-        monkeypatch.setattr("stillfresh.isr.upstream.CONNECTIONS", 1)
-        async with EventSite().proxied(max_streams=2, timeout=5) as site:
+        options = {"max_streams": 2, "site_connections": 1, "pool_wait": 30.0}
+        async with EventSite().proxied(**options, timeout=5) as site:
             streams = []
             for _ in range(2):
                 streams.append(await site.get("/events"))

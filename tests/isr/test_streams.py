@@ -92,10 +92,9 @@ class TestI15Streams:
 
 class TestI24Places:
     async def test_visitors_that_wait_for_a_place_hold_up_no_load(
-        self, pages: PageCache, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+        self, pages: PageCache, clock: ManualClock
     ) -> None:
         """All places for visitors are taken: who needs one waits, and pages are loaded."""
-        monkeypatch.setattr("stillfresh.isr.upstream.CONNECTIONS", 1)
         says = {b"/page": "max-age=60", b"/slow": "private", b"/own": "private"}
         paths: list[bytes] = []
         is_over = asyncio.Event()
@@ -112,7 +111,10 @@ class TestI24Places:
 
         async with await asyncio.start_server(site, "127.0.0.1", 0) as server:
             upstream = Upstream(
-                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", clock=clock
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+                clock=clock,
+                connections=1,
+                pool_wait=30,
             )
             isr = IsrMiddleware(upstream, pages)
             visit, reader = Visitor(isr), Reader(isr)

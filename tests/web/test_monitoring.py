@@ -16,6 +16,7 @@ from stillfresh.coordinator import Kind
 from stillfresh.engine import Lag, Origin
 from stillfresh.freshness import Verdict
 from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.isr.upstream import Upstream
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import gateway
 from stillfresh.web.responses import PARTS
@@ -134,6 +135,7 @@ class TestG14Monitoring:
         async with PageCache(SteppedStore(MemoryStore())) as pages:
             site = IsrMiddleware(PlainTextResponse("a page"), pages)
             app = gateway(kinds=[kind], pages=site, page_cache=pages)
+            app.dashboard.numbers.site = Upstream("http://site.invalid", clock=pages.clock)
             app.cache.lags["shop"] = lambda: Lag(0.5, 30.0)
             async with client_of(app) as client:
                 await client.get("/v1/price/a")

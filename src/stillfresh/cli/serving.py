@@ -138,6 +138,23 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "--timeout", "pages__timeout", type=float, help="Seconds for the site to answer.  [default: 30]"
 )
 @click.option(
+    "--site-connections",
+    "pages__site_connections",
+    type=int,
+    help="Connections to the site for visitors, and as many for loads.  [default: 100]",
+)
+@click.option(
+    "--pool-wait",
+    "pages__pool_wait",
+    help="How long a request waits for one of them; then 503.  [default: 1s]",
+)
+@click.option(
+    "--min-upload-rate",
+    "pages__min_upload_rate",
+    type=int,
+    help="Bytes a second that an upload must bring; then 408. 0: any.  [default: 500]",
+)
+@click.option(
     "--trusted-proxy",
     "pages__trusted_proxies",
     multiple=True,
@@ -175,11 +192,11 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
 def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     """Serve pages and entities, kept fresh.
 
-    A cache in front of a site or an API. It keeps pages as long as --route or the site says
-    (Cache-Control, Vary), and passes other responses through uncached. Without a route the site
+    A cache in front of a site or an API. Pages are fresh as long as --route or the site says
+    (Cache-Control, Vary); other responses pass through uncached. Without a route the site
     receives the visitor's own request. Declare entities of an API in FILE, as [kinds.NAME].
-    Options override FILE and variables such as STILLFRESH_STORE__URL. Several processes, on
-    several machines, may share one --store.
+    Options override FILE and variables such as STILLFRESH_STORE__URL; SIGHUP reads them again.
+    Several processes, on several machines, may share one --store.
     """
     tables, options = given(ctx)
     is_told = any(it.startswith(("STILLFRESH_PAGES__", "STILLFRESH_KINDS__")) for it in os.environ)

@@ -33,7 +33,7 @@ from stillfresh.isr.pages import RETRY_AFTER, PageCache
 from stillfresh.isr.parts import PART
 from stillfresh.isr.render import Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit
-from stillfresh.isr.sharing import CREDENTIALS, Allowed
+from stillfresh.isr.sharing import CREDENTIALS, Allowed, is_pool_full
 from stillfresh.isr.stored import send_page, send_stored, too_busy
 from stillfresh.isr.visits import Served, Visits
 
@@ -154,7 +154,9 @@ class IsrMiddleware:
 
         def what(status: int, headers: Raw) -> str:
             why = reason
-            if visit is not None:
+            if is_pool_full(headers):
+                why = Reason.SITE_FULL
+            elif visit is not None:
                 judgement = self._visits.hear(visit, status, headers)
                 if reason is Reason.PRIVATE:
                     # The last answer was not shared. If this one could be, it is not private.
@@ -223,9 +225,12 @@ class IsrMiddleware:
         await self._pass_method(scope, receive, told)
 
     async def _pass_method(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._pages.count_bypass(Reason.METHOD)
-        marked = self._marked(send, lambda _, __: f"fwd=method; detail={Reason.METHOD}")
-        await self._app(scope, receive, marked)
+        def what(_: int, headers: Raw) -> str:
+            why = Reason.SITE_FULL if is_pool_full(headers) else Reason.METHOD
+            self._pages.count_bypass(why)
+            return f"fwd=method; detail={why}"
+
+        await self._app(scope, receive, self._marked(send, what))
 
     def _marked(self, send: Send, what: Callable[[int, Raw], str]) -> Send:
         """RFC 9211: mark a response that passes; `what` makes the text from status and fields."""

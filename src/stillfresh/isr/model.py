@@ -49,6 +49,7 @@ class Reason(StrEnum):
     REMEMBERED = "remembered"
     ROUTE = "route"
     SET_COOKIE = "set-cookie"
+    SITE_FULL = "site-full"
     SIZE = "size"
     STATUS = "status"
     STORE = "store"

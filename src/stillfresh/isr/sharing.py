@@ -39,6 +39,8 @@ MOST_HEADERS: Final = 32_768
 """Bytes; a response with more is passed on uncached."""
 DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
 REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
+POOL_FULL: Final = b"connection_limit_reached"
+"""RFC 9209 §2.3.12."""
 CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
 """Request fields, besides `Authorization` and `Cookie`, by which services identify clients."""
 ALWAYS: Final = frozenset({b"authorization", b"cookie"})
@@ -166,6 +168,11 @@ def is_of_gateway(headers: Raw) -> bool:
     told = values(headers, b"proxy-status")
     is_ours = any(line.startswith(b"stillfresh; error=") for line in told)
     return is_ours and not values(headers, b"set-cookie")
+
+
+def is_pool_full(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """I33: an error of the gateway: all connections to the site were in use."""
+    return b"stillfresh; error=" + POOL_FULL in values(headers, b"proxy-status")
 
 
 def says(head: Head, *names: str) -> bool:

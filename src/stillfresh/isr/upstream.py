@@ -7,6 +7,7 @@ their own, as event streams have. Needs `stillfresh[web]`.
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import h11
 import httpx2
 
-from stillfresh.clock import Clock
+from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
@@ -22,21 +23,28 @@ from stillfresh.isr.answers import LOAD
 from stillfresh.isr.clients import has_body, target_of
 from stillfresh.isr.edge import refuse, shown_path
 from stillfresh.isr.model import Receive, Scope, Send
+from stillfresh.isr.places import Place, SiteFull, SitePlaces
 from stillfresh.isr.routes import INTERIM
-from stillfresh.isr.sharing import is_event_stream
+from stillfresh.isr.sharing import POOL_FULL, is_event_stream
 from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection, Tell
 from stillfresh.isr.tunnels import TUNNEL, joined
 
 CONNECTIONS: Final = 100
-"""Connections to one site: so many for visitors, and as many for renders."""
+"""Connections to one site: so many for visitors, and as many for loads."""
 MAX_STREAMS: Final = 1_000
 """WebSockets and event streams at once, which stay open."""
+POOL_WAIT: Final = 1.0
+"""Seconds that a request waits for a connection."""
 SWITCH: Final[Raw] = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
 VIA: Final = b"1.1 stillfresh"
 OURS: Final = names_in(b"content-length expect host via x-forwarded-host x-forwarded-proto")
 """Request fields that the proxy writes itself."""
 SMALL: Final = 65_536
 """Bytes of an upload that are read before a connection to the site is taken."""
+MIN_UPLOAD_RATE: Final = 500
+"""Bytes a second that an upload must bring."""
+UPLOAD_WINDOW: Final = 10.0
+"""Seconds of waiting for the client over which its rate is measured."""
 
 
 logger = logging.getLogger(__name__)
@@ -46,12 +54,33 @@ class Left(Exception):
     """The client has left."""
 
 
-class FullHouse(Exception):
-    """The limit of WebSockets and event streams is reached."""
-
-
 class Stalled(Exception):
-    """The client's upload has stopped."""
+    """The client's upload has stopped, or is too slow."""
+
+
+class UploadRate:
+    """The lowest rate of an upload (I33): in each window of waiting, so many bytes must come.
+
+    An earlier burst counts for its own window only: otherwise a client could send much, and then
+    hold its connection with a byte now and then. Time that the site takes to read does not count.
+    """
+
+    def __init__(self, min_rate: int) -> None:
+        self._due = min_rate * UPLOAD_WINDOW
+        self._waited = 0.0
+        self._came = 0
+
+    def patience(self) -> float:
+        """Seconds that the client may still take for the next part."""
+        return UPLOAD_WINDOW - self._waited if self._due else math.inf
+
+    def note(self, waited: float, size: int) -> None:
+        """A part of this size came, after so many seconds of waiting for it."""
+        self._waited += waited
+        self._came += size
+        if self._came >= self._due:
+            self._waited = 0.0
+            self._came = 0
 
 
 class Visitor:
@@ -61,9 +90,12 @@ class Visitor:
     client that leaves takes the connection to the site along. `timeout`: seconds for each part.
     """
 
-    def __init__(self, receive: Receive, timeout: float, *, has_body: bool) -> None:
+    def __init__(
+        self, receive: Receive, timeout: float, *, has_body: bool, min_rate: int = 0
+    ) -> None:
         self._receive = receive
         self._timeout = timeout
+        self._rate = UploadRate(min_rate)
         self._has_body = has_body
         self._is_whole = not has_body
         self._begun = b""
@@ -87,8 +119,9 @@ class Visitor:
         self.watch()
 
     async def _part(self) -> bytes:
+        began = monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(min(self._timeout, self._rate.patience())):
                 message = await self._receive()
         except TimeoutError:
             raise Stalled from None
@@ -96,6 +129,7 @@ class Visitor:
             raise Left
         self._is_whole = not message.get("more_body", False)
         part: bytes = message.get("body", b"")
+        self._rate.note(monotonic() - began, len(part))
         return part
 
     def attach(self, connection: SiteConnection | None) -> None:
@@ -131,26 +165,12 @@ def checked_upstream(url: str) -> httpx2.URL:
     return found.copy_with(raw_path=b"")
 
 
-class Place:
-    """The place of one exchange: among loads, visitors or streams. It may move to another group."""
-
-    def __init__(self, kind: asyncio.Semaphore) -> None:
-        self._kind = kind
-
-    async def move(self, to: asyncio.Semaphore) -> bool:
-        """Never waits: otherwise waiting visitors would hold the places of loads."""
-        if is_free := not to.locked():
-            await to.acquire()
-            self._kind.release()
-            self._kind = to
-        return is_free
-
-    def leave(self) -> None:
-        self._kind.release()
-
-
 class Upstream:
-    """`keep_host`: the site receives the requested Host; otherwise its own name."""
+    """`keep_host`: the site receives the requested Host; otherwise its own name.
+
+    `connections`: how many visitors may use at once, and how many loads. `pool_wait`: seconds that
+    a request waits for one of them. `min_upload_rate`: bytes a second; 0: any.
+    """
 
     def __init__(
         self,
@@ -160,6 +180,9 @@ class Upstream:
         timeout: float = 30.0,
         keep_host: bool = False,
         max_streams: int = MAX_STREAMS,
+        connections: int = CONNECTIONS,
+        pool_wait: float = POOL_WAIT,
+        min_upload_rate: int = MIN_UPLOAD_RATE,
     ) -> None:
         self._base = base = checked_upstream(url)
         self._origin = f"{base.scheme}://".encode() + base.netloc
@@ -168,9 +191,9 @@ class Upstream:
         self._is_reached = True
         self._timeout = timeout
         self._pool = Pool(base, timeout)
-        self._visitors, self._renders = (asyncio.Semaphore(CONNECTIONS) for _ in range(2))
-        """Loads have their own places: visitors cannot take them all."""
-        self._streams = asyncio.Semaphore(max_streams)
+        self._pool_wait = pool_wait
+        self._min_upload_rate = min_upload_rate
+        self.places = SitePlaces(connections, max_streams)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -187,16 +210,23 @@ class Upstream:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visitor = Visitor(receive, self._timeout, has_body=has_body(scope["headers"]))
+        visitor = Visitor(
+            receive,
+            self._timeout,
+            has_body=has_body(scope["headers"]),
+            min_rate=self._min_upload_rate,
+        )
         try:
             await self._exchange(scope, visitor, send)
         except Left:
             pass  # the client has left
-        except FullHouse:
-            text = b"So many streams are open that there is no place for another.\n"
-            await refuse(send, 503, text, is_last=True)
+        except SiteFull:
+            text = b"All connections to the site are in use; please try again in a moment.\n"
+            retry = (b"retry-after", b"1")
+            await refuse(send, 503, text, is_last=True, fault=POOL_FULL, more=(retry,))
         except Stalled:
-            await refuse(send, 408, b"The rest of the request did not come.\n", is_last=True)
+            text = b"The rest of the request did not come, or came too slowly.\n"
+            await refuse(send, 408, text, is_last=True)
         except h11.LocalProtocolError:
             await refuse(send, 400, b"This cannot be passed on.\n")
         except TimeoutError:
@@ -211,14 +241,16 @@ class Upstream:
         """A response that turns out to be private (I24) takes a visitor's place."""
         request = self._request(scope)
         await visitor.begin()
-        load, is_tunnel = scope.get(LOAD), scope["type"] == TUNNEL
-        if is_tunnel and self._streams.locked():
-            raise FullHouse
-        kind = self._visitors if scope.get("client") and load is None else self._renders
-        kind = self._streams if is_tunnel else kind
-        async with asyncio.timeout(self._timeout):
-            await kind.acquire()
-        place = Place(kind)
+        load = scope.get(LOAD)
+        is_tunnel = scope["type"] == TUNNEL
+        places = self.places
+        if is_tunnel:
+            group = places.streams
+            await group.take_now()
+        else:
+            group = places.visitors if scope.get("client") and load is None else places.loads
+            await group.take(self._pool_wait)
+        place = Place(group)
         try:
             connection, answer = await self._answer(request, visitor, scope.get(INTERIM))
             self._is_reached = True
@@ -226,12 +258,12 @@ class Upstream:
                 await self._switch(connection, answer, visitor, scope[TUNNEL])
                 return
             is_endless = is_event_stream(answer.headers)
-            then = self._streams if is_endless or is_tunnel else self._visitors
+            then = places.streams if is_endless or is_tunnel else places.visitors
             if load is not None:
                 load.leaves = partial(place.move, then)
             elif is_endless and not await place.move(then):
                 connection.close()
-                raise FullHouse
+                raise SiteFull
             await self._stream(connection, answer, visitor, send)
         finally:
             place.leave()

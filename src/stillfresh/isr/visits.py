@@ -331,6 +331,9 @@ class Visits:
         page = cause.page if isinstance(cause, PageFailed) else None
         is_late = isinstance(cause, TimeoutError)
         is_ours = is_late or (page is not None and sharing.is_of_gateway(page.headers.raw))
+        if page is not None and sharing.is_pool_full(page.headers.raw):
+            what = f"fwd=miss; detail={Reason.SITE_FULL}"
+            return Unavailable(self._pages.error_page(error, is_own=is_own), what, Reason.SITE_FULL)
         is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
         if visit.is_open and not is_ours and not is_his:
             return Reason.FAILED

@@ -13,7 +13,8 @@ with needs("web", "stillfresh.server"):
         bound_path,
         server_config,
     )
+    from stillfresh.server.open_files import raise_limit
     from stillfresh.server.workers import Worker, Workers
 
 __all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
-__all__ += ["AccessLog", "begin_drain", "server_config"]
+__all__ += ["AccessLog", "begin_drain", "raise_limit", "server_config"]

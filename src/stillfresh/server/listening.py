@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.http.fields import http_date_text
 from stillfresh.server.access import AccessLog
+from stillfresh.server.open_files import OpenFiles
 from stillfresh.server.protocol import Protocol, new_protocol
 from stillfresh.server.sockets import SocketProtocol
 
@@ -95,6 +96,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
         super().__init__(config)
         self._listening = listening
+        self._open_files = OpenFiles()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,6 +105,13 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every tenth of a second: uvicorn's own duties, and a look at the open files (I37)."""
+        for server in self.servers:
+            for listener in server.sockets[:1]:
+                self._open_files.look(listener.fileno())
+        return await super().on_tick(counter)
 
 
 def server_config(

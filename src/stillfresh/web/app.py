@@ -234,10 +234,15 @@ class Gateway:
         stores = await self.dashboard.numbers.reached()
         lags = self.dashboard.numbers.lags()
         is_late = any(lag.seconds > lag.limit for lag in lags.values())
-        is_ready = set(stores.values()) == {"reachable"} and not (is_late or self.is_draining)
+        site = self.dashboard.numbers.site
+        is_full = site is not None and site.places.is_full
+        is_ready = set(stores.values()) == {"reachable"} and not (is_late or is_full)
+        is_ready = is_ready and not self.is_draining
         late = {name: round(lag.seconds, 3) for name, lag in lags.items()}
         status: Literal["ready", "not ready", "draining"] = "ready" if is_ready else "not ready"
         told = Ready("draining" if self.is_draining else status, stores, late)
+        if is_full:
+            told.site = "full"
         return json_reply(told, status=200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:

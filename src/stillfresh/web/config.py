@@ -14,7 +14,7 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import MAX_BODY
 from stillfresh.isr.routes import CREDENTIALS, Forward, Route
-from stillfresh.isr.upstream import MAX_STREAMS
+from stillfresh.isr.upstream import CONNECTIONS, MAX_STREAMS, MIN_UPLOAD_RATE, POOL_WAIT
 from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
 from stillfresh.web.environment import by_name, variables_in
@@ -71,6 +71,9 @@ class PagesSettings:
     purge_from: tuple[str, ...] = key(fields.networks, ())
     objective: str | None = key(fields.objective, None)
     normalise_query: bool = key(fields.flag, default=False)
+    site_connections: int = key(fields.whole(1, 100_000), CONNECTIONS)
+    pool_wait: float = key(fields.duration, POOL_WAIT)
+    min_upload_rate: int = key(fields.whole(0, 1_000_000), MIN_UPLOAD_RATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from stillfresh.engine import Cache, CacheStats, Lag, labelled, metric_lines, pr
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
+from stillfresh.isr.upstream import Upstream
 from stillfresh.web.responses import PARTS, Responses
 from stillfresh.web.rules_totals import Resources, Totals, added, summed
 
@@ -51,7 +52,13 @@ METRICS: Final = (
     ("connections", "gauge", "Viewers that are connected."),
     ("max_connections", "gauge", "Viewers that may be connected, in all workers together."),
     ("subscriptions", "gauge", "Ids that viewers look at, each viewer's counted."),
-    ("bypassed_total", "counter", "Requests that passed through uncached, by reason (I28)."),
+    (
+        "bypassed_total",
+        "counter",
+        "Requests that passed through or were refused, by reason.",
+    ),
+    ("site_connections", "gauge", "Connections to the site that are in use."),
+    ("max_site_connections", "gauge", "Connections to the site that may be in use at once."),
     ("http_responses_total", "counter", "HTTP responses, by part of the gateway and status."),
     ("http_response_bytes_total", "counter", "Bytes of the bodies of those responses."),
 )
@@ -80,6 +87,8 @@ class Numbers:
         self._clock = clock
         self._ticks = ticks
         self._started_at = clock()
+        self.site: Upstream | None = None
+        """The site behind, if the gateway asks it over HTTP: its connections are counted."""
         self.responses = {part: Responses() for part in PARTS}
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
         self._counting = asyncio.Lock()  # what was counted before is not told after
@@ -139,6 +148,8 @@ class Numbers:
             {"": totals.live["max_connections"]},
             labelled("resource", totals.live["subscriptions"]),
             labelled("reason", totals.bypassed),
+            labelled("use", totals.site_connections),
+            labelled("use", totals.max_site_connections),
             _by_status(totals.responses),
             labelled("part", totals.sent),
         )
@@ -186,6 +197,7 @@ class Numbers:
 
     def _own(self) -> Totals:
         bypassed = {} if self._pages is None else self._pages.bypassed()
+        groups = () if self.site is None else self.site.places.groups()
         own = Totals(
             self._started_at,
             self._counted,
@@ -194,6 +206,8 @@ class Numbers:
             {part: it.statuses() for part, it in self.responses.items()},
             {part: it.sent() for part, it in self.responses.items()},
             reduce(added, [cache.store_seconds() for cache in self._caches.values()]),
+            {group.use: group.in_use for group in groups},
+            {group.use: group.most for group in groups},
         )
         if self._worker is not None:
             own = added(self._before, own)

@@ -57,12 +57,17 @@ PURGES: Final = {
 
 
 class Ready(msgspec.Struct, omit_defaults=True):
-    """`/readyz`: every store answers, and in time; no outbox's consumer is too far behind."""
+    """`/readyz`: every store answers, and in time; no outbox's consumer is too far behind.
+
+    And the site has a connection for the next visitor.
+    """
 
     status: Literal["ready", "not ready", "draining"]
     stores: dict[str, Reached]
     lags: dict[str, float] = {}
     """Seconds, by consumer."""
+    site: Literal["available", "full"] = "available"
+    """`full`: all connections to the site are in use, and requests are refused (I33)."""
 
 
 def openapi(

@@ -32,6 +32,10 @@ class Totals(msgspec.Struct):
     """Bytes, by part."""
     store_seconds: dict[str, Timing] = {}
     """The times of all stores, by step."""
+    site_connections: dict[str, int] = {}
+    """Connections to the site that are in use now (I33)."""
+    max_site_connections: dict[str, int] = {}
+    """How many may be in use at once."""
 
 
 NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -64,7 +68,9 @@ def _ended(totals: Totals) -> Totals:
         cache: {kind: replace(stats, **NOTHING_HELD) for kind, stats in kinds.items()}
         for cache, kinds in totals.resources.items()
     }
-    return msgspec.structs.replace(totals, resources=resources, live={})
+    return msgspec.structs.replace(
+        totals, resources=resources, live={}, site_connections={}, max_site_connections={}
+    )
 
 
 def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)

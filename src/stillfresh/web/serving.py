@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import httpx2
 import uvloop
+from starlette.types import ASGIApp
 
 from stillfresh.clock import monotonic
 from stillfresh.errors import StillfreshError, without_password
@@ -33,13 +34,14 @@ from stillfresh.server import (
     begin_drain,
     bound,
     bound_path,
+    raise_limit,
     server_config,
 )
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import OutboxSettings, Settings
 from stillfresh.web.guard import Guesses
 from stillfresh.web.reloading import Replaceable, read_again
-from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
+from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of, upstream_of
 
 Follow: TypeAlias = Callable[[OutboxSettings, PageCache], AbstractAsyncContextManager[object]]
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
@@ -66,6 +68,7 @@ def serve(
     """
     server = settings.server
     log = ProcessLog(settings)
+    raise_limit()
     binding = bound(server.host, server.port) if server.uds is None else bound_path(server.uds)
     with binding as listener:
         is_path = server.uds is not None
@@ -181,12 +184,18 @@ def gateway_of(
 ) -> Gateway:
     """The gateway that these settings describe; its kinds use this client."""
     server, pages = settings.server, settings.pages
-    page_cache = page_cache_of(pages, settings.store) if pages is not None else None
+    page_cache = None
+    upstream = None
+    site: ASGIApp | None = None
+    if pages is not None:
+        page_cache = page_cache_of(pages, settings.store)
+        upstream = upstream_of(pages, page_cache)
+        site = site_of(pages, page_cache, upstream)
     url = server.authenticate_url
     app = Gateway(
         settings.store.url,
         kinds=[kind_for(kind, client, settings.store.memory_for) for kind in settings.kinds],
-        pages=site_of(pages, page_cache) if pages is not None and page_cache is not None else None,
+        pages=site,
         page_cache=page_cache,
         authenticate=Authority(client, url) if url is not None else None,
         origins=server.origins,
@@ -194,6 +203,8 @@ def gateway_of(
         token=server.token,
         max_connections=server.max_connections,
     )
+    if upstream is not None:
+        app.dashboard.numbers.site = upstream
     if settings.outbox is not None and page_cache is not None and follow is not None:
         app.following = follow(settings.outbox, page_cache)
     return app

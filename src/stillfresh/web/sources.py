@@ -44,24 +44,32 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
         stale_for=settings.stale_for,
         error_for=settings.error_for,
         absent_for=settings.absent_for,
-        render_timeout=2 * settings.timeout + SPARE,
+        render_timeout=2 * (settings.timeout + settings.pool_wait) + SPARE,
         expose_tags=settings.expose_tags,
         objective=settings.objective,
     )
 
 
-def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
+def upstream_of(settings: PagesSettings, pages: PageCache) -> Upstream:
+    """The site, as an app that asks it over HTTP."""
+    return Upstream(
+        settings.upstream,
+        clock=pages.clock,
+        timeout=settings.timeout,
+        keep_host=bool(settings.site_hosts),
+        max_streams=settings.max_streams,
+        connections=settings.site_connections,
+        pool_wait=settings.pool_wait,
+        min_upload_rate=settings.min_upload_rate,
+    )
+
+
+def site_of(settings: PagesSettings, pages: PageCache, upstream: Upstream | None = None) -> ASGIApp:
     """The site behind the page cache: routes with durations; other pages by their own headers."""
     query = settings.query  # None: all parameters, and empty: none of them
     routes = {path: replace(it, query=query) for path, it in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
-    upstream = Upstream(
-        settings.upstream,
-        clock=pages.clock,
-        timeout=settings.timeout,
-        keep_host=keep_host,
-        max_streams=settings.max_streams,
-    )
+    upstream = upstream or upstream_of(settings, pages)
     isr = IsrMiddleware(
         upstream,
         pages,

@@ -21,6 +21,7 @@ const REASONS = {
   "remembered": ["was not shared before", "The last answer could not be shared, so this request went to the site. This answer can be: the next visit stores it."],
   "route": ["no route", "No route names this path."],
   "set-cookie": ["set a cookie", "The response sets a cookie, so it is for one visitor."],
+  "site-full": ["no connection free", "All connections to the site were in use. Raise pages.site_connections, or find out which requests take long."],
   "size": ["too large", "The page is larger than max_body."],
   "status": ["status not cacheable", "Responses of this status are never stored."],
   "store": ["store unavailable", "The store did not answer."],
