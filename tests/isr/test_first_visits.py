@@ -77,7 +77,7 @@ class TestI13FirstVisit:
         site.says("Cache-Control: max-age=60")
         told = [(await visit(headers=COOKIE)).headers["cache-status"] for _ in range(3)]
         assert told == [
-            "stillfresh; fwd=bypass; detail=private",
+            "stillfresh; fwd=bypass; detail=remembered",
             "stillfresh; fwd=miss; stored; ttl=60",
             "stillfresh; hit; ttl=60",
         ]

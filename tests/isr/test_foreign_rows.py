@@ -154,7 +154,10 @@ class TestI19Terms:
             assert page.body == b"theirs"
 
     async def test_the_rows_own_interval_is_told(self, shared: Shared) -> None:
-        """`Cache-Control` and `Cache-Status; ttl` come from `revalidate_seconds`."""
+        """`Cache-Control` and `Cache-Status; ttl` come from `revalidate_seconds`.
+
+        I31: nothing allows caches between us and the visitor to serve it stale.
+        """
         await shared.put(key=URL, revalidate_seconds=30)
         async with shared.pages(stale_for=100) as pages:
             visit = in_front(shared.site, pages)
@@ -162,9 +165,30 @@ class TestI19Terms:
             told = await visit()
             assert (told.text, told.headers["age"]) == ("theirs", "10")
             assert told.headers["cache-status"] == "stillfresh; hit; ttl=20"
-            policy = told.headers["cache-control"]
-            assert "s-maxage=30" in policy
-            assert "stale-while-revalidate=100" in policy
+            assert told.headers["cache-control"] == "public, max-age=0, s-maxage=30"
+
+    async def test_the_objects_own_cache_control_is_told(self, shared: Shared) -> None:
+        """I31: what the other service says to caches, in its own words; our ttl is of the row."""
+        await shared.put(key=URL, revalidate_seconds=30)
+        words = "public, max-age=1, s-maxage=2, stale-if-error=30"
+        await shared.raw.s3.put_object(
+            Bucket=shared.raw.bucket, Key="theirs/1", Body=b"theirs", CacheControl=words
+        )
+        async with shared.pages(stale_for=100) as pages:
+            visit = in_front(shared.site, pages)
+            shared.clock.advance(10)
+            told = await visit()
+            assert (told.text, told.headers["cache-control"]) == ("theirs", words)
+            assert told.headers["cache-status"] == "stillfresh; hit; ttl=20"
+            known = await visit(headers={"authorization": "Bearer x"})
+            assert known.text == "page 1"  # `public` there is every page's, and decides nothing
+            await pages.revalidate(URL)
+            old = await visit()
+            assert (old.text, old.headers["cache-control"]) == (
+                "theirs",
+                "public, max-age=0, s-maxage=0",
+            )
+            await pages.settled()
 
     async def test_an_interval_that_another_changed_on_our_row_counts(self, shared: Shared) -> None:
         """Also for what memory holds already."""

@@ -72,7 +72,7 @@ class TestI15Leaving:
         """The site sees its connection closed, and the next visitor finds a place."""
         site = KeptSite(stack, answers)
         proxy = Proxy(stack, upstream=site.url)
-        upload = b"POST /endless HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi"
+        upload = b"POST /endless HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
         for _ in range(PLACES + 1):
             with connected(proxy, upload) as client:
                 assert client.recv(1)
@@ -83,7 +83,9 @@ class TestI15Leaving:
         """No need to wait until the site's time is over."""
         site = KeptSite(stack, answers)
         proxy = Proxy(stack, upstream=site.url)
-        with connected(proxy, b"POST /never HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi"):
+        with connected(
+            proxy, b"POST /never HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
+        ):
             assert site.until(lambda: site.open == 1 and len(site.asked) == 1)
         assert site.until(lambda: site.open == 0)
 
@@ -91,7 +93,7 @@ class TestI15Leaving:
         """Nothing is said about it."""
         size = 1_000_000
         client = connected(
-            proxy, b"POST /cut HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size
+            proxy, b"POST /cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
         )
         client.sendall(b"x" * 200_000)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -103,7 +105,7 @@ class TestI15Leaving:
 class TestI15SlowUploads:
     def test_they_do_not_take_the_places_of_others(self, proxy: Proxy) -> None:
         """Pages are rendered and other uploads pass, while a hundred do not go on."""
-        stalled = b"POST /up HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\na"
+        stalled = b"POST /up HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\na"
         clients = [connected(proxy, stalled) for _ in range(PLACES)]
         assert proxy.get("/fresh").status_code == 200
         assert proxy.client.post("/other", content=b"x").status_code == 200
@@ -114,7 +116,10 @@ class TestI15SlowUploads:
 
     def test_nor_do_big_ones_take_those_of_pages(self, proxy: Proxy) -> None:
         """Renders have places of their own."""
-        stalled = b"POST /up HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + b"a" * 99_999
+        stalled = (
+            b"POST /up HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+            + b"a" * 99_999
+        )
         clients = [connected(proxy, stalled) for _ in range(PLACES)]
         assert proxy.get("/fresh-too").status_code == 200
         for client in clients:
@@ -126,7 +131,7 @@ class TestI15SlowUploads:
         proxy = Proxy(stack, upstream=site.url)
         clients = []
         for number in range(PLACES):  # one after the other: each is a load at first
-            asked = b"GET /endless?%d HTTP/1.1\r\nHost: h\r\n\r\n" % number
+            asked = b"GET /endless?%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number
             clients.append(connected(proxy, asked))
             assert clients[-1].recv(1)
         # Sooner than the streams end by the site's time, which would free their places.
@@ -140,7 +145,7 @@ class TestI13Connection:
         """Its Connection header names its own fields, not those that the proxy adds."""
         names = "close, X-Forwarded-For, X-Forwarded-Proto, Via, X-Mine"
         seen = proxy.raw(
-            b"POST /who HTTP/1.1\r\nHost: h\r\nX-Mine: 1\r\nX-Forwarded-For: 6.6.6.6\r\n"
+            b"POST /who HTTP/1.1\r\nHost: localhost\r\nX-Mine: 1\r\nX-Forwarded-For: 6.6.6.6\r\n"
             b"Connection: " + names.encode() + b"\r\n\r\n"
         ).lower()
         assert b"x-forwarded-for: 127.0.0.1\r\n" in seen
@@ -156,8 +161,8 @@ class TestI13Connection:
         ):
             name = framing.partition(b":")[0]
             seen = proxy.raw(
-                b"POST /who HTTP/1.1\r\nHost: h\r\nConnection: close, " + name + b"\r\n" + framing
-                + b"\r\n\r\n" + body
+                b"POST /who HTTP/1.1\r\nHost: localhost\r\nConnection: close, " + name + b"\r\n"
+                + framing + b"\r\n\r\n" + body
             )  # fmt: skip
             assert seen.startswith(b"HTTP/1.1 200"), framing
             assert framing.lower() + b"\r\n" in seen.lower()
@@ -167,7 +172,9 @@ class TestI12OldClients:
     @pytest.mark.parametrize("method", ["GET", "POST"])
     def test_http_1_0_knows_no_chunks(self, proxy: Proxy, method: str) -> None:
         """RFC 9112 §6.1: the end of the connection is the end of the body."""
-        head, _, body = ask(proxy, f"{method} /streamed HTTP/1.0\nHost: h\n").partition(b"\r\n\r\n")
+        head, _, body = ask(proxy, f"{method} /streamed HTTP/1.0\nHost: localhost\n").partition(
+            b"\r\n\r\n"
+        )
         assert b"transfer-encoding" not in head.lower()
         assert body == b"one"
 
@@ -177,9 +184,9 @@ class TestI12Dates:
         ("head", "status"),
         [
             ("GET /x HTTP/1.1\nHost: a b\n", 400),
-            ("OPTIONS /x HTTP/1.1\nHost: h\nMax-Forwards: 0\n", 200),
+            ("OPTIONS /x HTTP/1.1\nHost: localhost\nMax-Forwards: 0\n", 200),
             ("nonsense\n", 400),
-            ("POST /x HTTP/1.1\nHost: h\nTransfer-Encoding: gzip, chunked\n", 501),
+            ("POST /x HTTP/1.1\nHost: localhost\nTransfer-Encoding: gzip, chunked\n", 501),
         ],
     )
     def test_our_own_answers_have_one(self, proxy: Proxy, head: str, status: int) -> None:
@@ -216,11 +223,13 @@ class TestI13Heads:
     @pytest.mark.parametrize(
         "head",
         [
-            b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * LIMIT,
-            b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X: a\r\n" * (LIMIT // 6),
-            b"GET /" + b"a" * LIMIT + b" HTTP/1.1\r\nHost: h\r\n",
-            b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * LIMIT + b"\r\nConnection: close\r\n\r\n",
-            b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nX: " + b"a" * 4 * LIMIT,
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * LIMIT,
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * (LIMIT // 6),
+            b"GET /" + b"a" * LIMIT + b" HTTP/1.1\r\nHost: localhost\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "
+            + b"a" * LIMIT
+            + b"\r\nConnection: close\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nX: " + b"a" * 4 * LIMIT,
             b"GET / HTTP/1.1\r\nX: " + b"a" * 40 * LIMIT,
         ],
     )
@@ -237,7 +246,8 @@ class TestI13Heads:
 
     def test_trailers_too(self, proxy: Proxy) -> None:
         """They do not pile up, and are no header fields of the request."""
-        upload = b"POST /t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+        head = b"POST /t HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        upload = head + b"1\r\na\r\n0\r\n"
         kept = proxy.raw(upload.replace(b"Host", b"Connection: close\r\nHost") + b"X-T: 1\r\n\r\n")
         assert kept.startswith(b"HTTP/1.1 200 ")
         assert b"x-t" not in kept.lower()
@@ -247,7 +257,11 @@ class TestI13Heads:
         """In many parts, on a connection that is kept, twice."""
         with connected(proxy, b"") as client:
             for _ in range(2):
-                head = b"POST /big HTTP/1.1\r\nHost: h\r\nX: " + b"a" * (LIMIT - 100) + b"\r\n\r\n"
+                head = (
+                    b"POST /big HTTP/1.1\r\nHost: localhost\r\nX: "
+                    + b"a" * (LIMIT - 100)
+                    + b"\r\n\r\n"
+                )
                 for at in range(0, len(head), 10_000):
                     client.sendall(head[at : at + 10_000])
                 answer = HTTPResponse(client)
@@ -261,7 +275,7 @@ class TestI12PastTheGrace:
         with ExitStack() as stack:
             proxy = Proxy(stack, upstream=site.url, program=BRIEF)
             paths = ["/never-a", "/never-b"]
-            streaming = connected(proxy, b"GET /endless HTTP/1.1\r\nHost: h\r\n\r\n")
+            streaming = connected(proxy, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert streaming.recv(1)
             with ThreadPoolExecutor(4) as pool:
                 asking = [pool.submit(httpx.get, proxy.url + it, timeout=30) for it in paths]

@@ -108,8 +108,8 @@ class AppAnswer:
             return
         judgement = self._asking.judge(self.fetched_at, self._status, self._headers)
         if isinstance(judgement, Reason):
-            if self._is_error():
-                self.reason = Reason.FAILED
+            if self._is_error() or judgement is Reason.SITE_COPY:
+                self.reason = Reason.FAILED if self._is_error() else judgement
                 is_ours = self._asking.handover is None or is_of_gateway(self._headers)
                 self.is_given_up = not is_ours and not self._has_old
                 return

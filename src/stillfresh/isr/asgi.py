@@ -14,6 +14,7 @@ from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
 from stillfresh.isr.answers import AppAnswer
 from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
+from stillfresh.isr.facetheory import asks_for_hydration
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.model import (
     App,
@@ -137,6 +138,8 @@ class IsrMiddleware:
             await send_stored(send, stored, stored.ready.said, asked, is_head=is_head)
             return
         visit = self._site.visit(scope)
+        if asks_for_hydration(scope.get("query_string", b"")):
+            visit = Reason.HYDRATION
         if isinstance(visit, Reason):
             await self._pass(visit, None, scope, receive, send)
         elif not self._has_room(visit.host, self._pages.clock()):

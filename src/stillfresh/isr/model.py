@@ -40,6 +40,7 @@ class Reason(StrEnum):
     FULL = "full"
     HEADERS = "headers"
     HOST = "host"
+    HYDRATION = "hydration"
     METHOD = "method"
     NO_FRESHNESS = "no-freshness"
     NO_STORE = "no-store"
@@ -48,7 +49,9 @@ class Reason(StrEnum):
     RANGE = "range"
     REMEMBERED = "remembered"
     ROUTE = "route"
+    SAME_STORE = "same-store"
     SET_COOKIE = "set-cookie"
+    SITE_COPY = "site-copy"
     SITE_FULL = "site-full"
     SIZE = "size"
     STATUS = "status"
@@ -218,6 +221,8 @@ class Head(Struct, frozen=True, array_like=True):
     """For a part: the length of the whole page."""
     shows_tags: bool = False
     """I26: True if clients see the site's tags."""
+    is_foreign: bool = False
+    """I19: True if another service stored it."""
 
 
 class StoredPage:

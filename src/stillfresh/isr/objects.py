@@ -87,6 +87,7 @@ def _of_another(body: "Body", terms: Policy) -> Head:
     coding, status = body.encoding, body.metadata.get(f"{ABOUT}status", "")
     texts = [(b"content-type", body.content_type), (b"etag", body.etag), *about.items()]
     texts.append((b"content-encoding", coding))
+    texts.append((b"cache-control", body.cache_control))
     # A type in the metadata that cannot be one leaves the object's own.
     fields = {name: value for name, it in texts if it and (value := field_value(it))}
     coding = coding_of(tuple(fields.items()))
@@ -101,6 +102,7 @@ def _of_another(body: "Body", terms: Policy) -> Head:
         is_own=True,
         vary=("accept-encoding",) if coding else (),
         variant=(("accept-encoding", coding),) if coding else (),
+        is_foreign=True,
     )
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 from stillfresh.backoff import pause_after
 from stillfresh.engine import Cache, Core
 from stillfresh.errors import NotOpen, StillfreshError, without_secrets
+from stillfresh.isr.facetheory import is_variant, path_of_key
 from stillfresh.isr.model import PageKey, StoredPage
-from stillfresh.isr.routes import group_tag, own_tag, reached
+from stillfresh.isr.routes import group_tag, own_tag, plain_path, reached
+from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
     from stillfresh.isr.pages import PageCache
@@ -35,28 +37,40 @@ class OnDemand:
     cache: Cache
     core: Core[PageKey, StoredPage]
 
-    async def revalidate(self, path: str) -> list[str]:
+    async def revalidate(self, path: str, *, scan: bool = False) -> list[str]:
         """Make a page stale, in every variant; the next visit renders it again. Returns the ids.
 
-        Pages that another program stored under the path itself are reached too (I21).
+        A path means all its queries; a path with a query, or a whole URL, means that query only.
+        Pages that another program stored under the path itself are reached too (I21). `scan`: list
+        the whole store, to reach all variants that other programs stored.
         """
-        return await self._reach(*reached(path), soft=True)
+        return await self._reach(*reached(path), soft=True, scanned=path if scan else None)
 
     async def revalidate_tag(self, tag: str) -> list[str]:
         """Make every page with this tag stale, wherever the tag came from. Returns the ids."""
         return await self._reach([own_tag(tag)], [], soft=True)
 
-    async def purge(self, key: str) -> list[str]:
-        """Delete every variant of a path, or the one page of a whole URL. Returns the ids."""
-        return await self._reach(*reached(key), soft=False)
+    async def purge(self, key: str, *, scan: bool = False) -> list[str]:
+        """Delete every variant of a path, or those of one query or URL. Returns the ids.
+
+        `scan`: as in `revalidate`.
+        """
+        return await self._reach(*reached(key), soft=False, scanned=key if scan else None)
 
     async def purge_tag(self, tag: str) -> list[str]:
         """Delete every page with this tag. Returns the ids."""
         return await self._reach([own_tag(tag)], [], soft=False)
 
-    async def _reach(self, tags: list[str], own: list[str], *, soft: bool) -> list[str]:
-        """Pages with a tag, and those that are stored under their `own` ids; `soft`: stale."""
+    async def _reach(
+        self, tags: list[str], own: list[str], *, soft: bool, scanned: str | None = None
+    ) -> list[str]:
+        """Pages with a tag, and those that are stored under their `own` ids; `soft`: stale.
+
+        `scanned`: the path or key whose variants are looked for among all pages of the store.
+        """
         store = (await self.cache.runtime()).store
+        if scanned is not None:
+            own = list(dict.fromkeys([*own, *await self._scan(store, scanned)]))
         records = await store.read(KIND, own) if own else {}
         there = [id_ for id_, record in records.items() if record.copy is not None]
         found: list[str] = []
@@ -68,6 +82,20 @@ class OnDemand:
         else:
             await self.core.delete([*map(PageKey, dict.fromkeys([*own, *found]))])
         return list(dict.fromkeys([*there, *found]))
+
+    async def _scan(self, store: Store, path: str) -> list[str]:
+        """I31: the ids of all pages with this path, or of all variants of this cache key."""
+        wanted = plain_path(path)
+        ids: list[str] = []
+        async for entries in store.walk(KIND):
+            for entry in entries:
+                if path.startswith("/"):
+                    is_meant = path_of_key(entry.id) == wanted
+                else:
+                    is_meant = is_variant(entry.id, path)
+                if is_meant:
+                    ids.append(entry.id)
+        return ids
 
     async def invalidate(self, name: str) -> None:
         """I12: a page or a group was changed through its URL: no older copy is served.

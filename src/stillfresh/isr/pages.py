@@ -32,7 +32,7 @@ from stillfresh.engine import (
 )
 from stillfresh.engine.keys import checked_id
 from stillfresh.engine.rules import may_retry
-from stillfresh.errors import LoadFailed, StoreError
+from stillfresh.errors import ConfigError, LoadFailed, StoreError, shown
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import Wish
 from stillfresh.isr.asking import Beginning, PageAsking
@@ -76,6 +76,8 @@ UNSHARED_FOR: Final = 30.0
 UNSHARED_KEPT: Final = 86_400.0
 """Seconds that it counts as private after that: each visitor's own request is sent."""
 CONCURRENCY: Final = 100
+ROW_NAME: Final = "CACHE#"
+"""Begins the name of a row that another service stored (I31). No page of ours has such a key."""
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
 """I23: the most error pages of one process, because paths can be made up."""
@@ -144,6 +146,7 @@ class PageCache(OnDemand):
         self.beginnings: WeakValueDictionary[PageKey, Beginning] = WeakValueDictionary()
         """The heads of pages that callers wait for."""
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
+        self.render_timeout = seconds(render_timeout, name="render_timeout")
         is_private = isinstance(store, str) and store.startswith("memory:")
         terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
         spec: Spec[PageKey, StoredPage] = Spec(
@@ -231,6 +234,8 @@ class PageCache(OnDemand):
         of: str | None = None,
     ) -> PageKey:
         """`query`: of the path, to be named with it. `of`: the key that this is a variant of."""
+        if id_.startswith(ROW_NAME):
+            raise ConfigError(f"page {shown(id_)}: a key that begins with {ROW_NAME} names a row")
         named = [f"path:{path}"]
         if query:
             named.append(f"path:{path}?{query}")
@@ -348,10 +353,15 @@ class PageCache(OnDemand):
         # I25: an error with its own freshness is a page, unless an older one can be served.
         is_covered = kept is not None and self._may_serve(key, kept)
         is_told = is_covered or made.reason is not None
-        if page is not None and is_told and is_failure(page.head.status):
-            raise refused(page)
+        is_old = made.reason is Reason.SITE_COPY  # I31: it says nothing new about the page
+        is_failed = page is not None and is_told and is_failure(page.head.status)
+        # Where there is no page to keep, an old one of the site is better than an error.
+        if page is not None and (is_failed or (is_old and kept is not None)):
+            raise refused(page, made.reason)
+        if page is None and is_old and is_covered:  # too big to be read, so there is only its head
+            raise PageFailed(too_busy(RETRY_AFTER), text="the site answered with an old page")
         if page is None or made.reason is not None:
-            return Private(made, is_noted=is_noted)
+            return Private(made, is_noted=is_noted and not is_old)
         if self.is_shared and is_misplaced(key, page):
             return Private(structs.replace(made, reason=Reason.ENCODED), is_noted=False)
         head = page.head

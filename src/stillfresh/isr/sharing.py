@@ -25,6 +25,7 @@ from stillfresh.http.fields import (
     values,
 )
 from stillfresh.http.freshness import Wish, controls, guessed, is_good_enough, stated, targeted
+from stillfresh.isr.facetheory import is_old_copy
 from stillfresh.isr.model import Head, Reason, StoredPage
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
@@ -84,6 +85,8 @@ def judged(
     """Whether it may be shared, and for how long; `own`: the route's times, if it has any."""
     is_targeted = allowed.cdn_override and bool(targeted(headers))
     reason = private(status, headers, is_targeted=is_targeted) or _unfit(status, headers)
+    if reason is None and is_old_copy(headers):
+        reason = Reason.SITE_COPY
     if reason is not None:
         return reason
     vary = _varies(headers)
@@ -176,7 +179,12 @@ def is_pool_full(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def says(head: Head, *names: str) -> bool:
-    """True if one of these directives applies to this response."""
+    """True if one of these directives applies to this response.
+
+    I31: FaceTheory writes `public` on every object, so what it says decides nothing here.
+    """
+    if head.is_foreign:
+        return False
     return not controls(head.headers, is_targeted=head.is_targeted).keys().isdisjoint(names)
 
 
@@ -306,6 +314,11 @@ def is_changed(answer: Answer[StoredPage], now: float) -> bool:
     head = answer.value.head
     is_early = now - answer.fetched_at < head.fresh_for + head.stale_for
     return answer.verdict is Verdict.EXPIRED and is_early
+
+
+def is_never_fresh(head: Head) -> bool:
+    """True if the site must be asked for each visit; it is stored for validation and for errors."""
+    return not head.is_own and head.fresh_for <= 0 and head.stale_for <= 0
 
 
 def may_serve(answer: Answer[StoredPage], now: float) -> bool:

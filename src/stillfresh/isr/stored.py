@@ -129,9 +129,11 @@ def too_busy(retry_after: float) -> Page:
     return notice(503, "This page is being prepared; please try again in a moment.\n", pause)
 
 
-def refused(page: StoredPage) -> PageFailed:
+def refused(page: StoredPage, reason: Reason | None) -> PageFailed:
     """I13: of a private error, other visitors get only the status and `Retry-After`."""
     headers, whole = page.head.headers, opened(page)
+    if reason is Reason.SITE_COPY:
+        return PageFailed(whole, text="the site answered with an old page of its own store")
     if is_of_gateway(headers):  # its text says why; the site may not have been asked at all
         return PageFailed(whole, text=whole.body.decode("utf-8", "replace").strip())
     if private(page.head.status, headers) is None:
@@ -205,6 +207,11 @@ class PageStore(WrappedStore):
             raise StoreError(f"{name}: no answer from the store within {limit} s") from exc
 
 
+def _stale_for_others(head: Head) -> float:
+    """How long caches behind this one may serve it stale: another service's page, not at all."""
+    return 0.0 if head.is_foreign else head.stale_for
+
+
 class ReadyPage:
     """A page's header fields; `said`: those of a hit, from `begins` until `ends`."""
 
@@ -212,8 +219,8 @@ class ReadyPage:
 
     def __init__(self, stored: StoredPage) -> None:
         head, fields = stored.head, _shown(stored.head)
-        if head.is_own:
-            fields = policy_headers(fields, head.fresh_for, head.stale_for)
+        if head.is_own and not (head.is_foreign and values(fields, b"cache-control")):
+            fields = policy_headers(fields, head.fresh_for, _stale_for_others(head))
         self.before = tuple(values(fields, b"cache-status"))
         kept = tuple(it for it in fields if it[0] != b"cache-status")
         if head.etag is not None:
@@ -261,7 +268,7 @@ def told(
     status = cache_status(made.before, what)
     fields = (*made.fields, (b"age", b"%d" % age), (b"cache-status", status))
     if is_outdated and head.is_own:
-        return policy_headers(fields, 0.0, head.stale_for)
+        return policy_headers(fields, 0.0, _stale_for_others(head))
     return without_lifetime(fields) if is_unverified else fields
 
 

@@ -4,11 +4,13 @@ It also learns from the app's answers to single visitors whether the next answer
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from stillfresh.bounded import BoundedDict
 from stillfresh.engine import Answer, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -16,6 +18,7 @@ from stillfresh.http.fields import Raw
 from stillfresh.isr import sharing
 from stillfresh.isr.answers import AppAnswer
 from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
+from stillfresh.isr.facetheory import SiteStore, is_old_copy
 from stillfresh.isr.model import (
     Busy,
     FoundPage,
@@ -36,10 +39,14 @@ from stillfresh.isr.parts import covers, is_one, unfit_to_add
 from stillfresh.isr.render import AppRequest, Renderer, given_to, is_ones_own
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.sharing import Allowed, allows_authorized, is_for, is_good_for, is_of, selected
-from stillfresh.isr.stored import found_page, notice, opened
+from stillfresh.isr.stored import found_page, notice, opened, told
 
 KNOWN_KEYS: Final = 10_000
 """Pages about which this process remembers something."""
+STORE_AGAIN: Final = 30.0
+"""Seconds before a page that is never fresh is stored again."""
+ASKED_AT_ONCE: Final = 10
+"""Visitors of one page that is never fresh for which the site is asked at the same time."""
 ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be another variant."""
 Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
@@ -66,11 +73,23 @@ class Visits:
         self._credentials = credentials
         self._allowed = allowed
         self._heard = Heard(KNOWN_KEYS)
+        self._site_store = SiteStore(pages.clock)
+        self._asked_alone: Counter[str] = Counter()
+        """Requests under way that take no lease, by page."""
+        self._due: BoundedDict[str, None] = BoundedDict(KNOWN_KEYS)
+        """Pages that were never fresh, and are now."""
         self.places = NamePlaces(max_variants, max_queries, most=KNOWN_KEYS)
 
     async def find(self, visit: Visit, scope: Scope, state: Mapping[str, Any]) -> Served:
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit)
+        if self._site_store.is_ours:
+            return await self._variant(visit, self._fresh_or_sites)
+        return await self._stored_or_asked(visit, scope, state)
+
+    async def _stored_or_asked(
+        self, visit: Visit, scope: Scope, state: Mapping[str, Any]
+    ) -> Served:
         if not self.places.has_query(visit.host, visit.path, visit.query, self._pages.clock()):
             return Reason.FULL
         if is_as_asked := visit.is_as_asked:
@@ -133,7 +152,7 @@ class Visits:
                 given = {**visit.declared, **dict(old.head.variant)}
             own = self._terms(visit)
             asking = AppRequest(visit, base, own, given, offer=offer, allowed=self._allowed)
-            return await self._renderer.render(asking, old)
+            return await self._render(key, asking, old, old)
 
         anew = visit.is_open and await self._is_shareable_again(visit, key)
         return await self._read(visit, key, render, anew=anew)
@@ -147,6 +166,16 @@ class Visits:
             return False
         kept = await self._pages.core.look(key)
         return kept is None or not kept.found
+
+    async def _render(
+        self, key: PageKey, asking: AppRequest, old: StoredPage | None, kept: StoredPage | None
+    ) -> Rendered:
+        """`old`: what the site compares with; `kept`: what the store has."""
+        began = self._pages.clock()
+        rendered = await self._renderer.render(asking, old)
+        if self._pages.is_shared:
+            self._site_store.rendered(key.id, rendered, kept, began)
+        return rendered
 
     async def _as_asked(
         self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
@@ -185,7 +214,10 @@ class Visits:
         why = is_for(head, visit.carried) if may_ask else unfit
         if not is_good and why is not None:
             return why
-        return await self._asked(visit, scope, key, is_behind=is_good)
+        found: Served | None = None
+        if not is_good and not visit.is_part and self._is_not_due(key, kept):
+            found = await self._asked_only(visit, scope, key, kept.value)
+        return found or await self._asked(visit, scope, key, is_behind=is_good)
 
     def _is_good(self, visit: Visit, key: PageKey, kept: Answer[StoredPage]) -> bool:
         """Is the copy that was just read good enough for this request?
@@ -195,6 +227,72 @@ class Visits:
         if kept.verdict is Verdict.EXPIRED and self._pages.may_be_invalidated(key):
             return False
         return is_good_for(kept, visit.wish, self._pages.clock())
+
+    def _is_not_due(self, key: PageKey, kept: Answer[StoredPage]) -> bool:
+        """I31: a page that is never fresh is not stored for each visit. An old failure may cool.
+
+        It is due if a later response was fresh, and while many visitors ask: loads are shared.
+        """
+        is_young = self._pages.clock() - kept.fetched_at < STORE_AGAIN
+        if not is_young or kept.error is not None or key.id in self._due:
+            return False
+        is_crowded = self._asked_alone[key.id] >= ASKED_AT_ONCE
+        return not is_crowded and sharing.is_never_fresh(kept.value.head)
+
+    async def _asked_only(
+        self, visit: Visit, scope: Scope, key: PageKey, old: StoredPage
+    ) -> Served | None:
+        """I31: ask the site about a page that is never fresh. It takes no lease and stores nothing.
+
+        A response that was asked for without a lease must not be stored: the page may have been
+        invalidated meanwhile. None if the site fails or takes too long: a load asks it once more,
+        with a lease, and decides what that means for the page.
+        """
+        handover: asyncio.Future[AppAnswer] = asyncio.Future()
+        asking = AppRequest(
+            visit,
+            scope,
+            self._terms(visit),
+            request=visit.headers,
+            credentials=self._credentials,
+            handover=handover,
+            allowed=self._allowed,
+        )
+        rendering = asyncio.ensure_future(self._renderer.render(asking, old))
+        self._asked_alone[key.id] += 1
+        try:
+            await asyncio.wait([rendering], timeout=self._pages.render_timeout)
+        except asyncio.CancelledError:
+            _abandon(rendering, handover)
+            raise
+        finally:
+            self._asked_alone -= Counter([key.id])
+        if not rendering.done():
+            _abandon(rendering, handover)
+            return None
+        if handover.done():
+            return handover.result()
+        return self._judged(key, rendering.result()) if rendering.exception() is None else None
+
+    def _judged(self, key: PageKey, rendered: Rendered) -> Served | None:
+        """The response to a request that took no lease; None if it is a failure."""
+        page = rendered.page
+        if page is None:
+            return rendered.reason or Reason.PRIVATE
+        if rendered.reason is not None or sharing.is_failure(page.head.status):
+            return None
+        reason = Reason.NO_FRESHNESS
+        if not sharing.is_never_fresh(page.head):
+            reason = Reason.REMEMBERED
+            self._note_due(key)
+        self._pages.count_bypass(reason)
+        stored = self._pages.shows(page)
+        fields = told(stored, stored.head.initial_age, f"fwd=stale; detail={reason}")
+        return FoundPage((key,), stored, fields, is_new=True)
+
+    def _note_due(self, key: PageKey) -> None:
+        """The next visit loads the page, because it is fresh for some time by now."""
+        self._due.note(key.id, None)
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[StoredPage] | None:
         """The stored page, however old; counted as a read if it can be served as it is (I28)."""
@@ -222,10 +320,12 @@ class Visits:
 
         `is_behind`: the visitor gets the stored page, and nobody waits for the answer.
         """
+        self._due.pop(key.id, None)
         own, credentials, going = self._terms(visit), self._credentials, None
         handover: asyncio.Future[AppAnswer] = asyncio.Future()
 
         async def render(old: StoredPage | None, offer: Offer) -> Rendered:
+            kept = old
             asking = AppRequest(
                 visit, scope, own, {}, visit.headers, credentials, handover, offer, self._allowed
             )
@@ -237,7 +337,7 @@ class Visits:
                     old = None  # the visitor's own answer says nothing about it
             if old is not None and not is_of(old, asking.request):
                 old = None  # of another variant, which was under this key before
-            return await self._renderer.render(asking, old)
+            return await self._render(key, asking, old, kept)
 
         try:
             found = await self._read(visit, key, render, anew=anew)
@@ -272,6 +372,17 @@ class Visits:
         if visit.wish.only_if_cached and not isinstance(found, FoundPage):
             return Unavailable(notice(504, "Not in the cache.\n"), "fwd=request")
         return found
+
+    async def _fresh_or_sites(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
+        """I31: the site fills this store itself. A lease of ours would lock it out."""
+        answer = await self._pages.core.look(key)
+        if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
+            return Reason.SAME_STORE
+        if visit.is_authorized and not allows_authorized(answer.value.head):
+            return Reason.AUTHORIZATION
+        if not sharing.suits(answer, visit.wish, self._pages.clock()):
+            return Reason.SAME_STORE
+        return self._hit(key, answer)
 
     async def _stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
         answer = await self._pages.core.look(key)
@@ -319,6 +430,7 @@ class Visits:
                 return Reason.PRIVATE
 
     def _hit(self, key: PageKey, answer: Answer[StoredPage], before: str = "miss") -> FoundPage:
+        self._site_store.found(key.id, answer.value)
         return found_page(key, answer, self._pages.clock(), before)
 
     def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
@@ -339,12 +451,19 @@ class Visits:
             return Reason.FAILED
         if is_late:
             return Unavailable(notice(504, "The page took too long.\n"), "fwd=miss")
+        if page is not None and is_old_copy(page.headers.raw):
+            told_why = f"fwd=miss; detail={Reason.SITE_COPY}"
+            return Unavailable(
+                self._pages.error_page(error, is_own=is_own), told_why, Reason.SITE_COPY
+            )
         what = "fwd=miss; detail=cooling" if page is None else "fwd=miss"
         return Unavailable(self._pages.error_page(error, is_own=is_own), what)
 
     def hear(self, visit: Visit, status: int, headers: Raw) -> sharing.Judgement:
         """Note an answer of the app to one visitor's request: could it be shared?"""
         now = self._pages.clock()
+        if self._pages.is_shared:
+            self._site_store.passed(visit.id, headers)
         is_personal = bool(visit.carried) and not visit.is_as_asked
         asking = AppRequest(visit, {}, self._terms(visit), allowed=self._allowed)
         if visit.is_as_asked:
@@ -365,3 +484,10 @@ class Visits:
         """The times by the route's duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)
+
+
+def _abandon(rendering: "asyncio.Future[Rendered]", handover: "asyncio.Future[AppAnswer]") -> None:
+    """Nobody waits for this answer of the site any more."""
+    rendering.cancel()
+    if not handover.cancel():
+        handover.result().abandon()

@@ -1,0 +1,208 @@
+"""I31: a FaceTheory service behind our cache, on the same table and with the same keys, or not."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stillfresh.isr import PageCache
+from stillfresh.testing import ManualClock
+from tests.kit.isr import as_it_says, in_front
+
+if TYPE_CHECKING:
+    from tests.kit.servers.aws import Aws, Raw
+    from tests.kit.servers.facetheory import FaceSite
+
+URL = "http://example.com/pricing"
+
+
+@pytest.fixture
+async def raw(aws: "Aws") -> AsyncIterator["Raw"]:
+    async with aws.raw(aws.new_table()) as raw:
+        yield raw
+
+
+@pytest.fixture
+def face_site(raw: "Raw", clock: ManualClock) -> "FaceSite":
+    """A service whose cache keys are the URLs of its pages; it does not wait for leases."""
+    from tests.kit.servers.facetheory import FaceSite, FaceTheory  # noqa: PLC0415 (imports AWS's)
+
+    face = FaceTheory(raw, clock, wait_seconds=0)
+    return FaceSite(face, lambda path: f"http://example.com{path}")
+
+
+def pages_at(aws: "Aws", raw: "Raw", clock: ManualClock, **options: Any) -> PageCache:
+    given: dict[str, Any] = {"pk": "raw", "s3_prefix": "isr/", **options}
+    return PageCache(aws.store(raw.table, clock, **given), clock=clock, store_timeout="30s")
+
+
+WAYS = [in_front, as_it_says]
+
+
+class TestI31SameStore:
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_the_sites_old_page_is_never_published_as_a_new_one(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face_site: "FaceSite", way: Any
+    ) -> None:
+        """It answers `stale` while we hold the lease that it needs; the row stays as it was."""
+        face = face_site.face
+        await face.visit(URL, face_site.render)
+        before = await face.record(URL)
+        clock.advance(61)
+        async with pages_at(aws, raw, clock) as pages:
+            told = await way(face_site, pages)()
+            await pages.settled()
+            assert (told.status_code, told.text) == (200, "page 1")
+            assert await face.record(URL) == before
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_a_site_that_shares_the_table_is_noticed_and_asked_without_a_lease(
+        self,
+        aws: "Aws",
+        raw: "Raw",
+        clock: ManualClock,
+        face_site: "FaceSite",
+        way: Any,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """The log names the cause once; from then on the site renders, and fresh pages are hits."""
+        face = face_site.face
+        await face.visit(URL, face_site.render)
+        clock.advance(61)
+        async with pages_at(aws, raw, clock) as pages:
+            visit = way(face_site, pages)
+            assert (await visit()).text == "page 1"
+            await pages.settled()
+            for number in range(2, 5):
+                passed = await visit()
+                assert (passed.text, passed.headers["x-facetheory-isr"]) == (
+                    f"page {number}",
+                    "miss",
+                )
+                assert passed.headers["cache-status"] == "stillfresh; fwd=bypass; detail=same-store"
+                hit = await visit()
+                assert hit.text == f"page {number}"
+                assert "hit; ttl=60" in hit.headers["cache-status"]
+                clock.advance(61)
+        errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert "uses the same table and cache keys" in errors[0]
+        assert "docs/facetheory.md" in errors[0]
+
+    async def test_a_page_that_the_site_wrote_while_we_failed_shows_it_too(
+        self,
+        aws: "Aws",
+        raw: "Raw",
+        clock: ManualClock,
+        face_site: "FaceSite",
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Without a page, the first visitor gets the site's error. Then the site has a page."""
+        async with pages_at(aws, raw, clock) as pages:
+            visit = as_it_says(face_site, pages)
+            told = [await visit() for _ in range(3)]
+        assert [it.status_code for it in told] == [500, 200, 200]
+        assert "detail=failed" in told[1].headers["cache-status"]
+        assert "hit" in told[2].headers["cache-status"]
+        assert "uses the same table and cache keys" in caplog.text
+
+    async def test_a_slow_error_under_our_lease_says_what_may_be_the_cause(
+        self,
+        aws: "Aws",
+        raw: "Raw",
+        clock: ManualClock,
+        face_site: "FaceSite",
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """FaceTheory's error does not name itself; it comes after seven seconds of waiting."""
+
+        async def rest(pause: float) -> None:
+            clock.advance(pause)
+
+        face_site.face.wait_seconds = 7
+        face_site.face.poll_seconds = 1
+        face_site.face.sleep = rest
+        store = aws.store(raw.table, clock, pk="raw", s3_prefix="isr/")
+        async with PageCache(store, clock=clock, store_timeout="30s", lease_for="60s") as pages:
+            visit = in_front(face_site, pages)
+            assert (await visit()).status_code == 500
+            assert (await visit()).status_code == 503
+        errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert "answered 500 after 7.0 s, while this cache held the lease" in errors[0]
+
+
+class TestI31OtherStore:
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_a_site_with_a_table_of_its_own_is_cached(
+        self,
+        aws: "Aws",
+        raw: "Raw",
+        clock: ManualClock,
+        face_site: "FaceSite",
+        way: Any,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Its old page is not stored, but its next page is. No error is logged."""
+        async with aws.raw(aws.new_table()) as other, pages_at(aws, other, clock) as pages:
+            visit = way(face_site, pages)
+            assert (await visit()).text == "page 1"
+            clock.advance(61)
+            face_site.error = RuntimeError("no database")
+            assert (await visit()).text == "page 1"
+            await pages.settled()
+            row = await other.row("META")
+            assert row is not None
+            assert row["generated_at"] == {"N": "1700000000"}
+            face_site.error = None
+            clock.advance(61)
+            await visit()
+            await pages.settled()
+            assert (await visit()).text == f"page {len(face_site.face.renders)}"
+        assert [it for it in caplog.records if it.levelname == "ERROR"] == []
+
+
+class TestI31Hydration:
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_a_pages_hydration_data_comes_from_the_site_and_is_not_stored(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face_site: "FaceSite", way: Any
+    ) -> None:
+        """The page's own HTML is never served instead, though a route drops unknown parameters."""
+        from tests.kit.servers.facetheory import sidecar_token  # noqa: PLC0415 (imports AWS's)
+
+        face = face_site.face
+        face.hydrates = True
+        await face.visit(URL, face_site.render)
+        record = await face.record(URL)
+        assert record is not None
+        token = sidecar_token(record.pointer)
+        async with pages_at(aws, raw, clock) as pages:
+            visit = way(face_site, pages)
+            assert (await visit()).text == "page 1"
+            rows = await raw.rows()
+            for query in ("", "a=1&"):
+                told = await visit(f"/pricing?{query}__facetheory_isr_hydration={token}")
+                assert told.headers["content-type"] == "application/json; charset=utf-8"
+                assert told.json() == {"renders": 1}
+                assert told.headers["cache-status"] == "stillfresh; fwd=bypass; detail=hydration"
+            assert await raw.rows() == rows
+
+
+class TestI31SiteCopy:
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_an_old_page_of_the_site_is_passed_on_and_says_so(
+        self, aws: "Aws", clock: ManualClock, face_site: "FaceSite", way: Any
+    ) -> None:
+        """If the cache has none; nothing is stored."""
+        await face_site.face.visit(URL, face_site.render)
+        clock.advance(61)
+        face_site.error = RuntimeError("no database")
+        async with aws.raw(aws.new_table()) as other, pages_at(aws, other, clock) as pages:
+            told = await way(face_site, pages)()
+            assert (told.status_code, told.text) == (200, "page 1")
+            how = "bypass" if way is in_front else "miss"  # by its key alone, or as asked
+            assert told.headers["cache-status"] == f"stillfresh; fwd={how}; detail=site-copy"
+            again = await way(face_site, pages)()
+            assert (again.status_code, again.text) == (200, "page 1")
+            assert pages.bypassed() == {"site-copy": 2}
+            assert await other.row("META") is None
