@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.isr.routes import Forward
 from stillfresh.isr.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
@@ -248,13 +249,17 @@ class TestI13Deception:
         "asked",
         ["/account/x.css", "/account%2Fx.css", "/account%2fx.css", "/account;x.css",
          "/account%3Fx.css", "/account%23x.css", "/account%00x.css", "/account%0Ax.css",
-         "/static/..%2Faccount", "/static/%2e%2e/account", "/static//account", "/account/.css"],
+         "/static/..%2Faccount", "/static/%2e%2e/account", "/static//account", "/account/.css",
+         "/static%2F..%2faccount", "/static/x%2F..%2F..%2Faccount", "/static%2fx%2Fy.css",
+         "/account%2Fstatic%2Fx.css", "/account/a%2Fb.css"],
     )  # fmt: skip
+    @pytest.mark.parametrize("way", [None, "request"])
     async def test_a_suffix_makes_no_page_public(
-        self, pages: PageCache, site: Site, asked: str
+        self, pages: PageCache, site: Site, asked: str, way: Forward | None
     ) -> None:
         """Alice's page, asked for under a name that looks static, is not served to Mallory."""
-        visit = in_front(site, pages, routes={"/static/*": "1h", "/account*": None})
+        routes = {"/static/*": "1h", "/account*": None}
+        visit = in_front(site, pages, routes=routes, forward=way)
         site.body = b"alice's balance"
         await visit(asked, headers={"cookie": "user=alice"})
         site.body = b"please log in"

@@ -163,7 +163,9 @@ class TestI13RawRequests:
         """An answer or a closed connection, never a 500 of its own; and the next one is served."""
         port = int(proxy.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-            client.sendall(line + b"\r\nhost: x\r\nconnection: close\r\n" + header + b"\r\n\r\n")
+            client.sendall(
+                line + b"\r\nhost: localhost\r\nconnection: close\r\n" + header + b"\r\n\r\n"
+            )
             answer = b""
             with contextlib.suppress(ConnectionResetError):
                 while part := client.recv(65_536):

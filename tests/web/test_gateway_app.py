@@ -208,6 +208,12 @@ class TestG1Names:
             b"x-real-ip",
             b"forwarded",
             b"via",
+            b"x-scheme",
+            b"x-url-scheme",
+            b"x-envoy-original-path",
+            b"x-original-url",
+            b"x-matched-path",
+            b"x-invoke-path",
         ],
     )
     async def test_who_was_passed_on_is_not_local(self, field: bytes) -> None:

@@ -22,15 +22,17 @@ Forward: TypeAlias = Literal["request", "key"]
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
 """Networks whose clients are trusted."""
 ANOTHER_PAGE: Final = names_in(
-    b"x-host x-http-host-override x-http-method x-http-method-override x-method-override "
+    b"x-envoy-original-path x-host x-http-host-override x-http-method x-http-method-override "
+    b"x-invoke-path x-matched-path x-method-override x-middleware-subrequest x-nextjs-data "
     b"x-original-host x-original-method x-original-uri x-original-url x-rewrite-url"
 )
 """Fields that ask for another page than the one in the key: no shared load carries them."""
 MADE_UP: Final = ANOTHER_PAGE | names_in(
     b"cf-connecting-ip client-ip fastly-client-ip forwarded front-end-https proxy "
-    b"true-client-ip x-client-ip x-cluster-client-ip x-forwarded x-proxyuser-ip x-real-ip"
+    b"true-client-ip x-client-ip x-cluster-client-ip x-forwarded x-proxyuser-ip x-real-ip "
+    b"x-scheme x-url-scheme"
 )
-"""Fields by which a client could claim another address, host or page."""
+"""Fields by which a client could claim another address, scheme, host or page."""
 PREFIX: Final = b"x-forwarded-"
 HOST: Final = re.compile(r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 HOST_LENGTH: Final = 255

@@ -12,6 +12,7 @@ from stillfresh.isr import clients
 from stillfresh.isr.clients import (
     Networks,
     checked_networks,
+    host_fault,
     is_allowed,
     is_host,
     is_trusted,
@@ -30,7 +31,7 @@ LONGEST_SHOWN: Final = 1_000
 """Bytes of a path in the log."""
 
 __all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_allowed"]
-__all__ += ["is_host", "is_trusted", "peer_of", "refuse", "target_of"]
+__all__ += ["host_fault", "is_host", "is_trusted", "peer_of", "refuse", "target_of"]
 
 logger = logging.getLogger(__name__)
 

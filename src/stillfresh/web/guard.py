@@ -14,6 +14,7 @@ import math
 import mmap
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from struct import Struct
 from typing import Final
@@ -35,8 +36,8 @@ LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared with)
 HOST: Final = re.compile(r"(\[[\da-f:.]+\]|[^\s:@/?#\[\]]+)(:\d*)?", re.ASCII)
 PASSED_ON: Final = re.compile(
-    rb"forwarded|via|cdn-loop|cf-ray|x-original-host|x-envoy-external-address|x-forwarded.*"
-    rb"|.*-(client|connecting|real|remote)-?(ip|addr).*"
+    rb"forwarded|via|cdn-loop|cf-ray|x-(url-)?scheme|x-(invoke|matched)-path|x-(envoy|original)-.*"
+    rb"|x-forwarded.*|.*-(client|connecting|real|remote)-?(ip|addr).*"
 )
 """Fields that show that a proxy passed the request on, even if empty."""
 OWN_SITES: Final = frozenset({"same-origin", "none"})
@@ -99,8 +100,13 @@ def _is_loopback(scope: Scope) -> bool:
 
 def host_name(scope: Scope) -> str | None:
     """The name in one Host that is nothing but a name and a port."""
-    told = Headers(scope=scope).getlist("host")
-    found = HOST.fullmatch(told[0].lower()) if len(told) == 1 else None
+    hosts = values(scope["headers"], b"host")
+    return _name_in(hosts[0]) if len(hosts) == 1 else None
+
+
+@lru_cache(maxsize=64)  # every request for a page asks
+def _name_in(host: bytes) -> str | None:
+    found = HOST.fullmatch(host.decode("latin-1").lower())
     return found[1].strip("[]") if found is not None else None
 
 

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 import httpx2
@@ -38,8 +39,9 @@ from stillfresh.server import (
     server_config,
 )
 from stillfresh.web.app import Gateway
-from stillfresh.web.config import OutboxSettings, Settings
-from stillfresh.web.guard import Guesses
+from stillfresh.web.config import OutboxSettings, ServerSettings, Settings
+from stillfresh.web.guard import Guesses, checked_hosts
+from stillfresh.web.page_names import PageNames
 from stillfresh.web.reloading import Replaceable, read_again
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of, upstream_of
 
@@ -180,10 +182,18 @@ def _work(
 
 
 def gateway_of(
-    settings: Settings, client: httpx2.AsyncClient, follow: Follow | None = None
+    settings: Settings,
+    client: httpx2.AsyncClient,
+    follow: Follow | None = None,
+    *,
+    is_listening: bool = True,
 ) -> Gateway:
-    """The gateway that these settings describe; its kinds use this client."""
+    """The gateway that these settings describe; its kinds use this client.
+
+    `is_listening`: False if no browser can reach it, so pages of any Host may be asked for.
+    """
     server, pages = settings.server, settings.pages
+    names = names_of(settings)
     page_cache = None
     upstream = None
     site: ASGIApp | None = None
@@ -191,6 +201,8 @@ def gateway_of(
         page_cache = page_cache_of(pages, settings.store)
         upstream = upstream_of(pages, page_cache)
         site = site_of(pages, page_cache, upstream)
+        if is_listening and listens_on_loopback(server) and not pages.site_hosts:
+            site = PageNames(site, checked_hosts(names) or (), server.origins)
     url = server.authenticate_url
     app = Gateway(
         settings.store.url,
@@ -199,7 +211,7 @@ def gateway_of(
         page_cache=page_cache,
         authenticate=Authority(client, url) if url is not None else None,
         origins=server.origins,
-        hosts=names_of(settings),
+        hosts=names,
         token=server.token,
         max_connections=server.max_connections,
     )
@@ -215,6 +227,19 @@ def names_of(settings: Settings) -> tuple[str, ...]:
     server, pages = settings.server, settings.pages
     own = (server.host, *server.hosts, *(pages.site_hosts if pages is not None else ()))
     return tuple(PORT.sub(r"\1", name) for name in own)
+
+
+def listens_on_loopback(server: ServerSettings) -> bool:
+    """True if only this machine can connect to its port."""
+    if server.uds is not None:
+        return False
+    host = server.host.lower().rstrip(".")
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return (mapped or ip).is_loopback
 
 
 class GatewayProcess:
