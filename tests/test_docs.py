@@ -241,9 +241,11 @@ class TestSeeds:
         assert seeds.written(page, tests) == page, "run python scripts/seeds.py"
 
     def test_every_rule_of_a_contract_has_one_row(self, seeds: Any) -> None:
-        """All numbers up to the last, in order."""
-        last = {"E": 28, "S": 12, "C": 18, "F": 18, "I": 29, "M": 13, "W": 15, "G": 20, "T": 12}
+        """All numbers up to the last, in order; there is no I30."""
+        last = {"E": 41, "S": 15, "C": 19, "F": 19, "I": 37, "M": 13, "W": 16, "G": 24, "T": 16}
+        last["D"] = 7
         rules = [f"{letter}{n + 1}" for letter, count in last.items() for n in range(count)]
+        rules.remove("I30")
         assert [row[1] for row in seeds.RULE.finditer(seeds.PAGE.read_text())] == rules
 
     @pytest.mark.parametrize(
