@@ -407,16 +407,11 @@ class TestS9MovingSlots:
     ) -> None:
         """As soon as a node has it, also if it was in no table when the store was opened."""
         (place,) = Places(prefix).of(KIND, ["a"])
-        holder, slot = mended.primary_of(place.key), str(key_slot(place.key))
-        for node in mended.nodes:
-            node.command("CONFIG SET cluster-require-full-coverage no")
-            node.command("CLUSTER DELSLOTS", slot)
+        mended.take_slot(key_slot(place.key))
         async with opened(mended.url, prefix=prefix, timeout="5s") as store:
-            with pytest.raises(StoreError, match="no node"):
+            # Late gossip may bring the slot back to a node's table. Its holder then refuses.
+            with pytest.raises(StoreError, match=r"no node|slot not served"):
                 await store.read(KIND, ["a"])
-            holder.command("CLUSTER ADDSLOTS", slot)
-            for node in mended.nodes:
-                node.command("CONFIG SET cluster-require-full-coverage yes")
             mended.mend()
             await patiently(lambda: store.read(KIND, ["a"]))
 

@@ -3,6 +3,7 @@
 The same server program as everywhere: cluster nodes and Sentinels are modes of it.
 """
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -77,16 +78,39 @@ class ClusterServers:
         """The live node that serves the key."""
         slot = key_slot(key)
         for node in self.nodes:
-            if node.process is None:
-                continue
-            for line in node.command("CLUSTER NODES").splitlines():
-                fields = line.split()
-                if len(fields) > 2 and "myself" in fields[2] and "master" in fields[2]:
-                    for some in fields[8:]:
-                        first, _, last = some.partition("-")
-                        if first.isdecimal() and int(first) <= slot <= int(last or first):
-                            return node
+            if node.process is not None and slot in self._slots_of(node):
+                return node
         raise AssertionError(f"nobody serves slot {slot}")
+
+    def _slots_of(self, node: Server) -> set[int]:
+        """The slots that a node takes for its own; none if it is a replica."""
+        slots = set[int]()
+        for line in node.command("CLUSTER NODES").splitlines():
+            fields = line.split()
+            if len(fields) > 2 and "myself" in fields[2] and "master" in fields[2]:
+                for slot_range in fields[8:]:
+                    first, _, last = slot_range.partition("-")
+                    if first.isdecimal():
+                        slots.update(range(int(first), int(last or first) + 1))
+        return slots
+
+    def take_slot(self, slot: int) -> None:
+        """Take the slot from the node that has it. `mend` gives it to a primary again.
+
+        A node that has forgotten the slot learns it anew from a message that the holder sent
+        before it forgot, so they are told until none knows it.
+        """
+        for node in self.nodes:
+            node.command("CONFIG SET cluster-require-full-coverage no")
+        until(lambda: self._forget_slots(slot), "the nodes do not forget the slot")
+
+    def _forget_slots(self, *slots: int) -> bool:
+        """Tell every node to forget these slots; say whether no node knew one of them."""
+        numbers = [str(slot) for slot in slots]
+        replies = [
+            node.command("CLUSTER DELSLOTS", number) for node in self.nodes for number in numbers
+        ]
+        return not any(reply.startswith("+OK") for reply in replies)
 
     def client(self, node: Server) -> "Redis":
         return self.clients[self.nodes.index(node)]
@@ -114,12 +138,32 @@ class ClusterServers:
         return [node for node in live if "role:master" in node.command("INFO replication")]
 
     def mend(self) -> None:
-        """Start again what a test has killed or paused, and wait until all is well."""
+        """Undo what a test did, also one that failed half-way, and wait until all is well."""
         for node in self.nodes:
             if node.process is None:
                 node.start()
             node.go_on()
+        self._end_moves()
+        self._give_back_slots()
+        for node in self.nodes:
+            node.command("CONFIG SET cluster-replica-no-failover no")
+            node.command("CONFIG SET cluster-require-full-coverage yes")
         until(self.is_whole, "the cluster does not heal")
+
+    def _end_moves(self) -> None:
+        """Let slots that are half-way stay where they were: each test has keys of its own."""
+        for node in self.nodes:
+            for slot in re.findall(r"\[(\d+)-[<>]-", node.command("CLUSTER NODES")):
+                node.command("CLUSTER SETSLOT", slot, "STABLE")
+
+    def _give_back_slots(self) -> None:
+        """Give the slots that no node has to a primary."""
+        owned = set[int]().union(*map(self._slots_of, self.nodes))
+        missing = sorted(set(range(SLOTS)) - owned)
+        if not missing:
+            return
+        self._forget_slots(*missing)
+        self.primaries()[0].command("CLUSTER ADDSLOTS", *map(str, missing))
 
 
 class Move:
