@@ -108,7 +108,7 @@ RICH = (
 )
 
 
-def same(one: object, other: object) -> bool:  # noqa: PLR0911 (one for each kind of value)
+def same(one: object, other: object) -> bool:
     """Of the same type and content, all the way down: written another way than `key_text`."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))

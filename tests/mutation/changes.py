@@ -138,7 +138,7 @@ def walked(tree: ast.AST) -> Iterator[tuple[Place, Function | None]]:
         waiting += [(child, inner) for child in children(node)]
 
 
-def children(node: ast.AST) -> list[ast.AST]:  # noqa: PLR0911 (a table)
+def children(node: ast.AST) -> list[ast.AST]:
     """Without what no test could notice: types, decorators, docstrings, texts for people."""
     match node:
         case ast.ClassDef() if any("Protocol" in ast.unparse(base) for base in node.bases):
@@ -165,7 +165,7 @@ def children(node: ast.AST) -> list[ast.AST]:  # noqa: PLR0911 (a table)
     return list(ast.iter_child_nodes(node))
 
 
-def rewritten(node: ast.expr | ast.stmt) -> Iterator[str]:  # noqa: PLR0912 (a table)
+def rewritten(node: ast.expr | ast.stmt) -> Iterator[str]:
     """What may stand in a node's place."""
     match node:
         case ast.Compare(left, [op], [right]):

@@ -384,7 +384,7 @@ class Memory(Evicting[K, V]):
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
             return self.counts.misfit(self._spec.kind, exc), None
 
-    def put(  # noqa: C901, PLR0917 (called for each key that is loaded)
+    def put(  # noqa: PLR0917 (called for each key that is loaded)
         self,
         key: K,
         copy: Copy,

@@ -223,7 +223,7 @@ class FeedReader:
             found.until += index.days * rules.DAY
         return found
 
-    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:  # noqa: C901
+    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
         """The hot loop of a read: a call for each row costs time. False if ties are in disorder."""
         known, topics, texts, broken = self._known, found.value, found.texts, []
         last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
