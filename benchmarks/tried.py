@@ -6,14 +6,11 @@ Shown in the first table of docs/benchmarks.md, for a row that misses its target
 __all__ = [
     "COLD_BATCH",
     "COLLECTION",
-    "COMPILED_GET",
     "FEED_LOADS",
     "FEED_TYPED",
-    "HOT_GET",
     "HTTP_HIT",
     "HTTP_NEXT",
     "LIVE_P99",
-    "MANY_KEYS",
     "MEMORY_ENTRY",
     "PAGE_MEMORY",
     "PUBLISH",
@@ -22,24 +19,6 @@ __all__ = [
     "WATCHED_CPU",
 ]
 
-HOT_GET = (
-    "the comparison of times inside `get` "
-    "([0001](decisions/0001-ttl-cache-compares-times-itself.md)), the end of freshness stored "
-    "instead of computed, no lock and no exception, counting moved into the clock "
-    "([0003](decisions/0003-counting-reads-through-the-clock.md)); what is left is the call of "
-    "a method, which the compiled build makes cheaper"
-)
-COMPILED_GET = (
-    "mypyc compiles no class that is a float, so the compiled build reads an entry as the plain "
-    "one does ([0188](decisions/0188-an-entry-is-its-own-end.md)); it was 1.05 × before, for 24 "
-    "bytes more an entry in the plain build; the end as a local of type `float`, and the "
-    "comparison turned around, are no faster"
-)
-MANY_KEYS = (
-    "an entry is its own end, one object less to read "
-    "([0188](decisions/0188-an-entry-is-its-own-end.md)): 15 to 25 % faster than before; keys "
-    "in random order are cache misses for both, and what is left is the call of a method"
-)
 LIVE_P99 = (
     "what comes within 10 ms is one frame, encoded once, and sent in turns of 50 viewers "
     "([0146](decisions/0146-viewers-are-told-of-a-moment.md)); gateway, upstream and all viewers "

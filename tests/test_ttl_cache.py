@@ -1,6 +1,6 @@
-"""TtlCache, rule by rule: M1, M2, M3, M4, M5, M6, M7, M9, M10.
+"""TtlCache, rule by rule: M1, M2, M3, M4, M5, M6, M7, M9, M10, M11.
 
-M8 is in test_sweeper.py, M11 in test_compiled.py and benchmarks/, M12 in typing/api.py.
+M8 is in test_sweeper.py, the speed of M11 in benchmarks/, M12 in typing/api.py.
 """
 
 import logging
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
+from threading import Barrier, Event, get_ident
 from types import FrameType
 from typing import Any
 
@@ -513,7 +513,7 @@ class TestM10BadInput:
 
     @pytest.mark.parametrize("limit", [2.5, "10", [1]])
     def test_a_limit_that_is_no_number(self, limit: Any) -> None:
-        """Refused too (by the compiled build with its own TypeError)."""
+        """Refused too."""
         with pytest.raises((ConfigError, TypeError), match=r"max_entries|int or None"):
             TtlCache[str, int](60, max_entries=limit)
 
@@ -553,3 +553,28 @@ class TestM10BadInput:
         cache.insert(1, "int")
         cache.insert(1.0, "float")
         assert (cache.get(None), cache.get(True), len(cache)) == ("none", "float", 2)
+
+
+class TestM11Reads:
+    def test_a_read_does_not_wait_for_a_writer(self) -> None:
+        """A lock on the way to a value would cost more than the lookup itself."""
+        main_thread = get_ident()
+        writer_is_inside = Event()
+        writer_may_go_on = Event()
+
+        def clock() -> float:
+            if get_ident() != main_thread:
+                writer_is_inside.set()
+                assert writer_may_go_on.wait(30)
+            return 0.0
+
+        cache = TtlCache[str, int](60, clock=clock)
+        cache.insert("a", 1)
+        cache.insert("b", 2)
+        with ThreadPoolExecutor(1) as pool:
+            removing = pool.submit(cache.remove, "b")
+            assert writer_is_inside.wait(30)
+            value = cache.get("a")
+            writer_may_go_on.set()
+            assert removing.result() == 2
+        assert value == 1

@@ -153,7 +153,7 @@ def _checked(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
     if callable(clean):
         try:
             form = signature(clean)
-        except (TypeError, ValueError):  # compiled code may not say
+        except (TypeError, ValueError):  # a function in C may not say
             return clean, isinstance(cache, TtlCache)
         for takes_limit in (True, False) if "limit" in form.parameters else (False,):
             with suppress(TypeError):

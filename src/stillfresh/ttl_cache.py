@@ -38,12 +38,6 @@ DROPPED_PER_INSERT: Final = 2
 logger = logging.getLogger(__name__)
 
 
-def _interpreted(kind: type[V]) -> type[V]:
-    """Leave a class as it is: mypyc compiles none that is a float, and none that is decorated."""
-    return kind
-
-
-@_interpreted
 class TtlEntry(float, Generic[K, V]):
     """The moment of its end, its value, and its place in the ring; `older` is None without one."""
 
@@ -134,7 +128,7 @@ class TtlCache(Generic[K, V]):
         self._max_entries = max_entries
         self._clock = checked_clock(clock)
         self._counter = ReadCounter(clock) if count_reads else None
-        self._read_clock: Callable[[], Any] = self._counter or clock  # compiled: no conversion
+        self._read_clock: Callable[[], Any] = self._counter or clock
         if on_evict is not None and (not callable(on_evict) or iscoroutinefunction(on_evict)):
             raise ConfigError(f"on_evict: must be a plain function, not async, not {on_evict!r}")
         self._on_evict = on_evict

@@ -40,7 +40,7 @@ SOURCES = re.compile(
 """The rules, the engine and the stores. On the virtual loop, tests run."""
 TESTS = re.compile(
     r"^tests/((engine|stores|simulation|sync|coordinator|feed|waiting|plan|isr|http)/.*|server/(?=test_logs))?"
-    r"test_(?!architecture|benchmarks|compiled|docs|guides|package|reference|walks)\w+\.py$"
+    r"test_(?!architecture|benchmarks|docs|guides|package|reference|walks)\w+\.py$"
 )
 LISTED = Path(__file__).with_name("listed.toml")
 SHARE = 0.9
