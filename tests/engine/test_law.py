@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, StoreError, Verdict
-from stillfresh.stores.contract import Entry
+from stillfresh.stores.contract import StoredEntry
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -478,7 +478,7 @@ class TestE6AnotherProcess:
 class Unlisted(SteppedStore):
     """As DynamoDB: an entry that has only a lease is not listed."""
 
-    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+    async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         async for page in self.inner.walk(kind):
             yield [entry for entry in page if entry.record.copy is not None]
 

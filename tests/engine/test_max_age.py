@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import Cache, ConfigError, LoadFailed, Policy, Verdict
-from stillfresh.engine.rules import Load, Plan, Serve, cooling, plan_read, verdict_of
+from stillfresh.engine.rules import MustLoad, Plan, Serve, cooling, plan_read, verdict_of
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -52,7 +52,7 @@ def is_gone(copy: Copy, now: float) -> bool:
 
 
 def expired(copy: Copy, failure: Failure | None, now: float) -> Plan:
-    return Serve(copy, EXPIRED, failure=failure) if cooling(failure, now) else Load(copy)
+    return Serve(copy, EXPIRED, failure=failure) if cooling(failure, now) else MustLoad(copy)
 
 
 class TestE18MaxAge:

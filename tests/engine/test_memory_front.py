@@ -16,7 +16,7 @@ from stillfresh import Cache, LoadFailed, Origin, Policy, ResourceStats, Verdict
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.explain import explain, listed
 from stillfresh.engine.rules import age_bucket, outlook_of
-from stillfresh.stores.contract import Copy, Entry, Failure, Mark, Record
+from stillfresh.stores.contract import Copy, Failure, Mark, Record, StoredEntry
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -872,7 +872,7 @@ class TestE12Explain:
         absent, marked = replace(PAGE, value=None), replace(PAGE, mark=Mark.SOFT)
         held, failed = Record(held_until=12.0), Record(failure=Failure(2, 30.0, "x"))
         records = [Record(PAGE), Record(absent), Record(marked), held, failed]
-        entries = [Entry("price", str(at), it, 9) for at, it in enumerate(records)]
+        entries = [StoredEntry("price", str(at), it, 9) for at, it in enumerate(records)]
         found = listed(entries, 10)
         assert [(it.kind, it.id, it.size) for it in found] == [
             ("price", str(at), 9) for at in range(5)

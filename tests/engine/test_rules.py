@@ -10,7 +10,7 @@ from stillfresh.engine.rules import (
     ABSENT,
     AGE_BUCKETS,
     Fail,
-    Load,
+    MustLoad,
     Serve,
     Terms,
     absent_believed_for,
@@ -63,8 +63,8 @@ class TestE2Plan:
         [
             (9, Serve(copy(), Verdict.FRESH)),
             (10, Serve(copy(), Verdict.STALE, refresh=True)),
-            (30, Load(fallback=copy())),
-            (40, Load()),
+            (30, MustLoad(fallback=copy())),
+            (40, MustLoad()),
         ],
     )
     def test_by_verdict(self, age: float, plan: object) -> None:
@@ -73,7 +73,7 @@ class TestE2Plan:
 
     def test_nothing_known_is_a_load(self) -> None:
         """A first read waits."""
-        assert plan_read(Record(), 0) == Load()
+        assert plan_read(Record(), 0) == MustLoad()
 
     def test_what_another_is_loading_is_not_refreshed_again(self) -> None:
         """E5: STALE under somebody's lease is served; once the lease has ended it is refreshed."""
@@ -210,7 +210,7 @@ class TestE7Cooldown:
         """At its very end it is over."""
         over = Failure(1, 10, "x")
         assert plan_read(Record(copy(), failure=over), 10).__class__ is Serve
-        assert plan_read(Record(None, failure=over), 10) == Load()
+        assert plan_read(Record(None, failure=over), 10) == MustLoad()
 
     def test_the_failure_is_told_with_an_old_copy_until_a_load_succeeds(self) -> None:
         """E31: while the next load begins, while it runs, and with a copy that came before it."""
@@ -283,13 +283,13 @@ class TestE5Waiting:
 
     def test_takes_over_when_the_lease_is_gone_or_has_ended(self) -> None:
         """A holder that died is replaced."""
-        assert plan_wait(Record(), None, 70) == Load()
-        assert plan_wait(Record(held_until=70), None, 70) == Load()
+        assert plan_wait(Record(), None, 70) == MustLoad()
+        assert plan_wait(Record(held_until=70), None, 70) == MustLoad()
 
     def test_a_lease_that_ends_too_late_is_over(self) -> None:
         """The clock was set back since: nobody waits for it, nor spares the refresh for it."""
         far = Record(copy(), held_until=70 + 120 + 5.1)
-        assert plan_wait(far, "g1", 70, lease_for=5) == Load()
+        assert plan_wait(far, "g1", 70, lease_for=5) == MustLoad()
         assert plan_wait(far, "g1", 70, lease_for=300) is None
         assert plan_read(far, 15, lease_for=5) == Serve(copy(), Verdict.STALE, refresh=True)
         near = Record(copy(), held_until=70 + 120 + 5)
@@ -301,9 +301,9 @@ class TestE5Waiting:
         for age in (35, 100):
             assert plan_wait(Record(copy()), "g0", age) == Serve(copy(), Verdict.STALE)
         hard, soft = copy(Mark.HARD), copy(Mark.SOFT)
-        assert plan_wait(Record(hard), "g0", 5) == Load(fallback=hard)
+        assert plan_wait(Record(hard), "g0", 5) == MustLoad(fallback=hard)
         assert plan_wait(Record(soft), "g0", 35) == Serve(soft, Verdict.STALE)
-        assert plan_wait(Record(copy()), "g1", 35) == Load(fallback=copy())
+        assert plan_wait(Record(copy()), "g1", 35) == MustLoad(fallback=copy())
 
     def test_shares_the_failure(self) -> None:
         """The holder failed: so has this one, for the length of the cooldown."""

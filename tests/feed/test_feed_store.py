@@ -9,7 +9,7 @@ from stillfresh import ConfigError
 from stillfresh.clock import Clock
 from stillfresh.feed import FeedCache
 from stillfresh.feed.store import KIND, FeedStore
-from stillfresh.stores.contract import Ask, Copy, Entry, Lease, Put, Store
+from stillfresh.stores.contract import Ask, Copy, Lease, Put, Store, StoredEntry
 from stillfresh.testing import CopyConformance, LeaseConformance, ManualClock
 from stillfresh.testing.conformance_kit import KIND as PRICES
 from stillfresh.testing.conformance_kit import POLICY, on_open_stores
@@ -48,7 +48,7 @@ class TestF7FeedStore(CopyConformance, LeaseConformance):
         held = [(await self.record(store, id_)).held_until for id_ in "abc"]
         assert [entry.record.held_until for entry in found] == held
         assert held[1] is None
-        assert found[2] == Entry(PRICES, "c", await self.record(store, "c"))
+        assert found[2] == StoredEntry(PRICES, "c", await self.record(store, "c"))
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from stillfresh.stores.contract import (
     UNREAD,
     Ask,
     Copy,
-    Entry,
     Failure,
     Grant,
     LateTags,
@@ -29,6 +28,7 @@ from stillfresh.stores.contract import (
     Newer,
     Record,
     Store,
+    StoredEntry,
     StoreStats,
     Unread,
 )
@@ -195,14 +195,14 @@ class FeedAsStore(Store):
         search: str = "",
         after: tuple[str, str] | None = None,
         limit: int = 100,
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         """The kinds of the suite are one to the feed."""
-        found: list[Entry] = []
+        found: list[StoredEntry] = []
         last = None if after is None else (KIND, self.key(*after))
         while page := await self.store.entries(KIND, search, last, limit):
             last = KIND, page[-1].id
             for entry in page:
                 its_kind, id_ = self.name(entry.id)
                 if kind in {None, its_kind}:
-                    found.append(Entry(its_kind, id_, self.record(entry.id, entry.record)))
+                    found.append(StoredEntry(its_kind, id_, self.record(entry.id, entry.record)))
         return found[:limit]

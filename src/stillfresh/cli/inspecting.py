@@ -26,7 +26,7 @@ from stillfresh.engine.explain import PAGE, Listed, listed
 from stillfresh.engine.explain import explain as explained
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import MOST_LISTED, Entry, Record, StoreStats
+from stillfresh.stores.contract import MOST_LISTED, Record, StoredEntry, StoreStats
 
 VERDICTS: Final = tuple(Verdict)
 COUNTED: Final = 10_000
@@ -178,7 +178,7 @@ async def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     told = explained(kind, id_, record, now, loading_here=False, in_memory=False)
     value = None if record.copy is None else record.copy.value
     size = len(value) if isinstance(value, bytes) else None
-    (entry,) = listed([Entry(kind, id_, record, size)], now)
+    (entry,) = listed([StoredEntry(kind, id_, record, size)], now)
     terms = dict.fromkeys(TERMS) if record.copy is None else asdict(record.copy.policy)
     say(hint, is_json=is_json)
     if is_json:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from stillfresh.engine import rules
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.freshness import Verdict, age_of
-from stillfresh.stores.contract import Entry, Mark, Record
+from stillfresh.stores.contract import Mark, Record, StoredEntry
 
 PAGE = "page"
 """The kind of pages. Their explanations differ, because RFC 9111 has rules of its own."""
@@ -152,7 +152,7 @@ def _what(record: Record, now: float, verdict: Verdict, *, is_page: bool) -> str
     return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, {when}"
 
 
-def listed(entries: Iterable[Entry], now: float) -> list[Listed]:
+def listed(entries: Iterable[StoredEntry], now: float) -> list[Listed]:
     return [
         Listed(
             **vars(_state(entry.record, now)),

@@ -16,7 +16,7 @@ from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.queue import OVER, Batch, Flight, Waiter
-from stillfresh.engine.rules import NOTHING, Fail, Load, Outlook, Serve
+from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import load_span, noted
 from stillfresh.errors import LoadFailed
@@ -249,7 +249,7 @@ class Loads(Generic[K, V]):
                 self.give_fallback(key, plan.copy, flight.waiters)  # if it can be read
                 self._tell_failure(flight, End.COOLING, memory.failure_error(key, pause, now))
             case plan:
-                if isinstance(plan, Load) and plan.fallback is not None:
+                if isinstance(plan, MustLoad) and plan.fallback is not None:
                     self.give_fallback(key, plan.fallback, flight.waiters)
                 self._queue.end(flight, End.GIVEN_UP)
         self.flush_soon()

@@ -17,7 +17,7 @@ from stillfresh.engine.load import Loads
 from stillfresh.engine.memory import Memory, MemoryEntry
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.queue import Queue, Waiter
-from stillfresh.engine.rules import NOTHING, Load, Plan, Serve
+from stillfresh.engine.rules import NOTHING, MustLoad, Plan, Serve
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.store_reads import StoreReads
 from stillfresh.errors import NotOpen, StoreError
@@ -150,7 +150,7 @@ class Reads(StoreReads[K, V]):
             plan, said = self._planned(key, record, now, waiter.max_age, unverified=unverified)
             if said is not None:
                 waiter.outcomes[key] = said
-            elif isinstance(plan, Load) and plan.fallback is not None:
+            elif isinstance(plan, MustLoad) and plan.fallback is not None:
                 self.loads.give_fallback(key, plan.fallback, [waiter], unverified=unverified)
             if said is None or (isinstance(plan, Serve) and plan.refresh):
                 left[key] = id_

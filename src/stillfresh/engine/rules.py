@@ -69,7 +69,7 @@ class Serve(Struct, frozen=True):
     failure: Failure | None = None
 
 
-class Load(Struct, frozen=True):
+class MustLoad(Struct, frozen=True):
     """Wait for a load; if it fails, serve `fallback`."""
 
     fallback: Copy | None = None
@@ -81,7 +81,7 @@ class Fail(Struct, frozen=True):
     failure: Failure
 
 
-Plan: TypeAlias = Serve | Load | Fail
+Plan: TypeAlias = Serve | MustLoad | Fail
 
 
 def verdict_of(copy: Copy, now: float) -> Verdict:
@@ -150,7 +150,7 @@ def plan_read(
     copy, pause = record.copy, cooling(record.failure, now)
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
     if copy is None or verdict is Verdict.GONE:
-        return Load() if pause is None else Fail(pause)
+        return MustLoad() if pause is None else Fail(pause)
     if now - copy.fetched_at > max_age:
         verdict = Verdict.EXPIRED
     if verdict is Verdict.FRESH:
@@ -160,7 +160,7 @@ def plan_read(
     if verdict is Verdict.STALE:
         is_free = not is_held(record, now, lease_for)
         return Serve(copy, verdict, refresh=is_free, failure=record.failure)
-    return Load(fallback=copy)
+    return MustLoad(fallback=copy)
 
 
 def plan_wait(
@@ -175,7 +175,7 @@ def plan_wait(
     if not is_new and is_held(record, now, lease_for):
         return None
     plan = plan_read(record, now, lease_for)
-    if not isinstance(plan, Load) or copy is None or not is_new or copy.mark is Mark.HARD:
+    if not isinstance(plan, MustLoad) or copy is None or not is_new or copy.mark is Mark.HARD:
         return plan
     return Serve(copy, Verdict.STALE, failure=record.failure)
 

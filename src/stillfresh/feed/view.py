@@ -26,7 +26,15 @@ from stillfresh.feed.reading import FeedReader
 from stillfresh.feed.schema import FEED, TABLES, completed
 from stillfresh.feed.store import KIND, FeedStore, FeedTables, counted, layout
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import UNREAD, Copy, Entry, Generations, Mark, Record, StoreStats
+from stillfresh.stores.contract import (
+    UNREAD,
+    Copy,
+    Generations,
+    Mark,
+    Record,
+    StoredEntry,
+    StoreStats,
+)
 from stillfresh.stores.sqlite import FAILED, Format, SqliteView, connect_viewer
 
 TERMS: Final = Policy(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
@@ -83,7 +91,7 @@ class FeedView(SqliteView):
         search: str = "",
         after: tuple[str, str] | None = None,
         limit: int = 100,
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         found = await super().entries(kind, search, after, limit)
         return [replace(entry, record=self._judged(entry.id, entry.record)) for entry in found]
 

@@ -202,7 +202,7 @@ class Costs(Struct, frozen=True, gc=False):
     s3_lists: int = 0
 
 
-class Entry(Struct, frozen=True, gc=False):
+class StoredEntry(Struct, frozen=True, gc=False):
     """One id in a listing."""
 
     kind: str
@@ -353,14 +353,14 @@ class Store(ABC):
     @abstractmethod
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         """The next `limit` entries, of one kind or of all, whose id has `search` in it.
 
         Fewer mean that there are no more. `after` is the (kind, id) of the last one listed, which
         may be gone. By kind and id, where the store has an order. Reads no value; no step is long.
         """
 
-    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+    async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         """All entries, of one kind or of all, in any order, some at a time."""
         after: After = None
         while page := await self.entries(kind, "", after, WALKED):

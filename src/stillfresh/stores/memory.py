@@ -22,7 +22,6 @@ from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
-    Entry,
     Failures,
     Grant,
     LateTags,
@@ -33,6 +32,7 @@ from stillfresh.stores.contract import (
     PutResult,
     Record,
     Store,
+    StoredEntry,
     StoreStats,
 )
 from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
@@ -216,7 +216,7 @@ class MemoryStore(Store):
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         rows, limit = self._opened(), checked_limit(limit)
         found: list[tuple[Key, MemoryRow]] = []
         async for some in sliced(rows.items()):
@@ -226,7 +226,7 @@ class MemoryStore(Store):
             found = sorted(found)[:limit]
         return [row.entry(*key) for key, row in found]
 
-    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+    async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         """One walk, where every page of `entries` would be another."""
         async for some in sliced(self._opened().items()):
             yield [row.entry(*key) for key, row in some if kind in {None, key[0]}]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from stillfresh.bounded import BESIDE, BoundedDict, Room, TagIndex
 from stillfresh.freshness import is_over
-from stillfresh.stores.contract import REMEMBERED, UNREAD, Copy, Entry, Failure, Lease, Record
+from stillfresh.stores.contract import REMEMBERED, UNREAD, Copy, Failure, Lease, Record, StoredEntry
 from stillfresh.stores.rules import with_stored_parts
 
 PART: Final = 65_536
@@ -39,11 +39,11 @@ class MemoryRow(Struct, eq=False, gc=False):
             copy = replace(copy, value=UNREAD)
         return Record(copy, self.held_until if self.token is not None else None, self.failure)
 
-    def entry(self, kind: str, id_: str) -> Entry:
+    def entry(self, kind: str, id_: str) -> StoredEntry:
         if self.copy is None:
-            return Entry(kind, id_, self.record(None))
+            return StoredEntry(kind, id_, self.record(None))
         size = len(self.copy.value) if isinstance(self.copy.value, bytes) else None
-        return Entry(kind, id_, self.record(self.copy.generation), size)
+        return StoredEntry(kind, id_, self.record(self.copy.generation), size)
 
     def holds(self, lease: Lease, now: float) -> bool:
         return self.token == lease.token and not is_over(self.held_until, now)

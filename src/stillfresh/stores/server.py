@@ -18,7 +18,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import STORE_CLOSED, NotOpen, StoreError
 from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
 from stillfresh.stores.channel import Channel, Tell
-from stillfresh.stores.contract import After, Entry, Store, StoreStats
+from stillfresh.stores.contract import After, Store, StoredEntry, StoreStats
 from stillfresh.stores.rules import checked_limit
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class ServerStore(Store, Generic[L, W]):
 
     pushes = True
     _new_link: Callable[[], L]
-    _list: ClassVar[Callable[..., Awaitable[list[Entry]]]]
+    _list: ClassVar[Callable[..., Awaitable[list[StoredEntry]]]]
     _count: ClassVar[Callable[..., Awaitable[StoreStats]]]
     _listening: ClassVar[Callable[..., AbstractAsyncContextManager[Channel]]]
 
@@ -230,7 +230,7 @@ class ServerStore(Store, Generic[L, W]):
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         checked_limit(limit)
         link, place = self._opened(), self._place
         return await self._list(link, place, kind, search, after=after, limit=limit)

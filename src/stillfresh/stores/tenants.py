@@ -17,7 +17,6 @@ from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
-    Entry,
     Failures,
     Generations,
     Grant,
@@ -27,6 +26,7 @@ from stillfresh.stores.contract import (
     PutResult,
     Record,
     Store,
+    StoredEntry,
     Superseded,
     WrappedStore,
 )
@@ -136,9 +136,9 @@ class TenantStore(WrappedStore):
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         """Read past the entries of other tenants until enough are found."""
-        found: list[Entry] = []
+        found: list[StoredEntry] = []
         place = None if after is None else (after[0], self._prefix + after[1])
         while True:
             page = await self.inner.entries(kind, self._prefix, place, limit)
@@ -147,7 +147,7 @@ class TenantStore(WrappedStore):
                 return found[:limit]
             place = page[-1].kind, page[-1].id
 
-    async def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+    async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         async for page in self.inner.walk(kind):
             yield self._own(page)
 
@@ -166,7 +166,7 @@ class TenantStore(WrappedStore):
 
         return self.inner.listen(told)
 
-    def _own(self, entries: Iterable[Entry]) -> list[Entry]:
+    def _own(self, entries: Iterable[StoredEntry]) -> list[StoredEntry]:
         own = [entry for entry in entries if entry.id.startswith(self._prefix)]
         return [replace(entry, id=entry.id.removeprefix(self._prefix)) for entry in own]
 

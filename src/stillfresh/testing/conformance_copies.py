@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError, NotOpen
-from stillfresh.stores.contract import UNREAD, Ask, Entry, Failure, Lease, Mark, Record, Store
+from stillfresh.stores.contract import UNREAD, Ask, Failure, Lease, Mark, Record, Store, StoredEntry
 from stillfresh.testing.conformance_kit import KIND, POLICY, ConformanceKit, on_open_stores
 
 IDS: Final = (
@@ -266,11 +266,11 @@ class CopyConformance(ConformanceKit):
         await self.lease(store, "a", copy.generation)
         await self.lease(store, "c")
         held = (await self.record(store, "a")).held_until
-        loading = [Entry(KIND, "c", await self.record(store, "c"))]
+        loading = [StoredEntry(KIND, "c", await self.record(store, "c"))]
         found = await store.entries()
         assert sorted(found, key=lambda entry: entry.id) == [
-            Entry(KIND, "a", Record(replace(copy, value=UNREAD), held), 4),
-            Entry(KIND, "b", Record(absent)),
+            StoredEntry(KIND, "a", Record(replace(copy, value=UNREAD), held), 4),
+            StoredEntry(KIND, "b", Record(absent)),
             *(loading if self.LISTS_LOADS else ()),
         ]
 

@@ -16,7 +16,7 @@ from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.isr import Page, page_in
-from stillfresh.stores.contract import Entry, Record
+from stillfresh.stores.contract import Record, StoredEntry
 from stillfresh.web.gets import FIRST
 from stillfresh.web.replies import Problem
 
@@ -89,7 +89,7 @@ class Listing:
             told = explain(kind, id_, record, now, loading_here=False, in_memory=False)
         else:
             told = await core.explain(_key(core, id_))
-        (row,) = listed([Entry(kind, id_, record)], now)
+        (row,) = listed([StoredEntry(kind, id_, record)], now)
         copy = record.copy
         return {
             **_row(name, row, now),

@@ -23,7 +23,7 @@ from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
 from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.bodies import S3Bodies
-from stillfresh.stores.contract import After, Entry, StoreStats
+from stillfresh.stores.contract import After, StoredEntry, StoreStats
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.rows import (
     META_FENCE,
@@ -82,10 +82,12 @@ class TableScan:
     bodies: S3Bodies
     clock: Clock
 
-    async def entries(self, kind: str | None, search: str, after: After, limit: int) -> list[Entry]:
+    async def entries(
+        self, kind: str | None, search: str, after: After, limit: int
+    ) -> list[StoredEntry]:
         start = None if after is None else key_of(self.table.names.pk(*after), META)
         rows = None if search else max(FEWEST_ROWS, 2 * limit)
-        found: list[Entry] = []
+        found: list[StoredEntry] = []
         async for page in entries_of(self.table, after=start, rows=rows, consistent=True):
             listed = [entry for one in page if (entry := self._entry(one)) is not None]
             found += [it for it in listed if is_listed((it.kind, it.id), kind, search, None)]
@@ -93,13 +95,13 @@ class TableScan:
                 return found[:limit]
         return found
 
-    def _entry(self, rows: Rows) -> Entry | None:
+    def _entry(self, rows: Rows) -> StoredEntry | None:
         names = {self.table.names.named(row) for row in rows.values()} - {None}
         if (name := names.pop() if names else self._of_another(rows)) is None:
             return None
         row, lock = self._parsed(rows)
         has_value = row.copy is not None and row.copy.value is not None
-        return Entry(*name, merged(row, lock), row.size if has_value else None)
+        return StoredEntry(*name, merged(row, lock), row.size if has_value else None)
 
     def _of_another(self, rows: Rows) -> tuple[str, str] | None:
         """I31: kind and id of a page, or of a first render, of another service."""

@@ -25,7 +25,6 @@ from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
-    Entry,
     Failures,
     Generations,
     Grant,
@@ -36,6 +35,7 @@ from stillfresh.stores.contract import (
     PutResult,
     Record,
     Store,
+    StoredEntry,
     StoreStats,
 )
 from stillfresh.stores.dynamodb.admin import check_table
@@ -222,7 +222,7 @@ class DynamoStore(Store):
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         """Read rows until enough are found; pages of other services are listed by their rows."""
         return await self._scan().entries(kind, search, after, checked_limit(limit))
 

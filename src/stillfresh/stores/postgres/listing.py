@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stillfresh.stores.contract import After, Entry, StoreStats
+from stillfresh.stores.contract import After, StoredEntry, StoreStats
 from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.schema import (
     EMPTY,
@@ -53,7 +53,7 @@ SIZE: Final = """
 
 async def list_entries(
     link: PgLink, schema: str, kind: str | None, search: str, *, after: After, limit: int
-) -> list[Entry]:
+) -> list[StoredEntry]:
     """One slice after the other, until there are enough entries or no more rows."""
     at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))
     names, of_kind, end_of_kind = {"schema": quoted(schema), "past": ">"}, "", list[bytes]()
@@ -62,7 +62,7 @@ async def list_entries(
         of_kind, end_of_kind = BEFORE, [first[0] + b"\0"]
         if at < first:  # an id may be empty
             at, names["past"] = first, ">="
-    entries: list[Entry] = []
+    entries: list[StoredEntry] = []
     while True:
         find = LIST.format(of_kind=of_kind.format(5), **names)
         left = limit - len(entries)
@@ -81,7 +81,7 @@ async def list_entries(
         names["past"] = ">"
 
 
-def _entry(row: Row) -> Entry | None:
+def _entry(row: Row) -> StoredEntry | None:
     """An entry, its value UNREAD; None if its row is damaged (S15)."""
     size, kind_name, name = row[WIDTH:]
     generation = row[1]
@@ -90,7 +90,7 @@ def _entry(row: Row) -> Entry | None:
     id_ = id_of(row[0], name)
     if record is None or kind is None or id_ is None:
         return None
-    return Entry(kind, id_, record, size)
+    return StoredEntry(kind, id_, record, size)
 
 
 async def count(link: PgLink, schema: str, now: float | None) -> StoreStats:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from heapq import nsmallest
 from typing import Final, TypeAlias
 
-from stillfresh.stores.contract import After, Entry, StoreStats
+from stillfresh.stores.contract import After, StoredEntry, StoreStats
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import Places, listed
@@ -27,8 +27,8 @@ FIRST_BYTES: Final = 4_096
 
 async def list_entries(
     link: Link | Cluster, places: Places, kind: str | None, search: str, *, after: After, limit: int
-) -> list[Entry]:
-    found: list[Entry] = []
+) -> list[StoredEntry]:
+    found: list[StoredEntry] = []
     while (left := limit - len(found)) > 0:
         first = await _first(_names(link, places, kind, search), after, left)
         found += await _described(link, places, first)
@@ -40,7 +40,7 @@ async def list_entries(
 
 async def walk(
     link: Link | Cluster, places: Places, kind: str | None
-) -> AsyncIterator[list[Entry]]:
+) -> AsyncIterator[list[StoredEntry]]:
     """Of one kind or of all, in no order, each at least once: one walk, however many."""
     async for names in _names(link, places, kind, ""):
         yield await _described(link, places, names)
@@ -72,7 +72,7 @@ async def _first(slices: AsyncIterator[list[Name]], after: After, limit: int) ->
     return sorted(first)
 
 
-async def _described(link: Link | Cluster, places: Places, names: list[Name]) -> list[Entry]:
+async def _described(link: Link | Cluster, places: Places, names: list[Name]) -> list[StoredEntry]:
     """The entries; those that were deleted since, and others' keys, are left out."""
     keys = [places.of(kind, [id_])[0].key for kind, id_ in names]
     heads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
@@ -83,7 +83,7 @@ async def _described(link: Link | Cluster, places: Places, names: list[Name]) ->
             names, replies[: len(names)], replies[len(names) :], strict=True
         )
     ]
-    return [Entry(*name, *about) for name, about in found if about is not None]
+    return [StoredEntry(*name, *about) for name, about in found if about is not None]
 
 
 async def evict(link: Link | Cluster, places: Places, before: float) -> int:

@@ -20,7 +20,6 @@ from stillfresh.stores.contract import (
     UNREAD,
     Ask,
     Copy,
-    Entry,
     Failures,
     Generations,
     Grant,
@@ -31,6 +30,7 @@ from stillfresh.stores.contract import (
     PutOutcome,
     PutResult,
     Record,
+    StoredEntry,
     Superseded,
     When,
 )
@@ -465,7 +465,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             return 0
         return await evict(self._opened(), self._place, before)
 
-    def walk(self, kind: str | None) -> AsyncIterator[list[Entry]]:
+    def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         """In no order: one walk, where pages would be many."""
         return walk(self._opened(), self._place, kind)
 

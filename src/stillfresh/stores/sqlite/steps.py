@@ -21,7 +21,6 @@ from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
-    Entry,
     Failure,
     Grant,
     LateTags,
@@ -32,6 +31,7 @@ from stillfresh.stores.contract import (
     PutOutcome,
     PutResult,
     Record,
+    StoredEntry,
     StoreStats,
 )
 from stillfresh.stores.rules import is_deletion, may_be_refused, put_refusal, with_stored_parts
@@ -284,7 +284,7 @@ class KindTables:
 
     def listed(
         self, connection: apsw.Connection, start: str, *, search: str, limit: int, size: int
-    ) -> tuple[list[Entry], str | None]:
+    ) -> tuple[list[StoredEntry], str | None]:
         """List among the next `size` ids: those that match, and where to go on."""
         if not self.are_made(connection):  # the file was renamed since the kinds were listed
             return [], None
@@ -292,7 +292,9 @@ class KindTables:
         if end is None:
             return [], None
         rows = self._listed_rows(connection, (start, end, search, limit))
-        found = [Entry(self.kind, row[13], record_of(row[:13], row[0]), row[14]) for row in rows]
+        found = [
+            StoredEntry(self.kind, row[13], record_of(row[:13], row[0]), row[14]) for row in rows
+        ]
         return found, following(end)
 
     def _listed_rows(self, connection: apsw.Connection, asked: tuple[Any, ...]) -> list[Row]:

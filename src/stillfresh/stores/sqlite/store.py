@@ -23,7 +23,6 @@ from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
-    Entry,
     Failures,
     Grant,
     LateTags,
@@ -33,6 +32,7 @@ from stillfresh.stores.contract import (
     PutResult,
     Record,
     Store,
+    StoredEntry,
     StoreStats,
 )
 from stillfresh.stores.rules import checked_limit
@@ -367,10 +367,10 @@ class SqliteStore(Store):
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[Entry]:
+    ) -> list[StoredEntry]:
         """Along the tables' own order, in slices."""
         checked_limit(limit)
-        found: list[Entry] = []
+        found: list[StoredEntry] = []
         for each, start in steps.listed_kinds(
             await self.run(self._layout.kinds, writes=False), kind, after
         ):
