@@ -26,6 +26,7 @@ LAYERS = [
         "clock",
         "durations",
         "events",
+        "file_locks",
         "forks",
         "logs",
         "virtual_loop",
@@ -209,6 +210,23 @@ sys.meta_path.insert(0, Refuse())
 import stillfresh, stillfresh.coordinator, stillfresh.live, stillfresh.testing
 import stillfresh.waiting, stillfresh.waiting.backend
 assert threading.active_count() == 1
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+
+
+def test_importing_needs_no_module_of_one_platform() -> None:
+    """Windows has no `fcntl`: what the platform has is imported when a file is locked."""
+    script = """
+import asyncio, logging, subprocess, sys, tempfile
+HIDDEN = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios"}
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name in HIDDEN:
+            raise ModuleNotFoundError(name)
+for name in HIDDEN:
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Hide())
+import stillfresh, stillfresh.stores.memory, stillfresh.stores.sqlite
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
 

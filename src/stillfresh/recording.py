@@ -5,7 +5,6 @@ asked for. Sampling is by key, so that a recorded key keeps its own pattern of r
 Lines are written by a thread; a recording that cannot be written ends, and no read notices.
 """
 
-import fcntl
 import logging
 import os
 import threading
@@ -20,6 +19,7 @@ from msgspec import Meta, Struct, json
 
 from stillfresh.checks import checked_bytes, checked_flag, checked_share
 from stillfresh.errors import StillfreshError
+from stillfresh.file_locks import lock_whole_file
 
 VERSION: Final = 1
 DIGEST: Final = 6
@@ -130,7 +130,7 @@ class Recording:
     def _make_own(self) -> None:
         """Lock and empty the file. Raises if another recording is being written to it."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_whole_file(self._file)
             os.fchmod(self._file, 0o600)
             os.ftruncate(self._file, 0)
         except BlockingIOError as exc:

@@ -3,7 +3,6 @@
 The database itself is never opened here: closing any descriptor of it drops SQLite's own locks.
 """
 
-import fcntl
 import os
 import random
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from stillfresh.errors import ConfigError, StoreError
+from stillfresh.file_locks import lock_whole_file
 
 NETWORK: Final = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterfs", "fuse.glusterfs", "afs"]
@@ -129,7 +129,7 @@ def _lock(descriptor: int, lock: Path, limit: float) -> None:
     until = time.monotonic() + limit
     while True:
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock_whole_file(descriptor)
         except BlockingIOError as exc:
             if time.monotonic() >= until:
                 found = lock_holder(
