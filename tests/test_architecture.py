@@ -31,7 +31,7 @@ LAYERS = [
         "logs",
         "virtual_loop",
     },
-    {"freshness", "recording"},
+    {"freshness"},
     {"ttl_cache"},
     {"sweeper"},
     {"stores"},
@@ -62,7 +62,7 @@ IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "th
 NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 7,
-    "engine": 6,
+    "engine": 7,
     "coordinator": 2,
     "feed": 4,
     "waiting": 5,

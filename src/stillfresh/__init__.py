@@ -30,6 +30,7 @@ from stillfresh.engine import (
     Watch,
     prometheus_text,
 )
+from stillfresh.engine.recordings import Recording
 from stillfresh.errors import (
     BadValue,
     ConfigError,
@@ -41,7 +42,6 @@ from stillfresh.errors import (
     StoreError,
 )
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.recording import Recording
 from stillfresh.sweeper import Sweeper
 from stillfresh.sync import SyncCache
 from stillfresh.sync_function import SyncFunction

@@ -36,9 +36,9 @@ from stillfresh.engine import (
     like_function,
 )
 from stillfresh.engine.keys import Spec, is_def
+from stillfresh.engine.recordings import Recording
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, refuse_with, shown
 from stillfresh.loop_thread import PROCESS
-from stillfresh.recording import Recording
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 from stillfresh.sync_function import SyncFunction

@@ -281,7 +281,7 @@ class TestBounded:
                 raise OSError(5, "Input/output error")
             return len(data) // 2
 
-        monkeypatch.setattr("stillfresh.recording.os.write", write)
+        monkeypatch.setattr("stillfresh.engine.recordings.os.write", write)
         async with cache, cache.recording(file) as recorded:
             for _ in range(3):
                 assert await prices("a") == "value of a"

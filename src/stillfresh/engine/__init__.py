@@ -1,7 +1,7 @@
 """The engine: the read path that all systems share, and the one law.
 
-Other packages come in through here, and through `keys`, `rules`, `watcher`, `explain`
-and `loader`.
+Other packages come in through here, and through `keys`, `rules`, `watcher`, `explain`,
+`loader` and `recordings`.
 """
 
 from stillfresh.engine.blocks import Face, is_past

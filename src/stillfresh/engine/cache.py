@@ -35,11 +35,11 @@ from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Codec, Hook, checked_tags
 from stillfresh.engine.recorded import RecordingBlock
+from stillfresh.engine.recordings import Recording
 from stillfresh.engine.resource import BatchLoader, Resource, like_function, text_of
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import checked_hooks
 from stillfresh.errors import ConfigError, StoreError, unconfirmed
-from stillfresh.recording import Recording
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stillfresh.engine.core import Core
     from stillfresh.engine.read import Reads
     from stillfresh.engine.recorded import RecordingBlock
-    from stillfresh.recording import What
+    from stillfresh.engine.recordings import What
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from stillfresh.clock import monotonic, wall
 from stillfresh.engine.blocks import standing_back
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.loader import LoadResult
+from stillfresh.engine.recordings import RecordedKind, RecordedLoad, RecordedUse, Recording, What
 from stillfresh.errors import StillfreshError
-from stillfresh.recording import RecordedKind, RecordedLoad, RecordedUse, Recording, What
 
 if TYPE_CHECKING:
     from stillfresh.engine.cache import Cache

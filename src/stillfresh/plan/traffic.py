@@ -15,8 +15,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from stillfresh.errors import ConfigError, shown
-from stillfresh.recording import (
+from stillfresh.engine.recordings import (
     VERSION,
     Line,
     RecordedKind,
@@ -24,6 +23,7 @@ from stillfresh.recording import (
     RecordedUse,
     RecordingHead,
 )
+from stillfresh.errors import ConfigError, shown
 
 MOST_READS: Final = 20_000
 """That are replayed for each policy: about a second or two of work."""
