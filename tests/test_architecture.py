@@ -17,7 +17,7 @@ SRC = Path(__file__).parent.parent / "src" / "stillfresh"
 MODULES = sorted(SRC.rglob("*.py"))
 CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
-LAYERS = [
+ROOMS = [
     {"errors"},
     {
         "backoff",
@@ -36,8 +36,6 @@ LAYERS = [
     {"sweeper"},
     {"stores"},
     {"engine"},
-    {"loop_thread", "sync_resource"},
-    {"sync_function"},
     {"sync"},
     {"plan", "prove"},
     {"http"},
@@ -50,6 +48,8 @@ LAYERS = [
     {"__main__"},
 ]
 """From the bottom up: a part may import itself and what stands in a line above its own."""
+CORE = {"errors", "freshness", "ttl_cache", "sweeper", "engine", "sync", *ROOMS[1]}
+"""What needs no library but the core's two; of the stores, memory and SQLite need no other."""
 
 PURE = re.compile(
     r"(^|/)(freshness|durations|checks|backoff|flight|queue|rules\w*|lane|model|keys)\.py$"
@@ -63,6 +63,7 @@ NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 7,
     "engine": 7,
+    "sync": 1,
     "coordinator": 2,
     "feed": 4,
     "waiting": 5,
@@ -83,12 +84,19 @@ def name(path: Path) -> str:
 
 
 def part(path: Path) -> str:
-    """The package's first-level name that a file belongs to: `engine`, `ttl_cache`, …"""
-    return path.relative_to(SRC).parts[0].removesuffix(".py")
+    """The part that a file belongs to: `engine`, `systems.feed`, …"""
+    return part_of(".".join(path.relative_to(SRC).with_suffix("").parts))
+
+
+def part_of(dotted: str) -> str:
+    """The part that holds a module; a part is named by one word or by two."""
+    names = dotted.split(".")
+    two = ".".join(names[:2])
+    return two if any(two in room for room in ROOMS) else names[0]
 
 
 def level(which: str) -> int:
-    return next(number for number, layer in enumerate(LAYERS) if which in layer)
+    return next(number for number, room in enumerate(ROOMS) if which in room)
 
 
 @cache
@@ -111,8 +119,9 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def own_imports(path: Path) -> set[str]:
-    found = (module.split(".") for module in imports(path))
-    return {names[1] if len(names) > 1 else "" for names in found if names[0] == "stillfresh"}
+    """The parts of stillfresh that a file imports."""
+    modules = (module.partition(".") for module in imports(path))
+    return {part_of(below) for top, _, below in modules if top == "stillfresh"}
 
 
 def roots(path: Path) -> set[str]:
@@ -153,9 +162,8 @@ class TestEveryModule:
 
     def test_the_core_needs_two_libraries(self) -> None:
         """Everything else is an extra, imported only by the part that is named after it."""
-        core = {layer for layers in LAYERS[:7] for layer in layers} - {"stores"}
         known = {"stillfresh", *CORE_DEPENDENCIES, *sys.stdlib_module_names}
-        paths = [path for path in MODULES if part(path) in core]
+        paths = [path for path in MODULES if part(path) in CORE]
         assert paths
         assert [(name(path), more) for path in paths if (more := roots(path) - known)] == []
 

@@ -43,9 +43,7 @@ from stillfresh.errors import (
 )
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.sweeper import Sweeper
-from stillfresh.sync import SyncCache
-from stillfresh.sync_function import SyncFunction
-from stillfresh.sync_resource import SyncHandle, SyncResource
+from stillfresh.sync import SyncCache, SyncFunction, SyncHandle, SyncResource
 from stillfresh.ttl_cache import EvictReason, TtlCache, TtlStats
 
 __version__ = "0.1.0"

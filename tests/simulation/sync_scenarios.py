@@ -17,8 +17,8 @@ import pytest
 
 from stillfresh import LoadFailed, StoreError
 from stillfresh.engine import threads
-from stillfresh.loop_thread import LoopThread
-from stillfresh.sync_resource import SyncResource
+from stillfresh.sync import SyncResource
+from stillfresh.sync.loop_thread import LoopThread
 from stillfresh.testing import Process, Version, World
 from tests.simulation.engine_scenarios import HOUR, KEYS
 

@@ -13,7 +13,7 @@ from stillfresh.engine import Spec, terms_of
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.threads import ThreadReads
 from stillfresh.stores.urls import store_for
-from stillfresh.sync_resource import SyncCore
+from stillfresh.sync import SyncCore
 from tests.kit.servers.valkey import Server, binary_of, serving
 from tests.kit.sync import PlainUpstream, declare, until
 

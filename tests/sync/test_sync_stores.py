@@ -15,7 +15,7 @@ from stillfresh import (
     Verdict,
 )
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.sync_resource import SyncCore
+from stillfresh.sync import SyncCore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
 from tests.kit.held_store import SteppedStore

@@ -17,7 +17,7 @@ from stillfresh.contrib.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
 from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.http.freshness import freshness_fields, pause_after, without_lifetime
-from stillfresh.sync_resource import SyncCore
+from stillfresh.sync import SyncCore
 
 if TYPE_CHECKING:
     from stillfresh.contrib.flask.extension import Fresh

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from stillfresh.engine import Answer, CachedFunction, Call, Signature, bind
-from stillfresh.sync_resource import SyncHandle, SyncResource
+from stillfresh.sync.resource import SyncHandle, SyncResource
 
 V = TypeVar("V")
 P = ParamSpec("P")

@@ -38,11 +38,11 @@ from stillfresh.engine import (
 from stillfresh.engine.keys import Spec, is_def
 from stillfresh.engine.recordings import Recording
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, refuse_with, shown
-from stillfresh.loop_thread import PROCESS
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
-from stillfresh.sync_function import SyncFunction
-from stillfresh.sync_resource import SyncCore, SyncResource
+from stillfresh.sync.function import SyncFunction
+from stillfresh.sync.loop_thread import PROCESS
+from stillfresh.sync.resource import SyncCore, SyncResource
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
