@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_on_loop
 from benchmarks.kept_fresh import against_tanstack, kept_fresh, tanstack
 from benchmarks.tanstack import Missing
-from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.engine.lane import Lane
+from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
 
 __all__ = ["section"]

@@ -18,7 +18,7 @@ import msgspec
 
 from benchmarks import tried
 from benchmarks.harness import Figures, Progress, Row, Section
-from stillfresh.feed import FeedCache, FeedEngine, FeedSource, Topic
+from stillfresh.systems.feed import FeedCache, FeedEngine, FeedSource, Topic
 
 __all__ = ["section"]
 

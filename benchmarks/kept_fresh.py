@@ -21,7 +21,7 @@ from benchmarks.harness import Figures, Progress, Row
 from benchmarks.tanstack import Polled, installed, polled
 from benchmarks.upstream import CONNECTIONS, Upstream, server
 from stillfresh import Cache
-from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 
 __all__ = ["against_tanstack", "kept_fresh", "tanstack"]
 

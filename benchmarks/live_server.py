@@ -15,8 +15,8 @@ from typing import Any
 
 import uvicorn
 
-from stillfresh.coordinator import Kind
 from stillfresh.server.listening import server_config
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 
 __all__: list[str] = []

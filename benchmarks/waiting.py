@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from benchmarks.harness import Progress, Row, Section
-from stillfresh.waiting.model import (
+from stillfresh.systems.waiting.model import (
     LIMIT,
     Answered,
     Event,
@@ -23,7 +23,7 @@ from stillfresh.waiting.model import (
     State,
     YourTurn,
 )
-from stillfresh.waiting.rules import step
+from stillfresh.systems.waiting.rules import step
 
 __all__ = ["section"]
 

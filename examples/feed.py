@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from stillfresh.feed import Comment, Feed, FeedCache, FeedCacheUpdated, FeedEngine, Topic
+from stillfresh.systems.feed import Comment, Feed, FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 
 Sleep = Callable[[float], Awaitable[object]]

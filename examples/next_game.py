@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from stillfresh.waiting import WaitingCache
-from stillfresh.waiting.backend import Games, Player
-from stillfresh.waiting.backend.steps import Happened
-from stillfresh.waiting.messages import YourTurnNews
+from stillfresh.systems.waiting import WaitingCache
+from stillfresh.systems.waiting.backend import Games, Player
+from stillfresh.systems.waiting.backend.steps import Happened
+from stillfresh.systems.waiting.messages import YourTurnNews
 
 ANN, BEN, BOT = Player("ann"), Player("ben"), Player("bot", is_human=False)
 

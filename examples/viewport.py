@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.systems.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
 
 FEED = [f"author-{number % 40}:{number}" for number in range(300)]

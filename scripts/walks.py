@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 import stillfresh
-from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
-from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
 

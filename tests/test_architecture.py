@@ -39,7 +39,7 @@ ROOMS = [
     {"sync"},
     {"plan", "prove"},
     {"http"},
-    {"coordinator", "feed", "waiting", "isr"},
+    {"systems.coordinator", "systems.feed", "systems.waiting", "isr"},
     {"live", "server"},
     {"web"},
     {"demo"},
@@ -64,9 +64,9 @@ DOORS = {
     "stores": 7,
     "engine": 7,
     "sync": 1,
-    "coordinator": 2,
-    "feed": 4,
-    "waiting": 5,
+    "systems.coordinator": 2,
+    "systems.feed": 4,
+    "systems.waiting": 5,
     "plan": 1,
     "prove": 1,
     "http": 4,
@@ -141,7 +141,7 @@ class TestEveryModule:
         upward = [
             (name(path), other)
             for path in MODULES
-            if (here := part(path)) not in {"__init__", "testing"}
+            if (here := part(path)) not in {"__init__", "systems", "testing"}
             for other in own_imports(path) - {here}
             if level(other) >= level(here)
         ]
@@ -181,7 +181,9 @@ class TestEveryModule:
             assert path.name != "__init__.py" or hasattr(module, "__all__"), name(path)
 
 
-@pytest.mark.parametrize("package", ["stillfresh", "stillfresh.testing", "stillfresh.waiting"])
+@pytest.mark.parametrize(
+    "package", ["stillfresh", "stillfresh.testing", "stillfresh.systems.waiting"]
+)
 def test_all_is_exact(package: str) -> None:
     """What a package shows and what it says it shows are the same."""
     module = importlib.import_module(package)
@@ -215,8 +217,8 @@ class Refuse:
         if top not in allowed:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-import stillfresh, stillfresh.coordinator, stillfresh.live, stillfresh.testing
-import stillfresh.waiting, stillfresh.waiting.backend
+import stillfresh, stillfresh.systems.coordinator, stillfresh.live, stillfresh.testing
+import stillfresh.systems.waiting, stillfresh.systems.waiting.backend
 assert threading.active_count() == 1
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

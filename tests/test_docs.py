@@ -18,19 +18,19 @@ import stillfresh
 import stillfresh.contrib.fastapi
 import stillfresh.contrib.flask
 import stillfresh.contrib.postgres
-import stillfresh.coordinator
 import stillfresh.demo
-import stillfresh.feed
-import stillfresh.feed.http
 import stillfresh.isr
 import stillfresh.live
 import stillfresh.stores.dynamodb
+import stillfresh.systems.coordinator
+import stillfresh.systems.feed
+import stillfresh.systems.feed.http
 import stillfresh.testing
 import stillfresh.web
+from stillfresh.systems.waiting import WaitingCache
+from stillfresh.systems.waiting.backend import Games, Player
+from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
-from stillfresh.waiting import WaitingCache
-from stillfresh.waiting.backend import Games, Player
-from stillfresh.waiting.client import WaitingClient
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -38,10 +38,10 @@ PACKAGES = (
     stillfresh.contrib.fastapi,
     stillfresh.contrib.flask,
     stillfresh.contrib.postgres,
-    stillfresh.coordinator,
+    stillfresh.systems.coordinator,
     stillfresh.demo,
-    stillfresh.feed,
-    stillfresh.feed.http,
+    stillfresh.systems.feed,
+    stillfresh.systems.feed.http,
     stillfresh.isr,
     stillfresh.live,
     stillfresh.stores.dynamodb,

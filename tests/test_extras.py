@@ -38,7 +38,7 @@ CASES = [
     ("web", "import stillfresh.web"),
     ("web", "import stillfresh.server"),
     ("web", "import stillfresh.demo"),
-    ("web", "import stillfresh.feed.http"),
+    ("web", "import stillfresh.systems.feed.http"),
     ("web", CLI.format(["serve", "--upstream", "http://127.0.0.1:1"])),
     ("web", CLI.format(["demo"])),
     ("web", CLI.format(["stats", "http://127.0.0.1:1"])),

@@ -11,13 +11,13 @@ import pytest
 from msgspec import Struct
 
 from stillfresh.cli import main
-from stillfresh.coordinator import TtlConfig, nexus
-from stillfresh.feed.model import Index, comments_key, topic_key
-from stillfresh.feed.schema import SEED
 from stillfresh.live import messages
 from stillfresh.stores.dynamodb import rows, schema
 from stillfresh.stores.sqlite.schema import TIMES
-from stillfresh.waiting.messages import WAITING_LONGEST, News
+from stillfresh.systems.coordinator import TtlConfig, nexus
+from stillfresh.systems.feed.model import Index, comments_key, topic_key
+from stillfresh.systems.feed.schema import SEED
+from stillfresh.systems.waiting.messages import WAITING_LONGEST, News
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "from-the-seeds.md").read_text()
@@ -26,12 +26,12 @@ HOMES = [
     importlib.import_module(name)
     for name in (
         "stillfresh",
-        "stillfresh.coordinator",
-        "stillfresh.feed",
-        "stillfresh.waiting",
-        "stillfresh.waiting.client",
-        "stillfresh.waiting.backend",
-        "stillfresh.waiting.backend.app",
+        "stillfresh.systems.coordinator",
+        "stillfresh.systems.feed",
+        "stillfresh.systems.waiting",
+        "stillfresh.systems.waiting.client",
+        "stillfresh.systems.waiting.backend",
+        "stillfresh.systems.waiting.backend.app",
         "stillfresh.isr",
         "stillfresh.stores.dynamodb",
         "stillfresh.stores.contract",

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.view import FeedView, is_feed
 from stillfresh.stores.contract import Ask, Failure, Lease
 from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed.view import FeedView, is_feed
 from tests.kit.cli import call, neighbours, said, stillfresh
 from tests.kit.feed import SEED_SCHEMA, Network
 

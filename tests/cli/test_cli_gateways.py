@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.cli import counting, warming
-from stillfresh.coordinator import Kind
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 from tests.kit.cli import call, interruptible, said
 from tests.kit.gateway import api_config, running

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
-from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, Nexus, Site, made, until
 

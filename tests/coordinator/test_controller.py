@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, LoadFailed, NotOpen, StillfreshError
-from stillfresh.coordinator import Database, Kind, TtlController, TtlCoordinator
-from stillfresh.coordinator.rules import original_of
+from stillfresh.systems.coordinator import Database, Kind, TtlController, TtlCoordinator
+from stillfresh.systems.coordinator.rules import original_of
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import VIEWER, Nexus, Site, made, milliseconds, post, reposting, user
 

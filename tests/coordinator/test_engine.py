@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from stillfresh import Cache, Policy, StoreError
-from stillfresh.coordinator import TtlConfig, database
-from stillfresh.coordinator.database import FIRST_RELEASE
-from stillfresh.coordinator.rules import kept_fresh
 from stillfresh.stores.contract import Copy, Put
+from stillfresh.systems.coordinator import TtlConfig, database
+from stillfresh.systems.coordinator.database import FIRST_RELEASE
+from stillfresh.systems.coordinator.rules import kept_fresh
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import VIEWER, Site, made, milliseconds, post, turns
 from tests.kit.old_sqlite import OLD_FILE, OLD_KIND

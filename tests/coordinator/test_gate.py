@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stillfresh import ConfigError
-from stillfresh.coordinator import CoordinatorsManager, Kind, TtlConfig, coordinator
+from stillfresh.systems.coordinator import CoordinatorsManager, Kind, TtlConfig, coordinator
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import VIEWER, Site, made, turns, until
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stillfresh import LoadFailed
-from stillfresh.coordinator import TtlConfig
 from stillfresh.engine.rules import stamped
+from stillfresh.systems.coordinator import TtlConfig
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, Site, made
 

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, LoadFailed, RetryAfter
-from stillfresh.coordinator import (
+from stillfresh.systems.coordinator import (
     Database,
     NexusClient,
     TtlConfig,
     TtlController,
     TtlCoordinator,
 )
-from stillfresh.coordinator.rules import by_id, post_id, user_id
+from stillfresh.systems.coordinator.rules import by_id, post_id, user_id
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, post, user
 from tests.kit.servers.nexus import NexusServer, nexus_server
@@ -336,9 +336,9 @@ class Refuse:
         if name.partition(".")[0] == "httpx2":
             raise ModuleNotFoundError("No module named 'httpx2'", name="httpx2")
 sys.meta_path.insert(0, Refuse())
-import stillfresh.coordinator
+import stillfresh.systems.coordinator
 try:
-    from stillfresh.coordinator import NexusClient
+    from stillfresh.systems.coordinator import NexusClient
 except ModuleNotFoundError as exc:
     assert "stillfresh[web]" in str(exc), exc
 else:

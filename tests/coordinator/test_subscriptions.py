@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, StoreError
-from stillfresh.coordinator import Database, Kind, TtlController
 from stillfresh.engine.lane import Lane
+from stillfresh.systems.coordinator import Database, Kind, TtlController
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, Site, made, milliseconds
 

@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillfresh import LoadFailed, RetryAfter, StoreError
-from stillfresh.coordinator import Kind, TtlConfig
-from stillfresh.coordinator.rules import by_id, post_id, stale_at
 from stillfresh.engine.lane import NEXT, Event, Lane, LaneState
 from stillfresh.engine.rules import results_of
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Copy, Failure, Record
+from stillfresh.systems.coordinator import Kind, TtlConfig
+from stillfresh.systems.coordinator.rules import by_id, post_id, stale_at
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import VIEWER, Site, made, milliseconds, turns, until
 

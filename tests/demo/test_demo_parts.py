@@ -19,7 +19,7 @@ from stillfresh.demo.upstream import MODES
 from stillfresh.demo.visitors import MOST_VISITORS, Approvals, Visitors, key_in
 from stillfresh.demo.world import MOST_COMMENTS, UpstreamData
 from stillfresh.errors import ConfigError
-from stillfresh.feed import Comment
+from stillfresh.systems.feed import Comment
 from stillfresh.testing import ManualClock
 
 QUICK = Pace(lookup=(0, 0), slow_lookup=(0.2, 0.2), bot_thinks=(0, 0), change_every=3600)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.systems.feed import FeedCache, FeedEngine
 from stillfresh.testing import ManualClock
 from tests.kit.feed import NOW, Heard, Network
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stillfresh import LoadFailed, Verdict
-from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from stillfresh import StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedEngine
-from stillfresh.feed.store import FeedStore
+from stillfresh.systems.feed import FeedCache, FeedEngine
+from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stillfresh import ConfigError, NotOpen, StoreError
-from stillfresh.feed import (
+from stillfresh.systems.feed import (
     FEED_CACHE_EVICT_SECONDS,
     FEED_CACHE_TTL_SECONDS,
     Comment,

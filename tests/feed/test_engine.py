@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine, Topic
-from stillfresh.feed.reading import FeedReader
+from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine, Topic
+from stillfresh.systems.feed.reading import FeedReader
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, StoreError
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.http import HttpFeedSource
-from stillfresh.feed.rules import DEEPEST, NAMED, JsonRecords
-from stillfresh.feed.store import FeedStore
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed.http import HttpFeedSource
+from stillfresh.systems.feed.rules import DEEPEST, NAMED, JsonRecords
+from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,

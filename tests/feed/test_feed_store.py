@@ -7,9 +7,9 @@ import pytest
 
 from stillfresh import ConfigError
 from stillfresh.clock import Clock
-from stillfresh.feed import FeedCache
-from stillfresh.feed.store import KIND, FeedStore
 from stillfresh.stores.contract import Ask, Copy, Lease, Put, Store, StoredEntry
+from stillfresh.systems.feed import FeedCache
+from stillfresh.systems.feed.store import KIND, FeedStore
 from stillfresh.testing import CopyConformance, LeaseConformance, ManualClock
 from stillfresh.testing.conformance_kit import KIND as PRICES
 from stillfresh.testing.conformance_kit import POLICY, on_open_stores

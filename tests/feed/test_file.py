@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from stillfresh import ConfigError, LoadFailed, StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedEngine
-from stillfresh.feed.store import FeedTables
+from stillfresh.systems.feed import FeedCache, FeedEngine
+from stillfresh.systems.feed.store import FeedTables
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,

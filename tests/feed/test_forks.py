@@ -6,7 +6,7 @@ from pathlib import Path
 
 FORKS = """
 import os, signal, sys
-from stillfresh.feed import FeedCache, Topic
+from stillfresh.systems.feed import FeedCache, Topic
 
 cache = FeedCache.open(sys.argv[1])
 cache.put_topic(Topic("a", "me", "mine", 1))

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from stillfresh import Verdict
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.reading import FeedReader
-from stillfresh.feed.rules import JsonRecords
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed.reading import FeedReader
+from stillfresh.systems.feed.rules import JsonRecords
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,
@@ -103,7 +103,7 @@ class TestF18Growth:
         self, engine: FeedEngine, decodes: Decodes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is built in slices, once for all callers that ask meanwhile."""
-        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 300_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.SLICE", 300_000)
         watching = asyncio.create_task(decodes.most_in_a_turn())
         await asyncio.sleep(0)
         feeds = await asyncio.gather(*(engine.get_all() for _ in range(5)))
@@ -117,7 +117,7 @@ class TestF18Growth:
         self, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The list is built for those that stay, and for the next caller."""
-        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 300_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.SLICE", 300_000)
         first, second = (asyncio.create_task(engine.get_all()) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -134,7 +134,7 @@ class TestF18Growth:
             checked.count += len(topics)
             return topics
 
-        monkeypatch.setattr("stillfresh.feed.source.checked_topics", spy)
+        monkeypatch.setattr("stillfresh.systems.feed.source.checked_topics", spy)
         network.have(*(topic(f"t{n}", 60) for n in range(LONG)))
         watching = asyncio.create_task(checked.most_in_a_turn())
         assert len((await engine.get_all(1)).topics) == LONG
@@ -152,7 +152,7 @@ class TestF18Growth:
             checked.count += len(comments)
             return comments
 
-        monkeypatch.setattr("stillfresh.feed.source.checked_comments", spy)
+        monkeypatch.setattr("stillfresh.systems.feed.source.checked_comments", spy)
         network.talk["a"] = [comment(str(n)) for n in range(LONG)]
         watching = asyncio.create_task(checked.most_in_a_turn())
         assert len((await engine.get_comments("a")).comments) == LONG
@@ -164,7 +164,7 @@ class TestF18Growth:
         self, cache: FeedCache, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each under way has a connection and 64 MB of its own: two do for any number of lists."""
-        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 50_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.SLICE", 50_000)
         names = [f"c{n}" for n in range(8)]
         for name in names:
             some = [topic(f"{name}-{n:03}", n, category_id=name) for n in range(100)]
@@ -177,7 +177,7 @@ class TestF18Growth:
         self, cache: FeedCache, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A reader of the list that is being built has it before the next one is built."""
-        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 50_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.SLICE", 50_000)
         names = [f"c{n}" for n in range(5)]
         for name in names:
             some = [topic(f"{name}-{n:03}", n, category_id=name) for n in range(200)]
@@ -196,7 +196,7 @@ class TestF18Growth:
         self, cache: FeedCache, decodes: Decodes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A list that fits is kept, of one that does not as much as fits; never more."""
-        monkeypatch.setattr("stillfresh.feed.reading.MAX_BYTES", 100_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.MAX_BYTES", 100_000)
         for days in (7, 0, 7):
             assert len(cache.get_topics_all(days) or []) == LONG
             assert all(memory.kept <= 100_000 for memory in memories(cache))
@@ -228,8 +228,8 @@ class TestF18Growth:
                 return self._name
 
         one = JsonRecords.one
-        monkeypatch.setattr("stillfresh.feed.reading.MAX_BYTES", 100_000)
-        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 50_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.MAX_BYTES", 100_000)
+        monkeypatch.setattr("stillfresh.systems.feed.reading.SLICE", 50_000)
         monkeypatch.setattr(JsonRecords, "one", lambda *given: Seen(one(*given).topic_uuid))
         for days in (7, 0, 7):
             looks = 0

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, StillfreshError, Verdict
-from stillfresh.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
-from stillfresh.feed.http import FeedHttpError, HttpFeedSource
 from stillfresh.http.client import BodyReader, Unreadable
 from stillfresh.http.fields import pause_of
+from stillfresh.systems.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
+from stillfresh.systems.feed.http import FeedHttpError, HttpFeedSource
 from stillfresh.testing import ManualClock
 from tests.kit.servers.feed import FeedServer, Hold, Seen, always, begun, response
 
@@ -643,9 +643,9 @@ class TestOptions:
         script = """
 import sys
 sys.modules["httpx2"] = None
-import stillfresh.feed
+import stillfresh.systems.feed
 try:
-    import stillfresh.feed.http
+    import stillfresh.systems.feed.http
 except stillfresh.ConfigError as exc:
     assert "stillfresh[web]" in str(exc), exc
 else:

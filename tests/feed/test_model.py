@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from stillfresh import LoadFailed, Verdict
-from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 from tests.kit.feed import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, turns, uuids
 

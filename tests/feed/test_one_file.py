@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from stillfresh import Verdict
-from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.systems.feed import FeedCache, FeedEngine
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,

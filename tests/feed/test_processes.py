@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Verdict
-from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 from tests.kit.feed import Heard, Network, sql, topic, turns, uuids
 from tests.kit.processes import ROOT, command

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, LoadFailed, Verdict
-from stillfresh.feed import Comment, Topic
-from stillfresh.feed.model import (
+from stillfresh.systems.feed import Comment, Topic
+from stillfresh.systems.feed.model import (
     CommentsAnswer,
     Feed,
     FeedJson,
@@ -28,7 +28,7 @@ from stillfresh.feed.model import (
     topic_key,
     whole_days,
 )
-from stillfresh.feed.rules import (
+from stillfresh.systems.feed.rules import (
     DEEPEST,
     LARGEST,
     Fetched,

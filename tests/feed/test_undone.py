@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stillfresh import StillfreshError, StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
-from stillfresh.feed.engine import MAX_OVERTAKEN
+from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.systems.feed.engine import MAX_OVERTAKEN
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,

@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 from stillfresh import Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     Heard,

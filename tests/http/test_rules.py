@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from stillfresh import Answer, ConfigError, LoadFailed, Origin, RetryAfter, Verdict
-from stillfresh.coordinator import Kind
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import (
     LONGEST_TAG,
@@ -53,6 +52,7 @@ from stillfresh.http.validation import (
     refreshed,
 )
 from stillfresh.isr.sharing import Allowed, judged
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web.rules_rest import freshness_headers
 
 NOW = 1_700_000_000.0

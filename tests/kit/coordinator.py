@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.systems.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
 from tests.kit.gates import Gated
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from stillfresh.feed import Comment, FeedCacheUpdated, FeedEngine, Topic
+from stillfresh.systems.feed import Comment, FeedCacheUpdated, FeedEngine, Topic
 
 T = TypeVar("T")
 NOW = 1_700_000_000.0

@@ -12,9 +12,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
-from stillfresh.feed import Comment, FeedCache
-from stillfresh.feed.rules import Fetched
-from stillfresh.feed.store import KIND, FeedStore, InRows
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import (
     UNREAD,
@@ -32,6 +29,9 @@ from stillfresh.stores.contract import (
     StoreStats,
     Unread,
 )
+from stillfresh.systems.feed import Comment, FeedCache
+from stillfresh.systems.feed.rules import Fetched
+from stillfresh.systems.feed.store import KIND, FeedStore, InRows
 
 PREFIX = "comments:"
 FIRST = 0xE000

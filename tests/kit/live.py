@@ -13,9 +13,9 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from stillfresh.coordinator import Kind
 from stillfresh.live import Live
-from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
+from stillfresh.systems.coordinator import Kind
+from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
 __all__ = [
     "Start",

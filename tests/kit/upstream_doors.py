@@ -10,13 +10,19 @@ from typing import Any
 
 import httpx
 
-from stillfresh.coordinator import Database, NexusClient, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.errors import StillfreshError
-from stillfresh.feed import FeedCache, FeedEngine
-from stillfresh.feed.http import HttpFeedSource
 from stillfresh.http.client import new_client
+from stillfresh.systems.coordinator import (
+    Database,
+    NexusClient,
+    TtlConfig,
+    TtlController,
+    TtlCoordinator,
+)
+from stillfresh.systems.feed import FeedCache, FeedEngine
+from stillfresh.systems.feed.http import HttpFeedSource
+from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.client import WaitingClient
 from stillfresh.web import gateway
 from stillfresh.web.config import settings_of
 from stillfresh.web.sources import kind_for

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from stillfresh.waiting import State, WaitingCache
-from stillfresh.waiting.model import Answered, Event, Failed, Pause, Refetch, Started
-from stillfresh.waiting.rules import step
+from stillfresh.systems.waiting import State, WaitingCache
+from stillfresh.systems.waiting.model import Answered, Event, Failed, Pause, Refetch, Started
+from stillfresh.systems.waiting.rules import step
 
 __all__ = ["Backend", "Rules", "Sleeper", "until"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from stillfresh import Answer, Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
-from stillfresh.coordinator import Kind
 from stillfresh.engine.lane import LaneState
 from stillfresh.live import Connection, Hub, HubUpdate
 from stillfresh.live import hub as live_hub
 from stillfresh.live.hub import joined
+from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, turns
 from tests.kit.engine import Sleeper, until

@@ -13,8 +13,8 @@ from websockets.exceptions import InvalidStatus
 
 from stillfresh import Cache, ConfigError
 from stillfresh.live import Hub, Live
+from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 from tests.kit.live import Start, Upstream, until, viewing
 
 TOKEN = "t"  # noqa: S105 (of a test)

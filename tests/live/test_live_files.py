@@ -20,7 +20,7 @@ from stillfresh.live.messages import (
     UpdateMessage,
     is_id,
 )
-from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
+from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
 ROOT = Path(__file__).parent.parent.parent
 STATIC = ROOT / "src" / "stillfresh" / "web" / "static"

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.bounded import MessageRate
-from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.engine.model import Origin
 from stillfresh.errors import LoadFailed
@@ -28,6 +27,7 @@ from stillfresh.live.messages import (
     read,
 )
 from stillfresh.live.outbox import FULL_FRAME, MOST_FRAMES, Frames, text_of
+from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 
 JSON = st.recursive(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stillfresh.live import Hub, Live
+from stillfresh.systems.waiting.messages import InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
 from tests.kit.engine import Sleeper
 from tests.kit.live import Start, Upstream, Viewer, games, until, viewing
 

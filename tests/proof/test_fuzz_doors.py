@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from stillfresh import Cache, Policy, TtlCache
 from stillfresh.cli import main
-from stillfresh.coordinator import Kind, TtlConfig
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError
-from stillfresh.feed import Comment, FeedCache, Topic
 from stillfresh.isr import PageCache
+from stillfresh.systems.coordinator import Kind, TtlConfig
+from stillfresh.systems.feed import Comment, FeedCache, Topic
+from stillfresh.systems.waiting import WaitingCache
+from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
-from stillfresh.waiting import WaitingCache
-from stillfresh.waiting.client import WaitingClient
 from stillfresh.web.config import Mistakes, load
 
 MODEST = settings(max_examples=60, deadline=None)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError, LoadFailed
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 
 MODEST = settings(max_examples=25, deadline=None)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillfresh.coordinator import Kind
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError, LoadFailed
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 from stillfresh.web.config import (
     KindSettings,

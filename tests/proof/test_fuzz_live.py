@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stillfresh.coordinator import Kind
 from stillfresh.live.messages import Code
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 from stillfresh.web.app import Gateway
 

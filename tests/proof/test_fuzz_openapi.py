@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stillfresh.coordinator import Kind
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import Gateway, gateway
 
 if TYPE_CHECKING:

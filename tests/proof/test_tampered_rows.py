@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stillfresh import Cache, Policy
-from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
-from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.stores import running
 from stillfresh.stores.contract import (
     UNREAD,
@@ -35,6 +33,8 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.versions import packed_version
+from stillfresh.systems.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, Nexus, post
 from tests.kit.feed import DAY, NOW, Network, comment, full

@@ -6,8 +6,8 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 
 from stillfresh.errors import LoadFailed, NotOpen, StillfreshError
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.freshness import Verdict
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.testing import Blow, Process, Promise, World
 
 UUID = "topic"

@@ -19,18 +19,18 @@ from stillfresh.engine.news import News, Notices
 from stillfresh.engine.queue import OVER, Batch, Flight, Queue
 from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
-from stillfresh.feed.rows import Writes
 from stillfresh.live import Connection
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
+from stillfresh.systems.feed.rows import Writes
+from stillfresh.systems.waiting import rules
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator import nodes
 from stillfresh.testing.simulator.server import FencedServer
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
-from stillfresh.waiting import rules
 from tests.simulation.put_mutants import PUT_MUTANTS
 from tests.simulation.scenarios import SCENARIOS
 

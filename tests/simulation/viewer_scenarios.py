@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import cache
 from math import ceil
 
-from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.live import Connection, Hub
 from stillfresh.live.hub import joined
+from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import Observed, Process, Promise, Version, World
 
 IDS = ("a", "b", "c", "d", "e")

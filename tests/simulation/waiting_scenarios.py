@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from stillfresh.systems.waiting import WaitingCache, rules
 from stillfresh.testing import Process, Promise, World
-from stillfresh.waiting import WaitingCache, rules
 
 GAMES = ("A", "B", "C", "D", "E", "F", "G")
 LIMIT = 5

@@ -20,7 +20,6 @@ import apsw
 import pytest
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
-from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
 from stillfresh.stores.contract import (
     REMEMBERED,
     UNREAD,
@@ -51,8 +50,9 @@ from stillfresh.stores.sqlite.steps import (
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
 from stillfresh.stores.versions import packed_version
+from stillfresh.systems.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
+from stillfresh.systems.waiting.backend.steps import APPLICATION_ID as games_id  # noqa: N811
 from stillfresh.testing import ManualClock, StoreConformance
-from stillfresh.waiting.backend.steps import APPLICATION_ID as games_id  # noqa: N811
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
 T = TypeVar("T")

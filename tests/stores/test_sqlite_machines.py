@@ -22,9 +22,6 @@ import apsw
 import pytest
 
 from stillfresh import Cache, ConfigError, StoreError
-from stillfresh.coordinator import Database
-from stillfresh.feed import FeedCache
-from stillfresh.feed.view import is_feed
 from stillfresh.stores.contract import Ask, Mark
 from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
 from stillfresh.stores.sqlite.connection import connect_viewer
@@ -33,8 +30,11 @@ from stillfresh.stores.sqlite.files import lock_holder
 from stillfresh.stores.sqlite.steps import STORE
 from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.sqlite.writer import MAX_GROUP, Writer
+from stillfresh.systems.coordinator import Database
+from stillfresh.systems.feed import FeedCache
+from stillfresh.systems.feed.view import is_feed
+from stillfresh.systems.waiting.backend import Games, Player
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.backend import Games, Player
 from tests.kit.processes import ROOT
 from tests.kit.sqlite import NOW, elsewhere, neighbours, opened, publish, value
 

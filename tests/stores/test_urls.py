@@ -89,7 +89,7 @@ class TestG18Extras:
             ("stillfresh.contrib.flask", "flask"),
             ("stillfresh.contrib.postgres", "psycopg"),
             ("stillfresh.web", "starlette"),
-            ("stillfresh.feed.http", "httpx2"),
+            ("stillfresh.systems.feed.http", "httpx2"),
             ("stillfresh.http.client", "httpx2"),
         ],
     )

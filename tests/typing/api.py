@@ -28,7 +28,9 @@ from stillfresh import (
     Verdict,
     Watch,
 )
-from stillfresh.coordinator import (
+from stillfresh.events import Events, Unsubscribe
+from stillfresh.live import Connection, Hub, HubUpdate
+from stillfresh.systems.coordinator import (
     CoordinatorsManager,
     Database,
     Kind,
@@ -38,10 +40,7 @@ from stillfresh.coordinator import (
     TtlCoordinator,
     TtlSnapshot,
 )
-from stillfresh.events import Events, Unsubscribe
-from stillfresh.live import Connection, Hub, HubUpdate
-from stillfresh.testing import Explored, ManualClock, explore
-from stillfresh.waiting import (
+from stillfresh.systems.waiting import (
     GameId,
     Navigation,
     RefetchRequest,
@@ -50,6 +49,7 @@ from stillfresh.waiting import (
     State,
     WaitingCache,
 )
+from stillfresh.testing import Explored, ManualClock, explore
 
 MISSING = object()
 

@@ -15,11 +15,11 @@ import apsw
 import pytest
 
 from stillfresh import ConfigError, NotOpen, StoreError
+from stillfresh.systems.waiting.backend import GameError, Games, GameView, Player
+from stillfresh.systems.waiting.backend.app import MAX_UNSENT, GameListener
+from stillfresh.systems.waiting.backend.steps import WAITING_LONGEST, Happened
+from stillfresh.systems.waiting.messages import InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.backend import GameError, Games, GameView, Player
-from stillfresh.waiting.backend.app import MAX_UNSENT, GameListener
-from stillfresh.waiting.backend.steps import WAITING_LONGEST, Happened
-from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
 from tests.kit.servers.games import Served, served
 
 ME, YOU, BOT = Player("me"), Player("you"), Player("bot", is_human=False)
@@ -347,7 +347,7 @@ class TestW12Refused:
 
 MOVER = """
 import asyncio, sys
-from stillfresh.waiting.backend import Games, Player
+from stillfresh.systems.waiting.backend import Games, Player
 
 async def main() -> None:
     async with Games(sys.argv[1]) as games:

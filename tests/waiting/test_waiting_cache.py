@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stillfresh import ConfigError, NotOpen
-from stillfresh.waiting import Navigation, Proof, WaitingCache
+from stillfresh.systems.waiting import Navigation, Proof, WaitingCache
 from tests.kit.waiting import Backend, Sleeper, until
 
 
@@ -215,7 +215,7 @@ class TestW3Flights:
         backend.down = True
         async with WaitingCache(backend.fetch, sleep=cancelled) as cache:
             with monkeypatch.context() as patched:
-                patched.setattr("stillfresh.waiting.cache.asyncio.sleep", sleeper)
+                patched.setattr("stillfresh.systems.waiting.cache.asyncio.sleep", sleeper)
                 cache.start()
                 await cache.settled()
             backend.down = False

@@ -12,10 +12,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from stillfresh import ConfigError, NotOpen, StillfreshError
-from stillfresh.waiting import Proof
-from stillfresh.waiting.backend import Player
-from stillfresh.waiting.client import WaitingClient
-from stillfresh.waiting.messages import EVENTS
+from stillfresh.systems.waiting import Proof
+from stillfresh.systems.waiting.backend import Player
+from stillfresh.systems.waiting.client import WaitingClient
+from stillfresh.systems.waiting.messages import EVENTS
 from tests.kit.servers.games import Served, Wire, served, wired
 from tests.kit.waiting import Sleeper, until
 

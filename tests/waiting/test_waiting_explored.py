@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from stillfresh.waiting import rules
-from stillfresh.waiting.model import Opened
+from stillfresh.systems.waiting import rules
+from stillfresh.systems.waiting.model import Opened
 from tests.waiting import waiting_world as world
 from tests.waiting.waiting_explorations import EXPLORATIONS, Exploration
 from tests.waiting.waiting_mutants import MUTANTS, Mutant

@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from stillfresh.waiting import WaitingCache
+from stillfresh.systems.waiting import WaitingCache
 from tests.kit.waiting import Backend
 
 GAMES = ("chess", "go", "poker", "dice", "hex", "uno")

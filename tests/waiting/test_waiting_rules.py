@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stillfresh import waiting
-from stillfresh.waiting import Proof, Snapshot, State, step
-from stillfresh.waiting.model import (
+from stillfresh.systems import waiting
+from stillfresh.systems.waiting import Proof, Snapshot, State, step
+from stillfresh.systems.waiting.model import (
     LIMIT,
     Answered,
     Event,
@@ -27,7 +27,7 @@ from stillfresh.waiting.model import (
     Started,
     YourTurn,
 )
-from stillfresh.waiting.rules import (
+from stillfresh.systems.waiting.rules import (
     MEMORY,
     RULES,
     is_provable,
@@ -37,7 +37,7 @@ from stillfresh.waiting.rules import (
     seen,
     without_move,
 )
-from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, is_blind, retry_pause
+from stillfresh.systems.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, is_blind, retry_pause
 from tests.kit.waiting import Rules
 
 GAMES = st.sampled_from("abcdefg")
@@ -862,7 +862,7 @@ class TestW16Confirmed:
         assert rules.hear(MoveFailed("a", 1)).pending == ("a",)
 
     def test_what_a_snapshot_needs_is_public(self) -> None:
-        """The mapping page names them under `stillfresh.waiting`."""
+        """The mapping page names them under `stillfresh.systems.waiting`."""
         assert waiting.RefetchRequest is RefetchRequest
         assert waiting.Screen is Screen
 

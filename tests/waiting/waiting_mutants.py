@@ -11,9 +11,8 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from stillfresh.testing import PromiseBroken
-from stillfresh.waiting import rules, rules_refetch
-from stillfresh.waiting.model import (
+from stillfresh.systems.waiting import rules, rules_refetch
+from stillfresh.systems.waiting.model import (
     Failed,
     GameState,
     Moves,
@@ -27,6 +26,7 @@ from stillfresh.waiting.model import (
     Step,
     UnconfirmedMove,
 )
+from stillfresh.testing import PromiseBroken
 from tests.waiting.waiting_explorations import (
     BLIND,
     CUT,

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+from stillfresh.systems.waiting import rules
+from stillfresh.systems.waiting.model import Answered, Event, Pause, Refetch, State, Step
 from stillfresh.testing import Explored, PromiseBroken
-from stillfresh.waiting import rules
-from stillfresh.waiting.model import Answered, Event, Pause, Refetch, State, Step
 from tests.waiting import waiting_world as world
 from tests.waiting.waiting_explorations import EXPLORATIONS, LOOP, Exploration
 from tests.waiting.waiting_mutants import MUTANTS, Mutant

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.waiting import rules
-from stillfresh.waiting.model import (
+from stillfresh.systems.waiting import rules
+from stillfresh.systems.waiting.model import (
     Answered,
     Event,
     Failed,

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from stillfresh import Cache, StoreError
-from stillfresh.coordinator import Kind
 from stillfresh.engine import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
@@ -27,6 +26,7 @@ from stillfresh.isr.stored import PageCodec
 from stillfresh.server import Board, Worker
 from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.entries import CHUNK, MOST_DECODED, MOST_SHOWN, shown_value

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Mount, Route
 
 from stillfresh import Cache
-from stillfresh.coordinator import Kind
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import Dashboard, gateway
 from tests.kit.serving import served
 

@@ -18,12 +18,12 @@ from playwright.async_api import Page, expect
 from starlette.responses import PlainTextResponse
 
 from stillfresh import Cache, LoadFailed, StoreError
-from stillfresh.coordinator import Kind
 from stillfresh.engine import Origin, ResourceStats
 from stillfresh.freshness import Verdict
 from stillfresh.isr import PageCache
 from stillfresh.server import Board, Worker
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import Gateway, gateway
 from tests.kit.layout import wrong_with
 from tests.kit.serving import served

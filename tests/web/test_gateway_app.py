@@ -17,11 +17,11 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 
-from stillfresh.coordinator import Kind
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.server.listening import server_config
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.guard import checked_hosts, is_called_rightly, is_local
 from tests.kit.gateway import client_of, running

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from stillfresh.coordinator import Kind
 from stillfresh.engine import RetryAfter
 from stillfresh.live import sign_in
+from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
 from tests.kit.gateway import client_of, running

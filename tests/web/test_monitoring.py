@@ -12,12 +12,12 @@ import pytest
 import yaml
 from starlette.responses import PlainTextResponse
 
-from stillfresh.coordinator import Kind
 from stillfresh.engine import Lag, Origin
 from stillfresh.freshness import Verdict
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.upstream import Upstream
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 from stillfresh.web.responses import PARTS
 from tests.kit.gateway import client_of

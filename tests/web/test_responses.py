@@ -7,9 +7,9 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from stillfresh.coordinator import Kind
 from stillfresh.errors import ConfigError
 from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 from tests.kit.gateway import client_of
 

@@ -50,8 +50,8 @@ async def _at(address: str) -> AsyncIterator[Store]:
 @asynccontextmanager
 async def _file(path: str, address: str, to_change: bool) -> AsyncIterator[Store]:
     """Open a file; before a change it is read first, to check that it exists and is ours."""
-    from stillfresh.feed.view import FeedView, edited, is_feed  # noqa: PLC0415 (only when named)
     from stillfresh.stores.sqlite import SqliteStore, SqliteView  # noqa: PLC0415
+    from stillfresh.systems.feed.view import FeedView, edited, is_feed  # noqa: PLC0415 (only when named)
 
     tenant = split_tenant(address)[1] if "://" in address else None
     is_of_feed = is_feed(path)

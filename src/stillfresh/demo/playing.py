@@ -16,9 +16,9 @@ import httpx2
 from stillfresh.demo.upstream import PLAYER
 from stillfresh.engine import Answer, Cache, Function, RetryAfter
 from stillfresh.errors import LoadFailed, StillfreshError
-from stillfresh.feed.model import Dated
-from stillfresh.waiting import WaitingCache
-from stillfresh.waiting.client import WaitingClient
+from stillfresh.systems.feed.model import Dated
+from stillfresh.systems.waiting import WaitingCache
+from stillfresh.systems.waiting.client import WaitingClient
 
 PATIENCE: Final = "2s"
 """To wait for the service before a game is shown as it was."""

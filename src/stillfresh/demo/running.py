@@ -20,8 +20,6 @@ from typing import Any, Final, TypeVar
 
 import httpx2
 
-from stillfresh.coordinator import Kind, NexusClient
-from stillfresh.coordinator.rules import by_id, post_id, user_id
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.playing import Playing, boards_of
 from stillfresh.demo.rules import Pace
@@ -32,14 +30,16 @@ from stillfresh.demo.visitors import Visitors, key_in
 from stillfresh.demo.world import UpstreamData
 from stillfresh.engine import Cache, RetryAfter
 from stillfresh.errors import StillfreshError
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.live import Hub
 from stillfresh.logs import quietly
 from stillfresh.server import Server, address, bound, server_config
-from stillfresh.waiting.backend import Games
-from stillfresh.waiting.messages import InvalidatedNews
+from stillfresh.systems.coordinator import Kind, NexusClient
+from stillfresh.systems.coordinator.rules import by_id, post_id, user_id
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed.http import HttpFeedSource
+from stillfresh.systems.waiting.backend import Games
+from stillfresh.systems.waiting.messages import InvalidatedNews
 from stillfresh.web import gateway
 
 PATIENCE: Final = "15s"

@@ -31,8 +31,8 @@ from stillfresh.demo.upstream import BreakableUpstream
 from stillfresh.demo.visitors import DemoVisitor, Visitors
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import StillfreshError
-from stillfresh.feed import Comment, FeedEngine
-from stillfresh.feed.http import FeedHttpError
+from stillfresh.systems.feed import Comment, FeedEngine
+from stillfresh.systems.feed.http import FeedHttpError
 from stillfresh.web import Gateway
 
 COOKIE: Final = "stillfresh_demo"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from stillfresh.demo import rules
 from stillfresh.errors import StillfreshError
-from stillfresh.waiting.backend import GameError, Games, Player
+from stillfresh.systems.waiting.backend import GameError, Games, Player
 
 BOTS: Final = ("Ada", "Bo", "Cleo", "Dex", "Edda", "Fin")
 MOST_PLAYERS: Final = 64

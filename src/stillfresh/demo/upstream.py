@@ -24,10 +24,10 @@ from stillfresh.demo.rules import Pace
 from stillfresh.demo.tables import Tables
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
-from stillfresh.feed import Comment
 from stillfresh.server import Server, bound
-from stillfresh.waiting.backend import GameError, Games
-from stillfresh.waiting.backend.app import games_app
+from stillfresh.systems.feed import Comment
+from stillfresh.systems.waiting.backend import GameError, Games
+from stillfresh.systems.waiting.backend.app import games_app
 
 MODES: Final = ("fine", "slow", "failing", "down")
 QUICK: Final = 0.1

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from itertools import cycle
 from typing import Any, Final
 
-from stillfresh.feed import Comment, Topic
+from stillfresh.systems.feed import Comment, Topic
 
 POSTS: Final = 240
 MOST_COMMENTS: Final = 60

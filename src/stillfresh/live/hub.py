@@ -14,13 +14,13 @@ import msgspec
 
 from stillfresh.bounded import sliced
 from stillfresh.checks import checked_whole
-from stillfresh.coordinator import Kind, checked_kinds
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.engine.rules import ABSENT, NOTHING, results_of, without_cause
 from stillfresh.errors import ConfigError, StillfreshError, StoreError, shown
 from stillfresh.freshness import Policy
 from stillfresh.live.connection import Connection
+from stillfresh.systems.coordinator import Kind, checked_kinds
 
 if TYPE_CHECKING:
     from stillfresh.live.outbox import ViewText

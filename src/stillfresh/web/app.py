@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from stillfresh.clock import Clock
-from stillfresh.coordinator import Kind
 from stillfresh.engine import Cache
 from stillfresh.engine.recordings import Recording
 from stillfresh.errors import ConfigError, StillfreshError
@@ -26,6 +25,7 @@ from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import PageCache
 from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web.behind import Behind, NotStarted
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.guard import bearer, checked_hosts, checked_origins, is_called_rightly

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stillfresh.clock import Clock
-from stillfresh.coordinator import Kind
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError
 from stillfresh.http.freshness import pause_after
 from stillfresh.live import Hub
 from stillfresh.live.messages import NO_ID, is_id
 from stillfresh.live.sign_in import Authenticate, asked
+from stillfresh.systems.coordinator import Kind
 from stillfresh.web.guard import bearer
 from stillfresh.web.replies import (
     Problem,

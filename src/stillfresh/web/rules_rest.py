@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import cache_control, freshness_fields, pause_after
 from stillfresh.live.messages import ID, MAX_ID
+from stillfresh.systems.coordinator import Kind
 
 MAX_IDS: Final = 200
 FAILED: Final = "the upstream failed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from stillfresh.feed.rules import buckets
+from stillfresh.systems.feed.rules import buckets
 from tests.kit.servers.valkey import free_port
 
 

@@ -10,8 +10,8 @@ import httpx
 import uvicorn
 from starlette.requests import HTTPConnection
 
-from stillfresh.waiting.backend import Games
-from stillfresh.waiting.backend.app import games_app
+from stillfresh.systems.waiting.backend import Games
+from stillfresh.systems.waiting.backend.app import games_app
 
 __all__ = ["Served", "Wire", "served", "sign_in", "wired"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
 from tests.kit.feed import Network, comment, said, topic, uuids
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from stillfresh import Cache
-from stillfresh.coordinator import Kind
 from stillfresh.live import Hub
+from stillfresh.systems.coordinator import Kind
 
 
 async def main(file: str, log: str) -> None:

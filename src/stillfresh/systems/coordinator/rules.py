@@ -1,0 +1,122 @@
+"""What rows, answers and views mean (C2, C9-C12): the comparisons of seed 000.
+
+Pure: rows, views and times in seconds in, decisions out. No clock, database or asyncio.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from math import floor
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.stores.contract import Mark, Record
+
+if TYPE_CHECKING:
+    from stillfresh.systems.coordinator.config import Kind, TtlConfig
+
+View: TypeAlias = Any
+"""A whole entity as the server shows it to one viewer: what JSON can say."""
+
+BETWEEN: Final = 0.0005
+"""Seconds: half of the smallest difference between rows, since sums of floats are not exact."""
+NEVER: Final = float("-inf")
+SHARED: Final = "shared"
+GUEST: Final = "guest"
+
+
+def stale_at(record: Record, ttl: float, longest: float, now: float) -> float:
+    """C2, C9: when a new view is wanted; by now, if the row is missing, too old or from the future.
+
+    Equality is fresh. A cooldown that ends later than any can is of a clock that was set back.
+    """
+    copy, failure = record.copy, record.failure
+    if copy is not None and copy.mark is Mark.NONE and copy.fetched_at < now + BETWEEN:
+        until = copy.fetched_at + ttl + BETWEEN
+        if until > now:
+            return until
+    is_cooling = failure is not None and now < failure.retry_at <= now + longest
+    return failure.retry_at if failure is not None and is_cooling else NEVER
+
+
+def kept_fresh(kind: "Kind", config: "TtlConfig") -> int:
+    """C18: how many ids of a kind are refreshed in one TTL, at most."""
+    ticks = max(1.0, kind.ttl_ms / config.batch_interval_ms)
+    return floor(kind.max_batch * config.max_batches_per_tick * ticks)
+
+
+def owner_of(viewer_id: str | None, *, per_viewer: bool) -> str:
+    """The owner of a kind's rows: everybody, nobody, or one viewer."""
+    if not per_viewer:
+        return SHARED
+    return GUEST if viewer_id is None else f"viewer:{viewer_id}"
+
+
+def post_id(view: View) -> str:
+    """C12: `details.author:details.id`; KeyError or TypeError if the view is broken."""
+    return f"{_text(view['details']['author'])}:{_text(view['details']['id'])}"
+
+
+def check_post_id(id_: str) -> None:
+    """C19: the server would leave any other id out, and the post would count as absent."""
+    parts = id_.split(":")
+    if len(parts) != 2 or not all(parts):
+        raise ConfigError(
+            f"post: {shown(id_)} is not the id of a post; write 'author:post', "
+            "the author's id and the post's id with one colon between them"
+        )
+
+
+def user_id(view: View) -> str:
+    return _text(view["details"]["id"])
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"an id must be text, not {value!r}")
+    return value
+
+
+_PARTS: Final[Mapping[str, type]] = {"details": dict, "counts": dict, "tags": list}
+PARTS: Final[Mapping[str, Mapping[str, type]]] = {
+    "post": {**_PARTS, "relationships": dict, "bookmark": dict},
+    "user": {**_PARTS, "relationship": dict},
+}
+
+
+class SentViews(list[View]):
+    """As a Nexus server sent them, to be checked; anybody's own are taken as they are."""
+
+
+def by_id(
+    kind: str, ids: Iterable[str], entries: Iterable[View], id_of: Callable[[View], str]
+) -> dict[str, Any]:
+    """C12: each id's view; a broken entry, one of whose parts is of another type, fails alone.
+
+    An entry that does not say whose it is may be any of those that are missing: then they have
+    failed, since they cannot be called absent.
+    """
+    parts_of = PARTS.get(kind, {}) if isinstance(entries, SentViews) else {}
+    error = LoadFailed(f"{kind}: its view in the answer is broken, or it may be one that is")
+    found: dict[str, Any] = {}
+    missing: dict[str, Any] = {}
+    for entry in entries:
+        try:
+            id_ = id_of(entry)
+        except (KeyError, TypeError, AttributeError, IndexError):
+            missing = dict.fromkeys(ids, error)
+        else:
+            parts = ((entry[name], of) for name, of in parts_of.items() if name in entry)
+            is_whole = all(part is None or isinstance(part, of) for part, of in parts)
+            found[id_] = entry if is_whole else error
+    return missing | found
+
+
+def original_of(view: View) -> str | None:
+    """C10: the post that this one reposts, by its URI (`pubky://author/…/posts/id`) or its id."""
+    relationships = view.get("relationships") if isinstance(view, Mapping) else None
+    uri = relationships.get("reposted") if isinstance(relationships, Mapping) else None
+    if not isinstance(uri, str):
+        return None
+    scheme, separator, rest = uri.partition("://")
+    parts = rest.split("/") if separator else scheme.split(":")
+    is_post = len(parts) == 2 or "posts" in parts[1:-1]
+    return f"{parts[0]}:{parts[-1]}" if is_post and parts[0] and parts[-1] else None

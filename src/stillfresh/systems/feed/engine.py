@@ -1,0 +1,365 @@
+"""FeedEngine: a feed from its file, refreshed in the background (F6-F8, F10; seed 001).
+
+The engine's loads, leases and cooldowns do the work. A feed adds: which rows are fresh, stale or
+missing, what a write changes, and which listeners are called.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
+
+from stillfresh.bounded import BoundedDict
+from stillfresh.checks import checked_function, checked_whole
+from stillfresh.clock import Clock, checked_clock
+from stillfresh.durations import Duration
+from stillfresh.engine import Answer, Cache, RetryAfter
+from stillfresh.engine.loader import Tasks, looked_at
+from stillfresh.engine.rules import may_retry
+from stillfresh.errors import (
+    ConfigError,
+    LoadFailed,
+    NotOpen,
+    StillfreshError,
+    StoreError,
+    shown,
+)
+from stillfresh.events import Events, Unsubscribe
+from stillfresh.freshness import Verdict
+from stillfresh.systems.feed.cache import FeedCache
+from stillfresh.systems.feed.model import (
+    Comment,
+    CommentsAnswer,
+    Feed,
+    FeedCacheUpdated,
+    FeedJson,
+    Freshness,
+    Index,
+    Topic,
+    TopicAnswer,
+    checked_days,
+    checked_uuid,
+    comments_key,
+    named_category,
+    topic_key,
+)
+from stillfresh.systems.feed.reading import FoundRows, ListedTopics, unstored
+from stillfresh.systems.feed.rows import Change, Writes
+from stillfresh.systems.feed.rules import DAY, checked_comments, checked_topic
+from stillfresh.systems.feed.source import FeedSource, PartlyFailed, fetch, part_of
+from stillfresh.systems.feed.store import KIND, AsItCame, FeedStore, InRows
+
+T = TypeVar("T")
+Served: TypeAlias = tuple[FoundRows[Any], Freshness]
+
+GRACE: Final = 5.0
+"""Seconds for everything to end when the engine is closed."""
+AT_ONCE: Final = 16
+"""Keys that are fetched at the same time."""
+MAX_KEYS: Final = 1_000
+"""Keys about which something is remembered: background refreshes, unreadable rows, due events."""
+MAX_OVERTAKEN: Final = 3
+"""F8: fetches that a miss waits for, if a write overtakes each of them."""
+
+logger = logging.getLogger(__name__)
+
+
+class FeedEngine:
+    """Serves a feed from its file and refreshes it: `async with FeedEngine(cache, source):`.
+
+    `lookups`: days fetched at once. A fetch fails after `load_timeout`. The cache stays open.
+    """
+
+    def __init__(
+        self,
+        cache: FeedCache,
+        source: FeedSource,
+        *,
+        clock: Clock | None = None,
+        lookups: int = 7,
+        load_timeout: Duration = "30s",
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._lookups = checked_whole("lookups", lookups)
+        if not isinstance(cache, FeedCache):
+            raise ConfigError(f"cache: must be FeedCache.open(path), not {shown(cache)}")
+        if not callable(getattr(source, "day_index", None)) or isinstance(source, type):
+            raise ConfigError(
+                f"source: must be an object with the methods of FeedSource, not {shown(source)}"
+            )
+        self._cache = cache
+        self._source = source
+        self._clock = cache.clock if clock is None else checked_clock(clock)
+        self._store = FeedStore(cache, clock=self._clock, tell=self._tell)
+        self._engine = Cache(self._store, clock=self._clock, sleep=sleep)
+        self._keys = self._engine.batched(
+            KIND,
+            fresh_for=cache.fresh_for,
+            stale_for=cache.keep_for + DAY,
+            max_batch=1,
+            concurrency=AT_ONCE,
+            max_entries=AT_ONCE,
+            load_timeout=load_timeout,
+            codec=AsItCame(),
+        )(self._load)
+        self._updated: Events[FeedCacheUpdated] = Events()
+        self._tasks = Tasks()
+        self._behind: set[str] = set()
+        """Keys that are refreshed for readers that got an old list."""
+        self._silent: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
+        """True if it is fetched for the first time: callers get the answer and need no event."""
+        self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
+        """F12: unreadable rows that a refetch has not replaced."""
+        self._writes: set[asyncio.Future[None]] = set()
+        self._is_closed = False
+
+    async def get_all(self, days_back: int = 7) -> Feed:
+        """Return the feed of the last 1 to 30 days, the newest first. Raises LoadFailed."""
+        return await self._feed(None, days_back)
+
+    async def get_category(self, category: str, days_back: int = 7) -> Feed:
+        """Return the topics of one category, as `get_all` does."""
+        return await self._feed(named_category(category), days_back)
+
+    async def get_all_json(self, days_back: int = 7) -> FeedJson:
+        """Return the feed as one JSON array, for an HTTP response."""
+        return await self._json(None, days_back)
+
+    async def get_category_json(self, category: str, days_back: int = 7) -> FeedJson:
+        """Return the topics of one category as one JSON array."""
+        return await self._json(named_category(category), days_back)
+
+    async def get_topic(self, uuid: str) -> TopicAnswer:
+        """Return the whole topic. Raises LoadFailed."""
+        found, freshness = await self._served(topic_key(checked_uuid(uuid)))
+        return TopicAnswer(found.value, freshness)
+
+    async def get_comments(self, uuid: str) -> CommentsAnswer:
+        """Return all comments of a topic. Raises LoadFailed."""
+        found, freshness = await self._served(comments_key(checked_uuid(uuid)))
+        return CommentsAnswer(list(found.value), freshness)
+
+    async def _feed(self, category: str | None, days_back: int) -> Feed:
+        found, freshness = await self._served(Index(category, checked_days(days_back)).key)
+        return Feed(list(found.value), freshness)
+
+    async def _json(self, category: str | None, days_back: int) -> FeedJson:
+        key = Index(category, checked_days(days_back)).key
+        found, freshness = await self._served(key, raw=True)
+        return cast("ListedTopics", found).as_json(freshness)
+
+    async def _served(self, key: str, *, raw: bool = False) -> Served:
+        """F6: return the stored data; if it is stale, start one background refresh."""
+        self._check_open()
+        now = self._clock()
+        found = await self._store.find(key, now, raw=raw)
+        if found is None:
+            return await self._missed(key, forces=not self._has_list(key), raw=raw)
+        if found.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
+            return found, Freshness(Verdict.FRESH, found.fetched_at, self._clock)
+        error = found.failure(key, now)
+        is_cooling = error is not None and not may_retry(error, now)
+        if not found.is_hit:
+            if error is not None and is_cooling:
+                raise error
+            return await self._missed(key, forces=found.forces(now), raw=raw)
+        self._silent.pop(key, None)  # a reader got an old list, so the next copy is news
+        if not is_cooling and key not in self._behind and len(self._behind) < MAX_KEYS:
+            self._behind.add(key)
+            self._tasks.spawn(self._refresh(key, found, forces=found.forces(now)))
+        return found, Freshness(Verdict.STALE, found.fetched_at, self._clock, error)
+
+    async def _missed(self, key: str, *, forces: bool, raw: bool) -> Served:
+        """Fetch: the list as the file has it, or as it came if it could not be stored."""
+        self._silent.note(key, self._silent.get(key, True))
+        answer, error = None, None
+        try:
+            answer = await self._loaded(key, forces=forces)
+        except LoadFailed as exc:
+            error = exc
+        now = self._clock()
+        if (found := await self._store.find(key, now, raw=raw)) is not None:
+            if found.broken and answer is not None:
+                self._broken.note(key, found.broken)
+            is_fresh = found.is_fresh(self._cache.fresh_for, now, self._broken.get(key))
+            if is_fresh or found.is_hit:
+                verdict = Verdict.FRESH if is_fresh else Verdict.STALE
+                return found, Freshness(verdict, found.fetched_at, self._clock, error)
+        if answer is None:
+            if (part := part_of(error)) is None:
+                raise error or LoadFailed(f"{key}: nothing came")
+            return unstored(key, part, now), Freshness(Verdict.STALE, now, self._clock, error)
+        if not isinstance(answer.value, InRows):
+            raise LoadFailed(f"{key}: its rows cannot be read")
+        freshness = Freshness(answer.verdict, answer.fetched_at, self._clock)
+        return unstored(key, answer.value.fetched, now), freshness
+
+    def _has_list(self, key: str) -> bool:
+        """E29: True if memory has the list that was fetched last, so the file need not be read."""
+        held = self._keys.peek(key)
+        return held is not None and isinstance(held.value, InRows)
+
+    async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
+        """`forces`: load even if the engine sees a fresh copy or a cooldown."""
+        answer = await (self._fetched_now(key) if forces else self._keys.get(key))
+        for _ in range(MAX_OVERTAKEN):
+            is_overtaken = answer.verdict is Verdict.STALE and not answer.unverified
+            if not is_overtaken or answer.error is not None:
+                break
+            answer = await self._keys.get(key)
+        return answer
+
+    async def _fetched_now(self, key: str) -> Answer[bytes]:
+        """The answer of a load that begins now, also if it cannot be stored."""
+        outcome = (await self._keys.core.answers([key], anew=True))[key]
+        if not isinstance(outcome, LoadFailed):
+            return outcome
+        error = LoadFailed(*outcome.args)  # a new one for each caller, with its own traceback
+        error.retry_at = outcome.retry_at
+        raise error from outcome.__cause__
+
+    async def _refresh(self, key: str, found: FoundRows[Any], *, forces: bool) -> None:
+        """F12: rows that are still unreadable after a refetch are not fetched again."""
+        try:
+            await (self._keys.refresh(key) if forces else self._keys.get(key))
+            again = await self._store.find(key, self._clock()) if found.broken else None
+            if again is not None:
+                self._broken.note(key, again.broken)
+        except StillfreshError as exc:
+            logger.debug("%s: not refreshed: %s", key, exc)  # the engine has logged why
+        finally:
+            self._behind.discard(key)
+
+    async def _load(self, keys: list[str]) -> dict[str, bytes]:
+        (key,), at = keys, self._clock()
+        fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
+        try:
+            if not fetched.failed or not await self._store.store_part(key, fetched, at):
+                return {key: InRows.of(fetched)}  # F8: a fetch that was overtaken is repeated once
+        except StoreError as exc:
+            logger.warning("%s: could not be stored: %s", key, exc)
+        error = PartlyFailed(fetched)
+        raise error if fetched.pause is None else RetryAfter(fetched.pause, str(error)) from error
+
+    def _tell(self, key: str, is_news: bool | None) -> None:
+        """F7: report a refresh; None: it was overtaken, and the next one is news."""
+        if is_news is None:
+            self._silent.note(key, value=False)
+        elif not self._silent.pop(key, False):
+            self._updated.emit(FeedCacheUpdated(key, is_news))
+
+    async def create_topic(self, topic: Topic) -> None:
+        """Show a topic at once, then publish it. If the upstream refuses, remove it and raise."""
+        new = checked_topic(topic)
+        await self._write(
+            lambda writes: writes.create_topic(new), lambda: self._source.create_topic(new)
+        )
+
+    async def delete_topic(self, uuid: str) -> None:
+        """Hide a topic at once, then delete it upstream. If that fails, restore it and raise."""
+        name = checked_uuid(uuid)
+        await self._write(
+            lambda writes: writes.delete_topic(name), lambda: self._source.delete_topic(name)
+        )
+
+    async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
+        """Show a comment at once, then publish it. If the upstream refuses, remove it and raise."""
+        name = checked_uuid(topic_uuid)
+        (new,) = checked_comments(name, [comment])
+        await self._write(
+            lambda writes: writes.add_comment(new), lambda: self._source.add_comment(name, new)
+        )
+
+    async def _write(
+        self, change: Callable[[Writes], Change], ask: Callable[[], Awaitable[object]]
+    ) -> None:
+        """F10: write to the file, then upstream. If cancelled before the request, undo it.
+
+        If cancelled during the request, keep it: the next refresh shows what upstream did.
+        """
+        self._check_open()
+        changing, is_settled = self._tasks.child(self._run(change)), False
+        changing.add_done_callback(looked_at)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited(done)
+        try:
+            await asyncio.shield(changing)
+            is_settled = True
+            await ask()
+        except Exception:
+            is_settled = False
+            raise
+        finally:
+            ending = self._tasks.child(self._end_write(changing, change if is_settled else None))
+            ending.add_done_callback(lambda _: done.set_result(None))
+            await asyncio.shield(ending)
+
+    async def _end_write(
+        self, changing: "asyncio.Task[Change]", again: Callable[[Writes], Change] | None
+    ) -> None:
+        """Settle or undo; the caller gets the upstream's error, not the file's."""
+
+        def end(writes: Writes) -> None:
+            writes.undo(change) if again is None else writes.settle(change, again)
+
+        try:
+            change = await changing
+            await self._run(end)
+        except StillfreshError as exc:
+            logger.warning("the feed cache could not be written: %s", exc)
+
+    async def _run(self, job: Callable[[Writes], T]) -> T:
+        now, fresh_for = self._clock(), self._cache.fresh_for
+        return await self._store.run(lambda file: job(Writes(file, now, fresh_for)))
+
+    def _awaited(self, work: "asyncio.Future[None]") -> None:
+        """A task that closing waits for."""
+        self._writes.add(work)
+        work.add_done_callback(self._writes.discard)
+
+    def on_remote_comment(self, uuid: str) -> "asyncio.Task[None]":
+        """The upstream has a new comment: the stored ones become stale, and are refreshed."""
+        self._check_open()
+        task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))))
+        self._awaited(task)
+        return task
+
+    async def _remote_comment(self, key: str) -> None:
+        """Invalidate through the engine: its memory may have comments that could not be stored."""
+        await self._keys.invalidate(key)
+        self._updated.emit(FeedCacheUpdated(key, changed=True))
+
+    def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
+        """Call `listener`, plain or async, after each refresh. Returns a function that ends it."""
+        checked_function("on_updated", listener, "a function of the event")
+        if inspect.iscoroutinefunction(listener):
+            return self._updated.subscribe(lambda event: self._tasks.spawn(_told(listener, event)))
+        return self._updated.subscribe(listener)
+
+    async def close(self) -> None:
+        """Wait a moment for writes that have started, and end all refreshes."""
+        self._is_closed = True
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=GRACE)
+        await self._engine.close()
+        await self._tasks.end(GRACE)
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise NotOpen("this feed engine is closed; make another one")
+        self._cache.check_open()
+
+
+async def _told(listener: Callable[[FeedCacheUpdated], Any], event: FeedCacheUpdated) -> None:
+    try:
+        await listener(event)
+    except Exception:
+        logger.exception("listener %r failed on %r", listener, event)

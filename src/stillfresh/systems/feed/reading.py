@@ -1,0 +1,321 @@
+"""Reading the feed: rows to typed topics, with memory in front that is never out of date (F4, F13).
+
+SQLite's data version tells whether anything at all was committed since; while it is the same, so
+is every list. When it is another, rows are read again, and those that are the same byte by byte
+need no decoding (F18). Long lists are built in slices: a reader on an event loop gives the loop a
+turn between them. A row that cannot be decoded is skipped and counted (F12).
+"""
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+
+import apsw
+from msgspec import json
+
+from stillfresh.engine.rules import failure_error
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import MAX_SKEW, last_end
+from stillfresh.stores.contract import Failure
+from stillfresh.systems.feed import rules
+from stillfresh.systems.feed.model import (
+    Comment,
+    FeedJson,
+    Freshness,
+    Index,
+    Topic,
+    index_of,
+    spelled,
+)
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[bytes, bytes, int, int]
+"""uuid, JSON, created_at, cached_at."""
+
+MAX_BYTES: Final = 64_000_000
+"""F18: JSON of the topics kept decoded, for each thread that reads."""
+SLICE: Final = 4_000_000
+"""F18: the cost of one slice of a list, about in bytes: a few milliseconds."""
+ROW_COST: Final = 2_000
+"""The cost of a row besides its bytes."""
+NOTHING: Final = (None,) * 5
+"""The state of an unknown key."""
+INFINITY: Final = float("inf")
+
+# Cast, since SQLite lets another implementation put any type into any column.
+_STATE: Final = """
+    CAST(m.last_fetched AS INTEGER), t.failures, t.retry_at, t.error, t.lease_expires_at
+    FROM (SELECT ?1 AS key, ?2 AS uuid)
+    LEFT JOIN feed_cache_meta m ON m.cache_key = key
+    LEFT JOIN stillfresh_feed_times t ON t.id = key
+"""
+_KEY: Final = f"SELECT {_STATE}"
+_ROW: Final = f"""
+    SELECT CAST(r.{{json}} AS BLOB), CAST(r.cached_at AS INTEGER), w.written_at, {_STATE}
+    LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
+    LEFT JOIN {{table}} r ON r.topic_uuid = uuid
+"""
+_TOPIC: Final = _ROW.format(json="topic_json", table="feed_topics")
+_COMMENTS: Final = _ROW.format(json="comments_json", table="feed_comments")
+_LIST: Final = """
+    SELECT coalesce(CAST(topic_uuid AS BLOB), x''), CAST(topic_json AS BLOB),
+        CAST(created_at AS INTEGER), CAST(cached_at AS INTEGER)
+    FROM feed_topics
+    WHERE created_at >= ? {more}AND NOT coalesce(deleted, 0) ORDER BY created_at DESC
+"""
+_ALL: Final = _LIST.format(more="")
+_SPELLINGS: Final = """
+    WITH RECURSIVE spelling(name) AS (
+        SELECT min(category_id) FROM feed_topics
+        UNION ALL
+        SELECT (SELECT min(category_id) FROM feed_topics WHERE category_id > name) FROM spelling
+        WHERE name IS NOT NULL
+    )
+    SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL
+"""
+# Not strict: another implementation may write 0 and 1 for false and true.
+_topics: Final = rules.JsonRecords(Topic, strict=False)
+_comments: Final = rules.JsonRecords(Comment, strict=False)
+
+
+@dataclass(slots=True, eq=False)
+class FoundRows(Generic[T]):
+    """The rows of one key, when they were fetched, and how the last load failed."""
+
+    value: T
+    state: tuple[Any, ...] = NOTHING
+    """When it was fetched, how its last load failed, and when the last lease ended, or will."""
+    cached_at: int | None = None
+    """When the oldest of its rows was stored; None if there are none."""
+    deleted_at: float | None = None
+    """When it was deleted here."""
+    broken: frozenset[bytes] = frozenset()
+    """Rows that cannot be read."""
+
+    @property
+    def is_hit(self) -> bool:
+        """F6: rows, or a meta row: an empty feed that was fetched is a hit."""
+        return self.cached_at is not None or self.state[0] is not None
+
+    @property
+    def fetched_at(self) -> float:
+        """When upstream was asked, if known."""
+        known = (self.state[0], self.cached_at, self.deleted_at)
+        return float(next((moment for moment in known if moment is not None), 0))
+
+    def is_fresh(self, fresh_for: float, now: float, known: frozenset[bytes] | None) -> bool:
+        """F3; F8: a deletion here counts as fresh; F12: unreadable rows are refetched once.
+
+        `known`: unreadable rows that a refetch has not replaced.
+        """
+        if self.deleted_at is not None and -MAX_SKEW <= now - self.deleted_at < fresh_for:
+            return True
+        is_read = not self.broken or known == self.broken
+        return is_read and not rules.is_stale(self.state[0], fresh_for, now)
+
+    def failure(self, key: str, now: float) -> LoadFailed | None:
+        """E7, E31: the error of the last load, if it failed.
+
+        `retry_at` says when its cooldown ends. A failure from before a clock was set back does not
+        count.
+        """
+        _, count, retry_at, text, _ = self.state
+        if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
+            return None  # no failure, or another program wrote here
+        if self._is_ahead(now):
+            return None
+        failure = Failure(int(count), retry_at / 1000, str(text))
+        return failure_error(key, failure, now)
+
+    def forces(self, now: float) -> bool:
+        """F3, F12: True if the engine must be forced: it sees a fresh copy or a cooldown."""
+        is_from_the_future = self.state[0] is not None and self.state[0] > now
+        return bool(self.broken) or is_from_the_future or self._is_ahead(now)
+
+    def _is_ahead(self, now: float) -> bool:
+        """The last lease ends later than any can: it is from before the clock was set back."""
+        end = self.state[4]
+        return isinstance(end, int | float) and end / 1000 > last_end(now, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class ListedTopics(FoundRows[list[Topic]]):
+    """A list as it was at `read_at`; until `until` none of its topics grows too old for it."""
+
+    index: Index | None = None
+    read_at: float = 0.0
+    texts: list[bytes] | None = None
+    """The topics' bytes, if they were asked for."""
+    size: int = 0
+    until: float = INFINITY
+    version: int | None = None
+    json: FeedJson | None = None
+
+    def holds(self, version: int, now: float, *, raw: bool) -> bool:
+        return (
+            self.version == version
+            and self.read_at <= now <= self.until
+            and not (raw and self.texts is None)
+        )
+
+    def as_json(self, freshness: Freshness) -> FeedJson:
+        """F13: one array from the bytes of its rows, made once."""
+        if self.json is None or self.json.freshness != freshness:
+            texts = list(self.texts or ()) or [b""]
+            texts[0] = b"[" + texts[0]
+            texts[-1] += b"]"
+            self.json = FeedJson(b",".join(texts), freshness)
+        return self.json
+
+
+class FeedReader:
+    """A connection for reading, and its memory. Used by one thread at a time."""
+
+    def __init__(self, connection: apsw.Connection, epoch: int = 0) -> None:
+        self.connection = connection
+        self.epoch = epoch
+        """Which opening of the file it belongs to."""
+        self.execute = connection.execute
+        self._lists: dict[str, ListedTopics] = {}
+        self._known: dict[bytes, tuple[Topic | None, bytes]] = {}
+        self.kept = 0
+        """Bytes of the topics that are known."""
+        self.skipped = 0
+
+    def find(self, key: str, now: float, *, raw: bool = False) -> Generator[FoundRows[Any] | None]:
+        """None after each slice; the last one is what a cache key names. `raw`: with its bytes."""
+        old = self._lists.get(key)
+        index = index_of(key) if old is None else old.index
+        if index is None:
+            yield self._one(key)
+            return
+        version: int = self.execute("PRAGMA data_version").get
+        if old is None or not old.holds(version, now, raw=raw):
+            found = yield from self._listed(index, now, raw=raw)
+            found.version = version
+            if raw and old is not None and old.texts == found.texts:
+                found.json = old.json
+            self._keep(key, found)
+            old = found
+        yield old
+
+    def found(self, key: str, now: float) -> FoundRows[Any]:
+        """All slices at once, for a caller that holds no event loop."""
+        *_, found = self.find(key, now)
+        return cast("FoundRows[Any]", found)
+
+    def _keep(self, key: str, found: ListedTopics) -> None:
+        """Lists share their topics with what is known, and are bounded in the same way."""
+        self._lists.pop(key, None)
+        if sum(kept.size for kept in self._lists.values()) + found.size > MAX_BYTES:
+            self._lists.clear()
+        if found.size <= MAX_BYTES:
+            self._lists[key] = found
+
+    def _listed(
+        self, index: Index, now: float, *, raw: bool
+    ) -> Generator[None, None, ListedTopics]:
+        """The meta row first: if both change meanwhile, the topics are newer than they say."""
+        state, sql = self.state(index.key), _ALL
+        bindings: list[float | str] = [rules.window(index.days, now).since]
+        if index.category is not None:
+            names = self._spellings(index.category)
+            sql = _LIST.format(more=f"AND category_id IN ({', '.join('?' * len(names))}) ")
+            bindings += names
+        found = ListedTopics([], state, index=index, read_at=now, texts=[] if raw else None)
+        if not (yield from self._fill(found, self.execute(sql, bindings))):
+            # F4: ties by uuid. Only now, since SQLite copies every row to sort the few that tie.
+            found = replace(found, value=[], texts=[] if raw else None)
+            yield from self._fill(found, self.execute(f"{sql}, topic_uuid", bindings))
+        if index.days > 0:
+            found.until += index.days * rules.DAY
+        return found
+
+    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
+        """The hot loop of a read: a call for each row costs time. False if ties are in disorder."""
+        known, topics, texts, broken = self._known, found.value, found.texts, []
+        last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
+        cost, pause_at, read = 0, SLICE, _topics.one
+        for uuid, text, created_at, cached_at in rows:
+            kept, size = known.get(uuid), len(text)
+            if kept is None or kept[1] != text:
+                self.kept += size if kept is None else size - len(kept[1])
+                try:
+                    kept = known[uuid] = read(text), text
+                except rules.UNREADABLE:
+                    kept = known[uuid] = None, text
+                    self.skipped += 1
+                if self.kept > MAX_BYTES:
+                    self._make_room(uuid, topics)
+            topic = kept[0]
+            cost += size + ROW_COST
+            if cost > pause_at:
+                pause_at = cost + SLICE
+                yield
+            if topic is None:
+                broken.append(text)
+                continue
+            topics.append(topic)
+            if texts is not None:
+                texts.append(kept[1])
+            if created_at == last and uuid < last_uuid:
+                is_ordered = False
+            last, last_uuid = created_at, uuid
+            if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
+                oldest = cached_at
+        found.until, found.broken = last, frozenset(broken)
+        found.size = cost - ROW_COST * (len(topics) + len(broken))
+        found.cached_at = int(oldest) if topics else None
+        return is_ordered
+
+    def _make_room(self, uuid: bytes, topics: list[Topic]) -> None:
+        """Drop topics that are not in this list; if that is not enough, this row."""
+        known = self._known
+        if len(known) > len(topics) + 1:
+            names = (topic.topic_uuid.encode() for topic in topics)
+            left = {name: known[name] for name in (*names, uuid) if name in known}
+            self.kept = sum(len(it) for _, it in left.values())
+            known.clear()
+            known.update(left)
+        if self.kept > MAX_BYTES:
+            self.kept -= len(known.pop(uuid)[1])
+
+    def state(self, key: str) -> tuple[Any, ...]:
+        return cast("tuple[Any, ...]", self.execute(_KEY, (key, None)).get)
+
+    def _one(self, key: str) -> FoundRows[Any]:
+        """A topic or its comments; rows that cannot be read are a miss."""
+        kind, _, uuid = key.partition(":")
+        is_topic = kind != "comments"
+        text, cached_at, deleted_at, *state = self.execute(
+            _TOPIC if is_topic else _COMMENTS, (key, uuid)
+        ).get
+        nothing: list[Comment] | None = None if is_topic else []
+        if text is None:
+            return FoundRows(nothing, tuple(state), None, deleted_at)
+        value: Topic | list[Comment] | None = None
+        try:
+            value = _topics.one(text) if is_topic else _comments.all(text)
+        except rules.UNREADABLE:
+            self.skipped += 1
+        if value is None or (isinstance(value, Topic) and value.topic_uuid != uuid):
+            unknown = (None, *state[1:])
+            return FoundRows(nothing, unknown, None, deleted_at, frozenset({text}))
+        return FoundRows(value, tuple(state), cached_at, deleted_at)
+
+    def _spellings(self, category: str) -> list[str]:
+        """F1, F5: all spellings of a category in the file, also of other implementations."""
+        names = {name for (name,) in self.execute(_SPELLINGS) if spelled(name) == category}
+        return sorted({category} | {name.decode(errors="replace") for name in names})
+
+
+def unstored(key: str, fetched: rules.Fetched, now: float) -> FoundRows[Any]:
+    """A fetch that could not be stored, as if it had been read from the file."""
+    if (index := index_of(key)) is not None:
+        topics = rules.listed(fetched, index, now)
+        return ListedTopics(
+            topics, texts=[json.encode(rules.json_object(topic)) for topic in topics]
+        )
+    if key.startswith("comments:"):
+        return FoundRows(list(fetched.comments))
+    return FoundRows(fetched.topics[0] if fetched.topics else None)

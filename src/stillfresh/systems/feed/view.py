@@ -1,0 +1,132 @@
+"""A feed's file for operators: looked into and left as it is, or opened to be changed (F16, G10).
+
+The kind is `feed`, its ids are the cache keys. The commands do not know the settings of the program
+that the file belongs to: the seed's five minutes and thirty days count.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import apsw
+from msgspec.structs import replace
+
+from stillfresh.errors import ConfigError
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import (
+    UNREAD,
+    Copy,
+    Generations,
+    Mark,
+    Record,
+    StoredEntry,
+    StoreStats,
+)
+from stillfresh.stores.sqlite import FAILED, Format, SqliteView, connect_viewer
+from stillfresh.systems.feed.cache import FeedCache
+from stillfresh.systems.feed.model import (
+    FEED_CACHE_EVICT_SECONDS,
+    FEED_CACHE_TTL_SECONDS,
+    canonical,
+    index_of,
+)
+from stillfresh.systems.feed.reading import FeedReader
+from stillfresh.systems.feed.schema import FEED, TABLES, completed
+from stillfresh.systems.feed.store import KIND, FeedStore, FeedTables, counted, layout
+
+TERMS: Final = Policy(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
+
+
+def _holds_feed(connection: apsw.Connection, path: Path) -> bool:
+    """A file of another implementation lacks our own tables."""
+    FEED.is_begun(connection, path)
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    return names >= TABLES.keys()
+
+
+def is_feed(path: str) -> bool:
+    """True for a feed's file, by its tables; False if it is not a file, or not readable."""
+    if not Path(path).is_file():
+        return False
+    try:
+        with closing(connect_viewer(Path(path))) as connection:
+            return _holds_feed(connection, Path(path))
+    except (ConfigError, *FAILED):
+        return False
+
+
+class FeedFileStats(StoreStats, frozen=True, kw_only=True):
+    """The counts of a store, and those of a feed."""
+
+    topics: int
+    comments: int
+
+
+class FeedView(SqliteView):
+    """Reads on the caller's thread; changes nothing in the file."""
+
+    def __init__(self, path: str | Path) -> None:
+        tables = FeedTables(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
+        super().__init__(path, layout=layout(tables, Format((0,), FEED.begin, _holds_feed)))
+
+    async def open(self) -> None:
+        await super().open()
+        self.look(completed)
+        self._rows = self.look(FeedReader)
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
+    ) -> dict[str, Record]:
+        keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
+        stored = await super().read(KIND, list(keys), known, lag)
+        found = {id_: self._judged(key, stored.get(key, Record())) for key, id_ in keys.items()}
+        return {id_: record for id_, record in found.items() if record != Record()}
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[StoredEntry]:
+        found = await super().entries(kind, search, after, limit)
+        return [replace(entry, record=self._judged(entry.id, entry.record)) for entry in found]
+
+    async def stats(self) -> StoreStats:
+        held, now = await super().stats(), self._clock()
+        count = partial(counted, before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
+        rows = self.look(count)
+        return FeedFileStats(
+            held.copies, held.leases, held.bytes, topics=rows.topics, comments=rows.comments
+        )
+
+    def _judged(self, key: str, record: Record) -> Record:
+        """With what the rows say: there are some, none, or some that cannot be read."""
+        copy, now, is_list = record.copy, self._clock(), index_of(key) is not None
+        if copy is not None and copy.fetched_at > now:
+            copy = replace(copy, mark=Mark.SOFT)  # F3, where E1 forgives a few seconds
+        if copy is None or not is_list:
+            found = self.look(lambda _: self._rows.found(key, now))
+            if copy is None and found.cached_at is not None:
+                copy = Copy("", float(found.cached_at), TERMS, UNREAD, Mark.SOFT)
+            elif copy is not None and not found.is_hit:
+                copy = replace(copy, mark=Mark.HARD)
+            elif copy is not None and found.cached_at is None:
+                copy = replace(copy, value=None)
+        return replace(record, copy=copy)
+
+
+@asynccontextmanager
+async def edited(path: str) -> AsyncIterator[FeedStore]:
+    """Open a feed to change it. Evicts nothing: its own program may keep rows for longer."""
+    cache = FeedCache(
+        Path(path),
+        clock=time.time,
+        fresh_for=FEED_CACHE_TTL_SECONDS,
+        keep_for=FEED_CACHE_EVICT_SECONDS,
+    )
+    with cache:
+        yield FeedStore(cache, clock=cache.clock)
