@@ -184,7 +184,7 @@ def against(taken: Taken, name: str, other: str, target: float | None = None, wh
 
 async def fill(count: int) -> object:
     """So many pages of ten kilobytes, all different, each visited three times."""
-    from stillfresh.isr import IsrMiddleware, PageCache  # noqa: PLC0415 (in a process of its own)
+    from stillfresh.pages import IsrMiddleware, PageCache  # noqa: PLC0415 (in a process of its own)
 
     async def site(scope: Any, _: object, send: Any) -> None:  # noqa: ANN401
         body = scope["raw_path"].rpartition(b"/")[2].zfill(10) + BODY[10:]

@@ -50,7 +50,7 @@ def cached(store: str, *more: tuple[bytes, bytes]) -> Callable[[], Any]:
     """`more`: header fields of the page."""
 
     def make() -> Any:
-        from stillfresh.isr import IsrMiddleware, PageCache  # noqa: PLC0415
+        from stillfresh.pages import IsrMiddleware, PageCache  # noqa: PLC0415
 
         async def site(scope: Any, receive: Any, send: Any) -> None:
             headers = [(b"content-type", b"text/html; charset=utf-8"), *more]

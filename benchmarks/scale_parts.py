@@ -31,7 +31,7 @@ from benchmarks.scale_kit import (
 )
 from benchmarks.scale_worker import SECONDS
 from stillfresh import Cache, Resource, Watch
-from stillfresh.isr import Page, PageCache
+from stillfresh.pages import Page, PageCache
 from stillfresh.stores.urls import store_for
 
 __all__ = ["keys", "pages", "processes", "tags", "viewers", "watched"]

@@ -10,7 +10,7 @@ import time
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.pages import IsrMiddleware, PageCache, Route
 
 app = FastAPI()
 pages = PageCache("memory://")

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import stillfresh
-from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock

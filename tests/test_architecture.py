@@ -39,7 +39,7 @@ ROOMS = [
     {"sync"},
     {"plan", "prove"},
     {"http"},
-    {"systems.coordinator", "systems.feed", "systems.waiting", "isr"},
+    {"systems.coordinator", "systems.feed", "systems.waiting", "pages"},
     {"live", "server"},
     {"web"},
     {"demo"},
@@ -53,7 +53,7 @@ CORE = {"errors", "freshness", "ttl_cache", "sweeper", "engine", "sync", *ROOMS[
 
 PURE = re.compile(
     r"(^|/)(freshness|durations|checks|backoff|flight|queue|rules\w*|lane|model|keys)\.py$"
-    r"|^http/(fields|validation)\.py$|^isr/(clients|routes|sharing)\.py$"
+    r"|^http/(fields|validation)\.py$|^pages/(clients|routes|sharing)\.py$"
 )
 """Modules that decide and do nothing else."""
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
@@ -70,7 +70,7 @@ DOORS = {
     "plan": 1,
     "prove": 1,
     "http": 4,
-    "isr": 4,
+    "pages": 4,
     "live": 3,
     "server": 1,
     "web": 3,

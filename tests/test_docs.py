@@ -19,8 +19,8 @@ import stillfresh.contrib.fastapi
 import stillfresh.contrib.flask
 import stillfresh.contrib.postgres
 import stillfresh.demo
-import stillfresh.isr
 import stillfresh.live
+import stillfresh.pages
 import stillfresh.stores.dynamodb
 import stillfresh.systems.coordinator
 import stillfresh.systems.feed
@@ -42,7 +42,7 @@ PACKAGES = (
     stillfresh.demo,
     stillfresh.systems.feed,
     stillfresh.systems.feed.http,
-    stillfresh.isr,
+    stillfresh.pages,
     stillfresh.live,
     stillfresh.stores.dynamodb,
     stillfresh.testing,

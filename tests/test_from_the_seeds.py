@@ -32,7 +32,7 @@ HOMES = [
         "stillfresh.systems.waiting.client",
         "stillfresh.systems.waiting.backend",
         "stillfresh.systems.waiting.backend.app",
-        "stillfresh.isr",
+        "stillfresh.pages",
         "stillfresh.stores.dynamodb",
         "stillfresh.stores.contract",
     )

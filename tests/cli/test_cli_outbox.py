@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stillfresh import Cache
-from stillfresh.isr import Page, PageCache
+from stillfresh.pages import Page, PageCache
 from tests.kit.cli import COMMAND, call, interruptible, said
 from tests.kit.outbox import PRODUCTS, Link, database_at, rows, told
 from tests.kit.servers.postgres import PostgresServer

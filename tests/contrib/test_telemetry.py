@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stillfresh import Cache, ConfigError, LoadFailed, SyncCache, Verdict, prometheus_text
 from stillfresh.contrib.opentelemetry import TelemetryHook
 from stillfresh.contrib.prometheus import CacheCollector
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Upstream, declare, idle, until

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stillfresh import Cache, ConfigError, Resource, ResourceStats, SyncCache
 from stillfresh.bounded import BESIDE, Room
 from stillfresh.checks import checked_bytes
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns

@@ -24,7 +24,7 @@ from stillfresh import (
 from stillfresh.engine.queue import Batch, Flight
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.engine.spans import TIME_BUCKETS, Stopwatch, Timing, load_span, noted
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, idle, until

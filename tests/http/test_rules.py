@@ -51,7 +51,7 @@ from stillfresh.http.validation import (
     part_asked,
     refreshed,
 )
-from stillfresh.isr.sharing import Allowed, judged
+from stillfresh.pages.sharing import Allowed, judged
 from stillfresh.systems.coordinator import Kind
 from stillfresh.web.rules_rest import freshness_headers
 

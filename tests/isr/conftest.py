@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper
 from tests.kit.isr import Site

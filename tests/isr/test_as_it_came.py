@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.routes import (
+from stillfresh.pages import IsrMiddleware, PageCache, Route
+from stillfresh.pages.routes import (
     canonical_path,
     canonical_url,
     plain_path,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stillfresh import ConfigError, StoreError
-from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.model import Message, Receive, Scope, Send
+from stillfresh.pages import IsrMiddleware, PageCache, Route
+from stillfresh.pages.model import Message, Receive, Scope, Send
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import until

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.edge import Edge
-from stillfresh.isr.upstream import Upstream
+from stillfresh.pages import IsrMiddleware, PageCache, Route
+from stillfresh.pages.edge import Edge
+from stillfresh.pages.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.gateway import running
 from tests.kit.isr import Site, as_it_says

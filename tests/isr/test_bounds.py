@@ -2,8 +2,8 @@
 
 import pytest
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.clients import UNUSED_FOR, BoundedNames, NamesOf
+from stillfresh.pages import IsrMiddleware, PageCache, Route
+from stillfresh.pages.clients import UNUSED_FOR, BoundedNames, NamesOf
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
@@ -94,7 +94,7 @@ class TestI13Bounds:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Made-up hosts keep a real one out for a while at most."""
-        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 3)
+        monkeypatch.setattr("stillfresh.pages.asgi.MAX_HOSTS", 3)
         visit = in_front(site, pages)
         for number in range(3):
             await visit(headers={"host": f"{number}.example"})
@@ -112,7 +112,7 @@ class TestI13Bounds:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Also where every visit is a hit by the short way."""
-        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 2)
+        monkeypatch.setattr("stillfresh.pages.asgi.MAX_HOSTS", 2)
         routes = {"/blog/*": Route("1h", query=None)}
         visit = in_front(site, pages, routes=routes, max_queries=2)
         real = {"host": "real.example"}
@@ -137,7 +137,7 @@ class TestI13Bounds:
         self, pages: PageCache, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Those that a pattern allows share the places."""
-        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 1)
+        monkeypatch.setattr("stillfresh.pages.asgi.MAX_HOSTS", 1)
         visit = in_front(site, pages, hosts=["*.example.com", "example.com"])
         answers = [await visit(headers={"host": f"{it}.example.com"}) for it in range(3)]
         full = ["detail=full" in answer.headers["cache-status"] for answer in answers]

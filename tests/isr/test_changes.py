@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from stillfresh import StoreError
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.on_demand import FIRST_PAUSE
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.on_demand import FIRST_PAUSE
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
@@ -143,7 +143,7 @@ class TestI12SlowStore:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Whoever posts to made-up URLs fills no memory."""
-        monkeypatch.setattr("stillfresh.isr.on_demand.MOST_CHANGES", 2)
+        monkeypatch.setattr("stillfresh.pages.on_demand.MOST_CHANGES", 2)
         store = Slow(clock=clock)
         async with PageCache(store, clock=clock, store_timeout=0.001) as pages:
             isr = IsrMiddleware(site, pages, routes={"/*": "60s"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stillfresh import Verdict
-from stillfresh.isr import FaceTheoryCacheLease, FaceTheoryCacheMetadata, PageCache
+from stillfresh.pages import FaceTheoryCacheLease, FaceTheoryCacheMetadata, PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, in_front
 

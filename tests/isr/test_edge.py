@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from stillfresh.errors import ConfigError
-from stillfresh.isr.clients import checked_networks, is_trusted
+from stillfresh.pages.clients import checked_networks, is_trusted
 from tests.kit.serve import Proxy, raw_site
 
 

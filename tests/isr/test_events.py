@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.server import server_config
 from stillfresh.web import gateway
 from stillfresh.web.config import PagesSettings

@@ -13,7 +13,7 @@ import pytest
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import directives, http_date, http_date_text
 from stillfresh.http.freshness import stated
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.server import address
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import settings_of

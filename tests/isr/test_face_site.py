@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.isr import as_it_says, in_front
 

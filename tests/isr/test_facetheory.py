@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from stillfresh import ConfigError, Verdict
 from stillfresh.freshness import Policy
-from stillfresh.isr import Headers, Page, PageCache, cache_pk
-from stillfresh.isr.facetheory import path_of_key
-from stillfresh.isr.objects import PageShape
-from stillfresh.isr.stored import page_in
+from stillfresh.pages import Headers, Page, PageCache, cache_pk
+from stillfresh.pages.facetheory import path_of_key
+from stillfresh.pages.objects import PageShape
+from stillfresh.pages.stored import page_in
 from stillfresh.stores import store_for
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import Ask, Lease

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stillfresh.isr import Page, PageCache
-from stillfresh.isr.clients import STANDS_FOR, Heard
+from stillfresh.pages import Page, PageCache
+from stillfresh.pages.clients import STANDS_FOR, Heard
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns
 from tests.kit.isr import Site, as_it_says

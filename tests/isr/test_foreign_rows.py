@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stillfresh import ConfigError, Verdict
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.contract import Ask, Held, Lease
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock

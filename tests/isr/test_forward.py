@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stillfresh.errors import ConfigError
-from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.model import App
+from stillfresh.pages import IsrMiddleware, PageCache, Route
+from stillfresh.pages.model import App
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
-from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.pages import IsrMiddleware, PageCache
 from tests.kit.isr import Visitor
 from tests.kit.shop import configure
 

@@ -11,7 +11,7 @@ import yaml
 
 from stillfresh import Cache, Verdict
 from stillfresh.errors import ConfigError
-from stillfresh.isr import Page, PageCache
+from stillfresh.pages import Page, PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.asking import GrowingBody
-from stillfresh.isr.model import App, Message, Receive, Scope, Send
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.asking import GrowingBody
+from stillfresh.pages.model import App, Message, Receive, Scope, Send
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper, turns, until
 from tests.kit.serve import Proxy
@@ -111,7 +111,7 @@ class Along:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stillfresh.isr.answers.PATIENCE", 0.0)
+    monkeypatch.setattr("stillfresh.pages.answers.PATIENCE", 0.0)
 
 
 WAYS = pytest.mark.parametrize(
@@ -206,7 +206,7 @@ class TestI15Growing:
         self, pages: PageCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With its length and its ETag, in one part."""
-        monkeypatch.setattr("stillfresh.isr.answers.PATIENCE", 60.0)
+        monkeypatch.setattr("stillfresh.pages.answers.PATIENCE", 60.0)
         site = SlowSite()
         isr = IsrMiddleware(site, pages, ROUTES)
         first = Along(isr)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.model import StoredPage
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.model import StoredPage
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, in_front
 from tests.kit.page_world import SAYS, PageWorld, changes

@@ -10,7 +10,7 @@ import h11
 import httpx2
 import pytest
 
-from stillfresh.isr.site_connections import Pool
+from stillfresh.pages.site_connections import Pool
 from tests.kit.serve import KeptSite, Proxy
 
 KEPT = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: 4\r\n\r\n"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stillfresh.http.fields import http_date_text
-from stillfresh.isr import PageCache
-from stillfresh.isr.parts import MOST_SPANS
+from stillfresh.pages import PageCache
+from stillfresh.pages.parts import MOST_SPANS
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says, in_front

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh.isr import Page, PageCache, Route
+from stillfresh.pages import Page, PageCache, Route
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, as_it_says, in_front
 
@@ -83,7 +83,7 @@ class TestI23MadeUpPaths:
         route: Route,
     ) -> None:
         """Those beyond pass, each asked for once, and leave nothing; pages have their places."""
-        monkeypatch.setattr("stillfresh.isr.pages.MAX_ERROR_PAGES", 3)
+        monkeypatch.setattr("stillfresh.pages.page_cache.MAX_ERROR_PAGES", 3)
         site.says("Cache-Control: max-age=3600", status=404)
         async with PageCache(f"sqlite:///{tmp_path}/p.db", clock=clock) as pages:
             visit = as_it_says(site, pages, routes={"/*": route})
@@ -103,7 +103,7 @@ class TestI23MadeUpPaths:
         self, site: Site, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What it said before is not served any more."""
-        monkeypatch.setattr("stillfresh.isr.pages.MAX_ERROR_PAGES", 0)
+        monkeypatch.setattr("stillfresh.pages.page_cache.MAX_ERROR_PAGES", 0)
         async with PageCache("memory://", clock=clock, stale_for=0) as pages:
             visit = in_front(site, pages)
             await visit()

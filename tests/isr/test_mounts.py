@@ -6,8 +6,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.model import App, Receive, Scope, Send
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.model import App, Receive, Scope, Send
 from tests.kit.isr import Site, Visitor
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.contract import WrappedStore
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock

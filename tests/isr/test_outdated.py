@@ -7,7 +7,7 @@ import pytest
 
 from stillfresh.http.fields import http_date_text
 from stillfresh.http.freshness import longest_lifetime
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, as_it_says, in_front
 

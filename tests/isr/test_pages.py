@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stillfresh import ConfigError, NotOpen, StoreError, Verdict
-from stillfresh.isr import Page, PageCache
-from stillfresh.isr.model import PageKey
-from stillfresh.isr.pages import CONCURRENCY
+from stillfresh.pages import Page, PageCache
+from stillfresh.pages.model import PageKey
+from stillfresh.pages.page_cache import CONCURRENCY
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stillfresh.isr import PageCache
-from stillfresh.isr.model import Receive, Scope, Send
-from stillfresh.isr.pages import UNSHARED_FOR
-from stillfresh.isr.upstream import Upstream
+from stillfresh.pages import PageCache
+from stillfresh.pages.model import Receive, Scope, Send
+from stillfresh.pages.page_cache import UNSHARED_FOR
+from stillfresh.pages.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, as_it_says, in_front

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from stillfresh.isr import Page, PageCache
+from stillfresh.pages import Page, PageCache
 from tests.kit.serve import Proxy
 
 

@@ -13,8 +13,8 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
 from stillfresh.http.freshness import Wish
-from stillfresh.isr import Headers, Page, Route
-from stillfresh.isr.clients import (
+from stillfresh.pages import Headers, Page, Route
+from stillfresh.pages.clients import (
     CLEARLY,
     MOST_FIELDS,
     STANDS_FOR,
@@ -37,8 +37,8 @@ from stillfresh.isr.clients import (
     target_of,
     unfit_to_fill,
 )
-from stillfresh.isr.model import Head, PageCaller, PageRead, Reason, ServedPage, StoredPage
-from stillfresh.isr.routes import (
+from stillfresh.pages.model import Head, PageCaller, PageRead, Reason, ServedPage, StoredPage
+from stillfresh.pages.routes import (
     MOST_KEY,
     MOST_PATH,
     MOST_URL,
@@ -54,7 +54,7 @@ from stillfresh.isr.routes import (
     query_of,
     reached,
 )
-from stillfresh.isr.sharing import (
+from stillfresh.pages.sharing import (
     MOST_HEADERS,
     Allowed,
     Shared,

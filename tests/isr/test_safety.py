@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.routes import Forward
-from stillfresh.isr.upstream import Upstream
+from stillfresh.pages import IsrMiddleware, PageCache, Route
+from stillfresh.pages.routes import Forward
+from stillfresh.pages.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
@@ -50,7 +50,7 @@ class TestI13Poisoning:
         self, pages: PageCache, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Past a number of them they pass."""
-        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 3)
+        monkeypatch.setattr("stillfresh.pages.asgi.MAX_HOSTS", 3)
         visit = in_front(site, pages)
         for number in range(6):
             await visit(headers={"host": f"{number}.example"})

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from stillfresh.cli import main
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from tests.kit.serve import CLI, Proxy
 from tests.kit.servers.valkey import free_port
 

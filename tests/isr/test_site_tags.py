@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.http.fields import TAG_FIELDS, strings
-from stillfresh.isr import Page, PageCache
-from stillfresh.isr.stored import site_tags
+from stillfresh.pages import Page, PageCache
+from stillfresh.pages.stored import site_tags
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
 

@@ -12,15 +12,15 @@ from contextlib import ExitStack
 import pytest
 
 from stillfresh.cli import main
-from stillfresh.isr import PageCache, Route
-from stillfresh.isr.upstream import UploadRate, Upstream
+from stillfresh.pages import PageCache, Route
+from stillfresh.pages.upstream import UploadRate, Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.isr import as_it_says, in_front
 from tests.kit.serve import KeptSite, Proxy
 
 HURRIED = """
 from stillfresh.cli import main
-from stillfresh.isr import upstream
+from stillfresh.pages import upstream
 upstream.UPLOAD_WINDOW = 1.0
 main()
 """

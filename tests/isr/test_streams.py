@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.model import App, Message, Receive, Scope, Send
-from stillfresh.isr.upstream import Upstream
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.model import App, Message, Receive, Scope, Send
+from stillfresh.pages.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.engine import until
 from tests.kit.isr import Visitor, as_it_says

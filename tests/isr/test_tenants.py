@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stillfresh import Cache, ConfigError
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import settings_of

@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.tunnels import MOST_BUFFERED
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.tunnels import MOST_BUFFERED
 from stillfresh.server import server_config
 from stillfresh.web import gateway
 from stillfresh.web.config import PagesSettings
@@ -208,7 +208,7 @@ class TestI12WebSockets:
         self, url: str, site: WebSocketSite, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its place is somebody else's then."""
-        monkeypatch.setattr("stillfresh.isr.tunnels.IDLE", 0.05)
+        monkeypatch.setattr("stillfresh.pages.tunnels.IDLE", 0.05)
         async with connect(f"{url}/echo") as client:
             with pytest.raises(ConnectionClosed):
                 await client.recv()

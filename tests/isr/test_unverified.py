@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stillfresh import Verdict
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper

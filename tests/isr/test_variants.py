@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stillfresh.isr import PageCache, Route
-from stillfresh.isr.model import App
+from stillfresh.pages import PageCache, Route
+from stillfresh.pages.model import App
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from stillfresh.isr import IsrMiddleware, Page, PageCache
+from stillfresh.pages import IsrMiddleware, Page, PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.gates import Gated
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.pages import IsrMiddleware, PageCache, Route
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site

@@ -11,8 +11,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from stillfresh.bounded import MessageRate
-from stillfresh.isr.edge import LINGER
 from stillfresh.live import Hub, Live
+from stillfresh.pages.edge import LINGER
 from stillfresh.server import sockets
 from stillfresh.server.sockets import BURST, MOST_PARTS, RATE, SocketProtocol
 from stillfresh.testing import ManualClock

@@ -22,7 +22,7 @@ from stillfresh import (
     StillfreshError,
     SyncCache,
 )
-from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site
 

@@ -20,7 +20,7 @@ from stillfresh import Cache, Policy, TtlCache
 from stillfresh.cli import main
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.systems.coordinator import Kind, TtlConfig
 from stillfresh.systems.feed import Comment, FeedCache, Topic
 from stillfresh.systems.waiting import WaitingCache

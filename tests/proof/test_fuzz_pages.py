@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
-from stillfresh.isr import IsrMiddleware, Page, PageCache, Route
+from stillfresh.pages import IsrMiddleware, Page, PageCache, Route
 from stillfresh.testing import ManualClock
 from tests.kit.asgi_client import Heard, ask, http_scope
 

@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 from starlette.types import ASGIApp
 
-from stillfresh.isr import PageCache, Route
+from stillfresh.pages import PageCache, Route
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import PagesSettings
 from stillfresh.web.sources import site_of

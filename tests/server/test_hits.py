@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from stillfresh.isr.clients import checked_networks
-from stillfresh.isr.edge import Edge
 from stillfresh.logs import Hidden, LineWriter
+from stillfresh.pages.clients import checked_networks
+from stillfresh.pages.edge import Edge
 from stillfresh.server.access import AccessLog
 from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
 from stillfresh.server.listening import server_config

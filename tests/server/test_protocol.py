@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stillfresh.isr.routes import INTERIM
+from stillfresh.pages.routes import INTERIM
 from stillfresh.server.listening import Server
 from stillfresh.server.protocol import LONGEST_HEAD, Protocol
 from stillfresh.server.sockets import SocketProtocol

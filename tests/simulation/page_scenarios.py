@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from stillfresh.errors import NotOpen
 from stillfresh.freshness import Verdict
-from stillfresh.isr import Page, PageCache, ServedPage
+from stillfresh.pages import Page, PageCache, ServedPage
 from stillfresh.testing import Process, Version, World
 from stillfresh.testing.simulator.ledger import Reading
 

@@ -19,10 +19,10 @@ from stillfresh import Cache, StoreError
 from stillfresh.engine import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
-from stillfresh.isr import Page, PageCache
-from stillfresh.isr.edge import checked_networks
-from stillfresh.isr.model import Head, StoredPage
-from stillfresh.isr.stored import PageCodec
+from stillfresh.pages import Page, PageCache
+from stillfresh.pages.edge import checked_networks
+from stillfresh.pages.model import Head, StoredPage
+from stillfresh.pages.stored import PageCodec
 from stillfresh.server import Board, Worker
 from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore

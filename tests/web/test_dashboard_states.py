@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse
 from stillfresh import Cache, LoadFailed, StoreError
 from stillfresh.engine import Origin, ResourceStats
 from stillfresh.freshness import Verdict
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.server import Board, Worker
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
-from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.server.listening import server_config
 from stillfresh.systems.coordinator import Kind
 from stillfresh.web import Gateway, gateway

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy
-from stillfresh.isr import Route
+from stillfresh.pages import Route
 from stillfresh.web.config import (
     KindSettings,
     Mistakes,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stillfresh.cli import main
 from stillfresh.cli.serving import serve
-from stillfresh.isr import Route
+from stillfresh.pages import Route
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import MODELS, Mistakes, Settings, load
 from stillfresh.web.environment import variables_in

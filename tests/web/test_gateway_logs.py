@@ -105,7 +105,7 @@ class TestG16NoSecretIsLogged:
         assert loggers >= {
             "stillfresh.contrib.postgres.consumer",
             "stillfresh.engine.loader",
-            "stillfresh.isr.edge",
+            "stillfresh.pages.edge",
             "stillfresh.stores.redis.link",
         }
 

@@ -14,8 +14,8 @@ from starlette.responses import PlainTextResponse
 
 from stillfresh.engine import Lag, Origin
 from stillfresh.freshness import Verdict
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.upstream import Upstream
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.upstream import Upstream
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from stillfresh import ConfigError
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.edge import Edge, checked_networks
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.edge import Edge, checked_networks
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.config import settings_of
 from stillfresh.web.purging import PurgeRequests

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from stillfresh.errors import ConfigError
-from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.systems.coordinator import Kind
 from stillfresh.web import gateway
 from tests.kit.gateway import client_of

@@ -21,8 +21,8 @@ from stillfresh.cli.program import (
 from stillfresh.durations import seconds
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, without_password
-from stillfresh.isr import PageCache
 from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
+from stillfresh.pages import PageCache
 
 PACKAGE = "stillfresh.contrib.postgres"
 CREATE = "stillfresh outbox create postgresql://localhost/shop --table 'products=product:{id}'"

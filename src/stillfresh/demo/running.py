@@ -30,9 +30,9 @@ from stillfresh.demo.visitors import Visitors, key_in
 from stillfresh.demo.world import UpstreamData
 from stillfresh.engine import Cache, RetryAfter
 from stillfresh.errors import StillfreshError
-from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.live import Hub
 from stillfresh.logs import quietly
+from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.server import Server, address, bound, server_config
 from stillfresh.systems.coordinator import Kind, NexusClient
 from stillfresh.systems.coordinator.rules import by_id, post_id, user_id

@@ -14,9 +14,9 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.clock import Clock, monotonic
-from stillfresh.isr.edge import TUNNEL
-from stillfresh.isr.routes import KEEP
 from stillfresh.logs import Hidden, LineWriter, moment
+from stillfresh.pages.edge import TUNNEL
+from stillfresh.pages.routes import KEEP
 from stillfresh.server.hits import Holds
 from stillfresh.server.tunnels import ClientEnd
 

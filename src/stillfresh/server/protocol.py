@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stillfresh.http.fields import Raw, http_date_text
-from stillfresh.isr.edge import LINGER, TUNNEL, refuse
-from stillfresh.isr.routes import INTERIM, KEEP
+from stillfresh.pages.edge import LINGER, TUNNEL, refuse
+from stillfresh.pages.routes import INTERIM, KEEP
 from stillfresh.server.access import AccessLog
 from stillfresh.server.hits import LONGEST_KEPT_HEAD, Hits, KeptAnswer, Recorder, is_one_head
 from stillfresh.server.tunnels import ClientEnd, head_of

@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
 from stillfresh.bounded import MessageRate
-from stillfresh.isr.edge import LINGER
+from stillfresh.pages.edge import LINGER
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent

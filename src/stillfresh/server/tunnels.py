@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from stillfresh.isr.edge import LINGER, Inbox
+from stillfresh.pages.edge import LINGER, Inbox
 
 
 class ClientEnd:

@@ -21,10 +21,10 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.engine.recordings import Recording
 from stillfresh.errors import ConfigError, StillfreshError
-from stillfresh.isr import KIND as PAGE
-from stillfresh.isr import PageCache
 from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
+from stillfresh.pages import KIND as PAGE
+from stillfresh.pages import PageCache
 from stillfresh.systems.coordinator import Kind
 from stillfresh.web.behind import Behind, NotStarted
 from stillfresh.web.dashboard import Dashboard

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
-from stillfresh.isr import KIND as PAGE
-from stillfresh.isr import MAX_BODY
-from stillfresh.isr.routes import CREDENTIALS, Forward, Route
-from stillfresh.isr.upstream import CONNECTIONS, MAX_STREAMS, MIN_UPLOAD_RATE, POOL_WAIT
+from stillfresh.pages import KIND as PAGE
+from stillfresh.pages import MAX_BODY
+from stillfresh.pages.routes import CREDENTIALS, Forward, Route
+from stillfresh.pages.upstream import CONNECTIONS, MAX_STREAMS, MIN_UPLOAD_RATE, POOL_WAIT
 from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
 from stillfresh.web.environment import by_name, variables_in

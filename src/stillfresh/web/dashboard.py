@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, shown
-from stillfresh.isr import PageCache
+from stillfresh.pages import PageCache
 from stillfresh.sync import SyncCache
 from stillfresh.web.entries import ACTIONS, PAGES, Listing, Place
 from stillfresh.web.guard import Operators, bearer, checked_token, is_local, is_of_this_page

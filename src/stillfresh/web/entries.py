@@ -15,7 +15,7 @@ from stillfresh.engine import Cache, Core
 from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
-from stillfresh.isr import Page, page_in
+from stillfresh.pages import Page, page_in
 from stillfresh.stores.contract import Record, StoredEntry
 from stillfresh.web.gets import FIRST
 from stillfresh.web.replies import Problem

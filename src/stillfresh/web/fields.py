@@ -23,9 +23,9 @@ from stillfresh.engine import Objective
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import checked_headers
-from stillfresh.isr.edge import checked_networks, is_host
-from stillfresh.isr.routes import Forward, Route, Routes, checked_credentials
-from stillfresh.isr.upstream import checked_upstream
+from stillfresh.pages.edge import checked_networks, is_host
+from stillfresh.pages.routes import Forward, Route, Routes, checked_credentials
+from stillfresh.pages.upstream import checked_upstream
 from stillfresh.stores import checked_tenant, store_for
 from stillfresh.web.guard import EVERYWHERE, LOCAL_NAMES, checked_origins, is_address
 

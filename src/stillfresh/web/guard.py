@@ -26,8 +26,8 @@ from starlette.types import Scope
 from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import members, values
-from stillfresh.isr.edge import Networks, is_allowed, is_trusted, peer_of
 from stillfresh.live.messages import is_allowed_origin
+from stillfresh.pages.edge import Networks, is_allowed, is_trusted, peer_of
 from stillfresh.web.replies import Problem
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")

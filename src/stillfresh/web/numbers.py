@@ -24,8 +24,8 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache, CacheStats, Lag, labelled, metric_lines, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
-from stillfresh.isr import PageCache
-from stillfresh.isr.upstream import Upstream
+from stillfresh.pages import PageCache
+from stillfresh.pages.upstream import Upstream
 from stillfresh.web.responses import PARTS, Responses
 from stillfresh.web.rules_totals import Resources, Totals, added, summed
 

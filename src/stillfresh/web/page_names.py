@@ -14,8 +14,8 @@ from starlette.websockets import WebSocketClose
 
 from stillfresh.errors import shown
 from stillfresh.http.fields import values
-from stillfresh.isr.edge import TUNNEL, host_fault, refuse
 from stillfresh.live.messages import is_allowed_origin
+from stillfresh.pages.edge import TUNNEL, host_fault, refuse
 from stillfresh.web.guard import is_called_rightly
 
 ANOTHER_NAME: Final = (

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.http.fields import members, tag_names, values
-from stillfresh.isr import PageCache
-from stillfresh.isr.edge import Networks, is_trusted, peer_of, target_of
-from stillfresh.isr.routes import checked_path, own_tag
+from stillfresh.pages import PageCache
+from stillfresh.pages.edge import Networks, is_trusted, peer_of, target_of
+from stillfresh.pages.routes import checked_path, own_tag
 from stillfresh.web.replies import Problem, json_reply, problem_reply
 
 MOST: Final = 1_000

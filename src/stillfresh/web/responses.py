@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.types import Message, Scope, Send
 
-from stillfresh.isr.routes import KEEP
+from stillfresh.pages.routes import KEEP
 
 PARTS: Final = ("pages", "kinds", "own")
 """The site behind, `/v1/`, and everything else: the dashboard, health, metrics."""

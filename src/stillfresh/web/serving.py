@@ -22,9 +22,9 @@ from stillfresh.clock import monotonic
 from stillfresh.engine.recordings import Recording
 from stillfresh.errors import StillfreshError, without_password
 from stillfresh.http.client import new_client
-from stillfresh.isr import PageCache
-from stillfresh.isr.edge import checked_networks
 from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
+from stillfresh.pages import PageCache
+from stillfresh.pages.edge import checked_networks
 from stillfresh.server import (
     AccessLog,
     Board,

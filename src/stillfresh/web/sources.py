@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.http.client import Endpoint, Refused
-from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.edge import Edge, checked_networks
-from stillfresh.isr.routes import Route
-from stillfresh.isr.upstream import Upstream, checked_upstream
+from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.pages.edge import Edge, checked_networks
+from stillfresh.pages.routes import Route
+from stillfresh.pages.upstream import Upstream, checked_upstream
 from stillfresh.systems.coordinator import Kind
 from stillfresh.ttl_cache import TtlCache
 from stillfresh.web.config import KindSettings, PagesSettings, StoreSettings

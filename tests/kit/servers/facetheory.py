@@ -22,7 +22,7 @@ from uuid import uuid4
 from botocore.exceptions import ClientError
 
 from stillfresh import Clock
-from stillfresh.isr import Page
+from stillfresh.pages import Page
 from tests.kit.servers.aws import Raw
 
 HTML = "text/html; charset=utf-8"

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from stillfresh.isr import Page, PageCache
+from stillfresh.pages import Page, PageCache
 
 
 async def main(file: str, log: str, takes: float, *, dies: bool) -> None:

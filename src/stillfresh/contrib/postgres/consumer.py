@@ -21,8 +21,8 @@ from stillfresh.contrib.routes import check_cache
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import MAX_TAGS, Cache, Lag
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
-from stillfresh.isr import PageCache
-from stillfresh.isr.routes import own_tag
+from stillfresh.pages import PageCache
+from stillfresh.pages.routes import own_tag
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 ROWS: Final = 500

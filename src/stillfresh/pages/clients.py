@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, normalised, values
-from stillfresh.isr.model import Reason, Scope
+from stillfresh.pages.model import Reason, Scope
 
 Forward: TypeAlias = Literal["request", "key"]
 """The values of `forward`."""

@@ -32,7 +32,7 @@ from stillfresh.http.validation import (
     not_modified_headers,
     part_asked,
 )
-from stillfresh.isr.model import (
+from stillfresh.pages.model import (
     FoundPage,
     Head,
     Headers,
@@ -44,9 +44,9 @@ from stillfresh.isr.model import (
     Send,
     StoredPage,
 )
-from stillfresh.isr.parts import PART, cut
-from stillfresh.isr.routes import group_tag, own_tag
-from stillfresh.isr.sharing import Judgement, age_at, is_of_gateway, private, ttl_at
+from stillfresh.pages.parts import PART, cut
+from stillfresh.pages.routes import group_tag, own_tag
+from stillfresh.pages.sharing import Judgement, age_at, is_of_gateway, private, ttl_at
 from stillfresh.stores.contract import Store, WrappedStore
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from stillfresh.http.fields import TAG_FIELDS, Raw, lowered, members, values
-from stillfresh.isr.asking import GrowingBody
-from stillfresh.isr.model import (
+from stillfresh.pages.asking import GrowingBody
+from stillfresh.pages.model import (
     App,
     Headers,
     Message,
@@ -27,12 +27,12 @@ from stillfresh.isr.model import (
     Send,
     StoredPage,
 )
-from stillfresh.isr.routes import Visit
-from stillfresh.isr.sharing import Shared, is_failure, is_of_gateway
-from stillfresh.isr.stored import bare, made_of
+from stillfresh.pages.routes import Visit
+from stillfresh.pages.sharing import Shared, is_failure, is_of_gateway
+from stillfresh.pages.stored import bare, made_of
 
 if TYPE_CHECKING:
-    from stillfresh.isr.render import AppRequest
+    from stillfresh.pages.render import AppRequest
 
 LOAD: Final = "stillfresh.load"
 """Key in a scope: the request is a load for the cache, with its `LoadPlace`."""

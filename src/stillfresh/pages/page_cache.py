@@ -35,9 +35,9 @@ from stillfresh.engine.rules import may_retry
 from stillfresh.errors import ConfigError, LoadFailed, StoreError, shown
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import Wish
-from stillfresh.isr.asking import Beginning, PageAsking
-from stillfresh.isr.clients import BoundedNames
-from stillfresh.isr.model import (
+from stillfresh.pages.asking import Beginning, PageAsking
+from stillfresh.pages.clients import BoundedNames
+from stillfresh.pages.model import (
     Busy,
     Full,
     Offer,
@@ -53,11 +53,11 @@ from stillfresh.isr.model import (
     ServedPage,
     StoredPage,
 )
-from stillfresh.isr.objects import is_misplaced, is_shared
-from stillfresh.isr.on_demand import KIND, OnDemand
-from stillfresh.isr.routes import checked_path, own_tag, plain_path
-from stillfresh.isr.sharing import RouteTimes, is_failure, judged, may_serve, suits
-from stillfresh.isr.stored import (
+from stillfresh.pages.objects import is_misplaced, is_shared
+from stillfresh.pages.on_demand import KIND, OnDemand
+from stillfresh.pages.routes import checked_path, own_tag, plain_path
+from stillfresh.pages.sharing import RouteTimes, is_failure, judged, may_serve, suits
+from stillfresh.pages.stored import (
     PageCodec,
     PageRender,
     PageStore,

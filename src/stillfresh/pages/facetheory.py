@@ -14,7 +14,7 @@ from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.errors import without_secrets
 from stillfresh.http.fields import Raw, values
-from stillfresh.isr.model import Rendered, StoredPage
+from stillfresh.pages.model import Rendered, StoredPage
 
 STATE: Final = b"x-facetheory-isr"
 OLD: Final = (b"stale", b"wait")

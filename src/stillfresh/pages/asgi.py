@@ -12,11 +12,11 @@ from typing import Any, Final
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
-from stillfresh.isr.answers import AppAnswer
-from stillfresh.isr.clients import BoundedNames, Forward, PageAddress
-from stillfresh.isr.facetheory import asks_for_hydration
-from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
-from stillfresh.isr.model import (
+from stillfresh.pages.answers import AppAnswer
+from stillfresh.pages.clients import BoundedNames, Forward, PageAddress
+from stillfresh.pages.facetheory import asks_for_hydration
+from stillfresh.pages.hot import ON_CONDITIONS, PLAIN, HotPages
+from stillfresh.pages.model import (
     App,
     Busy,
     FoundPage,
@@ -29,14 +29,14 @@ from stillfresh.isr.model import (
     Send,
     Unavailable,
 )
-from stillfresh.isr.on_demand import Changes
-from stillfresh.isr.pages import RETRY_AFTER, PageCache
-from stillfresh.isr.parts import PART
-from stillfresh.isr.render import Renderer
-from stillfresh.isr.routes import RoutesLike, Site, Visit
-from stillfresh.isr.sharing import CREDENTIALS, Allowed, is_pool_full
-from stillfresh.isr.stored import send_page, send_stored, too_busy
-from stillfresh.isr.visits import Served, Visits
+from stillfresh.pages.on_demand import Changes
+from stillfresh.pages.page_cache import RETRY_AFTER, PageCache
+from stillfresh.pages.parts import PART
+from stillfresh.pages.render import Renderer
+from stillfresh.pages.routes import RoutesLike, Site, Visit
+from stillfresh.pages.sharing import CREDENTIALS, Allowed, is_pool_full
+from stillfresh.pages.stored import send_page, send_stored, too_busy
+from stillfresh.pages.visits import Served, Visits
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
 """The parts of a scope that say nothing about the visitor."""

@@ -8,8 +8,8 @@ from collections.abc import Awaitable
 from typing import Final
 
 from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
-from stillfresh.isr import clients
-from stillfresh.isr.clients import (
+from stillfresh.pages import clients
+from stillfresh.pages.clients import (
     Networks,
     checked_networks,
     host_fault,
@@ -19,10 +19,10 @@ from stillfresh.isr.clients import (
     peer_of,
     target_of,
 )
-from stillfresh.isr.model import App, Message, Receive, Scope, Send
-from stillfresh.isr.routes import EDGE, KEEP
-from stillfresh.isr.stored import send_whole, sized
-from stillfresh.isr.tunnels import LINGER, TUNNEL, Inbox
+from stillfresh.pages.model import App, Message, Receive, Scope, Send
+from stillfresh.pages.routes import EDGE, KEEP
+from stillfresh.pages.stored import send_whole, sized
+from stillfresh.pages.tunnels import LINGER, TUNNEL, Inbox
 
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
 from stillfresh.engine.loader import looked_at
 from stillfresh.freshness import Verdict
-from stillfresh.isr.model import (
+from stillfresh.pages.model import (
     Busy,
     Message,
     PageCaller,
@@ -23,12 +23,12 @@ from stillfresh.isr.model import (
     Send,
     StoredPage,
 )
-from stillfresh.isr.on_demand import KIND
-from stillfresh.isr.sharing import why_asked
+from stillfresh.pages.on_demand import KIND
+from stillfresh.pages.sharing import why_asked
 
 if TYPE_CHECKING:
-    from stillfresh.isr.answers import AppAnswer
-    from stillfresh.isr.pages import PageCache
+    from stillfresh.pages.answers import AppAnswer
+    from stillfresh.pages.page_cache import PageCache
 
 MOST_AT_ONCE: Final = 262_144
 """Bytes that a reader is sent in one part."""

@@ -19,15 +19,15 @@ from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
-from stillfresh.isr.answers import LOAD
-from stillfresh.isr.clients import has_body, target_of
-from stillfresh.isr.edge import refuse, shown_path
-from stillfresh.isr.model import Receive, Scope, Send
-from stillfresh.isr.places import Place, SiteFull, SitePlaces
-from stillfresh.isr.routes import INTERIM
-from stillfresh.isr.sharing import POOL_FULL, is_event_stream
-from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection, Tell
-from stillfresh.isr.tunnels import TUNNEL, joined
+from stillfresh.pages.answers import LOAD
+from stillfresh.pages.clients import has_body, target_of
+from stillfresh.pages.edge import refuse, shown_path
+from stillfresh.pages.model import Receive, Scope, Send
+from stillfresh.pages.places import Place, SiteFull, SitePlaces
+from stillfresh.pages.routes import INTERIM
+from stillfresh.pages.sharing import POOL_FULL, is_event_stream
+from stillfresh.pages.site_connections import Pool, SiteBroken, SiteConnection, Tell
+from stillfresh.pages.tunnels import TUNNEL, joined
 
 CONNECTIONS: Final = 100
 """Connections to one site: so many for visitors, and as many for loads."""

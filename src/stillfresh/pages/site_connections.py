@@ -19,7 +19,7 @@ import h11
 import httpx2
 
 from stillfresh.http.fields import Raw, end_to_end
-from stillfresh.isr.tunnels import LINGER, Inbox
+from stillfresh.pages.tunnels import LINGER, Inbox
 
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""

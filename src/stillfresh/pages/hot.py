@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from stillfresh.engine import Face, MemoryEntry
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
-from stillfresh.isr.clients import PageAddress
-from stillfresh.isr.model import FoundPage, PageKey, Scope, StoredPage
-from stillfresh.isr.pages import PageCache
-from stillfresh.isr.routes import KEEP, Visit
-from stillfresh.isr.sharing import age_at, is_of, ttl_at
-from stillfresh.isr.stored import ReadyPage, hit_text, ready, told
+from stillfresh.pages.clients import PageAddress
+from stillfresh.pages.model import FoundPage, PageKey, Scope, StoredPage
+from stillfresh.pages.page_cache import PageCache
+from stillfresh.pages.routes import KEEP, Visit
+from stillfresh.pages.sharing import age_at, is_of, ttl_at
+from stillfresh.pages.stored import ReadyPage, hit_text, ready, told
 
 MOST_HOT: Final = 512
 """Bytes of a request that are remembered; longer ones take the normal path."""

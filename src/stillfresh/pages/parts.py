@@ -19,7 +19,7 @@ from stillfresh.http.validation import (
     part_asked,
     refreshed,
 )
-from stillfresh.isr.model import Reason, StoredPage
+from stillfresh.pages.model import Reason, StoredPage
 
 PART: Final = 206
 MOST_SPANS: Final = 100

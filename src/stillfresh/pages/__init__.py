@@ -1,11 +1,11 @@
 """Pages rendered once for all, served at once, refreshed in the background (I8-I16, seed 004)."""
 
-from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
-from stillfresh.isr.model import Headers, Page, ServedPage
-from stillfresh.isr.on_demand import KIND
-from stillfresh.isr.pages import PageCache
-from stillfresh.isr.routes import Route
-from stillfresh.isr.stored import page_in
+from stillfresh.pages.asgi import MAX_BODY, IsrMiddleware
+from stillfresh.pages.model import Headers, Page, ServedPage
+from stillfresh.pages.on_demand import KIND
+from stillfresh.pages.page_cache import PageCache
+from stillfresh.pages.routes import Route
+from stillfresh.pages.stored import page_in
 from stillfresh.stores.dynamodb import (
     LOCK,
     META,

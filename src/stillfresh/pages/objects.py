@@ -11,8 +11,8 @@ import msgspec
 
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import Raw, field_value, members, values
-from stillfresh.isr.model import Head, PageKey, StoredPage
-from stillfresh.isr.stored import decoded, encoded, packed, parts
+from stillfresh.pages.model import Head, PageKey, StoredPage
+from stillfresh.pages.stored import decoded, encoded, packed, parts
 from stillfresh.stores.contract import Store
 from stillfresh.stores.dynamodb import ABOUT, object_metadata
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 from stillfresh.clock import Clock
 from stillfresh.http.fields import Raw, normalised
 from stillfresh.http.validation import conditions, is_refresh, refreshed
-from stillfresh.isr.answers import NOT_MODIFIED, AppAnswer
-from stillfresh.isr.clients import as_asked
-from stillfresh.isr.model import App, Headers, Page, Reason, Rendered, StoredPage
-from stillfresh.isr.parts import PART, fits, joined
-from stillfresh.isr.routes import Visit
-from stillfresh.isr.sharing import (
+from stillfresh.pages.answers import NOT_MODIFIED, AppAnswer
+from stillfresh.pages.clients import as_asked
+from stillfresh.pages.model import App, Headers, Page, Reason, Rendered, StoredPage
+from stillfresh.pages.parts import PART, fits, joined
+from stillfresh.pages.routes import Visit
+from stillfresh.pages.sharing import (
     BY_DEFAULT,
     Allowed,
     Judgement,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 from stillfresh.backoff import pause_after
 from stillfresh.engine import Cache, Core
 from stillfresh.errors import NotOpen, StillfreshError, without_secrets
-from stillfresh.isr.facetheory import is_variant, path_of_key
-from stillfresh.isr.model import PageKey, StoredPage
-from stillfresh.isr.routes import group_tag, own_tag, plain_path, reached
+from stillfresh.pages.facetheory import is_variant, path_of_key
+from stillfresh.pages.model import PageKey, StoredPage
+from stillfresh.pages.routes import group_tag, own_tag, plain_path, reached
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
-    from stillfresh.isr.pages import PageCache
+    from stillfresh.pages.page_cache import PageCache
 
 KIND: Final = "page"
 """The kind of pages in a store."""

@@ -25,8 +25,8 @@ from stillfresh.http.fields import (
     values,
 )
 from stillfresh.http.freshness import Wish, controls, guessed, is_good_enough, stated, targeted
-from stillfresh.isr.facetheory import is_old_copy
-from stillfresh.isr.model import Head, Reason, StoredPage
+from stillfresh.pages.facetheory import is_old_copy
+from stillfresh.pages.model import Head, Reason, StoredPage
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """Statuses to which a route's duration applies: not refusals of a client, nor bad requests."""

@@ -17,7 +17,7 @@ from stillfresh.http.fields import BAD, NAME, Raw
 from stillfresh.http.freshness import Wish
 
 if TYPE_CHECKING:
-    from stillfresh.isr.answers import AppAnswer
+    from stillfresh.pages.answers import AppAnswer
 
 Scope: TypeAlias = Mapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

@@ -15,11 +15,11 @@ from stillfresh.engine import Answer, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
-from stillfresh.isr import sharing
-from stillfresh.isr.answers import AppAnswer
-from stillfresh.isr.clients import Heard, NamePlaces, unfit_to_fill
-from stillfresh.isr.facetheory import SiteStore, is_old_copy
-from stillfresh.isr.model import (
+from stillfresh.pages import sharing
+from stillfresh.pages.answers import AppAnswer
+from stillfresh.pages.clients import Heard, NamePlaces, unfit_to_fill
+from stillfresh.pages.facetheory import SiteStore, is_old_copy
+from stillfresh.pages.model import (
     Busy,
     FoundPage,
     Head,
@@ -34,12 +34,19 @@ from stillfresh.isr.model import (
     StoredPage,
     Unavailable,
 )
-from stillfresh.isr.pages import PageCache
-from stillfresh.isr.parts import covers, is_one, unfit_to_add
-from stillfresh.isr.render import AppRequest, Renderer, given_to, is_ones_own
-from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.sharing import Allowed, allows_authorized, is_for, is_good_for, is_of, selected
-from stillfresh.isr.stored import found_page, notice, opened, told
+from stillfresh.pages.page_cache import PageCache
+from stillfresh.pages.parts import covers, is_one, unfit_to_add
+from stillfresh.pages.render import AppRequest, Renderer, given_to, is_ones_own
+from stillfresh.pages.routes import MOST_KEY, Visit, key_of_variant
+from stillfresh.pages.sharing import (
+    Allowed,
+    allows_authorized,
+    is_for,
+    is_good_for,
+    is_of,
+    selected,
+)
+from stillfresh.pages.stored import found_page, notice, opened, told
 
 KNOWN_KEYS: Final = 10_000
 """Pages about which this process remembers something."""

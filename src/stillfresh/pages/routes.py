@@ -17,9 +17,15 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import Raw, strings, with_field
 from stillfresh.http.freshness import Wish, wish_of
-from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_allowed, reads_along
-from stillfresh.isr.model import Reason, Scope
-from stillfresh.isr.sharing import CREDENTIALS, carried_in, checked_credentials, selected
+from stillfresh.pages.clients import (
+    Forward,
+    canonical_host,
+    checked_forward,
+    is_allowed,
+    reads_along,
+)
+from stillfresh.pages.model import Reason, Scope
+from stillfresh.pages.sharing import CREDENTIALS, carried_in, checked_credentials, selected
 
 __all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials"]
 
