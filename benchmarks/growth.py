@@ -21,13 +21,13 @@ import msgspec
 from benchmarks import tried
 from benchmarks.harness import Progress, Row, Section
 from stillfresh import Cache, Policy, Resource
+from stillfresh.gateway import Gateway, gateway
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.systems.feed import FeedCache, FeedEngine, FeedSource, Topic
 from stillfresh.testing import ManualClock
-from stillfresh.web import Gateway, gateway
 
 __all__ = ["section"]
 

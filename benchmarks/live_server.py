@@ -15,9 +15,9 @@ from typing import Any
 
 import uvicorn
 
-from stillfresh.server.listening import server_config
+from stillfresh.gateway import gateway
+from stillfresh.gateway.server.listening import server_config
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import gateway
 
 __all__: list[str] = []
 

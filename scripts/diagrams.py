@@ -65,7 +65,7 @@ def _imports(node: ast.AST) -> str:
 
 
 def _extras(node: ast.AST) -> str:
-    """What a command imports when it is called: `extra("stillfresh.web.config", …)`."""
+    """What a command imports when it is called: `extra("stillfresh.gateway.config", …)`."""
     match node:
         case ast.Call(ast.Name("extra"), [ast.Constant(str(module)), *_]):
             return module

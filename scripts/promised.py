@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from stillfresh.cli import main as program
-from stillfresh.live import messages
-from stillfresh.web.config import MODELS
-from stillfresh.web.fields import keys_of
+from stillfresh.gateway.config import MODELS
+from stillfresh.gateway.fields import keys_of
+from stillfresh.gateway.live import messages
 
 ROOT = Path(__file__).parent.parent
 PLACE = ROOT / "docs" / "promised.txt"

@@ -18,11 +18,11 @@ from types import FrameType
 from typing import Any
 
 import stillfresh
+from stillfresh.gateway import Gateway, gateway
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
-from stillfresh.web import Gateway, gateway
 
 SRC = Path(stillfresh.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"

@@ -40,8 +40,8 @@ ROOMS = [
     {"plan", "prove"},
     {"http"},
     {"systems.coordinator", "systems.feed", "systems.waiting", "pages"},
-    {"live", "server"},
-    {"web"},
+    {"gateway.live", "gateway.server"},
+    {"gateway"},
     {"demo"},
     {"cli"},
     {"contrib"},
@@ -71,9 +71,9 @@ DOORS = {
     "prove": 1,
     "http": 4,
     "pages": 4,
-    "live": 3,
-    "server": 1,
-    "web": 3,
+    "gateway.live": 3,
+    "gateway.server": 1,
+    "gateway": 3,
     "contrib": 0,
     "demo": 0,
 }
@@ -217,7 +217,7 @@ class Refuse:
         if top not in allowed:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-import stillfresh, stillfresh.systems.coordinator, stillfresh.live, stillfresh.testing
+import stillfresh, stillfresh.systems.coordinator, stillfresh.gateway.live, stillfresh.testing
 import stillfresh.systems.waiting, stillfresh.systems.waiting.backend
 assert threading.active_count() == 1
 """
@@ -243,9 +243,16 @@ import stillfresh, stillfresh.stores.memory, stillfresh.stores.sqlite
 
 def doors(package: str) -> set[str]:
     """The modules of a package that the rest of the code imports, by their dotted names."""
-    others = (path for path in MODULES if part(path) not in {package, "testing"})
-    found = set[str]().union(*map(entered, others))
-    return {it for it in found if f"{it}.".startswith(f"stillfresh.{package}.")}
+    outside = (path for path in MODULES if part(path) != "testing" and not is_in(path, package))
+    modules = set[str]().union(*map(entered, outside))
+    below = {module for module in modules if f"{module}.".startswith(f"stillfresh.{package}.")}
+    inner = [name for name in DOORS if name.startswith(f"{package}.")]
+    return {it for it in below if not any(f"{it}.".startswith(f"stillfresh.{n}.") for n in inner)}
+
+
+def is_in(path: Path, package: str) -> bool:
+    """Does a file belong to a part, or to a part inside of it?"""
+    return f"{part(path)}.".startswith(f"{package}.")
 
 
 @cache

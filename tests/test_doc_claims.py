@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stillfresh import Cache, StoreError, SyncCache
-from stillfresh.web import gateway
-from stillfresh.web.config import PagesSettings
+from stillfresh.gateway import gateway
+from stillfresh.gateway.config import PagesSettings
 from tests.kit.cli import said
 from tests.kit.gateway import client_of
 

@@ -19,14 +19,14 @@ import stillfresh.contrib.fastapi
 import stillfresh.contrib.flask
 import stillfresh.contrib.postgres
 import stillfresh.demo
-import stillfresh.live
+import stillfresh.gateway
+import stillfresh.gateway.live
 import stillfresh.pages
 import stillfresh.stores.dynamodb
 import stillfresh.systems.coordinator
 import stillfresh.systems.feed
 import stillfresh.systems.feed.http
 import stillfresh.testing
-import stillfresh.web
 from stillfresh.systems.waiting import WaitingCache
 from stillfresh.systems.waiting.backend import Games, Player
 from stillfresh.systems.waiting.client import WaitingClient
@@ -43,10 +43,10 @@ PACKAGES = (
     stillfresh.systems.feed,
     stillfresh.systems.feed.http,
     stillfresh.pages,
-    stillfresh.live,
+    stillfresh.gateway.live,
     stillfresh.stores.dynamodb,
     stillfresh.testing,
-    stillfresh.web,
+    stillfresh.gateway,
 )
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 

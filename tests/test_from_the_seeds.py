@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 
 from stillfresh.cli import main
-from stillfresh.live import messages
+from stillfresh.gateway.live import messages
 from stillfresh.stores.dynamodb import rows, schema
 from stillfresh.stores.sqlite.schema import TIMES
 from stillfresh.systems.coordinator import TtlConfig, nexus
@@ -21,7 +21,7 @@ from stillfresh.systems.waiting.messages import WAITING_LONGEST, News
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "from-the-seeds.md").read_text()
-SCRIPT = (ROOT / "src" / "stillfresh" / "web" / "static" / "stillfresh.js").read_text()
+SCRIPT = (ROOT / "src" / "stillfresh" / "gateway" / "static" / "stillfresh.js").read_text()
 HOMES = [
     importlib.import_module(name)
     for name in (

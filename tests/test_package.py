@@ -55,8 +55,8 @@ class TestPublishing:
         assert own == expected
         assert {"stillfresh/py.typed", "stillfresh/stores/postgres/steps.sql"} <= own
         assert {
-            "stillfresh/web/static/dashboard.html",
-            "stillfresh/web/static/stillfresh.js",
+            "stillfresh/gateway/static/dashboard.html",
+            "stillfresh/gateway/static/stillfresh.js",
         } <= own
         assert any(it.endswith("licenses/LICENSE") for it in names)
 

@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.cli import counting, warming
+from stillfresh.gateway import gateway
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import gateway
 from tests.kit.cli import call, interruptible, said
 from tests.kit.gateway import api_config, running
 

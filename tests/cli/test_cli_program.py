@@ -108,7 +108,7 @@ except SystemExit:
     pass
 heavy = {"rich", "httpx", "httpx2", "starlette", "uvicorn", "redis", "aiobotocore", "pydantic"}
 print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
-print([name for name in sys.modules if name.startswith(("stillfresh.web", "stillfresh.demo"))])
+print([name for name in sys.modules if name.startswith(("stillfresh.gateway", "stillfresh.demo"))])
 """
         found = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True

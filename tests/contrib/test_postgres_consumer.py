@@ -15,8 +15,8 @@ from stillfresh import Cache, ConfigError, SyncCache, Verdict
 from stillfresh.contrib.postgres import OutboxConsumer, consumer, consumer_lags, outbox_sql
 from stillfresh.engine import prometheus_text
 from stillfresh.errors import NotOpen, StoreError
+from stillfresh.gateway import gateway
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.web import gateway
 from tests.kit.held_store import SteppedStore
 from tests.kit.outbox import PRODUCTS, TABLES, Link, Shop, database_at, rows, waiting_rows
 from tests.kit.servers.postgres import PostgresServer, postgres_serving

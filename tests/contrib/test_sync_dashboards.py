@@ -11,7 +11,7 @@ from flask import Flask
 
 from stillfresh import ConfigError, SyncCache
 from stillfresh.contrib.flask import Fresh
-from stillfresh.web.dashboard import Dashboard
+from stillfresh.gateway.dashboard import Dashboard
 from tests.kit import shop
 from tests.kit.gateway import client_of
 

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from stillfresh import Answer, ConfigError, LoadFailed, Origin, RetryAfter, Verdict
 from stillfresh.freshness import Policy
+from stillfresh.gateway.rules_rest import freshness_headers
 from stillfresh.http.fields import (
     LONGEST_TAG,
     MOST_TAGS,
@@ -53,7 +54,6 @@ from stillfresh.http.validation import (
 )
 from stillfresh.pages.sharing import Allowed, judged
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web.rules_rest import freshness_headers
 
 NOW = 1_700_000_000.0
 fields = st.lists(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillfresh.gateway.config import PagesSettings, settings_of
 from stillfresh.pages import IsrMiddleware, PageCache, Route
 from stillfresh.pages.routes import (
     canonical_path,
@@ -17,7 +18,6 @@ from stillfresh.pages.routes import (
     reached,
     readable_path,
 )
-from stillfresh.web.config import PagesSettings, settings_of
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
 from tests.kit.serve import Proxy, raw_site
 

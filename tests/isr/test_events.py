@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from stillfresh.gateway import gateway
+from stillfresh.gateway.config import PagesSettings
+from stillfresh.gateway.server import server_config
+from stillfresh.gateway.sources import site_of
 from stillfresh.pages import PageCache
-from stillfresh.server import server_config
-from stillfresh.web import gateway
-from stillfresh.web.config import PagesSettings
-from stillfresh.web.sources import site_of
 from tests.kit.engine import until
 from tests.kit.gateway import running
 

@@ -11,13 +11,13 @@ from socket import create_server, socket
 import pytest
 
 from stillfresh.freshness import Policy
+from stillfresh.gateway.config import settings_of
+from stillfresh.gateway.server import address
+from stillfresh.gateway.serving import addresses_of
 from stillfresh.http.fields import directives, http_date, http_date_text
 from stillfresh.http.freshness import stated
 from stillfresh.pages import PageCache
-from stillfresh.server import address
 from stillfresh.testing import ManualClock
-from stillfresh.web.config import settings_of
-from stillfresh.web.serving import addresses_of
 from tests.kit.isr import Site, as_it_says, in_front
 from tests.kit.serve import KeptSite, Proxy, raw_site
 from tests.kit.servers.valkey import free_port

@@ -127,6 +127,6 @@ class TestI28Reasons:
 
     def test_the_dashboard_knows_every_reason(self) -> None:
         """In a few words, and what it means."""
-        script = ROOT / "src/stillfresh/web/static/dashboard-reasons.js"
+        script = ROOT / "src/stillfresh/gateway/static/dashboard-reasons.js"
         text = script.read_text()
         assert [reason for reason in Reason if f'"{reason}": ["' not in text] == []

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stillfresh import Cache, ConfigError
+from stillfresh.gateway.config import settings_of
+from stillfresh.gateway.sources import page_cache_of
 from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from stillfresh.web.config import settings_of
-from stillfresh.web.sources import page_cache_of
 from tests.kit.isr import Site, in_front
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from stillfresh.gateway import gateway
+from stillfresh.gateway.config import PagesSettings
+from stillfresh.gateway.server import server_config
+from stillfresh.gateway.sources import site_of
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.tunnels import MOST_BUFFERED
-from stillfresh.server import server_config
-from stillfresh.web import gateway
-from stillfresh.web.config import PagesSettings
-from stillfresh.web.sources import site_of
 from tests.kit.engine import until
 from tests.kit.gateway import running
 from tests.kit.serve import Proxy

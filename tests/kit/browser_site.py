@@ -8,7 +8,7 @@ from playwright.async_api import Page
 from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 
-from stillfresh.web import Gateway, gateway
+from stillfresh.gateway import Gateway, gateway
 from tests.kit.live import Upstream, served
 from tests.kit.servers.valkey import free_port
 

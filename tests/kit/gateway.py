@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stillfresh.server.listening import server_config
+from stillfresh.gateway.server.listening import server_config
 
 
 @asynccontextmanager

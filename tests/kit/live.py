@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from stillfresh.live import Live
+from stillfresh.gateway.live import Live
 from stillfresh.systems.coordinator import Kind
 from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 

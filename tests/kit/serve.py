@@ -20,7 +20,7 @@ from tests.kit.processes import ROOT, command
 CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
 IMPATIENT = """
 from stillfresh.cli import main
-from stillfresh.server import listening
+from stillfresh.gateway.server import listening
 listening.GRACE = 1
 main()
 """

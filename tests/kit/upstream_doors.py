@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 
 from stillfresh.errors import StillfreshError
+from stillfresh.gateway import gateway
+from stillfresh.gateway.config import settings_of
+from stillfresh.gateway.sources import kind_for
 from stillfresh.http.client import new_client
 from stillfresh.systems.coordinator import (
     Database,
@@ -23,9 +26,6 @@ from stillfresh.systems.feed import FeedCache, FeedEngine
 from stillfresh.systems.feed.http import HttpFeedSource
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
-from stillfresh.web import gateway
-from stillfresh.web.config import settings_of
-from stillfresh.web.sources import kind_for
 from tests.kit.coordinator import VIEWER, post
 from tests.kit.servers.raw import RawUpstream
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Cache
-from stillfresh.live import Hub, Live
+from stillfresh.gateway.live import Hub, Live
 from tests.kit.live import Start, Upstream, games, served
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from stillfresh import Answer, Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.engine.lane import LaneState
-from stillfresh.live import Connection, Hub, HubUpdate
-from stillfresh.live import hub as live_hub
-from stillfresh.live.hub import joined
+from stillfresh.gateway.live import Connection, Hub, HubUpdate
+from stillfresh.gateway.live import hub as live_hub
+from stillfresh.gateway.live.hub import joined
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, turns

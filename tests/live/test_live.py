@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from stillfresh import Cache, ConfigError
-from stillfresh.live import Hub, Live
+from stillfresh.gateway.live import Hub, Live
 from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
 from tests.kit.live import Start, Upstream, until, viewing
@@ -241,7 +241,7 @@ class TestG3SignIn:
         self, start: Start, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Signing in fails, in time, and the connection goes on as a guest's."""
-        monkeypatch.setattr("stillfresh.live.sign_in.SIGN_IN_TIMEOUT", 0.05)
+        monkeypatch.setattr("stillfresh.gateway.live.sign_in.SIGN_IN_TIMEOUT", 0.05)
 
         async def hook(token: str) -> Any:
             if answer == "raises":
@@ -617,7 +617,7 @@ class TestG20Memory:
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Takes at most 28 KiB of ours: 60 KiB with what the server has for a connection."""
-        monkeypatch.setattr("stillfresh.live.outbox.MOST_FRAMES", 1)
+        monkeypatch.setattr("stillfresh.gateway.live.outbox.MOST_FRAMES", 1)
         live = Live(hub, sleep=never)
         text = json.dumps({"type": "subscribe", "items": [["price", f"p{n}"] for n in range(200)]})
         scope: Any = {"type": "websocket", "headers": [], "query_string": b"batch=1"}

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from stillfresh.live.messages import (
+from stillfresh.gateway.live.messages import (
     MAX_ID,
     ClientMessage,
     Close,
@@ -23,7 +23,7 @@ from stillfresh.live.messages import (
 from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
 ROOT = Path(__file__).parent.parent.parent
-STATIC = ROOT / "src" / "stillfresh" / "web" / "static"
+STATIC = ROOT / "src" / "stillfresh" / "gateway" / "static"
 SAID = {tag.__struct_config__.tag: tag for tag in get_args(ClientMessage)}
 HEARD = {
     tag.__struct_config__.tag: tag
@@ -110,7 +110,7 @@ class TestG5Shipped:
         [wheel] = tmp_path.glob("*.whl")
         names = set(zipfile.ZipFile(wheel).namelist())
         for file in STATIC.iterdir():
-            assert f"stillfresh/web/static/{file.name}" in names
+            assert f"stillfresh/gateway/static/{file.name}" in names
 
     def test_nothing_from_upstream_is_ever_html(self) -> None:
         """The client has no way to write any."""

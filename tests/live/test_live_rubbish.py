@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stillfresh.live import Hub, Live
-from stillfresh.live.messages import BURST, ErrorMessage, PongMessage
-from stillfresh.live.outbox import MOST, Frames, Outbox
+from stillfresh.gateway.live import Hub, Live
+from stillfresh.gateway.live.messages import BURST, ErrorMessage, PongMessage
+from stillfresh.gateway.live.outbox import MOST, Frames, Outbox
 from stillfresh.testing import ManualClock
 from tests.kit.live import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
@@ -230,8 +230,8 @@ class TestG3SlowReaders:
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They have a moment, and no more."""
-        monkeypatch.setattr("stillfresh.live.app.GRACE", 0.05)
-        monkeypatch.setattr("stillfresh.live.session.CLOSING", 0.05)
+        monkeypatch.setattr("stillfresh.gateway.live.app.GRACE", 0.05)
+        monkeypatch.setattr("stillfresh.gateway.live.session.CLOSING", 0.05)
         live = Live(hub, sleep=never)
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         stuck = asyncio.Event()

@@ -12,8 +12,8 @@ from stillfresh.engine import Answer
 from stillfresh.engine.model import Origin
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.live.hub import Viewed
-from stillfresh.live.messages import (
+from stillfresh.gateway.live.hub import Viewed
+from stillfresh.gateway.live.messages import (
     BURST,
     RATE,
     BadMessage,
@@ -26,7 +26,7 @@ from stillfresh.live.messages import (
     pulse,
     read,
 )
-from stillfresh.live.outbox import FULL_FRAME, MOST_FRAMES, Frames, text_of
+from stillfresh.gateway.live.outbox import FULL_FRAME, MOST_FRAMES, Frames, text_of
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 

@@ -11,10 +11,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from stillfresh.bounded import MessageRate
-from stillfresh.live import Hub, Live
+from stillfresh.gateway.live import Hub, Live
+from stillfresh.gateway.server import sockets
+from stillfresh.gateway.server.sockets import BURST, MOST_PARTS, RATE, SocketProtocol
 from stillfresh.pages.edge import LINGER
-from stillfresh.server import sockets
-from stillfresh.server.sockets import BURST, MOST_PARTS, RATE, SocketProtocol
 from stillfresh.testing import ManualClock
 from tests.kit.live import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
 

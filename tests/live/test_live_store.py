@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Cache, StoreError
-from stillfresh.live import Hub, Live, connection
+from stillfresh.gateway.live import Hub, Live, connection
 from tests.kit.cli import said
 from tests.kit.live import Upstream, served, viewing
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh.live import Hub, Live
+from stillfresh.gateway.live import Hub, Live
 from stillfresh.systems.waiting.messages import InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper
@@ -384,7 +384,7 @@ class TestG12Unavailable:
         how: str,
     ) -> None:
         """Refused by name; what was subscribed stays, and so does what is for all."""
-        monkeypatch.setattr("stillfresh.live.sign_in.SIGN_IN_TIMEOUT", 0.05)
+        monkeypatch.setattr("stillfresh.gateway.live.sign_in.SIGN_IN_TIMEOUT", 0.05)
         live, port = await start(authenticate=people)
         async with viewing(port) as viewer:
             await signed_in(viewer)

@@ -20,13 +20,13 @@ from stillfresh import Cache, Policy, TtlCache
 from stillfresh.cli import main
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError
+from stillfresh.gateway.config import Mistakes, load
 from stillfresh.pages import PageCache
 from stillfresh.systems.coordinator import Kind, TtlConfig
 from stillfresh.systems.feed import Comment, FeedCache, Topic
 from stillfresh.systems.waiting import WaitingCache
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
-from stillfresh.web.config import Mistakes, load
 
 MODEST = settings(max_examples=60, deadline=None)
 FEW = settings(max_examples=25, deadline=None)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError, LoadFailed
-from stillfresh.systems.coordinator import Kind
-from stillfresh.web import gateway
-from stillfresh.web.config import (
+from stillfresh.gateway import gateway
+from stillfresh.gateway.config import (
     KindSettings,
     Mistakes,
     PagesSettings,
@@ -23,8 +22,9 @@ from stillfresh.web.config import (
     StoreSettings,
     settings_of,
 )
-from stillfresh.web.fields import keys_of
-from stillfresh.web.sources import id_maker, listed, views_by_id
+from stillfresh.gateway.fields import keys_of
+from stillfresh.gateway.sources import id_maker, listed, views_by_id
+from stillfresh.systems.coordinator import Kind
 
 MODEST = settings(max_examples=40)
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stillfresh.live.messages import Code
+from stillfresh.gateway import gateway
+from stillfresh.gateway.app import Gateway
+from stillfresh.gateway.live.messages import Code
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import gateway
-from stillfresh.web.app import Gateway
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 

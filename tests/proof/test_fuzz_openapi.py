@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stillfresh.gateway import Gateway, gateway
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import Gateway, gateway
 
 if TYPE_CHECKING:
     from schemathesis import Case

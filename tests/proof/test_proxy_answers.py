@@ -13,10 +13,10 @@ from itertools import count
 import pytest
 from starlette.types import ASGIApp
 
+from stillfresh.gateway.config import PagesSettings
+from stillfresh.gateway.sources import site_of
 from stillfresh.pages import PageCache, Route
 from stillfresh.testing import ManualClock
-from stillfresh.web.config import PagesSettings
-from stillfresh.web.sources import site_of
 from tests.kit.asgi_client import Heard, ask, http_scope
 from tests.kit.bad_answers import GROUPS, SLOW, Bad, noted
 from tests.kit.servers.raw import RawUpstream, raw_upstream

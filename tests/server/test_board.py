@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.server.board import HEAD, Board
+from stillfresh.gateway.server.board import HEAD, Board
 from tests.kit.processes import ROOT
 
 SIZE = 40
@@ -54,7 +54,7 @@ class TestG14Board:
         """Another process writes as fast as it can, and is killed: every text is one of its own."""
         script = f"""
 import os, signal, time
-from stillfresh.server.board import Board
+from stillfresh.gateway.server.board import Board
 board = Board(1, {SIZE})
 if not (pid := os.fork()):
     while True:

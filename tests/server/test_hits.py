@@ -10,13 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
+from stillfresh.gateway.server.access import AccessLog
+from stillfresh.gateway.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
+from stillfresh.gateway.server.listening import server_config
+from stillfresh.gateway.server.protocol import Protocol
 from stillfresh.logs import Hidden, LineWriter
 from stillfresh.pages.clients import checked_networks
 from stillfresh.pages.edge import Edge
-from stillfresh.server.access import AccessLog
-from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
-from stillfresh.server.listening import server_config
-from stillfresh.server.protocol import Protocol
 from tests.kit.page_world import SAYS, PageWorld, Step, changes
 
 LINES = (
@@ -165,7 +165,7 @@ class World(PageWorld):
 @pytest.fixture(autouse=True)
 def _one_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of the server's own say the time of day."""
-    for module in ("stillfresh.server.listening", "stillfresh.server.protocol"):
+    for module in ("stillfresh.gateway.server.listening", "stillfresh.gateway.server.protocol"):
         monkeypatch.setattr(f"{module}.http_date_text", lambda _: b"today")
 
 

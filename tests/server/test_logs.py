@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from stillfresh import Cache
 from stillfresh.errors import LoadFailed, without_secrets
+from stillfresh.gateway.server.access import LONGEST_PATH, AccessLog
 from stillfresh.logs import Hidden, LineHandler, LineWriter, json_line, passwords_in, pieces
-from stillfresh.server.access import LONGEST_PATH, AccessLog
 from stillfresh.testing import ManualClock
 
 PIPE = select.PIPE_BUF

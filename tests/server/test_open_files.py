@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh.server.open_files import OpenFiles, raise_limit
+from stillfresh.gateway.server.open_files import OpenFiles, raise_limit
 from stillfresh.testing import ManualClock
 from tests.kit.serve import Proxy, raw_site
 

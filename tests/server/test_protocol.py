@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stillfresh.gateway.server.listening import Server
+from stillfresh.gateway.server.protocol import LONGEST_HEAD, Protocol
+from stillfresh.gateway.server.sockets import SocketProtocol
 from stillfresh.pages.routes import INTERIM
-from stillfresh.server.listening import Server
-from stillfresh.server.protocol import LONGEST_HEAD, Protocol
-from stillfresh.server.sockets import SocketProtocol
 from tests.kit.gateway import running
 
 WHOLE = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -81,7 +81,7 @@ async def said(port: int, *parts: bytes) -> bytes:
 class TestG1SlowHeads:
     @pytest.fixture(autouse=True)
     def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stillfresh.server.protocol.HEAD_TIME", 0.1)
+        monkeypatch.setattr("stillfresh.gateway.server.protocol.HEAD_TIME", 0.1)
 
     @pytest.mark.parametrize(
         "parts", [(WHOLE[:20],), (b"G",), (WHOLE[:5], WHOLE[5:9]), (WHOLE, WHOLE[:9])]

@@ -351,7 +351,7 @@ class TestG17Mistakes:
         script = f"""
 import os, socket
 from stillfresh import ConfigError, StillfreshError
-from stillfresh.server import Board, Workers
+from stillfresh.gateway.server import Board, Workers
 def work(worker):
     {how}
 with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -369,7 +369,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
         """The others go on, and the parent with them."""
         script = """
 import os, signal, socket, time
-from stillfresh.server import Board, Workers
+from stillfresh.gateway.server import Board, Workers
 def work(worker):
     if worker.place:
         raise SystemExit(3)
@@ -394,7 +394,7 @@ class TestG14Held:
         """What the one before held in its place is not held again while the next one starts."""
         script = """
 import os, signal, socket, sys
-from stillfresh.server import Board, Workers
+from stillfresh.gateway.server import Board, Workers
 def work(worker):
     if not worker.board.read(0):
         worker.board.write(0, b"held")

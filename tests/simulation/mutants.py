@@ -19,7 +19,7 @@ from stillfresh.engine.news import News, Notices
 from stillfresh.engine.queue import OVER, Batch, Flight, Queue
 from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
-from stillfresh.live import Connection
+from stillfresh.gateway.live import Connection
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore

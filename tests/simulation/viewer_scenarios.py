@@ -8,8 +8,8 @@ from functools import cache
 from math import ceil
 
 from stillfresh.errors import LoadFailed, StillfreshError
-from stillfresh.live import Connection, Hub
-from stillfresh.live.hub import joined
+from stillfresh.gateway.live import Connection, Hub
+from stillfresh.gateway.live.hub import joined
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import Observed, Process, Promise, Version, World
 

@@ -88,7 +88,7 @@ class TestG18Extras:
             ("stillfresh.contrib.django", "django"),
             ("stillfresh.contrib.flask", "flask"),
             ("stillfresh.contrib.postgres", "psycopg"),
-            ("stillfresh.web", "starlette"),
+            ("stillfresh.gateway", "starlette"),
             ("stillfresh.systems.feed.http", "httpx2"),
             ("stillfresh.http.client", "httpx2"),
         ],

@@ -29,7 +29,7 @@ from stillfresh import (
     Watch,
 )
 from stillfresh.events import Events, Unsubscribe
-from stillfresh.live import Connection, Hub, HubUpdate
+from stillfresh.gateway.live import Connection, Hub, HubUpdate
 from stillfresh.systems.coordinator import (
     CoordinatorsManager,
     Database,

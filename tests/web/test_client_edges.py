@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.async_api import Page, WebSocketRoute
 
-from stillfresh.live.messages import Close
+from stillfresh.gateway.live.messages import Close
 from tests.kit.browser_site import Site, show, text_is
 from tests.kit.live import until
 

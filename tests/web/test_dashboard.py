@@ -19,21 +19,21 @@ from stillfresh import Cache, StoreError
 from stillfresh.engine import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
+from stillfresh.gateway import Gateway, gateway
+from stillfresh.gateway.entries import CHUNK, MOST_DECODED, MOST_SHOWN, shown_value
+from stillfresh.gateway.guard import MOST_ADDRESSES, Operators
+from stillfresh.gateway.numbers import KEPT, Gauge, Numbers
+from stillfresh.gateway.replies import Problem
+from stillfresh.gateway.rules_totals import summed
+from stillfresh.gateway.server import Board, Worker
 from stillfresh.pages import Page, PageCache
 from stillfresh.pages.edge import checked_networks
 from stillfresh.pages.model import Head, StoredPage
 from stillfresh.pages.stored import PageCodec
-from stillfresh.server import Board, Worker
 from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
-from stillfresh.web import Gateway, gateway
-from stillfresh.web.entries import CHUNK, MOST_DECODED, MOST_SHOWN, shown_value
-from stillfresh.web.guard import MOST_ADDRESSES, Operators
-from stillfresh.web.numbers import KEPT, Gauge, Numbers
-from stillfresh.web.replies import Problem
-from stillfresh.web.rules_totals import summed
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -935,7 +935,7 @@ class TestG12Guesses:
         """What was guessed at one process, the next one counts, too."""
         script = """
 import os
-from stillfresh.web.guard import Operators
+from stillfresh.gateway.guard import Operators
 scope = {"client": ("192.0.2.7", 1), "headers": []}
 operators = Operators("right")
 for number in range(10):

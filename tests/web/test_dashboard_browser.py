@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Mount, Route
 
 from stillfresh import Cache
+from stillfresh.gateway import Dashboard, gateway
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import Dashboard, gateway
 from tests.kit.serving import served
 
 NewPage = Callable[..., Awaitable[Page]]

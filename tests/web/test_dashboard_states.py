@@ -20,11 +20,11 @@ from starlette.responses import PlainTextResponse
 from stillfresh import Cache, LoadFailed, StoreError
 from stillfresh.engine import Origin, ResourceStats
 from stillfresh.freshness import Verdict
+from stillfresh.gateway import Gateway, gateway
+from stillfresh.gateway.server import Board, Worker
 from stillfresh.pages import PageCache
-from stillfresh.server import Board, Worker
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import Gateway, gateway
 from tests.kit.layout import wrong_with
 from tests.kit.serving import served
 

@@ -19,11 +19,11 @@ from websockets.asyncio.client import connect
 
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
+from stillfresh.gateway import Gateway, gateway
+from stillfresh.gateway.guard import checked_hosts, is_called_rightly, is_local
+from stillfresh.gateway.server.listening import server_config
 from stillfresh.pages import IsrMiddleware, PageCache
-from stillfresh.server.listening import server_config
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import Gateway, gateway
-from stillfresh.web.guard import checked_hosts, is_called_rightly, is_local
 from tests.kit.gateway import client_of, running
 from tests.kit.servers.valkey import binary_of, serving
 
@@ -549,7 +549,7 @@ class TestG7Health:
 
     async def test_a_silent_store_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It has a time to answer."""
-        monkeypatch.setattr("stillfresh.web.numbers.READY_WITHIN", 0.05)
+        monkeypatch.setattr("stillfresh.gateway.numbers.READY_WITHIN", 0.05)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             app: Gateway = gateway(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
             async with asked(app) as client:

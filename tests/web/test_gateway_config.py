@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy
-from stillfresh.pages import Route
-from stillfresh.web.config import (
+from stillfresh.gateway.config import (
     KindSettings,
     Mistakes,
     OutboxSettings,
@@ -23,8 +22,9 @@ from stillfresh.web.config import (
     load,
     settings_of,
 )
-from stillfresh.web.fields import keys_of
-from stillfresh.web.sources import page_cache_of
+from stillfresh.gateway.fields import keys_of
+from stillfresh.gateway.sources import page_cache_of
+from stillfresh.pages import Route
 
 MODELS = {
     "store": StoreSettings,

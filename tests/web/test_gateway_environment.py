@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from stillfresh.cli import main
 from stillfresh.cli.serving import serve
+from stillfresh.gateway.app import Gateway
+from stillfresh.gateway.config import MODELS, Mistakes, Settings, load
+from stillfresh.gateway.environment import variables_in
+from stillfresh.gateway.reloading import after_reload, unchangeable
 from stillfresh.pages import Route
-from stillfresh.web.app import Gateway
-from stillfresh.web.config import MODELS, Mistakes, Settings, load
-from stillfresh.web.environment import variables_in
-from stillfresh.web.reloading import after_reload, unchangeable
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -21,13 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from stillfresh.engine.rules import Terms, watched_until
 from stillfresh.freshness import Policy
+from stillfresh.gateway.app import Gateway
+from stillfresh.gateway.config import settings_of
+from stillfresh.gateway.gets import GotCodec, GotView, address, terms_of
+from stillfresh.gateway.serving import gateway_of
 from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text
 from stillfresh.stores.contract import Copy, Mark
-from stillfresh.web.app import Gateway
-from stillfresh.web.config import settings_of
-from stillfresh.web.gets import GotCodec, GotView, address, terms_of
-from stillfresh.web.serving import gateway_of
 from tests.kit.gateway import running
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.errors import LoadFailed
+from stillfresh.gateway.config import Settings, settings_of
+from stillfresh.gateway.serving import gateway_of
+from stillfresh.gateway.sources import Authority, id_maker, views_by_id
 from stillfresh.http.client import Endpoint, new_client
-from stillfresh.web.config import Settings, settings_of
-from stillfresh.web.serving import gateway_of
-from stillfresh.web.sources import Authority, id_maker, views_by_id
 from tests.kit.gateway import Api, api_config, running
 
 

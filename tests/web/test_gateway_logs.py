@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from stillfresh.web.config import LogSettings, Mistakes, load
-from stillfresh.web.serving import secrets_of
+from stillfresh.gateway.config import LogSettings, Mistakes, load
+from stillfresh.gateway.serving import secrets_of
 from tests.kit.cli import COMMAND, call
 from tests.kit.serve import raw_site
 

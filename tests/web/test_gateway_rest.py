@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from stillfresh.engine import RetryAfter
-from stillfresh.live import sign_in
+from stillfresh.gateway import Gateway, gateway
+from stillfresh.gateway.live import sign_in
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
-from stillfresh.web import Gateway, gateway
 from tests.kit.gateway import client_of, running
 
 
@@ -344,7 +344,7 @@ class TestG2Batch:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """408, over a socket that says no more."""
-        monkeypatch.setattr("stillfresh.web.replies.BODY_WITHIN", 0.05)
+        monkeypatch.setattr("stillfresh.gateway.replies.BODY_WITHIN", 0.05)
         async with running(World().gateway) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
             writer.write(

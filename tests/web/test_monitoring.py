@@ -14,12 +14,12 @@ from starlette.responses import PlainTextResponse
 
 from stillfresh.engine import Lag, Origin
 from stillfresh.freshness import Verdict
+from stillfresh.gateway import gateway
+from stillfresh.gateway.responses import PARTS
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.upstream import Upstream
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import gateway
-from stillfresh.web.responses import PARTS
 from tests.kit.gateway import client_of
 from tests.kit.held_store import SteppedStore
 from tests.kit.processes import ROOT

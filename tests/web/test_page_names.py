@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh.web.config import ServerSettings
-from stillfresh.web.serving import listens_on_loopback
+from stillfresh.gateway.config import ServerSettings
+from stillfresh.gateway.serving import listens_on_loopback
 from tests.kit.serve import Proxy, raw_site
 
 EVIL = ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", ""]

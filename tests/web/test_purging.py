@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from stillfresh import ConfigError
+from stillfresh.gateway import Gateway, gateway
+from stillfresh.gateway.config import settings_of
+from stillfresh.gateway.purging import PurgeRequests
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.edge import Edge, checked_networks
-from stillfresh.web import Gateway, gateway
-from stillfresh.web.config import settings_of
-from stillfresh.web.purging import PurgeRequests
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

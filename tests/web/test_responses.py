@@ -8,9 +8,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from stillfresh.errors import ConfigError
+from stillfresh.gateway import gateway
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.systems.coordinator import Kind
-from stillfresh.web import gateway
 from tests.kit.gateway import client_of
 
 SAMPLE = re.compile(r"stillfresh_http_(\w+)_total\{(.*)\} (\d+)")

@@ -13,9 +13,9 @@ from stillfresh.engine.counts import COUNTERS, GAUGES, Counts
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.engine.spans import TIME_BUCKETS, Timing
 from stillfresh.freshness import Verdict
+from stillfresh.gateway.rules_totals import Totals, summed
+from stillfresh.gateway.serving import PLACE_BY_KIND
 from stillfresh.stores.contract import Failure
-from stillfresh.web.rules_totals import Totals, summed
-from stillfresh.web.serving import PLACE_BY_KIND
 
 COUNTED = ["reads_by_origin", "ages", "load_seconds", "objective_met", "objective_missed"]
 COUNTED += ["age_sum", *(name for name, _ in COUNTERS)]

@@ -202,8 +202,8 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     is_told = any(it.startswith(("STILLFRESH_PAGES__", "STILLFRESH_KINDS__")) for it in os.environ)
     if file is None and "pages.upstream" not in options and not is_told:
         raise click.UsageError("name a FILE of settings, or --upstream URL.")
-    config = extra("stillfresh.web.config", "web")
-    serving = extra("stillfresh.web.serving", "web")
+    config = extra("stillfresh.gateway.config", "web")
+    serving = extra("stillfresh.gateway.serving", "web")
     try:
         settings = config.load(file, tables)
     except config.Mistakes as exc:
@@ -233,7 +233,7 @@ def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
     Prints one line for each mistake, with its key, and exits with 2. It opens nothing: whether the
     store and the site can be reached is not checked.
     """
-    config = extra("stillfresh.web.config", "web")
+    config = extra("stillfresh.gateway.config", "web")
     try:
         settings = config.load(file)
     except config.Mistakes as exc:

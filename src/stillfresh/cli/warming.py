@@ -163,7 +163,7 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
             f"store {settings.store.url}: would be gone when this command ends; name the URL of "
             "the gateway that has it, or set store.url"
         )
-    serving = extra("stillfresh.web.serving", "web")
+    serving = extra("stillfresh.gateway.serving", "web")
     async with client.new_client(serving.LONGEST_WAIT, kept=serving.KEPT) as sources:
         app = serving.gateway_of(settings, sources, is_listening=False)
         here = client.httpx2.ASGITransport(app=app)
@@ -175,7 +175,7 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
 
 
 def _settings(target: str, upstream: str | None) -> Any:  # noqa: ANN401 (its module is an extra's)
-    config = extra("stillfresh.web.config", "web")
+    config = extra("stillfresh.gateway.config", "web")
     if target.endswith(".toml"):
         _refuse(upstream, "a FILE")
         return config.load(target)

@@ -7,12 +7,12 @@ from stillfresh.errors import needs
 from stillfresh.sync import SyncCache
 
 if TYPE_CHECKING:
-    from stillfresh.web import Dashboard
+    from stillfresh.gateway import Dashboard
 
 
 def dashboard_of(cache: SyncCache, token: str | None) -> "Dashboard":
     """The dashboard of this cache. Raises MissingExtra without `stillfresh[web]`."""
     with needs("web", "the dashboard"):
-        module = import_module("stillfresh.web")
+        module = import_module("stillfresh.gateway")
     board: Dashboard = module.Dashboard(cache, token=token)
     return board

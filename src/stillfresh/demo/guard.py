@@ -11,8 +11,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stillfresh.web.guard import EVERYWHERE, LOCAL_NAMES, host_name, is_address, is_of_this_page
-from stillfresh.web.replies import POLICY, SAFETY
+from stillfresh.gateway.guard import EVERYWHERE, LOCAL_NAMES, host_name, is_address, is_of_this_page
+from stillfresh.gateway.replies import POLICY, SAFETY
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without a preflight request of the browser."""

@@ -30,17 +30,17 @@ from stillfresh.demo.visitors import Visitors, key_in
 from stillfresh.demo.world import UpstreamData
 from stillfresh.engine import Cache, RetryAfter
 from stillfresh.errors import StillfreshError
-from stillfresh.live import Hub
+from stillfresh.gateway import gateway
+from stillfresh.gateway.live import Hub
+from stillfresh.gateway.server import Server, address, bound, server_config
 from stillfresh.logs import quietly
 from stillfresh.pages import IsrMiddleware, PageCache
-from stillfresh.server import Server, address, bound, server_config
 from stillfresh.systems.coordinator import Kind, NexusClient
 from stillfresh.systems.coordinator.rules import by_id, post_id, user_id
 from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.systems.feed.http import HttpFeedSource
 from stillfresh.systems.waiting.backend import Games
 from stillfresh.systems.waiting.messages import InvalidatedNews
-from stillfresh.web import gateway
 
 PATIENCE: Final = "15s"
 """Longer than the slowest lookup: slow is not failing."""

@@ -31,13 +31,13 @@ from stillfresh.demo.upstream import BreakableUpstream
 from stillfresh.demo.visitors import DemoVisitor, Visitors
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import StillfreshError
+from stillfresh.gateway import Gateway
 from stillfresh.systems.feed import Comment, FeedEngine
 from stillfresh.systems.feed.http import FeedHttpError
-from stillfresh.web import Gateway
 
 COOKIE: Final = "stillfresh_demo"
 STATIC: Final = Path(__file__).parent / "static"
-GATEWAYS: Final = ("stillfresh.web", "static")
+GATEWAYS: Final = ("stillfresh.gateway", "static")
 """The look that the demo shares with the dashboard."""
 EVERY: Final = 1.0
 """Seconds between two states that are sent to an open page."""

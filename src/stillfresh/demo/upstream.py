@@ -24,7 +24,7 @@ from stillfresh.demo.rules import Pace
 from stillfresh.demo.tables import Tables
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
-from stillfresh.server import Server, bound
+from stillfresh.gateway.server import Server, bound
 from stillfresh.systems.feed import Comment
 from stillfresh.systems.waiting.backend import GameError, Games
 from stillfresh.systems.waiting.backend.app import games_app

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stillfresh import Cache
-from stillfresh.live import Hub
+from stillfresh.gateway.live import Hub
 from stillfresh.systems.coordinator import Kind
 
 

@@ -18,6 +18,6 @@ from stillfresh.errors import needs
 with needs("fastapi", "stillfresh.contrib.fastapi"):
     from stillfresh.contrib.fastapi.life import lifespan
     from stillfresh.contrib.fastapi.route import FreshRoute, fresh
-    from stillfresh.web import Dashboard
+    from stillfresh.gateway import Dashboard
 
 __all__ = ["Dashboard", "FreshRoute", "fresh", "lifespan"]

@@ -12,7 +12,7 @@ from stillfresh.contrib.fastapi.route import check_order
 from stillfresh.contrib.routes import check_cache
 from stillfresh.engine import Cache
 from stillfresh.errors import StoreError
-from stillfresh.web import Dashboard
+from stillfresh.gateway import Dashboard
 
 Own = Callable[[Any], AbstractAsyncContextManager[Any]]
 

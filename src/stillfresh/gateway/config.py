@@ -1,0 +1,341 @@
+"""`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it (G1)."""
+
+import os
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from stillfresh.engine.keys import checked_kind
+from stillfresh.errors import ConfigError, shown
+from stillfresh.gateway import fields
+from stillfresh.gateway.environment import by_name, variables_in
+from stillfresh.gateway.fields import key, keyed, noted, read_table, unknown
+from stillfresh.gateway.guard import checked_token
+from stillfresh.pages import KIND as PAGE
+from stillfresh.pages import MAX_BODY
+from stillfresh.pages.routes import CREDENTIALS, Forward, Route
+from stillfresh.pages.upstream import CONNECTIONS, MAX_STREAMS, MIN_UPLOAD_RATE, POOL_WAIT
+from stillfresh.stores import for_tenant, store_for
+
+TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
+LONGEST: Final = 1_000_000
+"""The most bytes of a file of settings."""
+
+
+class Mistakes(ConfigError):
+    """All mistakes of a file, one line each."""
+
+    def __init__(self, mistakes: list[str]) -> None:
+        self.mistakes = tuple(map(_line, mistakes))
+        super().__init__("\n".join(self.mistakes))
+
+
+def _line(text: str) -> str:
+    """One line, even if a key has line breaks."""
+    return "".join(it if it.isprintable() else "�" for it in text)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """`[store]`: where entities and pages are kept."""
+
+    url: str = key(fields.store_url, "memory://")
+    memory_for: float = key(fields.duration, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PagesSettings:
+    """`[pages]`: a site whose pages are cached."""
+
+    upstream: str = key(fields.upstream)
+    routes: Mapping[str, Route] = key(fields.routes, {})
+    query: tuple[str, ...] | None = key(fields.texts, None)
+    site_hosts: tuple[str, ...] = key(fields.hosts, ())
+    tenant: str | None = key(fields.tenant, None)
+    max_body: int = key(fields.whole(1, 2**30), MAX_BODY)
+    timeout: float = key(fields.positive(3_600), 30.0)
+    trusted_proxies: tuple[str, ...] = key(fields.networks, ())
+    forward: Forward | None = key(fields.forward, None)  # noqa: RUF009 (a field)
+    credentials: tuple[str, ...] = key(fields.credentials, CREDENTIALS)
+    stale_for: float = key(fields.duration, 604_800.0)
+    error_for: float = key(fields.duration, 604_800.0)
+    absent_for: float = key(fields.duration, 10.0)
+    max_streams: int = key(fields.whole(1, 1_000_000), MAX_STREAMS)
+    heuristic: bool = key(fields.flag, default=False)
+    cdn_override: bool = key(fields.flag, default=False)
+    expose_tags: bool = key(fields.flag, default=False)
+    purge_from: tuple[str, ...] = key(fields.networks, ())
+    objective: str | None = key(fields.objective, None)
+    normalise_query: bool = key(fields.flag, default=False)
+    site_connections: int = key(fields.whole(1, 100_000), CONNECTIONS)
+    pool_wait: float = key(fields.duration, POOL_WAIT)
+    min_upload_rate: int = key(fields.whole(0, 1_000_000), MIN_UPLOAD_RATE)
+
+
+@dataclass(frozen=True, slots=True)
+class KindSettings:
+    """`[kinds.NAME]`: entities of an upstream API."""
+
+    name: str
+    fresh_for: float = key(fields.positive(10 * 365 * 86_400))
+    url: str | None = key(fields.url_template, None)
+    batch_url: str | None = key(fields.url, None)
+    terms: str = key(fields.one_of("own", "upstream"), "own")
+    concurrency: int = key(fields.whole(1, 1_000), 4)
+    ids_field: str = key(fields.text, "ids")
+    id: str = key(fields.template, "{id}")
+    list_field: str | None = key(fields.path, None)
+    stale_for: float = key(fields.duration, 86_400.0)
+    error_for: float = key(fields.duration, 86_400.0)
+    absent_for: float | None = key(fields.duration, None)
+    max_batch: int = key(fields.whole(1, 1_000), 20)
+    timeout: float = key(fields.positive(30), 10.0)
+    max_bytes: int = key(fields.whole(1, 2**30), 8 * 1024 * 1024)
+    headers: Mapping[str, str] = key(fields.headers, {}, secret=True)
+    per_viewer: bool = key(fields.flag, default=False)
+    viewer_field: str = key(fields.text, "viewer_id")
+    objective: str | None = key(fields.objective, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`[server]`: where it listens, and which clients it accepts."""
+
+    host: str = key(fields.host, "127.0.0.1")
+    port: int = key(fields.whole(0, 65_535), 8080)
+    hosts: tuple[str, ...] = key(fields.hosts, ())
+    origins: tuple[str, ...] = key(fields.origins, ())
+    token: str | None = key(checked_token, None, secret=True)
+    authenticate_url: str | None = key(fields.url, None)
+    max_connections: int = key(fields.whole(1, 1_000_000), 10_000)
+    token_file: str | None = key(fields.text, None)
+    workers: int = key(fields.whole(1, 256), 1)
+    uds: str | None = key(fields.text, None)
+    drain: float = key(fields.duration, 0.0)
+    record: str | None = key(fields.text, None)
+    record_share: float = key(fields.share, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """`[outbox]`: a PostgreSQL database whose changes invalidate pages by tag (E8)."""
+
+    database: str = key(fields.text, secret=True)
+    consumer: str = key(fields.text, "cache")
+    max_lag: float = key(fields.positive(86_400), 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """`[log]`: what is written to standard error, and how (G16)."""
+
+    level: str = key(fields.one_of("debug", "info", "warning", "error", "critical"), "warning")
+    format: str = key(fields.one_of("text", "json"), "text")
+    access: str = key(fields.one_of("off", "text", "json"), "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of `stillfresh serve`."""
+
+    store: StoreSettings = StoreSettings()
+    pages: PagesSettings | None = None
+    kinds: tuple[KindSettings, ...] = ()
+    server: ServerSettings = ServerSettings()
+    outbox: OutboxSettings | None = None
+    log: LogSettings = LogSettings()
+
+
+MODELS: Final[dict[str, Any]] = {
+    "store": StoreSettings,
+    "pages": PagesSettings,
+    "kinds": KindSettings,
+    "server": ServerSettings,
+    "outbox": OutboxSettings,
+    "log": LogSettings,
+}
+OPTIONAL: Final = ("outbox", "pages")
+URL_KEYS: Final = ("terms",)
+BATCH_KEYS: Final = ("ids_field", "id", "list_field", "max_batch", "viewer_field")
+
+
+def load(
+    path: str | Path | None,
+    over: Mapping[str, Mapping[str, Any]] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """The file's settings; variables override them, and `over` overrides both (G17)."""
+    tables = {} if path is None else _tables(Path(path))
+    told, named, mistakes = variables_in(environ, MODELS)
+    for table in (told, over or {}):
+        _put_over(tables, table)
+    try:
+        found = settings_of(tables, environ)
+    except Mistakes as exc:
+        mistakes += [by_name(it, named) for it in exc.mistakes]
+        raise Mistakes(mistakes) from exc
+    if mistakes:
+        raise Mistakes(mistakes)
+    return found
+
+
+def _put_over(tables: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for name, it in over.items():
+        own = tables.get(name, {})
+        if not isinstance(own, dict):
+            continue  # told as a mistake of the file
+        if name == "kinds":
+            tables[name] = own = {**own}
+            _put_over(own, it)
+        else:
+            tables[name] = {**own, **it}
+
+
+def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from tables: `{"pages": {"upstream": "http://…"}}`."""
+    mistakes = [f"{it}: {unknown(it, MODELS)}" for it in tables if it not in MODELS]
+    found: dict[str, Any] = {}
+    for name in [it for it in MODELS if it in tables or it not in OPTIONAL]:
+        read = _kinds if name == "kinds" else partial(read_table, name, model=MODELS[name])
+        found[name] = read(tables.get(name, {}), mistakes=mistakes)
+    store, kinds, server = found["store"], found.pop("kinds"), found["server"]
+    pages = found.get("pages", {})
+    _find_token(server, environ, mistakes)
+    if "outbox" in found and "pages" not in found:
+        mistakes.append("outbox: goes with [pages]: it says which of them are stale, by their tags")
+    if not pages and not kinds and not mistakes:
+        mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
+    _check_viewers(kinds, server, mistakes)
+    _check_not_itself(server, pages, kinds, mistakes)
+    if server.get("workers", 1) > 1 and store.get("url", "").lower().startswith("memory:"):
+        mistakes.append(
+            f"server.workers: {server['workers']} processes cannot share {store['url']}; name a "
+            "store that they can, as sqlite:///stillfresh.db, in store.url or --store"
+        )
+    with noted(mistakes), keyed("pages.tenant"):  # I17: one tenant, wherever it is written
+        if "url" in store and pages.get("tenant"):
+            for_tenant(store_for(store["url"], time.time), pages["tenant"])
+    if mistakes:
+        raise Mistakes(mistakes)
+    made = {name: MODELS[name](**table) for name, table in found.items()}
+    return Settings(kinds=tuple(KindSettings(**kind) for kind in kinds), **made)
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        text = _read(path, LONGEST + 1)
+        if len(text) > LONGEST:
+            raise Mistakes([f"{path}: longer than {LONGEST:,} bytes"])
+        return tomllib.loads(text.decode())
+    except OSError as exc:
+        raise Mistakes([f"{path}: {exc.strerror or exc}"]) from exc
+    except UnicodeDecodeError as exc:
+        raise Mistakes([f"{path}: not UTF-8 ({exc.reason} at byte {exc.start})"]) from exc
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise Mistakes([f"{path}: not TOML: {' '.join(str(exc).split())}"]) from exc
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except ValueError as exc:  # half a character, or a NUL
+        raise OSError("no file can have this name") from exc
+
+
+def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
+    if not isinstance(tables, dict):
+        mistakes.append(f"kinds: must be tables, as [kinds.post], not {shown(tables)}")
+        return []
+    found = []
+    for name, table in tables.items():
+        where = f"kinds.{name}"
+        with noted(mistakes), keyed(where):
+            if checked_kind(name) == PAGE:
+                raise ConfigError("pages are kept under this name; choose another one")
+        kind = {"name": name, **read_table(where, table, KindSettings, mistakes)}
+        if isinstance(table, dict):
+            _check_way(where, table, kind, mistakes)
+        found.append(kind)
+    return found
+
+
+def _check_way(
+    where: str, table: Mapping[str, Any], kind: Mapping[str, Any], mistakes: list[str]
+) -> None:
+    """G11: views are fetched one by one or in batches; each way has its own keys."""
+    if ("url" in table) is ("batch_url" in table):
+        said = "both are set" if "url" in table else "neither is set"
+        mistakes.append(
+            f"{where}.url: {said}; write url (a GET for each id) or batch_url (a POST for many)"
+        )
+        return
+    way, other = ("url", "batch_url") if "url" in table else ("batch_url", "url")
+    mistakes.extend(
+        f"{where}.{it}: is for kinds with {other}, and this kind has {way}; remove it"
+        for it in (BATCH_KEYS if way == "url" else URL_KEYS)
+        if it in table
+    )
+    if (url := kind.get("url")) and ("{viewer_id}" in url) is not kind.get("per_viewer", False):
+        mistakes.append(f"{where}.url: {{viewer_id}} belongs into it if the kind is per_viewer")
+
+
+def _find_token(server: dict[str, Any], environ: Mapping[str, str], mistakes: list[str]) -> None:
+    """From the file, from a file that it names, or from the environment."""
+    file, token, told = server.get("token_file"), server.get("token"), environ.get(TOKEN)
+    with noted(mistakes):
+        if file is not None and token is not None:
+            raise ConfigError("server.token_file: there is a server.token too; write one of them")
+        if file is not None:
+            server["token"] = _token_in(file)
+        elif token is None and told:
+            server["token"] = checked_token(told, TOKEN)
+
+
+def _token_in(file: str) -> str:
+    try:
+        told = _read(Path(file), 1_000).decode("ascii", "replace").strip()
+    except OSError as exc:
+        raise ConfigError(f"server.token_file: {file}: {exc.strerror or exc}") from exc
+    return checked_token(told, "server.token_file")
+
+
+def _check_viewers(
+    kinds: list[dict[str, Any]], server: Mapping[str, Any], mistakes: list[str]
+) -> None:
+    own = [kind for kind in kinds if kind.get("per_viewer")]
+    for kind in own:
+        name = kind.get("viewer_field")
+        if name is not None and name == kind.get("ids_field"):
+            where = f"kinds.{kind['name']}.viewer_field"
+            mistakes.append(f"{where}: is the ids_field, too: {shown(name)}")
+    if own and server.get("authenticate_url", "") is None:
+        mistakes.append(
+            "server.authenticate_url: is missing; a kind with per_viewer needs it, to find out "
+            "whose token a request has"
+        )
+
+
+def _check_not_itself(
+    server: Mapping[str, Any],
+    pages: Mapping[str, Any],
+    kinds: list[dict[str, Any]],
+    mistakes: list[str],
+) -> None:
+    """Refuse a gateway whose upstream is the gateway itself."""
+    host, port = server.get("host"), server.get("port")
+    asked = {
+        f"kinds.{it['name']}.{way}": it.get(way) for it in kinds for way in ("url", "batch_url")
+    }
+    asked["pages.upstream"] = pages.get("upstream")
+    asked["server.authenticate_url"] = server.get("authenticate_url")
+    mistakes.extend(
+        f"{where}: {url.partition('?')[0]} is where this gateway listens itself; "
+        "choose another port for one of them"
+        for where, url in asked.items()
+        if host and port and url and fields.is_at(url, host, port)
+    )

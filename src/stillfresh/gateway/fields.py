@@ -1,0 +1,275 @@
+"""Reading a table of settings: every mistake is found, each is one line with its key (G1).
+
+A reader takes a value and its key, and returns what it means or raises `ConfigError`.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from string import Formatter
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx2
+
+from stillfresh.checks import checked_share, checked_whole
+from stillfresh.durations import ALLOWED, seconds
+from stillfresh.engine import Objective
+from stillfresh.errors import ConfigError, shown, shown_address
+from stillfresh.gateway.guard import EVERYWHERE, LOCAL_NAMES, checked_origins, is_address
+from stillfresh.http.client import checked_url
+from stillfresh.http.fields import checked_headers
+from stillfresh.pages.edge import checked_networks, is_host
+from stillfresh.pages.routes import Forward, Route, Routes, checked_credentials
+from stillfresh.pages.upstream import checked_upstream
+from stillfresh.stores import checked_tenant, store_for
+
+Reader: TypeAlias = Callable[[Any, str], Any]
+REQUIRED: Final = object()
+WRITTEN: Final = "seconds as a number, or text such as '250ms', '30s', '5m', '1h', '30d'"
+OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
+    *("if-modified-since", "if-none-match", "transfer-encoding")
+}
+NUMBERS: Final = re.compile(r"[\d.]+", re.ASCII)
+NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
+PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
+PLACE: Final = re.compile(r"\{(id|viewer_id)\}")
+"""G11: the place of an id in a URL."""
+
+
+def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
+    """A key of a table: its reader, and its default."""
+    made: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
+    return dataclasses.field(metadata={"read": read}, repr=not secret, **made)
+
+
+def keys_of(table: type) -> dict[str, "dataclasses.Field[Any]"]:
+    return {it.name: it for it in dataclasses.fields(table) if it.metadata}
+
+
+def read_table(where: str, table: object, model: type, mistakes: list[str]) -> dict[str, Any]:
+    """The readable values; the others are among the mistakes."""
+    if not isinstance(table, dict):
+        mistakes.append(f"{where}: must be a table, as [{where}], not {shown(table)}")
+        return {}
+    keys, found = keys_of(model), {}
+    mistakes.extend(f"{where}.{it}: {unknown(it, keys)}" for it in table if it not in keys)
+    for name, field in keys.items():
+        if name in table:
+            with noted(mistakes):
+                found[name] = field.metadata["read"](table[name], f"{where}.{name}")
+        elif field.default_factory is dataclasses.MISSING:
+            mistakes.append(f"{where}.{name}: is missing")
+        else:
+            found[name] = field.default_factory()
+    return found
+
+
+@contextmanager
+def noted(mistakes: list[str]) -> Iterator[None]:
+    """An error of several mistakes has each of them as an argument."""
+    try:
+        yield
+    except ConfigError as exc:
+        mistakes.extend(exc.args)
+
+
+@contextmanager
+def keyed(key: str, own: str = "") -> Iterator[None]:
+    """Put the key into an error, in place of the name that the check itself uses (`own`)."""
+    try:
+        yield
+    except ConfigError as exc:
+        named = f"{own or key.rpartition('.')[2]}: "
+        raise ConfigError(f"{key}: {str(exc).removeprefix(named)}") from exc
+
+
+def unknown(key: str, known: Iterable[str]) -> str:
+    """With the key that was probably meant, or all keys."""
+    near = difflib.get_close_matches(key, known, 1)
+    meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    return f"unknown key; {meant}"
+
+
+def text(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ConfigError(f"{key}: must be printable text, not {shown_address(value)}")
+    return value
+
+
+def texts(value: object, key: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{key}: must be a list of texts, not {shown(value)}")
+    return tuple(text(it, key) for it in value)
+
+
+def objective(value: str, key: str) -> str:
+    Objective.of(value, name=key)
+    return value
+
+
+def flag(value: object, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}: must be true or false, not {shown(value)}")
+    return value
+
+
+def whole(least: int, most: int) -> Reader:
+    return lambda value, key: checked_whole(key, value, least, most)
+
+
+def duration(value: Any, key: str, most: float | None = None) -> float:  # noqa: ANN401 (as written)
+    """With `most`: above zero, and at most that."""
+    try:
+        found = seconds(value, name=key, positive=most is not None)
+    except ConfigError as exc:  # leave out forms that only Python can write
+        raise ConfigError(str(exc).replace(ALLOWED, WRITTEN)) from exc
+    if most is not None and found > most:
+        raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
+    return found
+
+
+def share(value: object, key: str) -> float:
+    return checked_share(key, value)
+
+
+def positive(most: float = math.inf) -> Reader:
+    return partial(duration, most=most)
+
+
+def _checked(read: Reader, check: Callable[[Any], object], own: str = "") -> Reader:
+    """The value that `read` returns, if `check` accepts it."""
+
+    def checked(value: object, key: str) -> object:
+        found: object = read(value, key)
+        with keyed(key, own):
+            check(found)
+        return found
+
+    return checked
+
+
+url: Final = _checked(text, checked_url, "url")
+upstream: Final = _checked(text, checked_upstream)
+store_url: Final = _checked(text, lambda it: store_for(it, time.time))
+tenant: Final = _checked(text, checked_tenant)
+credentials: Final = _checked(texts, checked_credentials)
+networks: Final = _checked(texts, checked_networks)
+origins: Final = _checked(texts, checked_origins)
+
+
+def url_template(value: object, key: str) -> str:
+    """G11: a URL with the id in its path or its query."""
+    found = text(value, key)
+    with keyed(key, "url"):
+        checked_url(PLACE.sub("x", found))
+    parts = urlsplit(found)
+    is_plain = not {"{", "}"} & set(PLACE.sub("", found) + parts.netloc)
+    if not is_plain or {".", ".."} & set(parts.path.split("/")) or "{id}" not in found:
+        like = "'https://api.example/items/{id}': {id} once or more behind the host, and no . or .."
+        raise ConfigError(f"{key}: must be like {like}, not {shown(found)}")
+    return found
+
+
+def one_of(*allowed: str) -> Reader:
+    def read(value: object, key: str) -> str:
+        if value not in allowed:
+            *first, last = map(repr, allowed)
+            raise ConfigError(f"{key}: must be {', '.join(first)} or {last}, not {shown(value)}")
+        return str(value)
+
+    return read
+
+
+forward: Final = one_of("request", "key")
+
+
+def is_at(url: str, host: str, port: int) -> bool:
+    """True if a request to this URL reaches the gateway itself."""
+    parts = httpx2.URL(url)
+    here = LOCAL_NAMES | EVERYWHERE
+    names = here if host in here else {host}
+    return parts.scheme == "http" and parts.host in names and (parts.port or 80) == port
+
+
+def headers(value: object, key: str) -> dict[str, str]:
+    with keyed(key):
+        found = checked_headers(value)
+    if taken := sorted(OURS & {name.lower() for name in found}):
+        raise ConfigError(f"{key}: {', '.join(taken)} is written by stillfresh itself")
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """A route that is written as a table: a duration, and how the site is asked (I24)."""
+
+    revalidate: float | None = key(positive(), None)
+    forward: Forward | None = key(forward, None)  # noqa: RUF009 (a field)
+
+
+def routes(value: object, key: str) -> dict[str, Route]:
+    if not isinstance(value, dict):
+        raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
+    found: dict[str, Route] = {}
+    mistakes: list[str] = []
+    for path, it in value.items():
+        with noted(mistakes):
+            found[path] = _route(it, f'{key}."{path}"')
+        with noted(mistakes), keyed(key):
+            Routes({path: found.get(path, Route())})
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return found
+
+
+def _route(value: object, key: str) -> Route:
+    if not isinstance(value, dict):
+        return Route(duration(value, key, math.inf))
+    mistakes: list[str] = []
+    found = read_table(key, value, RouteSettings, mistakes)
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return Route(found["revalidate"], forward=found["forward"])
+
+
+def hosts(value: object, key: str) -> tuple[str, ...]:
+    found = texts(value, key)
+    for host in found:
+        if not is_host(host.removeprefix("*.").encode("latin-1", "replace")):
+            raise ConfigError(f"{key}: write example.com or *.example.com, not {shown(host)}")
+    return found
+
+
+def host(value: object, key: str) -> str:
+    """The name or the valid address of a machine."""
+    name = text(value, key)
+    is_number = ":" in name or NUMBERS.fullmatch(name) is not None
+    if not (is_address(name) if is_number else NAME.fullmatch(name)):
+        raise ConfigError(f"{key}: must be a host's name or address, not {shown(name)}")
+    return name
+
+
+def path(value: object, key: str) -> str:
+    """Into an object: names with dots between them."""
+    if not isinstance(value, str) or not PATH.fullmatch(value):
+        raise ConfigError(f"{key}: must be like 'items' or 'data.items', not {shown(value)}")
+    return value
+
+
+def template(value: object, key: str) -> str:
+    """An id from a view's own fields: at least one, and nothing that only Python knows."""
+    found = text(value, key)
+    try:
+        named = [it[1:] for it in Formatter().parse(found) if it[1] is not None]
+    except ValueError:
+        named = []
+    if not named or any(form or how or not PATH.fullmatch(name or "") for name, form, how in named):
+        like = "'{id}' or '{details.author}:{details.id}'"
+        raise ConfigError(f"{key}: must be like {like}, not {shown(value)}")
+    return found

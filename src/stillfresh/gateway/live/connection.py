@@ -1,0 +1,338 @@
+"""Connection: one viewer's subscriptions, and the news that the viewer has not read yet (C14).
+
+One set of subscriptions: each id with the last answer that the viewer got. Of several new views of
+an id the newest is kept, so a slow reader never has more waiting views than subscriptions.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import msgspec
+
+from stillfresh.backoff import pause_after
+from stillfresh.engine import Answer
+from stillfresh.engine.rules import without_cause
+from stillfresh.errors import NotOpen, StillfreshError, StoreError
+from stillfresh.freshness import Verdict
+
+if TYPE_CHECKING:
+    from stillfresh.gateway.live.hub import Hub, Viewed
+
+READ: Final = 50
+"""Views read at once for a viewer that returns."""
+SHORTEST_PAUSE: Final = 0.25
+LONGEST_PAUSE: Final = 5.0
+"""Seconds after a failed read of the store; it doubles up to this."""
+Had: TypeAlias = Answer[Any] | float | None
+"""What a viewer has of an id: an answer, a copy fetched at this time, or nothing."""
+
+logger = logging.getLogger(__name__)
+
+
+class HubUpdate(msgspec.Struct, frozen=True):
+    """A new view of an item that a viewer subscribes to."""
+
+    kind: str
+    id: str
+    answer: Answer[Any]
+    """`value` is the view; `found` is False if the item does not exist (any more)."""
+
+
+class Connection:
+    """The subscriptions of one viewer. Iterate over it for new views: of each id, the newest."""
+
+    def __init__(
+        self,
+        hub: "Hub",
+        viewer_id: str | None,
+        *,
+        visible: bool,
+        tell: Callable[[], object] | None = None,
+    ) -> None:
+        self.viewer_id = viewer_id
+        self.is_visible = visible
+        self.is_open = True
+        self.waiting: dict[Viewed, Answer[Any]] = {}
+        """The newest unread update of each id."""
+        self.is_shared = False
+        """True if `waiting` is one object for all viewers, so it must not be changed."""
+        self._hub = hub
+        self._had: dict[Viewed, Had] = {}
+        """All subscribed ids, with the last answer that the viewer got."""
+        self._more: dict[Viewed, int] = {}
+        """How often a counted id was subscribed after the first time."""
+        self._behind: dict[Viewed, None] = {}
+        """Ids to be read from memory or the store."""
+        self._reader: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._changed: asyncio.Event | None = None
+        if tell is None:
+            self._changed = asyncio.Event()
+            tell = self._changed.set
+        self._tell = tell
+
+    def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """Receive new views of an item; `get` returns the present one. Raises ConfigError."""
+        viewed = self._hub.find(kind, id, self.viewer_id)
+        if viewed not in self:
+            self.add(viewed)
+        elif viewed.kind.counted:
+            self._more[viewed] = self._more.get(viewed, 0) + 1
+
+    def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """End one subscription. An unknown one changes nothing."""
+        viewed = self._hub.find(kind, id, self.viewer_id)
+        if self._more.get(viewed):
+            self._more[viewed] -= 1
+        elif viewed in self:
+            self._drop(viewed)
+
+    @property
+    def subscribed(self) -> dict[tuple[str, str], int]:
+        """Each subscribed kind and id, and how many times."""
+        return {(it.kind.name, it.id): 1 + self._more.get(it, 0) for it in self._had}
+
+    @property
+    def size(self) -> int:
+        """How many ids are subscribed."""
+        return len(self._had)
+
+    def __contains__(self, viewed: "Viewed") -> bool:
+        return viewed in self._had
+
+    def add(self, viewed: "Viewed") -> None:
+        """Subscribe to one that is not subscribed yet."""
+        self._check_open()
+        if self.size >= self._hub.max_subscriptions:
+            raise StillfreshError(
+                f"this viewer has {self.size} subscriptions, the most allowed; end some first"
+            )
+        self._hub.hold(viewed)
+        self._had[viewed] = None
+        if self.is_visible:
+            self._hub.enter(viewed, self)
+
+    def show(self, viewed: "Viewed", since: float | None = None) -> None:
+        """Send the present view, unless it is fresh and the viewer's copy is of `since`.
+
+        It loads nothing; a view that must be loaded is sent when it arrives.
+        """
+        if viewed in self:
+            self._had[viewed] = since
+            self._read([viewed])
+
+    def set_visible(self, visible: bool) -> None:
+        """Show or hide the page. Hidden, nothing is refreshed for this viewer.
+
+        A viewer that returns receives what has changed.
+        """
+        self._check_open()
+        if visible == self.is_visible:
+            return
+        self.is_visible = visible
+        for viewed in self._had:
+            (self._hub.enter if visible else self._hub.leave)(viewed, self)
+        if visible:
+            self._read(self._had)
+
+    def become(self, viewer_id: str | None) -> None:
+        """Change the viewer, or sign out with None. Subscriptions that differ by viewer end."""
+        if viewer_id != self.viewer_id:
+            self.viewer_id = viewer_id
+            for viewed in [it for it in self._had if it.kind.per_viewer]:
+                self._drop(viewed)
+
+    def reset(self) -> None:
+        """End all subscriptions, for another page."""
+        for viewed in list(self._had):
+            self._drop(viewed)
+
+    async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """Return the view of an item; load it if there is none. Raises LoadFailed."""
+        self._check_open()
+        viewed = self._hub.find(kind, id, self.viewer_id)
+        answer = await self._hub.resource(kind).get(viewed.key)
+        if viewed in self:
+            self._had[viewed] = without_cause(answer)
+        return answer
+
+    def take(self, limit: int) -> list[HubUpdate]:
+        """Return up to `limit` updates that wait. `answer.error` says why a refresh failed."""
+        news = list(islice(self.waiting.items(), limit))
+        self.took(len(news))
+        return [HubUpdate(it.kind.name, it.id, answer) for it, answer in news]
+
+    def took(self, count: int) -> None:
+        """Remove the first so many that wait."""
+        if count == len(self.waiting):
+            told, self.waiting, self.is_shared = self.waiting, {}, False
+        else:
+            waiting = self._own()
+            told = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
+        if self.is_open:
+            self._had.update(told)
+
+    def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
+        """Keep it until it is read, if it is news; True if nothing waited before.
+
+        The first of several failures is news, and the first time that it does not exist. An unread
+        view stays: the next failure is reported.
+        """
+        had = self.waiting.get(viewed) or self._had[viewed]
+        is_repeated = isinstance(had, Answer) and is_same_trouble(had, answer)
+        if is_repeated or (answer.error is not None and viewed in self.waiting):
+            return False
+        is_first = not self.waiting
+        self._own()[viewed] = answer
+        return is_first
+
+    def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
+        """Keep all new copies of this viewer's ids, and call `tell`."""
+        if not self.waiting and self._had.keys() >= moment.keys():
+            self.waiting, self.is_shared = moment, True
+        elif len(self._had) < len(moment):
+            self._own().update((it, moment[it]) for it in self._had if it in moment)
+        else:
+            self._own().update((it, moment[it]) for it in moment if it in self._had)
+        if self.waiting:
+            self.tell()
+
+    def _own(self) -> "dict[Viewed, Answer[Any]]":
+        """`waiting`, as an object that may be changed."""
+        if self.is_shared:
+            self.waiting, self.is_shared = dict(self.waiting), False
+        return self.waiting
+
+    def tell(self) -> None:
+        """Call the listener: there is something to take, or the connection has ended."""
+        try:
+            self._tell()
+        except Exception:
+            logger.exception("listener %r failed", self._tell)
+
+    def close(self) -> None:
+        """End the subscriptions: the viewer has left."""
+        if self.is_open:
+            for viewed in self._had:
+                self._let_go(viewed)
+            self.end()
+            self._hub.disconnect(self)
+
+    def end(self) -> None:
+        """Nothing more comes; an iteration still returns what waits."""
+        self.is_open = False
+        self._had.clear()
+        self._behind.clear()
+        if self._reader is not None:
+            self._reader.cancel()
+        self.tell()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[HubUpdate]:
+        return self
+
+    async def __anext__(self) -> HubUpdate:
+        """Failures are for callers of `take`."""
+        if self._changed is None:
+            raise StillfreshError(
+                "this connection was made with tell=; call take() when that is called"
+            )
+        while self.is_open or self.waiting:
+            for update in self.take(1):
+                if update.answer.error is None:
+                    return update
+            if self.is_open and not self.waiting:
+                self._changed.clear()
+                await self._changed.wait()
+        raise StopAsyncIteration
+
+    def _drop(self, viewed: "Viewed") -> None:
+        del self._had[viewed]
+        self._more.pop(viewed, None)
+        self._behind.pop(viewed, None)
+        self._own().pop(viewed, None)
+        self._let_go(viewed)
+
+    def _let_go(self, viewed: "Viewed") -> None:
+        if self.is_visible:
+            self._hub.leave(viewed, self)
+        self._hub.release(viewed)
+
+    def _read(self, behind: "Iterable[Viewed]") -> None:
+        """Read these from memory or the store, and report news."""
+        self._behind.update((it, None) for it in behind if it in self)
+        if self._reader is None and self._behind:
+            self._reader = asyncio.get_running_loop().create_task(self._read_all())
+
+    async def _read_all(self) -> None:
+        try:
+            while self._behind:
+                kind = next(iter(self._behind)).kind
+                same = (it for it in self._behind if it.kind is kind)
+                await self._read_some(kind.name, list(islice(same, READ)))
+        except NotOpen:  # the cache closes, and this connection with it
+            pass
+        finally:
+            self._reader = None
+            self._behind.clear()  # which frees its memory: deleting from it does not
+
+    async def _read_some(self, kind: str, some: "list[Viewed]") -> None:
+        """Ids that the store could not answer are read again after a pause."""
+        keys = {viewed.key: viewed for viewed in some}
+        for viewed in some:
+            del self._behind[viewed]
+        known, unread = dict[str, Answer[Any]](), set[str]()
+        try:
+            known = await self._hub.resource(kind).known(keys, unread=unread)
+        except StoreError:
+            unread.update(keys)
+        told = [self._note_known(keys[key], without_cause(it)) for key, it in known.items()]
+        if any(told):
+            self.tell()
+        self._failures = self._failures + 1 if unread else 0
+        if unread:
+            pause = pause_after(self._failures, first=SHORTEST_PAUSE, longest=LONGEST_PAUSE)
+            again = [keys[key] for key in unread]
+            asyncio.get_running_loop().call_later(pause, self._read, again)
+
+    def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
+        """True if it was reported. A newer one that came meanwhile is reported instead."""
+        if viewed not in self or self._hub.is_coming(viewed, self):
+            return False
+        if is_news(self.waiting.get(viewed) or self._had[viewed], answer):
+            self._own()[viewed] = answer
+            return True
+        if answer.error is None and viewed not in self.waiting:
+            self._had[viewed] = answer
+        return False
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise NotOpen("this connection is closed; make another one with connect()")
+
+
+def is_same_trouble(had: Answer[Any], now: Answer[Any]) -> bool:
+    """True if it failed before and now, or did not exist before and now."""
+    if had.error is not None:
+        return now.error is not None
+    return now.error is None and not (had.found or now.found)
+
+
+def is_news(had: Had, now: Answer[Any]) -> bool:
+    """True if it is another copy, or less fresh than the viewer may think."""
+    if not isinstance(had, Answer):
+        return now.fetched_at != had or now.error is not None or now.verdict is not Verdict.FRESH
+    if (now.error is not None and not now.found) or is_same_trouble(had, now):
+        return False
+    if now.fetched_at == had.fetched_at:
+        return (had.found, had.value) != (now.found, now.value)
+    return now.fetched_at > had.fetched_at or had.error is not None

@@ -1,0 +1,340 @@
+"""Hub: the ids that many viewers look at, over one cache (C14).
+
+Each kind is a resource of the engine, with one watch. An id that any number of viewers look at is
+one key of that watch: it is refreshed once, and once for all processes that share the store (E5).
+New copies are passed on in slices, and a viewer is told the news of one moment at once (E28). The
+views of a kind that is per viewer are keyed by viewer and id, and never shown to another viewer.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stillfresh.bounded import sliced
+from stillfresh.checks import checked_whole
+from stillfresh.engine import Answer, Cache, Resource, Update, Watch
+from stillfresh.engine.keys import checked_id, checked_text
+from stillfresh.engine.rules import ABSENT, NOTHING, results_of, without_cause
+from stillfresh.errors import ConfigError, StillfreshError, StoreError, shown
+from stillfresh.freshness import Policy
+from stillfresh.gateway.live.connection import Connection
+from stillfresh.systems.coordinator import Kind, checked_kinds
+
+if TYPE_CHECKING:
+    from stillfresh.gateway.live.outbox import ViewText
+
+FOUND: Final = 20_000
+"""Viewers of new copies that are found in one turn of the loop: a millisecond or two."""
+TOLD: Final = 50
+"""Viewers that are notified in one turn of the loop: each then sends a frame."""
+GATHERED: Final = 0.01
+"""Seconds in which copies are collected, if more than `TOLD` viewers are connected (G20)."""
+
+
+class Viewed:
+    """One id that viewers look at, and what they share."""
+
+    __slots__ = ("absent", "holders", "id", "key", "kind", "text", "viewers")
+
+    def __init__(self, kind: Kind, id_: str, key: str) -> None:
+        self.kind = kind
+        self.id = id_
+        self.key = key
+        self.holders = 0
+        """Connections that subscribe to it, visible or not."""
+        self.viewers: dict[Connection, None] = {}
+        """The visible ones, which are notified."""
+        self.absent: Answer[Any] | None = None
+        """The last answer, if it does not exist: viewers that come later get it."""
+        self.text: ViewText | None = None
+
+
+class Hub:
+    """Keeps items fresh for many viewers: `Hub(cache, kinds=[Kind("price", …)])`.
+
+    One for a process. A viewer has at most `max_subscriptions`.
+    """
+
+    def __init__(
+        self, cache: Cache, *, kinds: Iterable[Kind], max_subscriptions: int = 1_000
+    ) -> None:
+        self.max_subscriptions = checked_whole("max_subscriptions", max_subscriptions)
+        self._kinds = checked_kinds(kinds)
+        self._resources = {name: resource_for(cache, kind) for name, kind in self._kinds.items()}
+        self._connections: dict[Connection, None] = {}
+        self._viewed: dict[str, dict[str, Viewed]] = {name: {} for name in self._kinds}
+        """All subscribed ids, by key."""
+        self._watches: dict[str, Watch[str, Any]] = {}
+        """Open while somebody is connected."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._coming: dict[Viewed, Answer[Any]] = {}
+        self._moment: dict[Viewed, Answer[Any]] = {}
+        """Copies that are passed on now."""
+        self._untold: dict[Connection, None] = {}
+        """Viewers of these copies that were not notified yet."""
+        self._spreading: asyncio.Task[None] | None = None
+        self.subscriptions = dict.fromkeys(self._kinds, 0)
+        """How many there are of each kind, over all viewers."""
+
+    def connect(
+        self,
+        viewer_id: str | None = None,
+        *,
+        visible: bool = True,
+        tell: Callable[[], object] | None = None,
+    ) -> Connection:
+        """Connect a viewer, or a guest: `with hub.connect("ann") as connection:`.
+
+        `tell` is called when there is something to `take`.
+        """
+        if viewer_id is not None:
+            viewer_id = checked_text("viewer_id", viewer_id, str)
+        self._begin()
+        connection = Connection(self, viewer_id, visible=visible, tell=tell)
+        self._connections[connection] = None
+        return connection
+
+    def __len__(self) -> int:
+        """Count the connections."""
+        return len(self._connections)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the kinds."""
+        return tuple(self._kinds)
+
+    def kind(self, name: str, viewer_id: str | None) -> Kind:
+        """The kind. ConfigError if it does not exist, or this viewer may not look at it."""
+        if not isinstance(name, str) or (kind := self._kinds.get(name)) is None:
+            known = ", ".join(self._kinds) or "none"
+            raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
+        if kind.per_viewer and viewer_id is None:
+            raise ConfigError(f"kind {name!r}: its views differ by viewer; sign in first")
+        return kind
+
+    def is_per_viewer(self, name: str) -> bool:
+        """True if its views differ by viewer."""
+        return self._kinds[name].per_viewer
+
+    def named(self, kind: str, id_: object, viewer_id: str | None) -> tuple[Kind, str, str]:
+        """Return the kind, the id and the key, all checked."""
+        known, text = self.kind(kind, viewer_id), checked_text(kind, id_, str)
+        key = joined(str(viewer_id), text) if known.per_viewer else text
+        return known, text, checked_id(kind, key)
+
+    def resource(self, name: str) -> Resource[str, Any]:
+        return self._resources[name]
+
+    async def get(self, kind: str, id: str, viewer_id: str | None = None) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """Return one view, as this viewer sees it; load it if there is none. Raises LoadFailed."""
+        _, _, key = self.named(kind, id, viewer_id)
+        return await self._resources[kind].get(key)
+
+    def own_terms(self, kind: str, key: str, answer: Answer[Any]) -> Policy:
+        """E8: the terms of the copy that this answer was made from, or else of its kind."""
+        core = self._resources[kind].core
+        entry, terms = core.memory.entries.get(key), core.spec.terms
+        if entry is not None and entry.answer.fetched_at == answer.fetched_at:
+            return entry.copy.policy
+        return terms.policy if answer.found else Policy(terms.absent_for, terms.policy.stale_for)
+
+    async def get_many(
+        self, kind: str, ids: Iterable[str], viewer_id: str | None = None
+    ) -> dict[str, Answer[Any]]:
+        """Return many views of one kind by id. The answer of a failed load has `error`."""
+        keys = {self.named(kind, id_, viewer_id)[2]: id_ for id_ in ids}
+        self.kind(kind, viewer_id)
+        answers = await self._resources[kind].get_many(list(keys))
+        return {keys[key]: answer for key, answer in answers.items()}
+
+    def find(self, kind: str, id_: object, viewer_id: str | None) -> Viewed:
+        """Return what the viewers of this id share; a new one if nobody has subscribed to it."""
+        known, text, key = self.named(kind, id_, viewer_id)
+        return self._viewed[kind].get(key) or Viewed(known, text, key)
+
+    def hold(self, viewed: Viewed) -> None:
+        """Count one more connection that subscribes to it, visible or not."""
+        viewed.holders += 1
+        self._viewed[viewed.kind.name][viewed.key] = viewed
+        self.subscriptions[viewed.kind.name] += 1
+
+    def release(self, viewed: Viewed) -> None:
+        """Count one less."""
+        viewed.holders -= 1
+        self.subscriptions[viewed.kind.name] -= 1
+        if not viewed.holders:
+            self._viewed[viewed.kind.name].pop(viewed.key, None)
+
+    def enter(self, viewed: Viewed, connection: Connection) -> None:
+        """Keep it fresh, and tell this connection."""
+        if not viewed.viewers:
+            self._watches[viewed.kind.name].add(viewed.key)
+        viewed.viewers[connection] = None
+        if viewed.absent is not None and connection.note(viewed, viewed.absent):
+            connection.tell()
+
+    def leave(self, viewed: Viewed, connection: Connection) -> None:
+        """Notify this connection no longer; stop watching ids without connections."""
+        viewed.viewers.pop(connection, None)
+        if not viewed.viewers:
+            self._watches[viewed.kind.name].discard(viewed.key)
+            viewed.absent = None
+
+    def disconnect(self, connection: Connection) -> None:
+        """Forget a connection that was closed; without any, nothing is watched."""
+        self._connections.pop(connection, None)
+        self._untold.pop(connection, None)
+        if not self._connections:
+            self._end()
+
+    def _begin(self) -> None:
+        """Watch each kind, when the first viewer connects.
+
+        StillfreshError without a running loop, or if other viewers are on another one.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise StillfreshError("connect inside a running event loop") from None
+        if self._connections and self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise StillfreshError("viewers are connected on another event loop; connect there")
+            for connection in self._connections:  # E21: no viewer of that loop can be notified
+                connection.is_open = False
+            self._forget()
+        if not self._connections:
+            self._watches = {name: self._watched(name) for name in self._kinds}
+            self._loop = loop
+
+    def _watched(self, name: str) -> Watch[str, Any]:
+        viewed = self._viewed[name]
+
+        def tell(update: Update[str, Any]) -> None:
+            self._landed(viewed[update.key], update.answer)
+
+        return self._resources[name].watch(tell=tell, fail=tell, end=self._end).__enter__()
+
+    def _end(self) -> None:
+        """The cache closes, or the last viewer has gone."""
+        watches, connections, spreading = self._watches, self._connections, self._spreading
+        self._forget()
+        if spreading is not None:
+            spreading.cancel()
+        for watch in watches.values():
+            watch.close()
+        for connection in connections:
+            connection.end()
+
+    def _forget(self) -> None:
+        self._watches, self._connections, self._spreading = {}, {}, None
+        self._coming, self._moment, self._untold = {}, {}, {}
+        self._viewed = {name: {} for name in self._kinds}
+        self.subscriptions = dict.fromkeys(self._kinds, 0)
+
+    def is_coming(self, viewed: Viewed, connection: Connection) -> bool:
+        """True if the newest copy is here, and this connection will be notified."""
+        return viewed in self._coming or (viewed in self._moment and connection in self._untold)
+
+    def _landed(self, viewed: Viewed, answer: Answer[Any]) -> None:
+        """A copy has arrived, or a refresh has failed: `answer.error` says why.
+
+        Viewers keep the answer for as long as they are connected, so it has no `__cause__` (E30).
+        """
+        answer = without_cause(answer)
+        if answer.error is None:
+            viewed.absent = None if answer.found else answer
+        elif viewed in self._coming:  # a view counts more; the next failure is reported
+            return
+        self._coming[viewed] = answer
+        if (self._spreading is None or self._spreading.done()) and self._loop is not None:
+            self._spreading = self._loop.create_task(self._spread())
+
+    async def _spread(self) -> None:
+        """Pass on what arrived, in short turns of the loop (E28)."""
+        while self._coming:
+            if len(self._connections) > TOLD:  # a frame for each costs more than the wait
+                await asyncio.sleep(GATHERED)
+            self._moment, self._coming = self._coming, {}
+            await self._find_viewers()
+            async for some in sliced(tuple(self._untold), TOLD):
+                for connection in some:
+                    self._untold.pop(connection, None)
+                    connection.hear(self._moment)
+        self._moment = {}
+
+    async def _find_viewers(self) -> None:
+        """Find the viewers of these copies; failures and absences are noted one by one."""
+        found = 0
+        for viewed, answer in tuple(self._moment.items()):
+            found += len(viewed.viewers)
+            if not answer.found or answer.error is not None:
+                del self._moment[viewed]
+                told = [it for it in viewed.viewers if it.note(viewed, answer)]
+                self._untold.update(dict.fromkeys(told))
+            elif len(self._untold) < len(self._connections):  # else all are found
+                self._untold.update(viewed.viewers)
+            if found >= FOUND:
+                found = 0
+                await asyncio.sleep(0)
+
+
+def joined(viewer_id: str, id_: str) -> str:
+    """Return the key of one viewer's own view."""
+    return msgspec.json.encode((viewer_id, id_)).decode()
+
+
+async def stored_of(
+    cache: Cache, kind: Kind, ids: list[str], keys: list[str]
+) -> dict[str, dict[str, bytes]]:
+    """The stored bytes, for a fetch that asks whether they are still right; see `Kind.codec`."""
+    if kind.codec is None:
+        return {}
+    try:
+        records = await (await cache.runtime()).store.read(kind.name, keys)
+    except StoreError:
+        records = {}
+    copies = ((id_, records.get(key, NOTHING).copy) for id_, key in zip(ids, keys, strict=True))
+    values = {id_: copy.value for id_, copy in copies if copy is not None}
+    return {"stored": {id_: it for id_, it in values.items() if isinstance(it, bytes)}}
+
+
+def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
+    async def shared(ids: list[str]) -> dict[str, Any]:
+        more = await stored_of(cache, kind, ids, ids)
+        return await kind.fetch(ids, **more)  # type: ignore[return-value]  # the engine checks it
+
+    async def fetched(viewer_id: str, ids: list[str]) -> dict[str, object]:
+        """Call and check in its own task: an error of one viewer reaches no other."""
+        keys = [joined(viewer_id, id_) for id_ in ids]
+        more = await stored_of(cache, kind, ids, keys)
+        return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id, **more))
+
+    async def per_viewer(keys: list[str]) -> dict[str, Any]:
+        """Send one request for each viewer; if one fails, only its own ids fail."""
+        asked: dict[str, list[str]] = {}
+        for key in keys:
+            viewer_id, id_ = msgspec.json.decode(key, type=tuple[str, str])
+            asked.setdefault(viewer_id, []).append(id_)
+        requests = (fetched(viewer_id, ids) for viewer_id, ids in asked.items())
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        found: dict[str, Any] = {}
+        for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True):
+            results = dict.fromkeys(ids, answer) if isinstance(answer, BaseException) else answer
+            found |= {joined(viewer_id, id_): it for id_, it in results.items()}
+        return {key: it for key, it in found.items() if it is not ABSENT}
+
+    declare = cache.batched(
+        kind.name,
+        fresh_for=kind.fresh_for,
+        stale_for=kind.stale_for,
+        error_for=kind.error_for,
+        absent_for=kind.absent_for,
+        memory_for=kind.memory_for,
+        max_batch=kind.max_batch,
+        concurrency=kind.concurrency,
+        codec=kind.codec,
+        objective=kind.objective,
+    )
+    return declare(per_viewer if kind.per_viewer else shared)

@@ -1,0 +1,301 @@
+"""The numbers of a gateway: at one moment, for its dashboard (G6), and `/metrics` (G7).
+
+Counting takes a pass over the entries in memory, so it is done at most twice a second, for any
+number of operators. The stores are asked less often, and least those that charge for requests.
+Some numbers of the last minutes are kept, for an operator that opens the page after an incident.
+`/metrics`, `/healthz` and `/readyz` are cheap enough to be asked every second.
+
+With several workers, each writes its numbers to their board, every second and whenever it is asked,
+and reports the sum of the board. So counts never go down, whichever worker answers.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+
+import msgspec
+
+from stillfresh.clock import Clock
+from stillfresh.engine import Cache, CacheStats, Lag, labelled, metric_lines, prometheus_text
+from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.errors import StillfreshError
+from stillfresh.gateway.responses import PARTS, Responses
+from stillfresh.gateway.rules_totals import Resources, Totals, added, summed
+from stillfresh.pages import PageCache
+from stillfresh.pages.upstream import Upstream
+
+if TYPE_CHECKING:
+    from stillfresh.gateway.server import Worker
+
+COUNTED_EVERY: Final = 0.5
+ASKED_EVERY: Final = 5.0
+PAID_EVERY: Final = 300.0
+"""Seconds between two requests to a store that charges for them."""
+SHARE: Final = 50
+"""A store that took a second to answer is asked again after so many seconds."""
+ANSWERS_WITHIN: Final = 2.0
+WRITTEN_EVERY: Final = 1.0
+"""Seconds; counts since then are lost if a worker is killed."""
+NOTED_EVERY: Final = 5
+"""One of so many is kept."""
+KEPT: Final = 60
+"""Notes that are kept: those of five minutes."""
+NOTED: Final = ("loads", "failed", "store_errors")
+READY_WITHIN: Final = 2.0
+"""Seconds for a store to answer."""
+METRICS: Final = (
+    ("connections", "gauge", "Viewers that are connected."),
+    ("max_connections", "gauge", "Viewers that may be connected, in all workers together."),
+    ("subscriptions", "gauge", "Ids that viewers look at, each viewer's counted."),
+    (
+        "bypassed_total",
+        "counter",
+        "Requests that passed through or were refused, by reason.",
+    ),
+    ("site_connections", "gauge", "Connections to the site that are in use."),
+    ("max_site_connections", "gauge", "Connections to the site that may be in use at once."),
+    ("http_responses_total", "counter", "HTTP responses, by part of the gateway and status."),
+    ("http_response_bytes_total", "counter", "Bytes of the bodies of those responses."),
+)
+NOBODY: Final = "stillfresh:ready"
+"""An id that no entry has."""
+
+
+Reached: TypeAlias = Literal["reachable", "unreachable"]
+
+
+class Numbers:
+    """`caches` by name; `live` counts viewers, `pages` the requests that passed uncached."""
+
+    def __init__(
+        self,
+        caches: Mapping[str, Cache],
+        live: Callable[[], dict[str, Any]],
+        *,
+        pages: PageCache | None = None,
+        clock: Clock = time.time,
+        ticks: Clock = time.monotonic,
+    ) -> None:
+        self._caches = caches
+        self._live = live
+        self._pages = pages
+        self._clock = clock
+        self._ticks = ticks
+        self._started_at = clock()
+        self.site: Upstream | None = None
+        """The site behind, if the gateway asks it over HTTP: its connections are counted."""
+        self.responses = {part: Responses() for part in PARTS}
+        self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
+        self._counting = asyncio.Lock()  # what was counted before is not told after
+        self._counted: Resources = {}
+        self._count_due = -math.inf
+        self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._worker: Worker | None = None
+        self._before: Totals | None = None
+
+    def share(self, worker: "Worker") -> None:
+        """From now on report the numbers of all workers, also of earlier ones in this place."""
+        self._worker, self._before = worker, summed([(worker.board.read(worker.place), False)])
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Totals since the start; the page computes rates from them."""
+        looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
+        if (now := self._ticks()) >= self._count_due:
+            await self.write()
+            self._count_due = now + COUNTED_EVERY
+        totals = self._totals(self._own())
+        return {
+            "at": self._clock(),
+            "started_at": totals.started_at,
+            "workers": self._workers(),
+            "age_buckets": AGE_BUCKETS,
+            "resources": self._rows(totals),
+            "stores": self._stores(looked),
+            "live": totals.live,
+            "bypassed": totals.bypassed,
+        }
+
+    def _stores(self, looked: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """By the names of their caches; a store that an earlier cache uses too is marked."""
+        stores: dict[str, dict[str, Any]] = {}
+        seen: set[str | None] = set()
+        for (name, gauge), told in zip(self._gauges.items(), looked, strict=True):
+            stores[name] = {**told, "is_repeated": True} if gauge.address in seen else told
+            seen |= {gauge.address} - {None}
+        return stores
+
+    async def reached(self) -> dict[str, Reached]:
+        """Which stores answer in time."""
+        found = await asyncio.gather(*map(_reached, self._caches.values()))
+        return dict(zip(self._caches, found, strict=True))
+
+    def lags(self) -> dict[str, Lag]:
+        """How far the outbox consumers of this process are behind."""
+        found = (it for cache in self._caches.values() for it in cache.lags.items())
+        return {name: lag() for name, lag in found}
+
+    async def metrics(self) -> str:
+        """All resources, for Prometheus; the stores are not asked."""
+        totals = self._totals(await self.write())
+        kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
+        samples = (
+            {"": totals.live["connections"]},
+            {"": totals.live["max_connections"]},
+            labelled("resource", totals.live["subscriptions"]),
+            labelled("reason", totals.bypassed),
+            labelled("use", totals.site_connections),
+            labelled("use", totals.max_site_connections),
+            _by_status(totals.responses),
+            labelled("part", totals.sent),
+        )
+        own = (metric_lines(*it, some) for it, some in zip(METRICS, samples, strict=True))
+        stats = CacheStats(kinds, None, self.lags(), totals.store_seconds)
+        return prometheus_text(stats) + "".join(f"{it}\n" for lines in own for it in lines)
+
+    def history(self) -> list[dict[str, Any]]:
+        """A few totals of the last five minutes, the oldest first."""
+        return list(self._notes)
+
+    async def note_now_and_then(self) -> NoReturn:
+        while True:
+            await self.note()
+            for _ in range(NOTED_EVERY):
+                await asyncio.sleep(WRITTEN_EVERY)
+                if self._worker is not None:
+                    await self.write()
+
+    async def note(self) -> None:
+        totals = self._totals(await self.write())
+        rows, reads = self._rows(totals), Counter[str]()
+        for row in rows:
+            reads.update(row["reads"])
+        ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
+        sums = {name: sum(row[name] for row in rows) for name in NOTED}
+        kinds = {
+            f"{row['cache']} {row['kind']}": {
+                "reads": sum(row["reads"].values()),
+                "loads": row["loads"],
+                "ages": row["ages"],
+                "objective_met": row["objective_met"],
+                "objective_missed": row["objective_missed"],
+            }
+            for row in rows
+        }
+        noted = {"reads": dict(reads), "ages": ages, "bypassed": totals.bypassed}
+        self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
+
+    async def write(self) -> Totals:
+        """Count now, and share the result with the other workers."""
+        async with self._counting:
+            self._counted = await self._count()
+            return self._own()
+
+    def _own(self) -> Totals:
+        bypassed = {} if self._pages is None else self._pages.bypassed()
+        groups = () if self.site is None else self.site.places.groups()
+        own = Totals(
+            self._started_at,
+            self._counted,
+            self._live(),
+            bypassed,
+            {part: it.statuses() for part, it in self.responses.items()},
+            {part: it.sent() for part, it in self.responses.items()},
+            reduce(added, [cache.store_seconds() for cache in self._caches.values()]),
+            {group.use: group.in_use for group in groups},
+            {group.use: group.most for group in groups},
+        )
+        if self._worker is not None:
+            own = added(self._before, own)
+            self._worker.board.write(self._worker.place, msgspec.json.encode(own))
+        return own
+
+    def _totals(self, own: Totals) -> Totals:
+        return own if self._worker is None else summed(self._worker.board.read_all()) or own
+
+    def _workers(self) -> dict[str, int] | None:
+        """How many workers there should be, and how many live; None: there is only this process."""
+        if self._worker is None:
+            return None
+        lives = [is_alive for _, is_alive in self._worker.board.read_all()]
+        return {"all": len(lives), "alive": sum(lives)}
+
+    def _rows(self, totals: Totals) -> list[dict[str, Any]]:
+        rows = []
+        for name, kinds in totals.resources.items():
+            for kind, stats in kinds.items():
+                row = {"cache": name, "kind": kind, **asdict(stats), "reads": stats.reads}
+                # None if every copy has its own times, as pages have.
+                fresh_for = self._caches[name].cores[kind].spec.terms.policy.fresh_for or None
+                rows.append({**row, "fresh_for": fresh_for})
+        return rows
+
+    async def _count(self) -> Resources:
+        return {
+            name: {kind: await core.stats() for kind, core in tuple(cache.cores.items())}
+            for name, cache in self._caches.items()
+        }
+
+
+class Gauge:
+    """The size of one store; the last answer counts until the next is due."""
+
+    def __init__(self, cache: Cache, ticks: Clock) -> None:
+        self._cache = cache
+        self._ticks = ticks
+        self._due = -math.inf
+        self._last: dict[str, Any] = {"error": "not asked yet"}
+        self.address: str | None = None
+
+    async def look(self) -> dict[str, Any]:
+        if self._ticks() >= self._due:
+            self._due, pause = math.inf, ASKED_EVERY  # nobody else asks meanwhile
+            try:
+                pause = await self._ask()
+            finally:
+                self._due = self._ticks() + pause
+        return self._last
+
+    async def _ask(self) -> float:
+        """Ask, and return the pause before the next; after a failure it is short."""
+        began = self._ticks()
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                store = (await self._cache.runtime()).store
+                self.address = store.address
+                stats = await store.stats()
+        except TimeoutError:
+            self._last = {"error": f"no answer within {ANSWERS_WITHIN:g} s"}
+            return ASKED_EVERY
+        except StillfreshError as exc:
+            self._last = {"error": str(exc)}
+            return ASKED_EVERY
+        is_paid = stats.costs is not None
+        told = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
+        bounds = {"held": stats.held, "evicted": stats.evicted}
+        told |= {name: number for name, number in bounds.items() if number is not None}
+        self._last = {**told, "is_paid": is_paid}
+        pause = PAID_EVERY if is_paid else ASKED_EVERY
+        return max(pause, SHARE * (self._ticks() - began))
+
+
+async def _reached(cache: Cache) -> Reached:
+    try:
+        async with asyncio.timeout(READY_WITHIN):
+            store = (await cache.runtime()).store
+            await store.read(next(iter(cache.cores), "ready"), [NOBODY])
+    except (StillfreshError, TimeoutError):
+        return "unreachable"
+    return "reachable"
+
+
+def _by_status(parts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {
+        f'part="{part}",status="{status}"': number
+        for part, statuses in parts.items()
+        for status, number in sorted(statuses.items())
+    }

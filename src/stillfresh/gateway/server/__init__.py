@@ -1,0 +1,20 @@
+"""The HTTP server that `stillfresh serve` runs: uvicorn's, within limits, in workers."""
+
+from stillfresh.errors import needs
+
+with needs("web", "stillfresh.gateway.server"):
+    from stillfresh.gateway.server.access import AccessLog
+    from stillfresh.gateway.server.board import Board
+    from stillfresh.gateway.server.listening import (
+        Server,
+        address,
+        begin_drain,
+        bound,
+        bound_path,
+        server_config,
+    )
+    from stillfresh.gateway.server.open_files import raise_limit
+    from stillfresh.gateway.server.workers import Worker, Workers
+
+__all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
+__all__ += ["AccessLog", "begin_drain", "raise_limit", "server_config"]

@@ -1,0 +1,180 @@
+"""An app on a port: the socket, its address, and how uvicorn is set up for it (G1, I12).
+
+Nothing here knows what a gateway is. Needs `stillfresh[web]`.
+"""
+
+import asyncio
+import errno
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.gateway.server.access import AccessLog
+from stillfresh.gateway.server.open_files import OpenFiles
+from stillfresh.gateway.server.protocol import Protocol, new_protocol
+from stillfresh.gateway.server.sockets import SocketProtocol
+from stillfresh.http.fields import http_date_text
+
+GRACE: Final = 10
+"""Seconds for running requests when the server ends."""
+NOBODY: Final = ("unknown", 0)
+"""RFC 7239 §6: a client that has no address."""
+LONGEST_FRAME: Final = 1_048_576
+"""Bytes; a longer message is not even put together."""
+ENDING: Final = {
+    "type": "urn:stillfresh:problem:ending",
+    "title": "The server ends",
+    "status": 503,
+    "detail": "The server ends",
+    "code": "ending",
+}
+"""RFC 9457, as all problems of the gateway are."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket for this host and port. Raises StillfreshError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError, ValueError) as exc:
+        listener.close()
+        failed = StillfreshError if isinstance(exc, OSError) else ConfigError
+        raise failed(f"cannot listen on {host}:{port}: {_why(exc)}") from exc
+    return listener
+
+
+@contextmanager
+def bound_path(path: str) -> Iterator[socket.socket]:
+    """Return a Unix socket that its group may use; replace one that nobody listens on (G17)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_heard(path):
+                Path(path).unlink()
+        except OSError:
+            pass  # there is none
+        try:
+            listener.bind(path)
+            Path(path).chmod(0o660)
+        except (OSError, ValueError) as exc:
+            raise StillfreshError(f"cannot listen on {path}: {_why(exc)}") from exc
+        try:
+            yield listener
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+
+def _is_heard(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        return asking.connect_ex(path) == 0
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, OSError) and exc.errno == errno.EADDRINUSE:
+        return "another program listens there; choose another one with --port, or 0 for any"
+    return str(exc)
+
+
+def address(host: str, port: int) -> str:
+    """Return `http://host:port`."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Runs an ASGI app, and says when it listens. Its program handles signals."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+        self._open_files = OpenFiles()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every tenth of a second: uvicorn's own duties, and a look at the open files (I37)."""
+        for server in self.servers:
+            for listener in server.sockets[:1]:
+                self._open_files.look(listener.fileno())
+        return await super().on_tick(counter)
+
+
+def server_config(
+    app: ASGIApp,
+    is_site: Callable[[str], bool] = lambda _: False,
+    access: AccessLog | None = None,
+) -> uvicorn.Config:
+    """Return how a gateway is run: without compression of messages, which costs memory per viewer.
+
+    `is_site`: True if a WebSocket for this path belongs to the site behind.
+    """
+    return uvicorn.Config(
+        finished(app) if access is None else access.around(finished(app)),
+        http=new_protocol(is_site, access),
+        ws=SocketProtocol,
+        ws_max_size=LONGEST_FRAME,
+        ws_per_message_deflate=False,
+        interface="asgi3",  # "auto" takes only coroutine functions for it
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+
+
+def begin_drain(server: Server) -> None:
+    """Close each connection after its next answer, so that clients go elsewhere (G17)."""
+    protocol = server.config.http_protocol_class
+    if issubclass(protocol, Protocol):
+        protocol.begin_drain(server.server_state.connections)
+
+
+def finished(app: ASGIApp) -> ASGIApp:
+    """Give every answer a Date (a page keeps its own), and every request an answer.
+
+    Uvicorn cancels requests that still run when the server's time is over: they get a 503.
+    """
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        is_begun = False
+        if scope["type"] == "http" and scope.get("client") is None:
+            scope["client"] = NOBODY  # over a Unix socket
+
+        async def tell(message: Message) -> None:
+            nonlocal is_begun
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = list(message.get("headers", ()))
+                if not any(name == b"date" for name, _ in headers):  # RFC 9110 §6.6.1
+                    headers.append((b"date", http_date_text(time.time())))
+                is_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, tell)
+        except asyncio.CancelledError:
+            # An answer that has begun is cut off, and the client sees it. A lifespan just ends.
+            if scope["type"] == "http" and not is_begun:
+                headers = {"cache-control": "no-store", "retry-after": "5"}
+                ending = JSONResponse(ENDING, 503, headers, "application/problem+json")
+                await ending(scope, receive, tell)
+
+    return answered

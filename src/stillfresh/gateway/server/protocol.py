@@ -1,0 +1,367 @@
+"""HTTP/1.1 as clients speak it to a gateway (G1, I12, I13): uvicorn's protocol, within limits.
+
+RFC 9112: a head has limits of size and time, a target that is a whole URL names the host (§3.2.2),
+HTTP/1.0 clients get no chunks (§6.1). A request for a WebSocket of the site is passed on like
+any other, with its connection. Needs `stillfresh[web]`.
+"""
+
+import asyncio
+import enum
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from stillfresh.gateway.server.access import AccessLog
+from stillfresh.gateway.server.hits import (
+    LONGEST_KEPT_HEAD,
+    Hits,
+    KeptAnswer,
+    Recorder,
+    is_one_head,
+)
+from stillfresh.gateway.server.tunnels import ClientEnd, head_of
+from stillfresh.http.fields import Raw, http_date_text
+from stillfresh.pages.edge import LINGER, TUNNEL, refuse
+from stillfresh.pages.routes import INTERIM, KEEP
+
+LONGEST_HEAD: Final = 65_536
+"""Bytes of a request line and its header fields; of trailers as well."""
+HEAD_TIME: Final = 30.0
+"""Seconds for a head to come, from its first byte, or from the start of the connection."""
+WITH_MORE: Final = frozenset({b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
+TOO_LONG: Final = b"The request's head is too long.\n"
+OTHER_VERSION: Final = b"This server speaks HTTP/1.1 and HTTP/1.0.\n"
+OLD_CHUNKS: Final = b"An HTTP/1.0 request cannot have a transfer coding.\n"
+
+
+class Part(enum.Enum):
+    """The part of a message that comes next."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection; a server's own subclass has the `hits` that its connections share."""
+
+    hits: Hits
+    is_site: Callable[[str], bool]
+    """Whether a WebSocket for this path belongs to the site."""
+    access: AccessLog | None
+    is_draining = False
+    """G17: the server ends soon: each answer is the last one of its connection."""
+    _is_unfit = False
+    _tunnel: ClientEnd | None = None
+    _part = Part.NOTHING
+    _unread = 0
+    _is_refused = False
+    _timer: asyncio.TimerHandle | None = None
+    _cycles: Sequence[RequestResponseCycle] = ()
+    _head: bytes | None = None
+    """The received bytes, if they are one whole head."""
+    _data = b""
+    _answered_at = -math.inf
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # RFC 9110 §2.5: HTTP/1.2 is read as 1.1; other versions are refused below.
+        self.parser.set_dangerous_leniencies(lenient_version=True)
+        self._start_timer()
+
+    @classmethod
+    def begin_drain(cls, connections: Iterable[object]) -> None:
+        """From now on, close connections after their next answer; answers kept ready would not.
+
+        `connections`: requests under way there are the last ones, too.
+        """
+        cls.is_draining = True
+        cls.hits.clear()
+        for connection in connections:
+            if isinstance(connection, cls):
+                for cycle in connection._cycles:  # noqa: SLF001 (of the same class)
+                    cycle.keep_alive = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        for cycle in self._cycles:
+            _cut(cycle)
+        if self._tunnel is not None:
+            self._tunnel.inbox.end()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """A tunnel ends at once: it would not end by itself."""
+        if self._tunnel is not None:
+            self._tunnel.inbox.end()
+        super().shutdown()
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes of a head that the parser has not finished."""
+        kept = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
+        if kept is not None and self._is_idle() and kept.holds():
+            self._give_again(kept)
+            return
+        if self._is_refused:
+            return
+        if self._tunnel is not None:
+            self._tunnel.inbox.add(data)
+            return
+        self._head = data if self._is_idle() and is_one_head(data) else None
+        if self._part is not Part.BODY:
+            self._start_timer()
+        self._unread += len(data)
+        self._data = data
+        super().data_received(data)
+        if self._part is Part.HEAD:
+            self._start_timer()
+        if self._unread > LONGEST_HEAD:
+            self._hang_up(431, TOO_LONG)
+
+    def _is_idle(self) -> bool:
+        """True if nothing is half read, running, or waiting to be written."""
+        return (
+            self._part is Part.NOTHING
+            and not (self._unread or self._is_refused or self.pipeline or self.flow.write_paused)
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.transport.is_closing()
+        )
+
+    def _give_again(self, kept: KeptAnswer) -> None:
+        """Do what `data_received` and `on_response_complete` do, without the parser and the app."""
+        if self._timer is not None:
+            self._stop_timer()
+        self._answered_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._keep_alive_for(self.timeout_keep_alive)
+        self.server_state.total_requests += 1
+        self.transport.write(kept.text)
+
+    def _keep_alive_for(self, seconds: float) -> None:
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The timer is not set again for each kept answer: it looks when the last one was."""
+        left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._keep_alive_for(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def on_message_begin(self) -> None:
+        self._part = Part.HEAD
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """RFC 9110 §6.5.1: a trailer is no header field; §5.5: a value does not end in a space."""
+        if self._part is Part.HEAD:
+            super().on_header(name, value.rstrip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        self._unread = 0
+        self._stop_timer()
+        refusal = self._refusal()
+        if refusal is not None:
+            # In its turn, after the answers that are under way.
+            self._is_unfit = True
+            self.app = refusal if self.access is None else self.access.around(refusal)
+        self._name_host()
+        if not self._is_unfit and self.parser.should_upgrade() and super()._should_upgrade():
+            self._find_tunnel()
+        super().on_headers_complete()
+        self._part = Part.BODY
+        if self.cycle is not None:
+            self._follow(self.cycle)
+            self._record(self.cycle)
+
+    def _refusal(self) -> ASGIApp | None:
+        """An app that refuses this request, if its head alone says that it must be refused."""
+        version = self.parser.get_http_version()
+        if not version.startswith("1."):  # RFC 9110 §15.6.6
+            return partial(_refuse, 505, OTHER_VERSION)
+        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
+            return partial(_refuse, 400, OLD_CHUNKS)  # RFC 9112 §6.1: its framing is faulty
+        size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
+        return partial(_refuse, 431, TOO_LONG) if size > LONGEST_HEAD else None
+
+    def _find_tunnel(self) -> None:
+        path = unquote(httptools.parse_url(self.url).path.decode("ascii"))
+        if self.parser.get_method() == b"GET" and self.is_site(path):
+            self._tunnel = ClientEnd(self.transport, self.flow)
+
+    def _should_upgrade(self) -> bool:
+        """False for a WebSocket of the site: the gateway does not speak it."""
+        return self._tunnel is None and not self._is_unfit and super()._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser has stopped here: it has not seen the bytes after the head.
+
+        They belong to the tunnel. Otherwise they are a request that is not answered, so the
+        connection ends after this answer.
+        """
+        stopped = sys.exception()
+        behind = self._data[stopped.args[0] :] if stopped is not None else b""
+        if self._tunnel is not None:
+            self._tunnel.inbox.add(behind)
+        elif behind and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _record(self, cycle: RequestResponseCycle) -> None:
+        """Let the app keep its answer, unless the request has more than a head."""
+        head, self._head = self._head, None
+        if head is None or self.is_draining or any(name in WITH_MORE for name, _ in self.headers):
+            return
+        recorder: Any = Recorder(self.transport)
+        respond = cycle.on_response
+
+        def on_response() -> None:
+            if (kept := recorder.kept()) is not None and cycle.keep_alive:
+                self.hits.note(head, kept)
+            respond()
+
+        cycle.transport, cycle.on_response = recorder, on_response
+        cycle.scope[KEEP] = recorder.keep  # type: ignore[typeddict-unknown-key]
+
+    def _follow(self, cycle: RequestResponseCycle) -> None:
+        """If the client leaves, all its running requests must know, not just the last one."""
+        self._cycles = [*(it for it in self._cycles if not it.response_complete), cycle]
+        if self._tunnel is not None:
+            self._tunnel.attach(cycle)
+            cycle.scope.update({"type": TUNNEL, TUNNEL: self._tunnel})  # type: ignore[typeddict-item]
+        if self.is_draining:
+            cycle.keep_alive = False  # uvicorn then says so in the answer
+        if cycle.scope["http_version"] not in {"1.0", "1.1"}:
+            cycle.scope["http_version"] = "1.1"
+        if cycle.scope["http_version"] == "1.0":
+            send: Any = _unchunked(cycle)
+            cycle.send = send  # type: ignore[method-assign]
+        else:
+            cycle.scope[INTERIM] = partial(_tell, cycle)  # type: ignore[typeddict-unknown-key]
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._part, self._unread = Part.NOTHING, 0
+        super().on_message_complete()
+
+    def _name_host(self) -> None:
+        """The host in the target replaces the field. Several Hosts are left: they are refused."""
+        hosts = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(hosts) == 1 and (named := _named(self.url)):
+            self.headers[hosts[0]] = b"host", named
+
+    def send_400_response(self, msg: str) -> None:
+        self._hang_up(400, msg.encode("ascii") + b"\n")
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIME, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        if self._part is Part.NOTHING:
+            self.transport.close()
+        else:
+            self._hang_up(408, b"The request's head did not come.\n")
+
+    def _hang_up(self, status: int, text: bytes) -> None:
+        """Refuse. It reads on for a moment, or the answer might not reach the client."""
+        self._is_refused = True
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        if not self._may_speak():
+            self.transport.close()
+            return
+        for cycle in self._cycles:
+            _cut(cycle)
+        self.transport.write(_last_words(status, text))
+        if self.access is not None:
+            self.access.refused(status, len(text))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER, self.transport.abort)
+
+    def _may_speak(self) -> bool:
+        """False within another answer, or in place of one."""
+        if self.pipeline or self.cycle is None:
+            return not self.pipeline
+        if self._part is Part.BODY:
+            return not self.cycle.response_started
+        return self.cycle.response_complete
+
+
+def new_protocol(is_site: Callable[[str], bool], access: AccessLog | None) -> type[Protocol]:
+    """The protocol of one server."""
+    own = {"hits": Hits(), "is_site": staticmethod(is_site), "access": access}
+    return type("Protocol", (Protocol,), own)
+
+
+def _cut(cycle: RequestResponseCycle) -> None:
+    """Tell its app that the client has left."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+    cycle.message_event.set()
+
+
+def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
+    """RFC 9110 §15.2: send an interim response before the answer; HTTP/1.0 has none.
+
+    A client that does not read gets none: it can do without.
+    """
+    if not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused):
+        cycle.transport.write(head_of(status, fields))
+
+
+def _last_words(status: int, text: bytes) -> bytes:
+    date, length = http_date_text(time.time()), b"%d" % len(text)
+    fields = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
+    fields += [(b"content-length", length), (b"connection", b"close"), (b"date", date)]
+    return head_of(status, fields) + text
+
+
+def _named(target: bytes) -> bytes | None:
+    """The host and port in `http://host:port/path`; None if there is none."""
+    if target[:1] in {b"/", b"*"} or b"://" not in target:
+        return None
+    return urlsplit(target).netloc.rpartition(b"@")[2]
+
+
+async def _refuse(status: int, text: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    del scope, receive
+    await refuse(send, status, text, is_last=True)
+
+
+def _unchunked(cycle: RequestResponseCycle) -> Send:
+    """An answer of unknown length ends with the connection, which 1.0 closes anyway."""
+    send: Any = cycle.send
+    is_open_ended = False
+
+    async def tell(message: Message) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            is_open_ended = not names & {b"content-length", b"transfer-encoding"}
+            if is_open_ended:
+                cycle.chunked_encoding = False
+        elif is_open_ended:
+            left = math.inf if message.get("more_body") else len(message.get("body", b""))
+            cycle.expected_content_length = left  # type: ignore[assignment]
+        await send(message)
+
+    return tell
