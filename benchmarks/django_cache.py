@@ -13,7 +13,7 @@ from benchmarks.redis_store import server
 
 __all__ = ["section"]
 
-OURS = "stillfresh.contrib.django.StillfreshCache"
+OURS = "stillfresh.integrations.django.StillfreshCache"
 FILES = "django.core.cache.backends.filebased.FileBasedCache"
 VALUE = {"user": "somebody", "items": list(range(20)), "text": "x" * 500}
 PAIRS = {"SQLite": "FileBasedCache", "Redis": "django-redis"}

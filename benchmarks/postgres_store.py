@@ -19,7 +19,7 @@ from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_
 from benchmarks.redis_store import MEMORY, pushed
 from benchmarks.redis_store import server as valkey
 from stillfresh import Cache, Policy
-from stillfresh.contrib.postgres import OutboxConsumer, create_outbox
+from stillfresh.integrations.postgres import OutboxConsumer, create_outbox
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
 from stillfresh.stores.postgres import create
 from stillfresh.stores.urls import store_for

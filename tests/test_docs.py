@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import stillfresh
-import stillfresh.contrib.fastapi
-import stillfresh.contrib.flask
-import stillfresh.contrib.postgres
 import stillfresh.demo
 import stillfresh.gateway
 import stillfresh.gateway.live
+import stillfresh.integrations.fastapi
+import stillfresh.integrations.flask
+import stillfresh.integrations.postgres
 import stillfresh.pages
 import stillfresh.stores.dynamodb
 import stillfresh.systems.coordinator
@@ -35,9 +35,9 @@ from stillfresh.testing import ManualClock
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     stillfresh,
-    stillfresh.contrib.fastapi,
-    stillfresh.contrib.flask,
-    stillfresh.contrib.postgres,
+    stillfresh.integrations.fastapi,
+    stillfresh.integrations.flask,
+    stillfresh.integrations.postgres,
     stillfresh.systems.coordinator,
     stillfresh.demo,
     stillfresh.systems.feed,

@@ -21,7 +21,7 @@ CLI = "import sys; sys.argv = ['stillfresh', *{!r}]; from stillfresh.cli import 
 STORE = "from stillfresh import Cache; Cache({!r})"
 FLASK = (
     "from flask import Flask; from stillfresh import SyncCache; "
-    "from stillfresh.contrib.flask import Fresh; app = Flask('a'); "
+    "from stillfresh.integrations.flask import Fresh; app = Flask('a'); "
     "Fresh(app, cache=SyncCache('memory://')).dashboard(app)"
 )
 CASES = [
@@ -29,7 +29,7 @@ CASES = [
     ("redis", STORE.format("redis://x")),
     ("redis", STORE.format("valkey://x")),
     ("postgres", "import stillfresh.stores.postgres"),
-    ("postgres", "import stillfresh.contrib.postgres"),
+    ("postgres", "import stillfresh.integrations.postgres"),
     ("postgres", STORE.format("postgresql://x/y")),
     ("postgres", CLI.format(["outbox", "show", "postgresql://x/y"])),
     ("aws", "from stillfresh.stores.dynamodb import DynamoStore"),
@@ -44,11 +44,11 @@ CASES = [
     ("web", CLI.format(["stats", "http://127.0.0.1:1"])),
     ("web", FLASK),
     ("cli", "import stillfresh.__main__"),
-    ("fastapi", "import stillfresh.contrib.fastapi"),
-    ("django", "import stillfresh.contrib.django"),
-    ("flask", "import stillfresh.contrib.flask"),
-    ("opentelemetry", "import stillfresh.contrib.opentelemetry"),
-    ("prometheus", "import stillfresh.contrib.prometheus"),
+    ("fastapi", "import stillfresh.integrations.fastapi"),
+    ("django", "import stillfresh.integrations.django"),
+    ("flask", "import stillfresh.integrations.flask"),
+    ("opentelemetry", "import stillfresh.integrations.opentelemetry"),
+    ("prometheus", "import stillfresh.integrations.prometheus"),
 ]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from stillfresh.contrib.flask import Fresh
+from stillfresh.integrations.flask import Fresh
 from tests.kit.sync import Calling, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "celery.md"

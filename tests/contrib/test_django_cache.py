@@ -25,7 +25,7 @@ from django.core.cache import caches  # noqa: E402 (after settings)
 from django.db import connection, connections  # noqa: E402
 from django.utils import translation  # noqa: E402
 
-from stillfresh.contrib.django import shared  # noqa: E402
+from stillfresh.integrations.django import shared  # noqa: E402
 
 THREADS = 16
 
@@ -375,7 +375,7 @@ class TestE20Settings:
     ) -> None:
         """When the alias is first used; also those of other backends."""
         monkeypatch.setattr(shared, "_caches", {})
-        from stillfresh.contrib.django import StillfreshCache  # noqa: PLC0415
+        from stillfresh.integrations.django import StillfreshCache  # noqa: PLC0415
 
         with pytest.raises(ConfigError, match=said):
             StillfreshCache("memory://", {"OPTIONS": options})

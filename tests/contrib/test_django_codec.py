@@ -28,7 +28,7 @@ from django.template.response import SimpleTemplateResponse  # noqa: E402
 from django.utils.safestring import SafeString, mark_safe  # noqa: E402
 from django.utils.translation import gettext_lazy  # noqa: E402
 
-from stillfresh.contrib.django import DjangoCodec  # noqa: E402
+from stillfresh.integrations.django import DjangoCodec  # noqa: E402
 from tests.kit.shop.models import Label, Product  # noqa: E402
 
 CODEC = DjangoCodec()

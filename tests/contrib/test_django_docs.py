@@ -10,7 +10,7 @@ from tests.kit.processes import ROOT
 
 shop.configure()
 
-from stillfresh.contrib.django import shared  # noqa: E402 (after settings)
+from stillfresh.integrations.django import shared  # noqa: E402 (after settings)
 
 PAGE = (ROOT / "docs" / "django.md").read_text()
 

@@ -29,7 +29,7 @@ from django.test import RequestFactory, override_settings  # noqa: E402
 from django.utils import translation  # noqa: E402
 from django.utils.cache import patch_vary_headers  # noqa: E402
 
-from stillfresh.contrib.django import (  # noqa: E402
+from stillfresh.integrations.django import (  # noqa: E402
     PageMiddleware,
     cache_page,
     invalidate,

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from stillfresh import Cache, ConfigError, SyncCache
-from stillfresh.contrib.fastapi import fresh, lifespan
+from stillfresh.integrations.fastapi import fresh, lifespan
 
 
 class User(BaseModel):

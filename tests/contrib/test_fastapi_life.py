@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from stillfresh import Cache, NotOpen
-from stillfresh.contrib.fastapi import Dashboard, fresh, lifespan
+from stillfresh.integrations.fastapi import Dashboard, fresh, lifespan
 from tests.kit.serving import served
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)

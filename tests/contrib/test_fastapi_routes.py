@@ -23,8 +23,8 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field, computed_field
 
 from stillfresh import Cache
-from stillfresh.contrib.fastapi import fresh, lifespan
 from stillfresh.errors import BadValue
+from stillfresh.integrations.fastapi import fresh, lifespan
 from stillfresh.testing import ManualClock
 
 

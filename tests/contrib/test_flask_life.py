@@ -18,7 +18,7 @@ import pytest
 from flask import Flask
 
 from stillfresh import Cache, ConfigError, SyncCache
-from stillfresh.contrib.flask import Fresh
+from stillfresh.integrations.flask import Fresh
 from tests.kit.servers.valkey import free_port
 from tests.kit.sync import Calling, until
 
@@ -26,7 +26,7 @@ PROGRAM = """
 import os
 from pathlib import Path
 from flask import Flask
-from stillfresh.contrib.flask import Fresh
+from stillfresh.integrations.flask import Fresh
 
 here = Path(__file__).parent
 app = Flask("shop")

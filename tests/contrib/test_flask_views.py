@@ -24,7 +24,7 @@ from flask.views import MethodView
 from werkzeug.test import TestResponse
 
 from stillfresh import ConfigError, SyncCache
-from stillfresh.contrib.flask import Fresh
+from stillfresh.integrations.flask import Fresh
 from stillfresh.testing import ManualClock
 from tests.kit.sync import Calling, until
 

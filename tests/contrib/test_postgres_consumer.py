@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from stillfresh import Cache, ConfigError, SyncCache, Verdict
-from stillfresh.contrib.postgres import OutboxConsumer, consumer, consumer_lags, outbox_sql
 from stillfresh.engine import prometheus_text
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.gateway import gateway
+from stillfresh.integrations.postgres import OutboxConsumer, consumer, consumer_lags, outbox_sql
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.held_store import SteppedStore
 from tests.kit.outbox import PRODUCTS, TABLES, Link, Shop, database_at, rows, waiting_rows

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
-from stillfresh.contrib.postgres import create_outbox, drop_outbox, outbox_sql
-from stillfresh.contrib.postgres.rules import covers
 from stillfresh.errors import StoreError
+from stillfresh.integrations.postgres import create_outbox, drop_outbox, outbox_sql
+from stillfresh.integrations.postgres.rules import covers
 from tests.kit.outbox import PRODUCTS, TABLES, Link, database_at, rows, told, waiting_rows
 from tests.kit.servers.postgres import PostgresServer
 
@@ -237,7 +237,8 @@ class TestE8Mapping:
     ) -> None:
         """Others wait behind the one that waits, so it gives up."""
         monkeypatch.setattr(
-            "stillfresh.contrib.postgres.setup.ONE_AT_A_TIME", "BEGIN; SET LOCAL lock_timeout = 50"
+            "stillfresh.integrations.postgres.setup.ONE_AT_A_TIME",
+            "BEGIN; SET LOCAL lock_timeout = 50",
         )
         with psycopg.connect(address) as other:
             other.execute("INSERT INTO products VALUES (1, 'tea', 'eu')")

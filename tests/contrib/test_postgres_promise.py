@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillfresh import Cache, Verdict
-from stillfresh.contrib.postgres import OutboxConsumer
+from stillfresh.integrations.postgres import OutboxConsumer
 from tests.kit.outbox import PRODUCTS, TABLES, Link, Shop, database_at, rows
 from tests.kit.processes import Process
 from tests.kit.servers.postgres import PostgresServer

@@ -10,8 +10,8 @@ import pytest
 from flask import Flask
 
 from stillfresh import ConfigError, SyncCache
-from stillfresh.contrib.flask import Fresh
 from stillfresh.gateway.dashboard import Dashboard
+from stillfresh.integrations.flask import Fresh
 from tests.kit import shop
 from tests.kit.gateway import client_of
 
@@ -21,7 +21,7 @@ from django.core.cache import cache  # noqa: E402 (after settings)
 from django.test import Client, override_settings  # noqa: E402
 from django.urls import URLPattern  # noqa: E402
 
-from stillfresh.contrib.django import dashboard  # noqa: E402
+from stillfresh.integrations.django import dashboard  # noqa: E402
 
 LOCAL = {"HTTP_HOST": "localhost", "REMOTE_ADDR": "127.0.0.1"}
 TOKEN = "sesame"  # noqa: S105 (of a test)
@@ -144,7 +144,7 @@ class TestE20DashboardDjango:
         """The entries of Django's own cache; another machine needs the token."""
         caches = {
             "default": {
-                "BACKEND": "stillfresh.contrib.django.StillfreshCache",
+                "BACKEND": "stillfresh.integrations.django.StillfreshCache",
                 "LOCATION": f"sqlite:///{tmp_path}/cache.db",
             }
         }

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stillfresh import Cache, ConfigError, LoadFailed, SyncCache, Verdict, prometheus_text
-from stillfresh.contrib.opentelemetry import TelemetryHook
-from stillfresh.contrib.prometheus import CacheCollector
+from stillfresh.integrations.opentelemetry import TelemetryHook
+from stillfresh.integrations.prometheus import CacheCollector
 from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock

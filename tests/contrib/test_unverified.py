@@ -8,8 +8,8 @@ from fastapi.responses import HTMLResponse
 from flask import Flask
 
 from stillfresh import Cache, SyncCache
-from stillfresh.contrib.fastapi import fresh, lifespan
-from stillfresh.contrib.flask import Fresh
+from stillfresh.integrations.fastapi import fresh, lifespan
+from stillfresh.integrations.flask import Fresh
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.held_store import SteppedStore

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from stillfresh import Cache
-from stillfresh.contrib.postgres import create_outbox
+from stillfresh.integrations.postgres import create_outbox
 
 PRODUCTS = "CREATE TABLE products (id int PRIMARY KEY, name text, shop text)"
 TABLES = {"products": ["product:{id}", "shop:{shop}"]}

@@ -83,11 +83,11 @@ class TestG18Extras:
     @pytest.mark.parametrize(
         ("module", "library"),
         [
-            ("stillfresh.contrib.fastapi", "fastapi"),
-            ("stillfresh.contrib.fastapi", "starlette"),
-            ("stillfresh.contrib.django", "django"),
-            ("stillfresh.contrib.flask", "flask"),
-            ("stillfresh.contrib.postgres", "psycopg"),
+            ("stillfresh.integrations.fastapi", "fastapi"),
+            ("stillfresh.integrations.fastapi", "starlette"),
+            ("stillfresh.integrations.django", "django"),
+            ("stillfresh.integrations.flask", "flask"),
+            ("stillfresh.integrations.postgres", "psycopg"),
             ("stillfresh.gateway", "starlette"),
             ("stillfresh.systems.feed.http", "httpx2"),
             ("stillfresh.http.client", "httpx2"),

@@ -103,7 +103,7 @@ class TestG16NoSecretIsLogged:
         assert access[:3] == [("/v1/post/1", 503), ("/v1/post/moved", 503), ("/v1/mine/1", 503)]
         loggers = {it["logger"] for it in told if it["level"] != "access"}
         assert loggers >= {
-            "stillfresh.contrib.postgres.consumer",
+            "stillfresh.integrations.postgres.consumer",
             "stillfresh.engine.loader",
             "stillfresh.pages.edge",
             "stillfresh.stores.redis.link",

@@ -24,7 +24,7 @@ from stillfresh.errors import ConfigError, without_password
 from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
 from stillfresh.pages import PageCache
 
-PACKAGE = "stillfresh.contrib.postgres"
+PACKAGE = "stillfresh.integrations.postgres"
 CREATE = "stillfresh outbox create postgresql://localhost/shop --table 'products=product:{id}'"
 FOLLOW = "stillfresh outbox follow postgresql://localhost/shop redis://localhost:6379/0"
 

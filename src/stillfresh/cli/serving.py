@@ -216,7 +216,7 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
 
 def _following(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (of extras that may be absent)
     """A consumer that polls often enough to stay below `max_lag`, even while it stands by."""
-    postgres = extra("stillfresh.contrib.postgres", "postgres")
+    postgres = extra("stillfresh.integrations.postgres", "postgres")
     poll = min(5.0, max(outbox.max_lag, 1.0) / 4)
     return postgres.OutboxConsumer(
         pages, outbox.database, outbox.consumer, poll=poll, max_lag=outbox.max_lag

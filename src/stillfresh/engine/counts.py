@@ -118,7 +118,7 @@ class ResourceStats:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a cache is behind the database that invalidates it (`stillfresh.contrib.postgres`).
+    """How far a cache is behind the database that invalidates it (`integrations.postgres`).
 
     Every commit older than `seconds` has been delivered. Past `limit`, the cache is too far behind.
     """

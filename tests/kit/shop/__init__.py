@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.cache import caches
 from django.test import override_settings
 
-BACKEND = "stillfresh.contrib.django.StillfreshCache"
+BACKEND = "stillfresh.integrations.django.StillfreshCache"
 FOLDER = tempfile.TemporaryDirectory(prefix="stillfresh-shop-")
 
 
@@ -28,7 +28,7 @@ def configure() -> None:
         ALLOWED_HOSTS=["*"],
         DATABASES={"default": database},
         DEFAULT_AUTO_FIELD="django.db.models.AutoField",
-        INSTALLED_APPS=["stillfresh.contrib.django", "tests.kit.shop"],
+        INSTALLED_APPS=["stillfresh.integrations.django", "tests.kit.shop"],
         ROOT_URLCONF="tests.kit.shop.urls",
         SECRET_KEY="tests",  # noqa: S106
         TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates"}],
@@ -51,7 +51,7 @@ def tables() -> None:
 @contextmanager
 def cache_on(url: str, clock: Callable[[], float], patch: Any, **options: Any) -> Iterator[Any]:
     """`caches["default"]` on this store and this clock."""
-    from stillfresh.contrib.django import shared  # noqa: PLC0415
+    from stillfresh.integrations.django import shared  # noqa: PLC0415
 
     patch.setattr(shared, "_caches", {})
     patch.setattr(shared, "BlockingCache", partial(shared.BlockingCache, clock=clock))

@@ -19,9 +19,9 @@ from unittest import TestCase, TestResult, TestSuite, defaultTestLoader, mock
 import django
 from django.conf import settings
 
-from stillfresh.contrib.django import cache_page, shared
+from stillfresh.integrations.django import cache_page, shared
 
-BACKEND = "stillfresh.contrib.django.StillfreshCache"
+BACKEND = "stillfresh.integrations.django.StillfreshCache"
 OTHERS = (
     "CacheUtils",
     "PrefixedCacheUtils",

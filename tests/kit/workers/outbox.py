@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stillfresh import Cache
-from stillfresh.contrib.postgres import OutboxConsumer
-from stillfresh.contrib.postgres.database import OutboxLink
+from stillfresh.integrations.postgres import OutboxConsumer
+from stillfresh.integrations.postgres.database import OutboxLink
 
 
 async def main(database: str, store: str, steps: int) -> None:

@@ -3,15 +3,15 @@
 import difflib
 from typing import Final
 
-from stillfresh.contrib.postgres.database import OutboxLink, connected
-from stillfresh.contrib.postgres.rules import (
+from stillfresh.errors import ConfigError, shown
+from stillfresh.integrations.postgres.database import OutboxLink, connected
+from stillfresh.integrations.postgres.rules import (
     Tables,
     columns_of,
     outbox_sql,
     quoted_table,
     templates_of,
 )
-from stillfresh.errors import ConfigError, shown
 
 TYPES: Final = ("smallint", "integer", "bigint", "text", "character varying", "uuid")
 """Types of columns in a tag, whose text in the database equals Python's `str`.

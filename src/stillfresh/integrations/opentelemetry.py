@@ -19,7 +19,7 @@ from stillfresh.engine import COUNTERS, GAUGES, Cache, CacheStats, Span
 from stillfresh.errors import error_text, needs
 from stillfresh.sync import SyncCache
 
-with needs("opentelemetry", "stillfresh.contrib.opentelemetry"):
+with needs("opentelemetry", "stillfresh.integrations.opentelemetry"):
     from opentelemetry import metrics, trace
     from opentelemetry.context import Context, attach, detach, get_current
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation

@@ -13,9 +13,9 @@ consumer invalidates them in a cache, with any store. Needs `stillfresh[postgres
 
 from stillfresh.errors import needs
 
-with needs("postgres", "stillfresh.contrib.postgres"):
-    from stillfresh.contrib.postgres.consumer import OutboxConsumer
-    from stillfresh.contrib.postgres.rules import outbox_sql
-    from stillfresh.contrib.postgres.setup import consumer_lags, create_outbox, drop_outbox
+with needs("postgres", "stillfresh.integrations.postgres"):
+    from stillfresh.integrations.postgres.consumer import OutboxConsumer
+    from stillfresh.integrations.postgres.rules import outbox_sql
+    from stillfresh.integrations.postgres.setup import consumer_lags, create_outbox, drop_outbox
 
 __all__ = ["OutboxConsumer", "consumer_lags", "create_outbox", "drop_outbox", "outbox_sql"]

@@ -15,10 +15,6 @@ from msgspec import Struct
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
-from stillfresh.contrib.fastapi.replay import Replay, RouteLoad, Run
-from stillfresh.contrib.fastapi.values import RouteValues
-from stillfresh.contrib.routes import MARK, RouteSpec, Tags, check_cache, is_for_all
 from stillfresh.durations import Duration
 from stillfresh.engine import (
     Answer,
@@ -38,6 +34,10 @@ from stillfresh.engine import (
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
 from stillfresh.http.freshness import freshness_fields, pause_after, without_lifetime
+from stillfresh.integrations.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
+from stillfresh.integrations.fastapi.replay import Replay, RouteLoad, Run
+from stillfresh.integrations.fastapi.values import RouteValues
+from stillfresh.integrations.routes import MARK, RouteSpec, Tags, check_cache, is_for_all
 
 P = ParamSpec("P")
 

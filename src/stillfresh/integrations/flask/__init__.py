@@ -18,8 +18,8 @@ Needs `stillfresh[flask]`.
 
 from stillfresh.errors import needs
 
-with needs("flask", "stillfresh.contrib.flask"):
-    from stillfresh.contrib.flask.extension import Fresh
-    from stillfresh.contrib.flask.view import FreshView
+with needs("flask", "stillfresh.integrations.flask"):
+    from stillfresh.integrations.flask.extension import Fresh
+    from stillfresh.integrations.flask.view import FreshView
 
 __all__ = ["Fresh", "FreshView"]

@@ -15,9 +15,9 @@ Needs `stillfresh[fastapi]`.
 
 from stillfresh.errors import needs
 
-with needs("fastapi", "stillfresh.contrib.fastapi"):
-    from stillfresh.contrib.fastapi.life import lifespan
-    from stillfresh.contrib.fastapi.route import FreshRoute, fresh
+with needs("fastapi", "stillfresh.integrations.fastapi"):
     from stillfresh.gateway import Dashboard
+    from stillfresh.integrations.fastapi.life import lifespan
+    from stillfresh.integrations.fastapi.route import FreshRoute, fresh
 
 __all__ = ["Dashboard", "FreshRoute", "fresh", "lifespan"]

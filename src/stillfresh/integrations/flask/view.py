@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 from flask import Response, current_app, has_app_context, has_request_context, request
 from werkzeug.exceptions import ServiceUnavailable
 
-from stillfresh.contrib.flask.load import Query, ViewLoad
-from stillfresh.contrib.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
 from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.http.freshness import freshness_fields, pause_after, without_lifetime
+from stillfresh.integrations.flask.load import Query, ViewLoad
+from stillfresh.integrations.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
 from stillfresh.sync import SyncCore
 
 if TYPE_CHECKING:
-    from stillfresh.contrib.flask.extension import Fresh
+    from stillfresh.integrations.flask.extension import Fresh
 
 P = ParamSpec("P")
 ViewCore = SyncCore[Call[Any], KeptResponse]

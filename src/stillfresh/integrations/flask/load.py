@@ -14,8 +14,8 @@ from flask import Flask, Response, has_request_context, request, session
 from flask.globals import app_ctx
 from werkzeug.exceptions import HTTPException
 
-from stillfresh.contrib.routes import MARK, KeptResponse, is_for_all
 from stillfresh.engine import Call, Dropped, Private
+from stillfresh.integrations.routes import MARK, KeptResponse, is_for_all
 
 KEPT: Final = frozenset(
     {"SCRIPT_NAME", "PATH_INFO", "HTTP_HOST", "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL"}

@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Mount
 
-from stillfresh.contrib.fastapi.route import check_order
-from stillfresh.contrib.routes import check_cache
 from stillfresh.engine import Cache
 from stillfresh.errors import StoreError
 from stillfresh.gateway import Dashboard
+from stillfresh.integrations.fastapi.route import check_order
+from stillfresh.integrations.routes import check_cache
 
 Own = Callable[[Any], AbstractAsyncContextManager[Any]]
 

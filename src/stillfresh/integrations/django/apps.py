@@ -4,8 +4,8 @@ from django.apps import AppConfig
 
 
 class StillfreshConfig(AppConfig):
-    """`"stillfresh.contrib.django"` in INSTALLED_APPS."""
+    """`"stillfresh.integrations.django"` in INSTALLED_APPS."""
 
-    name = "stillfresh.contrib.django"
+    name = "stillfresh.integrations.django"
     label = "stillfresh"
     verbose_name = "stillfresh"

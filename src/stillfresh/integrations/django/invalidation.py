@@ -12,8 +12,8 @@ from django.db import transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save
 
-from stillfresh.contrib.django.backend import backend_of
 from stillfresh.errors import ConfigError
+from stillfresh.integrations.django.backend import backend_of
 
 
 def tag_of(model: Any) -> str:

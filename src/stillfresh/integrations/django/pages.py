@@ -17,11 +17,11 @@ from django.http import HttpRequest, HttpResponse
 from django.middleware.cache import CacheMiddleware
 from django.utils.cache import patch_vary_headers
 
-from stillfresh.contrib.django.backend import MISSING, StillfreshCache, backend_of
 from stillfresh.durations import Duration
 from stillfresh.engine import Loaded, Private
 from stillfresh.errors import StoreError
 from stillfresh.http.freshness import without_lifetime
+from stillfresh.integrations.django.backend import MISSING, StillfreshCache, backend_of
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]
 """The tags of a page, or a function of the request and the view's arguments."""

@@ -14,7 +14,7 @@ from stillfresh.engine import Cache, CacheStats, prometheus_text
 from stillfresh.errors import ConfigError, needs, shown
 from stillfresh.sync import SyncCache
 
-with needs("prometheus", "stillfresh.contrib.prometheus"):
+with needs("prometheus", "stillfresh.integrations.prometheus"):
     from prometheus_client import Metric
     from prometheus_client.parser import text_string_to_metric_families
     from prometheus_client.registry import Collector

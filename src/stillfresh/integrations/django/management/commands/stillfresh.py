@@ -1,12 +1,13 @@
 """`manage.py stillfresh`: the commands of `stillfresh` for a cache of settings.CACHES (G10)."""
 
 from argparse import REMAINDER, ArgumentParser
+from importlib import import_module
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from stillfresh.contrib.django.backend import backend_of
 from stillfresh.errors import ConfigError
+from stillfresh.integrations.django.backend import backend_of
 
 
 class StillfreshCommand(BaseCommand):
@@ -42,10 +43,10 @@ class StillfreshCommand(BaseCommand):
 
     @staticmethod
     def _run(arguments: list[str]) -> None:
-        from stillfresh.cli import main  # noqa: PLC0415 (needs the extra `cli`)
-
+        # Started by name, as a shell would: the terminal is the room above this one.
+        program = import_module("stillfresh.cli")
         try:
-            main(arguments)
+            program.main(arguments)
         except SystemExit as exc:
             if exc.code:
                 raise CommandError(

@@ -15,12 +15,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Self
 
 from stillfresh.backoff import pause_after, spread
-from stillfresh.contrib.postgres.database import OutboxLink, connected
-from stillfresh.contrib.postgres.rules import KEPT, covers
-from stillfresh.contrib.routes import check_cache
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import MAX_TAGS, Cache, Lag
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.integrations.postgres.database import OutboxLink, connected
+from stillfresh.integrations.postgres.rules import KEPT, covers
+from stillfresh.integrations.routes import check_cache
 from stillfresh.pages import PageCache
 from stillfresh.pages.routes import own_tag
 

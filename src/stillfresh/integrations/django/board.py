@@ -7,9 +7,9 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, re_path
 from django.views.decorators.csrf import csrf_exempt
 
-from stillfresh.contrib.dashboards import dashboard_of
-from stillfresh.contrib.django.backend import backend_of
 from stillfresh.errors import ConfigError
+from stillfresh.integrations.dashboards import dashboard_of
+from stillfresh.integrations.django.backend import backend_of
 from stillfresh.sync import SyncCache
 
 

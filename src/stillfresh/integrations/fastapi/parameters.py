@@ -18,9 +18,9 @@ from starlette.datastructures import UploadFile
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from stillfresh.contrib.routes import id_of
 from stillfresh.engine import Call
 from stillfresh.errors import ConfigError
+from stillfresh.integrations.routes import id_of
 
 Per = str | Iterable[str] | Mapping[str, Callable[[Any], object]]
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 from django.utils.module_loading import import_string
 from msgspec import msgpack
 
-from stillfresh.contrib.django.codec import DjangoCodec
 from stillfresh.engine import Codec, Spec, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
+from stillfresh.integrations.django.codec import DjangoCodec
 from stillfresh.sync import SyncCache
 
 TAGGED: Final = b"\xc1"

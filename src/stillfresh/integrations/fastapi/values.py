@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from starlette.responses import FileResponse, StreamingResponse
 
-from stillfresh.contrib.routes import KeptResponse, is_for_all
 from stillfresh.engine import Codec, MsgpackCodec, Private, codec_for
 from stillfresh.errors import ConfigError
+from stillfresh.integrations.routes import KeptResponse, is_for_all
 
 
 class RouteCodec:

@@ -18,11 +18,11 @@ from django.utils.timezone import override as override_zone
 from django.utils.translation import get_language
 from django.utils.translation import override as override_language
 
-from stillfresh.contrib.django.shared import SharedCache, TaggedKey, options_of, shared
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import DELETE, KEEP, LEAVE, Amended, Answer, Loaded, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, StoreError
 from stillfresh.freshness import Verdict
+from stillfresh.integrations.django.shared import SharedCache, TaggedKey, options_of, shared
 from stillfresh.stores.contract import When
 
 T = TypeVar("T")
@@ -341,8 +341,8 @@ def backend_of(alias: str, what: str) -> StillfreshCache:
     cache = caches[alias]
     if not isinstance(cache, StillfreshCache):
         raise ConfigError(
-            f"CACHES[{alias!r}]: {what} need the backend stillfresh.contrib.django.StillfreshCache,"
-            f" not {type(cache).__name__}"
+            f"CACHES[{alias!r}]: {what} need the backend "
+            f"stillfresh.integrations.django.StillfreshCache, not {type(cache).__name__}"
         )
     return cache
 

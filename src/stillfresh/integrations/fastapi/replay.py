@@ -14,10 +14,10 @@ import anyio
 from fastapi import Request
 from starlette.types import Message, Scope
 
-from stillfresh.contrib.routes import MARK
 from stillfresh.engine import Call, Private
 from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import LoadFailed
+from stillfresh.integrations.routes import MARK
 
 KEPT: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"}

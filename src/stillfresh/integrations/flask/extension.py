@@ -7,13 +7,13 @@ from weakref import WeakKeyDictionary
 from flask import Flask, Response, has_app_context, request
 from flask.globals import app_ctx
 
-from stillfresh.contrib.dashboards import dashboard_of
-from stillfresh.contrib.flask.view import FreshView, ViewCore
-from stillfresh.contrib.routes import KeptResponse, RouteSpec, Tags, check_cache
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Call, MsgpackCodec, Spec, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError
+from stillfresh.integrations.dashboards import dashboard_of
+from stillfresh.integrations.flask.view import FreshView, ViewCore
+from stillfresh.integrations.routes import KeptResponse, RouteSpec, Tags, check_cache
 from stillfresh.sync import SyncCache
 
 P = ParamSpec("P")
