@@ -37,12 +37,12 @@ ROOMS = [
     {"stores"},
     {"engine"},
     {"sync"},
-    {"plan", "prove"},
     {"http"},
     {"systems.coordinator", "systems.feed", "systems.waiting", "pages"},
     {"gateway.live", "gateway.server"},
     {"gateway"},
     {"integrations"},
+    {"lab.plan", "lab.prove", "testing"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -67,8 +67,8 @@ DOORS = {
     "systems.coordinator": 2,
     "systems.feed": 4,
     "systems.waiting": 5,
-    "plan": 1,
-    "prove": 1,
+    "lab.plan": 1,
+    "lab.prove": 1,
     "http": 4,
     "pages": 4,
     "gateway.live": 3,
@@ -137,11 +137,11 @@ class TestEveryModule:
         assert [name(path) for path in MODULES if not ast.get_docstring(tree(path))] == []
 
     def test_imports_go_down_only(self) -> None:
-        """Nothing imports what stands above it, a sibling system, `testing`, or the flat root."""
+        """Nothing imports what stands above it, a sibling system, or the flat root."""
         upward = [
             (name(path), other)
             for path in MODULES
-            if (here := part(path)) not in {"__init__", "systems", "testing"}
+            if (here := part(path)) not in {"__init__", "lab", "systems"}
             for other in own_imports(path) - {here}
             if level(other) >= level(here)
         ]

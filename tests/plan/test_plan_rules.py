@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stillfresh import ConfigError
 from stillfresh.durations import seconds
-from stillfresh.plan.rules import (
+from stillfresh.lab.plan.rules import (
     LADDER,
     NEAR,
     Candidate,

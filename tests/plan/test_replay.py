@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh.plan import Candidate, planned, replayed, traffic_of
-from stillfresh.plan.rules import Limit
-from stillfresh.plan.traffic import Traffic
+from stillfresh.lab.plan import Candidate, planned, replayed, traffic_of
+from stillfresh.lab.plan.rules import Limit
+from stillfresh.lab.plan.traffic import Traffic
 from tests.kit.plan import recorded_shop
 
 

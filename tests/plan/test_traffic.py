@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
-from stillfresh.plan import traffic_of
+from stillfresh.lab.plan import traffic_of
 
 HEAD = ["stillfresh-recording", 1, 1.0]
 KIND = ["kind", "price", 30.0, 60.0, 0.0, 3.0, 100, 4, 30.0]

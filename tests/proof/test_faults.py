@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stillfresh import Cache, Verdict
-from stillfresh.prove import ProofRun, Stage
+from stillfresh.lab.prove import ProofRun, Stage
 from stillfresh.stores.contract import Ask, Lease, Record
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from stillfresh.prove.history import CHECKS, ProofHistory, excused, outdated, violations
-from stillfresh.prove.witness import Seen
+from stillfresh.lab.prove.history import CHECKS, ProofHistory, excused, outdated, violations
+from stillfresh.lab.prove.witness import Seen
 
 LOAD = Seen("load", 1.0, key="a", load="7-1-a", lease="t1", wall=100.0)
 LEASED = Seen("leased", 0.8, 0.9, key="a", lease="t1", wall=99.9, until=101.0)

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from stillfresh import ConfigError, LoadFailed, Policy
 from stillfresh.cli.proving import ending, tell
-from stillfresh.prove import (
+from stillfresh.lab.prove import (
     CHECKS,
     LOST,
     MEANING,
@@ -28,10 +28,10 @@ from stillfresh.prove import (
     checked_peer,
     proving,
 )
-from stillfresh.prove.places import tcp_place, through
-from stillfresh.prove.proxy import Proxy
-from stillfresh.prove.witness import Log, MovedClock, events_of, move_clock
-from stillfresh.prove.worker import KIND, ProofJob
+from stillfresh.lab.prove.places import tcp_place, through
+from stillfresh.lab.prove.proxy import Proxy
+from stillfresh.lab.prove.witness import Log, MovedClock, events_of, move_clock
+from stillfresh.lab.prove.worker import KIND, ProofJob
 from stillfresh.stores.contract import Record
 from stillfresh.stores.urls import store_for
 from tests.kit.cli import call, put

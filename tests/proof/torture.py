@@ -1,7 +1,7 @@
 """Real processes under load on one store, while faults come one after another: `make torture` (T4).
 
-The runs are those of `stillfresh prove` (`stillfresh.prove`), on stores that are started here, and
-to which more can be done. The seed chooses the faults.
+The runs are those of `stillfresh prove` (`stillfresh.lab.prove`), on stores that are started here,
+and to which more can be done. The seed chooses the faults.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from stillfresh.prove import CHECKS, ProofRun, Report
+from stillfresh.lab.prove import CHECKS, ProofRun, Report
 from tests.proof.torture_stages import STAGES, NotHere
 
 

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 from redis.crc import key_slot
 
-from stillfresh.prove.stage import Stage, lasting
-from stillfresh.prove.worker import KIND
+from stillfresh.lab.prove.stage import Stage, lasting
+from stillfresh.lab.prove.worker import KIND
 from stillfresh.stores.redis.layout import Places
 from tests.kit.servers.cluster import clustered, until, watched_over
 from tests.kit.servers.valkey import HOST, Server, binary_of, free_port

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stillfresh.gateway.config import Mistakes, settings_of
-from stillfresh.plan import planned, traffic_of
+from stillfresh.lab.plan import planned, traffic_of
 from tests.kit.cli import call
 from tests.kit.serve import Proxy
 

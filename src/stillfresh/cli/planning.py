@@ -20,7 +20,7 @@ from stillfresh.cli.program import (
     working,
 )
 from stillfresh.errors import ConfigError
-from stillfresh.plan import (
+from stillfresh.lab.plan import (
     Choice,
     Figures,
     Planned,

@@ -16,8 +16,17 @@ import msgspec
 from stillfresh.cli.places import own_file
 from stillfresh.cli.program import INTERRUPTED, age_text, command, plain, print_table, working
 from stillfresh.errors import without_password
+from stillfresh.lab.prove import (
+    DOUBLED,
+    LOST,
+    MEANING,
+    PEERS,
+    ProofRun,
+    Report,
+    checked_peer,
+    proving,
+)
 from stillfresh.logs import quietly
-from stillfresh.prove import DOUBLED, LOST, MEANING, PEERS, ProofRun, Report, checked_peer, proving
 
 SHOWN = 3
 """Examples of each broken promise."""

@@ -4,8 +4,8 @@
 choose among the results.
 """
 
-from stillfresh.plan.replay import Planned, planned, replayed
-from stillfresh.plan.rules import (
+from stillfresh.lab.plan.replay import Planned, planned, replayed
+from stillfresh.lab.plan.rules import (
     Candidate,
     Choice,
     Figures,
@@ -16,7 +16,7 @@ from stillfresh.plan.rules import (
     percent,
     rungs,
 )
-from stillfresh.plan.traffic import traffic_of
+from stillfresh.lab.plan.traffic import traffic_of
 
 __all__ = [
     "Candidate",

@@ -18,9 +18,9 @@ from stillfresh.engine import HITS, Answer, Cache, Loaded, Resource, Update
 from stillfresh.engine.recordings import RecordedUse
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
+from stillfresh.lab.plan.rules import Candidate, Choice, Figures, Limit, choose, search
+from stillfresh.lab.plan.traffic import Traffic
 from stillfresh.logs import quietly
-from stillfresh.plan.rules import Candidate, Choice, Figures, Limit, choose, search
-from stillfresh.plan.traffic import Traffic
 from stillfresh.virtual_loop import VirtualLoop
 
 LOOKS: Final = 20

@@ -4,11 +4,11 @@ Real processes read, load and invalidate (`worker`) and log everything (`witness
 after another (`crowd`, `proxy`), and `history` judges the log.
 """
 
-from stillfresh.prove.history import CHECKS, DOUBLED, LOST
-from stillfresh.prove.peers import PEERS, checked_peer
-from stillfresh.prove.places import MEANING, proving
-from stillfresh.prove.run import ProofRun, Report
-from stillfresh.prove.stage import Stage, lasting
+from stillfresh.lab.prove.history import CHECKS, DOUBLED, LOST
+from stillfresh.lab.prove.peers import PEERS, checked_peer
+from stillfresh.lab.prove.places import MEANING, proving
+from stillfresh.lab.prove.run import ProofRun, Report
+from stillfresh.lab.prove.stage import Stage, lasting
 
 __all__ = [
     "CHECKS",

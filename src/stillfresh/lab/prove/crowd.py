@@ -12,9 +12,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final
 
-from stillfresh.prove.stage import Fault, Stage, lasting
-from stillfresh.prove.witness import Log, Seen, move_clock
-from stillfresh.prove.worker import LEASE_FOR, ProofJob, main
+from stillfresh.lab.prove.stage import Fault, Stage, lasting
+from stillfresh.lab.prove.witness import Log, Seen, move_clock
+from stillfresh.lab.prove.worker import LEASE_FOR, ProofJob, main
 
 FORKS: Final = get_context("forkserver")
 FORKS.set_forkserver_preload(["stillfresh.stores.dynamodb.store", "stillfresh.stores.redis"])

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
 from stillfresh.freshness import MAX_SKEW
-from stillfresh.prove.witness import Seen
+from stillfresh.lab.prove.witness import Seen
 
 NEVER: Final = float("inf")
 USABLE: Final = ("fresh", "stale")

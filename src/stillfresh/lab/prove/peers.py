@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from stillfresh.errors import ConfigError, LoadFailed, StoreError, error_text
-from stillfresh.prove.witness import LoadNames, Log, MovedClock, Seen
+from stillfresh.lab.prove.witness import LoadNames, Log, MovedClock, Seen
 
 if TYPE_CHECKING:
-    from stillfresh.prove.worker import ProofJob
+    from stillfresh.lab.prove.worker import ProofJob
 
 
 class PeerShelf:

@@ -9,10 +9,10 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 from stillfresh.errors import ConfigError, StoreError
-from stillfresh.prove.history import DOUBLED, KEPT, LOST, RECOVERED
-from stillfresh.prove.proxy import HOST, Proxy
-from stillfresh.prove.stage import Fault, Stage, lasting
-from stillfresh.prove.worker import KIND
+from stillfresh.lab.prove.history import DOUBLED, KEPT, LOST, RECOVERED
+from stillfresh.lab.prove.proxy import HOST, Proxy
+from stillfresh.lab.prove.stage import Fault, Stage, lasting
+from stillfresh.lab.prove.worker import KIND
 from stillfresh.stores import running, split_tenant, store_for
 
 PORTS: Final = {"redis": 6379, "valkey": 6379, "postgresql": 5432, "postgres": 5432}

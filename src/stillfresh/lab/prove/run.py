@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 from stillfresh.errors import StoreError
-from stillfresh.prove.crowd import PATIENCE, Crowd, faults_of
-from stillfresh.prove.history import (
+from stillfresh.lab.prove.crowd import PATIENCE, Crowd, faults_of
+from stillfresh.lab.prove.history import (
     CHECKS,
     PEER_CHECKS,
     ProofHistory,
@@ -24,9 +24,9 @@ from stillfresh.prove.history import (
     outdated,
     violations,
 )
-from stillfresh.prove.stage import Stage
-from stillfresh.prove.witness import Log, MovedClock, Seen, events_of
-from stillfresh.prove.worker import KIND
+from stillfresh.lab.prove.stage import Stage
+from stillfresh.lab.prove.witness import Log, MovedClock, Seen, events_of
+from stillfresh.lab.prove.worker import KIND
 from stillfresh.stores import running, store_for
 from stillfresh.stores.contract import Record, Store
 

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from stillfresh.engine import Cache, Resource
 from stillfresh.errors import StillfreshError, StoreError
-from stillfresh.prove.peers import PEERS, PeerShelf
-from stillfresh.prove.stage import Stage
-from stillfresh.prove.witness import LoadNames, Log, MovedClock, Seen, Witness
+from stillfresh.lab.prove.peers import PEERS, PeerShelf
+from stillfresh.lab.prove.stage import Stage
+from stillfresh.lab.prove.witness import LoadNames, Log, MovedClock, Seen, Witness
 from stillfresh.stores import store_for
 
 KIND: Final = "proof"
