@@ -106,7 +106,7 @@ $(VENV)/.core: $(VENV)/.uv pyproject.toml
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.core
-	@$(UV) --editable '.[web,cli]'
+	@$(UV) --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core requirements/dev.txt

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from game_service import Games, Player
+from game_service.steps import Happened
 from stillfresh.systems.waiting import WaitingCache
-from stillfresh.systems.waiting.backend import Games, Player
-from stillfresh.systems.waiting.backend.steps import Happened
 from stillfresh.systems.waiting.messages import YourTurnNews
 
 ANN, BEN, BOT = Player("ann"), Player("ben"), Player("bot", is_human=False)

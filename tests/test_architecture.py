@@ -218,7 +218,7 @@ class Refuse:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
 import stillfresh, stillfresh.systems.coordinator, stillfresh.gateway.live, stillfresh.testing
-import stillfresh.systems.waiting, stillfresh.systems.waiting.backend
+import stillfresh.systems.waiting
 assert threading.active_count() == 1
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

@@ -27,8 +27,8 @@ import stillfresh.systems.coordinator
 import stillfresh.systems.feed
 import stillfresh.systems.feed.http
 import stillfresh.testing
+from game_service import Games, Player
 from stillfresh.systems.waiting import WaitingCache
-from stillfresh.systems.waiting.backend import Games, Player
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
 

@@ -249,7 +249,7 @@ class TestG10Errors:
             ("aiobotocore", ["inspect", "dynamodb://t?bucket=b"], "aws"),
             ("aiobotocore", ["table", "describe", "t"], "aws"),
             ("uvicorn", ["serve", "--upstream", "http://x"], "web"),
-            ("httpx2", ["demo"], "web"),
+            ("httpx2", ["demo"], "demo"),
             ("starlette", ["warm", "x.db", "--upstream", "http://x", "--from", "-"], "web"),
             ("httpx2", ["stats", "http://x"], "web"),
             ("rich", ["bench", "--seconds", "0.01"], "cli"),

@@ -468,3 +468,16 @@ class TestG8Games:
             while not (said := (await client.get("/demo/games")).json())["board"]:
                 await asyncio.sleep(0.05)
         assert said["board"]["id"] == second
+
+
+class TestG8WithoutAClone:
+    async def test_the_games_card_says_where_the_game_service_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An installed stillfresh has no examples; the rest of the demo works."""
+        monkeypatch.setattr("stillfresh.demo.game_service.EXAMPLES", tmp_path / "none")
+        async with demo(tmp_path, QUICK) as made, client_of(made) as client:
+            assert (await client.get("/")).status_code == 200
+            games = (await client.get("/demo/games")).json()
+            assert "Clone the repository" in games["no_service"]
+            assert (await client.get("/demo/topics")).json()["topics"]

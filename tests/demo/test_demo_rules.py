@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.demo.rules import (
-    EMPTY,
-    Pace,
-    bot_cell,
-    free,
-    outcome,
-    played,
-    polling,
-)
+from game_service.boards import EMPTY, bot_cell, free, outcome, played
+from stillfresh.demo.rules import Pace, polling
 from stillfresh.errors import ConfigError
 
 

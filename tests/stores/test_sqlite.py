@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 
+from game_service.steps import APPLICATION_ID as games_id  # noqa: N811
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
 from stillfresh.stores.contract import (
     REMEMBERED,
@@ -51,7 +52,6 @@ from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
 from stillfresh.stores.versions import packed_version
 from stillfresh.systems.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
-from stillfresh.systems.waiting.backend.steps import APPLICATION_ID as games_id  # noqa: N811
 from stillfresh.testing import ManualClock, StoreConformance
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 

@@ -21,6 +21,7 @@ from typing import TypeAlias
 import apsw
 import pytest
 
+from game_service import Games, Player
 from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.stores.contract import Ask, Mark
 from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
@@ -33,7 +34,6 @@ from stillfresh.stores.sqlite.writer import MAX_GROUP, Writer
 from stillfresh.systems.coordinator import Database
 from stillfresh.systems.feed import FeedCache
 from stillfresh.systems.feed.view import is_feed
-from stillfresh.systems.waiting.backend import Games, Player
 from stillfresh.testing import ManualClock
 from tests.kit.processes import ROOT
 from tests.kit.sqlite import NOW, elsewhere, neighbours, opened, publish, value

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -14,10 +15,10 @@ from typing import Any
 import apsw
 import pytest
 
+from game_service import GameError, Games, GameView, Player
+from game_service.app import MAX_UNSENT, GameListener
+from game_service.steps import WAITING_LONGEST, Happened
 from stillfresh import ConfigError, NotOpen, StoreError
-from stillfresh.systems.waiting.backend import GameError, Games, GameView, Player
-from stillfresh.systems.waiting.backend.app import MAX_UNSENT, GameListener
-from stillfresh.systems.waiting.backend.steps import WAITING_LONGEST, Happened
 from stillfresh.systems.waiting.messages import InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
 from tests.kit.servers.games import Served, served
@@ -345,9 +346,10 @@ class TestW12Refused:
                 pass
 
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MOVER = """
 import asyncio, sys
-from stillfresh.systems.waiting.backend import Games, Player
+from game_service import Games, Player
 
 async def main() -> None:
     async with Games(sys.argv[1]) as games:
@@ -364,7 +366,8 @@ asyncio.run(main())
 def told_until_killed(path: Path) -> list[int]:
     """The versions that a process told of before it was killed among its moves."""
     command = [sys.executable, "-c", MOVER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mover:
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as mover:
         assert mover.stdout is not None
         told = [mover.stdout.readline() for _ in range(25)]
         mover.kill()

@@ -11,9 +11,9 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from game_service import Player
 from stillfresh import ConfigError, NotOpen, StillfreshError
 from stillfresh.systems.waiting import Proof
-from stillfresh.systems.waiting.backend import Player
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.systems.waiting.messages import EVENTS
 from tests.kit.servers.games import Served, Wire, served, wired

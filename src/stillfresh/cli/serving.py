@@ -266,5 +266,5 @@ def demo(*, host: str, port: int, store: str | None, speed: float, is_open: bool
     Its upstream is slow, and breaks when you say so: open the address that it prints, and turn the
     upstream off.
     """
-    site = extra("stillfresh.demo", "web")
+    site = extra("stillfresh.demo", "demo")
     site.run(host=host, port=port, store=store, say=click.echo, open_browser=is_open, speed=speed)

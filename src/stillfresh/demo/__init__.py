@@ -1,11 +1,11 @@
 """`stillfresh demo`: the five systems in one running site, with an upstream that breaks (G8).
 
-Needs `stillfresh[web]`.
+Needs `stillfresh[demo]`.
 """
 
 from stillfresh.errors import needs
 
-with needs("web", "stillfresh.demo"):
+with needs("demo", "stillfresh.demo"):
     from stillfresh.demo.running import run
 
 __all__ = ["run"]

@@ -1,7 +1,7 @@
 """One process, one address: the five systems, their upstream and the gateway put together (G8).
 
 Opened from the upstream up to the gateway, closed the other way round. All files lie in one
-directory: the entries and boards, the pages, the feed, the games.
+directory: the entries and boards, the pages, the feed, and the games of the game service.
 """
 
 import asyncio
@@ -13,18 +13,18 @@ import tempfile
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx2
 
+from stillfresh.demo.game_service import find_game_service
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.playing import Playing, boards_of
 from stillfresh.demo.rules import Pace
 from stillfresh.demo.site import MAX_BATCH, Demo
-from stillfresh.demo.tables import Tables
 from stillfresh.demo.upstream import BreakableUpstream, upstream_app
 from stillfresh.demo.visitors import Visitors, key_in
 from stillfresh.demo.world import UpstreamData
@@ -39,7 +39,6 @@ from stillfresh.systems.coordinator import Kind, NexusClient
 from stillfresh.systems.coordinator.rules import by_id, post_id, user_id
 from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.systems.feed.http import HttpFeedSource
-from stillfresh.systems.waiting.backend import Games
 from stillfresh.systems.waiting.messages import InvalidatedNews
 
 PATIENCE: Final = "15s"
@@ -122,14 +121,18 @@ async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> Asyn
     dice = random.Random(SEED)  # noqa: S311 (likes and bots, no secrets)
     world = UpstreamData(int(time.time()), dice)
     with tempfile.TemporaryDirectory(prefix="upstream-", dir=directory) as own:
-        games = Games(Path(own) / "games.db")
-        tables = Tables(games, pace.bot_thinks, dice)
-        async with (
-            games,
-            BreakableUpstream(upstream_app(world, games, tables), pace, world) as upstream,
-            running(changes(world, pace), tables.run()),
-            site_of(directory, pace, hosts, world, upstream) as made,
-        ):
+        async with AsyncExitStack() as stack:
+            open_service = find_game_service()
+            game_service = None
+            if open_service is not None:
+                opening = open_service(Path(own), pace.bot_thinks, dice)
+                game_service = await stack.enter_async_context(opening)
+            app = upstream_app(world, game_service)
+            upstream = await stack.enter_async_context(BreakableUpstream(app, pace, world))
+            await stack.enter_async_context(running(changes(world, pace)))
+            site = site_of(directory, pace, hosts, world, upstream)
+            made = await stack.enter_async_context(site)
+            made.has_games = game_service is not None
             yield made
 
 

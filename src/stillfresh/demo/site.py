@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from stillfresh.demo.game_service import NO_SERVICE
 from stillfresh.demo.playing import MoveRefused, freshness
 from stillfresh.demo.rules import Pace, polling
 from stillfresh.demo.upstream import BreakableUpstream
@@ -82,6 +83,8 @@ class Demo:
     visitors: Visitors
     app: Gateway = field(init=False)
     """Set once the site that it serves is made."""
+    has_games: bool = True
+    """False if there is no game service: it is an example, which only a clone has."""
     recovered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the upstream is switched on again, so that items on screen are refreshed at once."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -253,6 +256,8 @@ class Demo:
         self, request: Request, step: Callable[[DemoVisitor], Awaitable[None]] | None = None
     ) -> Response:
         """The games as they are after the step, whether or not it was made."""
+        if not self.has_games:
+            return _json({"no_service": NO_SERVICE})
         visitor = self._visitor(request)
         if visitor is None:
             return _json({"refused": "this session is over: reload the page"})

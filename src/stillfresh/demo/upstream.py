@@ -3,7 +3,7 @@
 Its switch is real: *fine* answers after 1–3 s, *slow* much later, *failing* with 500, and *down*
 closes its port and every connection, until it is switched on again. It answers as the seeds'
 backends do: posts and users by ids (C12), a feed's days and comments (F), prices for a page
-(I), and the games with their events (W12).
+(I), and, in a clone of the repository, the games with their events (W12).
 """
 
 import asyncio
@@ -17,17 +17,14 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.demo.rules import Pace
-from stillfresh.demo.tables import Tables
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
 from stillfresh.gateway.server import Server, bound
 from stillfresh.systems.feed import Comment
-from stillfresh.systems.waiting.backend import GameError, Games
-from stillfresh.systems.waiting.backend.app import games_app
 
 MODES: Final = ("fine", "slow", "failing", "down")
 QUICK: Final = 0.1
@@ -124,33 +121,28 @@ class BreakableUpstream:
         await asyncio.wait([serving])
 
 
-def upstream_app(world: UpstreamData, games: Games, tables: Tables) -> Starlette:
-    it = _Backend(world, tables)
-    routes = [
-        Route("/v0/stream/posts/by_ids", it.posts, methods=["POST"]),
-        Route("/v0/stream/users/by_ids", it.users, methods=["POST"]),
-        Route("/prices", it.prices),
-        Route("/days/{day}", it.day),
-        Route("/topics/{uuid}/comments", it.comments, methods=["GET", "POST"]),
-        Route("/games", it.sit, methods=["POST"]),
-        Route("/games/{id}", it.show),
-        Route("/games/{id}/play", it.play, methods=["POST"]),
-        Mount("/", games_app(games, lambda asked: asked.headers.get(PLAYER) or None)),
+def upstream_app(world: UpstreamData, game_service: ASGIApp | None) -> Starlette:
+    """Return the app of the upstream; without a game service, its paths are not found."""
+    backend = _Backend(world)
+    routes: list[BaseRoute] = [
+        Route("/v0/stream/posts/by_ids", backend.posts, methods=["POST"]),
+        Route("/v0/stream/users/by_ids", backend.users, methods=["POST"]),
+        Route("/prices", backend.prices),
+        Route("/days/{day}", backend.day),
+        Route("/topics/{uuid}/comments", backend.comments, methods=["GET", "POST"]),
     ]
+    if game_service is not None:
+        routes.append(Mount("/", game_service))
     return Starlette(routes=routes)
 
 
-def _json(content: object, status: int = 200) -> Response:
-    """None is nothing: 404."""
-    if content is None:
-        return Response(status_code=404)
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 class _Backend:
-    def __init__(self, world: UpstreamData, tables: Tables) -> None:
+    def __init__(self, world: UpstreamData) -> None:
         self._world = world
-        self._tables = tables
 
     async def posts(self, request: Request) -> Response:
         asked, known = (await request.json())["post_ids"], self._world.posts
@@ -173,19 +165,3 @@ class _Backend:
             return _json(self._world.comments.get(uuid, []))
         comment = msgspec.json.decode(await request.body(), type=Comment)
         return Response(status_code=201 if self._world.add_comment(uuid, comment) else 404)
-
-    async def sit(self, request: Request) -> Response:
-        await self._tables.sit(request.headers[PLAYER])
-        return Response(status_code=204)
-
-    async def show(self, request: Request) -> Response:
-        return _json(self._tables.shown(request.headers[PLAYER], request.path_params["id"]))
-
-    async def play(self, request: Request) -> Response:
-        user, game_id = request.headers[PLAYER], request.path_params["id"]
-        asked = await request.json()
-        try:
-            await self._tables.play(user, game_id, asked["cell"], asked["version"])
-        except GameError as exc:
-            return _json({"error": str(exc)}, 409)
-        return _json(self._tables.shown(user, game_id))

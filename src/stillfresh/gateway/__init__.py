@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from stillfresh.gateway.live import Live
 
     gateway = Gateway
+    """`Gateway` under the name that reads well in a call: `app = gateway("sqlite:///site.db")`."""
 
 __all__ = ["Dashboard", "Gateway", "Live", "gateway"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name. `gateway` is `Gateway` under the name that reads well in a call."""
+    """Import a public name when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs("web", "stillfresh.gateway"):

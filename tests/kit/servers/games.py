@@ -10,8 +10,8 @@ import httpx
 import uvicorn
 from starlette.requests import HTTPConnection
 
-from stillfresh.systems.waiting.backend import Games
-from stillfresh.systems.waiting.backend.app import games_app
+from game_service import Games
+from game_service.app import games_app
 
 __all__ = ["Served", "Wire", "served", "sign_in", "wired"]
 

@@ -131,6 +131,12 @@ function rove(target) {
 }
 
 function show(answer) {
+  if (answer.no_service) {
+    // The games are an example program, which only a clone of the repository has.
+    write(byId("turn"), answer.no_service);
+    write(byId("next-bot"), "none");
+    return;
+  }
   keepFresh();
   if (!answer.next) {
     note(answer.refused ?? "", "warn");

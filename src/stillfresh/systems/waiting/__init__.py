@@ -1,7 +1,7 @@
 """The Longest-Waiting cache: next-game navigation that never guesses an order (seed 003).
 
-`WaitingCache` and its rules need nothing but the core. The service that it was made for is in
-its `backend`, the client that joins the two in its `client`; both need the `web` extra.
+`WaitingCache` and its rules need nothing but the core. `client` joins it to a service over HTTP,
+and needs the `web` extra; `examples/game_service` of the repository is such a service.
 """
 
 from stillfresh.systems.waiting.cache import WaitingCache

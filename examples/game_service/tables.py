@@ -1,7 +1,7 @@
-"""The game service behind the demo: real games of noughts and crosses against bots (G8, W12).
+"""Real games of noughts and crosses against bots.
 
 `Games` keeps whose turn it is since when; this module has the boards, and the bots, which move at
-their own pace. It is part of the upstream: down with it, and reached over HTTP.
+their own pace.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
-from stillfresh.demo import rules
+from game_service import GameError, Games, Player, boards
 from stillfresh.errors import StillfreshError
-from stillfresh.systems.waiting.backend import GameError, Games, Player
 
 BOTS: Final = ("Ada", "Bo", "Cleo", "Dex", "Edda", "Fin")
 MOST_PLAYERS: Final = 64
@@ -31,7 +30,7 @@ class BotGame:
     game_id: str
     user: str
     seat: int
-    cells: str = rules.EMPTY
+    cells: str = boards.EMPTY
     due: float = inf
 
     @property
@@ -40,7 +39,7 @@ class BotGame:
 
     @property
     def result(self) -> str | None:
-        return rules.outcome(self.cells)
+        return boards.outcome(self.cells)
 
 
 class Tables:
@@ -88,7 +87,7 @@ class Tables:
         table = self._players.get(user, {}).get(game_id)
         if table is None:
             raise GameError("there is no such game of yours")
-        cells = rules.played(table.cells, cell, "x")
+        cells = boards.played(table.cells, cell, "x")
         if table.result is not None or cells is None:
             raise GameError("this cell cannot be played")
         await self._games.move(game_id, user, version=version)
@@ -114,8 +113,8 @@ class Tables:
             logger.warning("%s: %s", table.game_id, exc)
 
     async def _bot_plays(self, table: BotGame) -> None:
-        cell = rules.bot_cell(table.cells, self._dice.choice)
-        table.cells = rules.played(table.cells, cell, "o") or table.cells
+        cell = boards.bot_cell(table.cells, self._dice.choice)
+        table.cells = boards.played(table.cells, cell, "o") or table.cells
         if table.result is None:
             await self._games.move(table.game_id, table.bot_id)
         else:

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from game_service.games import Games
+from game_service.steps import Happened
 from stillfresh.errors import StillfreshError
-from stillfresh.systems.waiting.backend.games import Games
-from stillfresh.systems.waiting.backend.steps import Happened
 from stillfresh.systems.waiting.messages import (
     EVENTS,
     WAITING_LONGEST,
