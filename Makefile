@@ -59,7 +59,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/figures.py
 	$(BIN)/python scripts/walks.py
 	$(BIN)/python scripts/seeds.py
-	$(BIN)/python -m tests.waiting.waiting_page
+	$(BIN)/python -m tests.systems.waiting.waiting_page
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about 18 minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
@@ -72,7 +72,7 @@ screenshots: $(VENV)/.dev ## take the pictures of the demo and the dashboard in 
 	$(BIN)/python scripts/screenshots.py
 
 explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make explore DEEPER=2
-	$(BIN)/python -m tests.waiting.waiting_explorations --deeper $(or $(DEEPER),1)
+	$(BIN)/python -m tests.systems.waiting.waiting_explorations --deeper $(or $(DEEPER),1)
 
 simulate: $(VENV)/.dev ## every system in the simulator, more seeds than the tests: make simulate SEEDS=10000
 	$(BIN)/python -m tests.simulation.simulate_all --seeds $(or $(SEEDS),10000) $(if $(WRITE),--write)

@@ -34,12 +34,13 @@ from tests.mutation.warm import Order, Warm
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = re.compile(
-    r"^src/stillfresh/((engine|stores)/.*|(?!virtual_loop)[a-z_]*|(coordinator|feed|waiting|plan|isr)/(rules\w*|model)"
-    r"|http/(fields|freshness|validation)|isr/(clients|routes|sharing))\.py$"
+    r"^src/stillfresh/((engine|stores)/.*|(?!virtual_loop)[a-z_]*"
+    r"|(systems/coordinator|systems/feed|systems/waiting|lab/plan|pages)/(rules\w*|model)"
+    r"|http/(fields|freshness|validation)|pages/(clients|routes|sharing))\.py$"
 )
 """The rules, the engine and the stores. On the virtual loop, tests run."""
 TESTS = re.compile(
-    r"^tests/((engine|stores|simulation|sync|coordinator|feed|waiting|plan|isr|http)/.*|server/(?=test_logs))?"
+    r"^tests/((engine|stores|simulation|sync|systems|lab|pages|http)/.*|gateway/server/(?=test_logs))?"
     r"test_(?!architecture|benchmarks|docs|guides|package|reference|walks)\w+\.py$"
 )
 LISTED = Path(__file__).with_name("listed.toml")
@@ -256,7 +257,7 @@ def tests_of(only: str) -> str:
     part, is_part, _ = only.partition("/")
     if not is_part:
         return "^tests/"
-    return rf"^tests/({part}|test_\w+{'|coordinator|sync' if part == 'engine' else ''})(/|\.py)"
+    return rf"^tests/({part}|test_\w+{'|systems|sync' if part == 'engine' else ''})(/|\.py)"
 
 
 def is_listed(entry: dict[str, str], path: str, diff: list[str]) -> bool:

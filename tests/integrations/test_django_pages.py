@@ -9,7 +9,7 @@ import pytest
 
 from stillfresh import ConfigError, StoreError
 from stillfresh.testing import ManualClock
-from tests.contrib.test_django_cache import THREADS, eventually, together
+from tests.integrations.test_django_cache import THREADS, eventually, together
 from tests.kit import shop
 from tests.kit.servers.valkey import Server, binary_of, serving
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stillfresh.testing import Explored, explore
-from tests.waiting import waiting_world as world
-from tests.waiting.waiting_world import ALL, PROMISES, Happening, World
+from tests.systems.waiting import waiting_world as world
+from tests.systems.waiting.waiting_world import ALL, PROMISES, Happening, World
 
 __all__ = [
     "BLIND",

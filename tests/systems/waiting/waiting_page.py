@@ -1,6 +1,6 @@
 """The parts of docs/waiting.md that come from the code: the rules, the diagrams, what was explored.
 
-`python -m tests.waiting.waiting_page` writes them.
+`python -m tests.systems.waiting.waiting_page` writes them.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ from unittest.mock import patch
 from stillfresh.systems.waiting import rules
 from stillfresh.systems.waiting.model import Answered, Event, Pause, Refetch, State, Step
 from stillfresh.testing import Explored, PromiseBroken
-from tests.waiting import waiting_world as world
-from tests.waiting.waiting_explorations import EXPLORATIONS, LOOP, Exploration
-from tests.waiting.waiting_mutants import MUTANTS, Mutant
+from tests.systems.waiting import waiting_world as world
+from tests.systems.waiting.waiting_explorations import EXPLORATIONS, LOOP, Exploration
+from tests.systems.waiting.waiting_mutants import MUTANTS, Mutant
 
 __all__ = ["PAGE", "from_rules", "marked", "mutant_row", "state_count"]
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "waiting.md"
+PAGE = Path(__file__).parents[3] / "docs" / "waiting.md"
 NAMES = [event.__name__ for event in rules.RULES]
 
 

@@ -346,7 +346,7 @@ class TestW12Refused:
                 pass
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 MOVER = """
 import asyncio, sys
 from game_service import Games, Player

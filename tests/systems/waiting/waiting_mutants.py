@@ -27,7 +27,7 @@ from stillfresh.systems.waiting.model import (
     UnconfirmedMove,
 )
 from stillfresh.testing import PromiseBroken
-from tests.waiting.waiting_explorations import (
+from tests.systems.waiting.waiting_explorations import (
     BLIND,
     CUT,
     FORWARDED,

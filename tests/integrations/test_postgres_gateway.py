@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from tests.gateway.test_gateway_serve import at, served
 from tests.kit.gateway import running
 from tests.kit.outbox import PRODUCTS, TABLES, Link, database_at, rows
 from tests.kit.servers.postgres import PostgresServer
-from tests.web.test_gateway_serve import at, served
 
 PAIR = "INSERT INTO products VALUES (1, 'tea', 'eu')"
 

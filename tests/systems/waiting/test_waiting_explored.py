@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from stillfresh.systems.waiting import rules
 from stillfresh.systems.waiting.model import Opened
-from tests.waiting import waiting_world as world
-from tests.waiting.waiting_explorations import EXPLORATIONS, Exploration
-from tests.waiting.waiting_mutants import MUTANTS, Mutant
-from tests.waiting.waiting_page import PAGE, from_rules, marked, mutant_row, state_count
+from tests.systems.waiting import waiting_world as world
+from tests.systems.waiting.waiting_explorations import EXPLORATIONS, Exploration
+from tests.systems.waiting.waiting_mutants import MUTANTS, Mutant
+from tests.systems.waiting.waiting_page import PAGE, from_rules, marked, mutant_row, state_count
 
 
 @pytest.fixture(autouse=True)

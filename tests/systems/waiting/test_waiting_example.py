@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "next_game.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "next_game.py"
 
 
 async def test_an_evening_is_played_as_told(capsys: pytest.CaptureFixture[str]) -> None:

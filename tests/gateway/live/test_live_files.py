@@ -22,7 +22,7 @@ from stillfresh.gateway.live.messages import (
 )
 from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 STATIC = ROOT / "src" / "stillfresh" / "gateway" / "static"
 SAID = {tag.__struct_config__.tag: tag for tag in get_args(ClientMessage)}
 HEARD = {
