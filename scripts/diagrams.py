@@ -17,8 +17,6 @@ SRC = Path(stillfresh.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (DOCS / "coordinator.md", DOCS / "engine.md", DOCS / "architecture.md")
 MARKS = re.compile(r"(<!-- (lane|load|ends|packages) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-BOXES = {"sweeper": "ttl_cache", "loop_thread": "sync"}
-"""Modules beside the packages that have no box of their own, and are not vocabulary."""
 CALLERS = ("nobody", "before it began", "before its copy was sent to the store", "at any time")
 AGAIN = {
     flight.Again.IF_WAITED: "for the callers that are left",
@@ -73,10 +71,9 @@ def _extras(node: ast.AST) -> str:
 
 
 def _box(name: str) -> str:
-    """Where the diagram shows a package, or a module of the root."""
-    name = BOXES.get(name, name.partition("_")[0] if name.startswith("sync") else name)
-    is_shown = (SRC / name).is_dir() or name.startswith("__") or name in {"sync", "ttl_cache"}
-    return name if is_shown else "basics"
+    """Where the diagram shows a room, or a module of the top."""
+    is_room = (SRC / name).is_dir() or name.startswith("__")
+    return name if is_room else "basics"
 
 
 def packages() -> str:
