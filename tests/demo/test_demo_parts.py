@@ -475,7 +475,7 @@ class TestG8WithoutAClone:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An installed stillfresh has no examples; the rest of the demo works."""
-        monkeypatch.setattr("stillfresh.demo.game_service.EXAMPLES", tmp_path / "none")
+        monkeypatch.setattr("stillfresh.demo.example_games.EXAMPLES", tmp_path / "none")
         async with demo(tmp_path, QUICK) as made, client_of(made) as client:
             assert (await client.get("/")).status_code == 200
             games = (await client.get("/demo/games")).json()

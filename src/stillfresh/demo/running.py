@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import httpx2
 
-from stillfresh.demo.game_service import find_game_service
+from stillfresh.demo.example_games import find_game_service
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.playing import Playing, boards_of
 from stillfresh.demo.rules import Pace

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from stillfresh.demo.game_service import NO_SERVICE
+from stillfresh.demo.example_games import NO_SERVICE
 from stillfresh.demo.playing import MoveRefused, freshness
 from stillfresh.demo.rules import Pace, polling
 from stillfresh.demo.upstream import BreakableUpstream
