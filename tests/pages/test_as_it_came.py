@@ -166,6 +166,65 @@ class TestI32OnDemand:
         )
 
 
+class TestI11Scan:
+    """`scan=True`: by every cache key that other programs may have given to a page."""
+
+    @pytest.mark.parametrize(
+        ("key", "name"),
+        [
+            ("https://example.com/news/a%2Fb", "/news/a%2Fb"),
+            ("https://example.com/news/a%2fb", "/news/a%2fb"),
+            ("/news/a%2Fb", "/news/a%2Fb"),
+            ("default::/news/{slug}?slug=a%252Fb", "/news/a%2Fb"),
+            ("/caf%c3%a9", "/caf\u00e9"),
+            ("/caf\u00e9?q=1", "/caf%C3%A9"),
+            ("https://example.com/caf\u00e9", "/caf%c3%a9"),
+            ("default::/{slug}?slug=caf%25C3%25A9", "/caf\u00e9"),
+            ("/search?q=1", "/search?q=1"),
+            ("https://example.com/search?b=2&a=1", "/search?b=2&a=1"),
+            ("https://example.com/search?q=%c3%a9", "/search?q=\u00e9"),
+            ("default::/search?a=1&q=a%20b", "/search?q=a+b&a=1"),
+            ("default::/news/{slug}?slug=a&q=1#cookies=01", "/news/a?q=1"),
+            ("/search?q=1", "/search?"),
+            ("https://example.com/news/a/", "/news/a/"),
+            ("https://example.com/files/", "/files"),
+            ("default::/files/{rest+}?rest=a%2F", "/files/a/"),
+            ("default::/files/{rest*}?", "/files/"),
+            ("default::/news/{slug}?slug=a", "/news/a/"),
+            ("HTTPS://example.com", "/"),
+            ("https://example.com/caf%C3%A9?q=1", "https://EXAMPLE.com/caf\u00e9"),
+        ],
+    )
+    async def test_it_finds_the_page_with_this_cache_key(
+        self, pages: PageCache, site: Site, key: str, name: str
+    ) -> None:
+        """However the path is encoded, on either side."""
+        await pages.get(key, site.render, revalidate=60)
+        assert await pages.revalidate(name, scan=True) == [key]
+        assert await pages.purge(name, scan=True) == [key]
+
+    @pytest.mark.parametrize(
+        ("key", "name"),
+        [
+            ("https://example.com/news/a%2Fb", "/news/a/b"),
+            ("https://example.com/news/a/b", "/news/a%2Fb"),
+            ("https://example.com/news/a%252Fb", "/news/a%2Fb"),
+            ("default::/news/{slug}?slug=a%252Fb", "/news/a/b"),
+            ("https://example.com/search?q=2", "/search?q=1"),
+            ("https://example.com/search", "/search?q=1"),
+            ("default::/news/{slug}?slug=a&q=2", "/news/a?q=1"),
+            ("https://example.com/searching", "/search"),
+            ("something else", "/something"),
+        ],
+    )
+    async def test_it_leaves_the_page_with_this_cache_key(
+        self, pages: PageCache, site: Site, key: str, name: str
+    ) -> None:
+        """It is another path, or another query."""
+        await pages.get(key, site.render, revalidate=60)
+        assert await pages.revalidate(name, scan=True) == []
+
+
 class TestI32EncodedSlash:
     @pytest.mark.parametrize("way", ["request", "key"])
     @pytest.mark.parametrize(

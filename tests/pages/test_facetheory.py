@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, Verdict
 from stillfresh.freshness import Policy
 from stillfresh.pages import Headers, Page, PageCache, cache_pk
-from stillfresh.pages.facetheory import path_of_key
+from stillfresh.pages.facetheory import address_in_key
 from stillfresh.pages.objects import PageShape
 from stillfresh.pages.stored import page_in
 from stillfresh.stores import store_for
@@ -603,24 +603,37 @@ class TestI31PagesOfOthers:
                 assert row is not None
                 assert row["revalidate_seconds"] == {"N": "0" if key in meant else "60"}
 
+    async def test_a_scan_reaches_a_path_with_an_encoded_slash_and_no_real_slash(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """The two are different pages, whoever wrote them."""
+        encoded = ["default::/news/{slug}?slug=a%252Fb", "https://example.com/news/a%2Fb?q=1"]
+        real = ["default::/news/{path+}?path=a%2Fb", "https://example.com/news/a/b"]
+        for key in (*encoded, *real):
+            await face.visit(key, Site(clock).render)
+        async with pages_at(aws, raw, clock) as pages:
+            assert set(await pages.revalidate("/news/a%2Fb", scan=True)) == set(encoded)
+            assert set(await pages.purge("/news/a/b", scan=True)) == set(real)
+
     @pytest.mark.parametrize(
-        ("key", "path"),
+        ("key", "address"),
         [
             ("default::/pricing?", "/pricing"),
-            ("acme::/pricing?q=1#auth=01&cookies=02", "/pricing"),
-            ("default::/news/{slug}?slug=a%2520b&q=1", "/news/a b"),
+            ("acme::/pricing?q=1#auth=01&cookies=02", "/pricing?q=1"),
+            ("default::/news/{slug}?slug=a%2520b&q=1", "/news/a%20b?q=1"),
+            ("default::/news/{slug}?slug=a&slug=b", "/news/a?slug=b"),
             ("default::/files/{proxy+}?proxy=a%2Fb", "/files/a/b"),
-            ("default::/files/{proxy*}?q=1", "/files"),
+            ("default::/files/{proxy+}?proxy=a%2F", "/files/a/"),
+            ("default::/files/{proxy*}?q=1", "/files?q=1"),
+            ("default::/{proxy*}?", "/"),
             ("default::/news/{slug}?", None),
-            ("https://example.com/news/a%20b?q=1", "/news/a b"),
-            ("/pricing?q=1", "/pricing"),
             ("something else", None),
             ("CACHE#" + "0" * 64, None),
         ],
     )
-    def test_the_path_of_a_cache_key(self, key: str, path: str | None) -> None:
-        """Of FaceTheory's default form, or a URL."""
-        assert path_of_key(key) == path
+    def test_the_address_in_a_default_cache_key(self, key: str, address: str | None) -> None:
+        """The path as it was sent, and the query; without a parameter of the route, none."""
+        assert address_in_key(key) == address
 
 
 class TestI18Contention:

@@ -8,7 +8,7 @@ notices that, by the ETags of the pages.
 import logging
 import re
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
@@ -49,27 +49,33 @@ def asks_for_hydration(query: bytes) -> bool:
     return HYDRATION.search(query) is not None
 
 
-def path_of_key(key: str) -> str | None:
-    """The path of the page with this cache key: a URL, a path, or FaceTheory's default form.
+def address_in_key(key: str) -> str | None:
+    """The path and the query of a page with FaceTheory's default cache key, as they were sent.
 
-    That is `tenant::/news/{slug}?slug=a&q=1#cookies=…`. None for other keys.
+    Such a key is `tenant::/news/{slug}?slug=a&q=1#cookies=…`. None for other keys.
     """
-    first_line = key.partition("\n")[0]
-    if first_line.startswith("/"):
-        return first_line.partition("?")[0]
-    if first_line.startswith(("http://", "https://")):
-        return unquote(urlsplit(first_line).path) or "/"
-    route, mark, rest = first_line.partition("::")[2].partition("?")
+    address = key.partition("#")[0]
+    route, mark, pairs = address.partition("::")[2].partition("?")
     if not mark or not route.startswith("/"):
         return None
+    needed = PARAMETER.findall(route)
+    names = {*needed, *REST.findall(route)}
     parameters: dict[str, str] = {}
-    for name, value in parse_qsl(rest.partition("#")[0], keep_blank_values=True):
-        parameters.setdefault(name, value)  # the query comes after the parameters
-    if any(name not in parameters for name in PARAMETER.findall(route)):
+    query: list[tuple[str, str]] = []
+    for name, value in parse_qsl(pairs, keep_blank_values=True):
+        if name in names and name not in parameters:  # the query comes after the parameters
+            parameters[name] = value
+        else:
+            query.append((name, value))
+    if any(name not in parameters for name in needed):
         return None
     before_rest = PARAMETER.sub(lambda match: parameters[match[1]], route)
-    whole = REST.sub(lambda match: f"/{parameters.get(match[1], '')}", before_rest)
-    return unquote(whole.rstrip("/")) or "/"  # its parameters are parts of the path as it was sent
+    path = REST.sub(lambda match: _rest(parameters.get(match[1])), before_rest) or "/"
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _rest(value: str | None) -> str:
+    return "" if value is None else f"/{value}"
 
 
 def is_variant(key: str, of: str) -> bool:

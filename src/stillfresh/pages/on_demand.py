@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from stillfresh.backoff import pause_after
 from stillfresh.engine import Cache, Core
 from stillfresh.errors import NotOpen, StillfreshError, without_secrets
-from stillfresh.pages.facetheory import is_variant, path_of_key
+from stillfresh.pages.facetheory import is_variant
 from stillfresh.pages.model import PageKey, StoredPage
-from stillfresh.pages.routes import group_tag, own_tag, plain_path, reached
+from stillfresh.pages.routes import group_tag, name_in_key, own_tag, page_name, reached
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class OnDemand:
         """
         store = (await self.cache.runtime()).store
         if scanned is not None:
-            own = list(dict.fromkeys([*own, *await self._scan(store, scanned)]))
+            own = list(dict.fromkeys([*own, *await self._scan(store, scanned, own)]))
         records = await store.read(KIND, own) if own else {}
         there = [id_ for id_, record in records.items() if record.copy is not None]
         found: list[str] = []
@@ -83,16 +83,17 @@ class OnDemand:
             await self.core.delete([*map(PageKey, dict.fromkeys([*own, *found]))])
         return list(dict.fromkeys([*there, *found]))
 
-    async def _scan(self, store: Store, path: str) -> list[str]:
-        """I31: the ids of all pages with this path, or of all variants of this cache key."""
-        wanted = plain_path(path)
+    async def _scan(self, store: Store, name: str, own: list[str]) -> list[str]:
+        """I31: the ids of all pages with this path, or of all variants of the `own` ids."""
+        wanted = page_name(name) if name.startswith("/") else None
         ids: list[str] = []
         async for entries in store.walk(KIND):
             for entry in entries:
-                if path.startswith("/"):
-                    is_meant = path_of_key(entry.id) == wanted
+                if wanted is None:
+                    is_meant = any(is_variant(entry.id, id_) for id_ in own)
                 else:
-                    is_meant = is_variant(entry.id, path)
+                    stored = name_in_key(entry.id)
+                    is_meant = stored is not None and wanted.means(stored)
                 if is_meant:
                     ids.append(entry.id)
         return ids

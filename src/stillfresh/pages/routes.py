@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
-from urllib.parse import quote, unquote, unquote_plus, urljoin, urlsplit
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urljoin, urlsplit
 
 from stillfresh.checks import checked_flag
 from stillfresh.durations import Duration, seconds
@@ -24,6 +24,7 @@ from stillfresh.pages.clients import (
     is_allowed,
     reads_along,
 )
+from stillfresh.pages.facetheory import address_in_key
 from stillfresh.pages.model import Reason, Scope
 from stillfresh.pages.sharing import CREDENTIALS, carried_in, checked_credentials, selected
 
@@ -47,7 +48,7 @@ STAYS_ENCODED: Final = re.compile(r"%2[Ff]|%25(?=(?:25)*2[Ff])")
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Also lone surrogates, which some servers make of bytes that are not UTF-8."""
 GROUPS: Final = b"cache-group-invalidation"
-ORIGIN: Final = re.compile(r"https?://[^/?#\s]*")
+ORIGIN: Final = re.compile(r"https?://[^/?#\s]*", re.IGNORECASE)
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: only the site can judge these."""
 EDGE: Final = "stillfresh.edge"
@@ -393,6 +394,43 @@ def reached(key: str) -> tuple[list[str], list[str]]:
     before, mark, query = name.partition("?")
     names = dict.fromkeys([name, before + mark + sorted_query(query)])
     return [f"{kind}:{it}" for it in names], list(dict.fromkeys([key, *names]))
+
+
+class PageName(NamedTuple):
+    """A path and its query in a form in which names and the cache keys of any program compare.
+
+    The path is without a final slash: FaceTheory's keys do not say whether a visitor sent one. The
+    query is decoded, and sorted by name: FaceTheory sorts and encodes it in its own way.
+    """
+
+    path: str
+    query: tuple[tuple[str, str], ...]
+
+    def means(self, page: "PageName") -> bool:
+        """True if an operator who writes this name means `page`: a path means all its queries."""
+        return self.path == page.path and (not self.query or self.query == page.query)
+
+
+def page_name(address: str) -> PageName:
+    """The name of a page, made of its path and its query."""
+    path, _, query = plain_path(address).partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    return PageName(path.rstrip("/") or "/", tuple(sorted(pairs, key=lambda pair: pair[0])))
+
+
+def name_in_key(key: str) -> PageName | None:
+    """The name of the page with this cache key: a path, a URL, or FaceTheory's default form.
+
+    None for other keys.
+    """
+    first_line = key.partition("\n")[0]  # further lines are of a variant
+    address = first_line.partition("#")[0]
+    if address.startswith("/"):
+        return page_name(address)
+    if _is_url(address):
+        return page_name(ORIGIN.sub("", address, count=1))
+    default = address_in_key(first_line)
+    return None if default is None else page_name(default)
 
 
 def own_tag(tag: str) -> str:
