@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh.gateway.config import ServerSettings
-from stillfresh.gateway.serving import listens_on_loopback
+from stillfresh.gateway.server import bound, bound_path, is_on_loopback
 from tests.kit.serve import Proxy, raw_site
 
 EVIL = ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", ""]
 OWN = ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080"]
+RESOLVED = "0x7f000001"
+"""Every resolver reads this name as 127.0.0.1, without DNS and without a hosts file."""
 CALLED = "the Host 'evil.example'"
 
 
@@ -124,6 +125,12 @@ class TestI37Names:
         own = Proxy(stack, "--host", "0.0.0.0", upstream=raw_site(stack, page))  # noqa: S104
         assert status_of(asked(own, "evil.example")) == 200
 
+    def test_a_host_name_that_resolves_to_loopback_is_checked_too(self, stack: ExitStack) -> None:
+        """As the name of a machine often does, in its hosts file."""
+        own = Proxy(stack, "--host", RESOLVED, upstream=raw_site(stack, page))
+        assert status_of(asked(own, RESOLVED)) == 200
+        assert status_of(asked(own, "evil.example")) == 421
+
     def test_a_socket_of_the_site_obeys_host_and_origin(
         self, stack: ExitStack, tmp_path: Path
     ) -> None:
@@ -141,15 +148,21 @@ class TestI37Names:
     ("host", "is_loopback"),
     [
         ("LOCALHOST", True),
-        ("localhost.", True),
         ("0:0:0:0:0:0:0:1", True),
         ("::ffff:127.0.0.1", True),
         ("127.8.8.8", True),
-        ("a.localhost", True),
+        (RESOLVED, True),
         ("0.0.0.0", False),  # noqa: S104
-        ("10.0.0.1", False),
-        ("127.example.com", False),
+        ("::", False),
     ],
 )
-def test_i37_loopback_in_every_spelling(host: str, is_loopback: bool) -> None:
-    assert listens_on_loopback(ServerSettings(host=host)) is is_loopback
+def test_i37_loopback_is_known_by_the_address_of_the_socket(host: str, is_loopback: bool) -> None:
+    """However the host is written, and whatever a name in the hosts file resolves to."""
+    with bound(host, 0) as listener:
+        assert is_on_loopback(listener) is is_loopback
+
+
+def test_i37_a_unix_socket_is_not_on_loopback(tmp_path: Path) -> None:
+    """A web page cannot lead a browser to it."""
+    with bound_path(f"{tmp_path}/gateway.sock") as listener:
+        assert not is_on_loopback(listener)

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 import httpx2
@@ -22,7 +21,7 @@ from stillfresh.clock import monotonic
 from stillfresh.engine.recordings import Recording
 from stillfresh.errors import StillfreshError, without_password
 from stillfresh.gateway.app import Gateway
-from stillfresh.gateway.config import OutboxSettings, ServerSettings, Settings
+from stillfresh.gateway.config import OutboxSettings, Settings
 from stillfresh.gateway.guard import Guesses, checked_hosts
 from stillfresh.gateway.page_names import PageNames
 from stillfresh.gateway.reloading import Replaceable, read_again
@@ -36,6 +35,7 @@ from stillfresh.gateway.server import (
     begin_drain,
     bound,
     bound_path,
+    is_on_loopback,
     raise_limit,
     server_config,
 )
@@ -186,11 +186,12 @@ def gateway_of(
     client: httpx2.AsyncClient,
     follow: Follow | None = None,
     *,
-    is_listening: bool = True,
+    checks_page_names: bool = False,
 ) -> Gateway:
     """The gateway that these settings describe; its kinds use this client.
 
-    `is_listening`: False if no browser can reach it, so pages of any Host may be asked for.
+    `checks_page_names`: True if it listens on loopback, where a browser of this machine may be led
+    by another name (I37).
     """
     server, pages = settings.server, settings.pages
     names = names_of(settings)
@@ -201,7 +202,7 @@ def gateway_of(
         page_cache = page_cache_of(pages, settings.store)
         upstream = upstream_of(pages, page_cache)
         site = site_of(pages, page_cache, upstream)
-        if is_listening and listens_on_loopback(server) and not pages.site_hosts:
+        if checks_page_names and not pages.site_hosts:
             site = PageNames(site, checked_hosts(names) or (), server.origins)
     url = server.authenticate_url
     app = Gateway(
@@ -229,19 +230,6 @@ def names_of(settings: Settings) -> tuple[str, ...]:
     return tuple(PORT.sub(r"\1", name) for name in own)
 
 
-def listens_on_loopback(server: ServerSettings) -> bool:
-    """True if only this machine can connect to its port."""
-    if server.uds is not None:
-        return False
-    host = server.host.lower().rstrip(".")
-    try:
-        ip = ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return (mapped or ip).is_loopback
-
-
 class GatewayProcess:
     """A gateway on a socket, and its signals."""
 
@@ -264,7 +252,12 @@ class GatewayProcess:
         self._reloads = set[asyncio.Future[None]]()
 
     def _new(self) -> Gateway:
-        app = gateway_of(self._settings, self._client, self._given.follow)
+        app = gateway_of(
+            self._settings,
+            self._client,
+            self._given.follow,
+            checks_page_names=is_on_loopback(self._given.listener),
+        )
         app.recording = self._given.recording
         operators, pages = app.dashboard.operators, self._settings.pages
         operators.guesses = self._given.guesses

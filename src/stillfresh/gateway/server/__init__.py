@@ -11,10 +11,11 @@ with needs("web", "stillfresh.gateway.server"):
         begin_drain,
         bound,
         bound_path,
+        is_on_loopback,
         server_config,
     )
     from stillfresh.gateway.server.open_files import raise_limit
     from stillfresh.gateway.server.workers import Worker, Workers
 
 __all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
-__all__ += ["AccessLog", "begin_drain", "raise_limit", "server_config"]
+__all__ += ["AccessLog", "begin_drain", "is_on_loopback", "raise_limit", "server_config"]

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -72,6 +73,19 @@ def bound_path(path: str) -> Iterator[socket.socket]:
             yield listener
         finally:
             Path(path).unlink(missing_ok=True)
+
+
+def is_on_loopback(listener: socket.socket) -> bool:
+    """True if only this machine can connect to the port of this socket.
+
+    The bound address counts, not the host as it was written: a name such as the machine's own may
+    stand for 127.0.1.1 in the hosts file. It was resolved when the socket was bound.
+    """
+    if listener.family == socket.AF_UNIX:
+        return False
+    ip = ip_address(listener.getsockname()[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return (mapped or ip).is_loopback
 
 
 def _is_heard(path: str) -> bool:
