@@ -7,7 +7,7 @@ import pytest
 
 from stillfresh.pages import PageCache
 from stillfresh.testing import ManualClock
-from tests.kit.isr import as_it_says, in_front
+from tests.kit.isr import Site, as_it_says, in_front
 
 if TYPE_CHECKING:
     from tests.kit.servers.aws import Aws, Raw
@@ -37,6 +37,14 @@ def pages_at(aws: "Aws", raw: "Raw", clock: ManualClock, **options: Any) -> Page
 
 
 WAYS = [in_front, as_it_says]
+EVERY_WAY: dict[str, dict[str, Any]] = {
+    "a duration": {"routes": {"/pricing": "60s"}},
+    "a duration, as asked": {"routes": {"/pricing": "60s"}, "forward": "request"},
+    "no duration, by key": {"forward": "key"},
+    "no duration": {},
+}
+NEVER_FRESH = "Cache-Control: public, max-age=0, s-maxage=0, stale-if-error=60, must-revalidate"
+FRESH_ONCE = "Cache-Control: max-age=10"
 
 
 class TestI31SameStore:
@@ -200,9 +208,48 @@ class TestI31SiteCopy:
         async with aws.raw(aws.new_table()) as other, pages_at(aws, other, clock) as pages:
             told = await way(face_site, pages)()
             assert (told.status_code, told.text) == (200, "page 1")
-            how = "bypass" if way is in_front else "miss"  # by its key alone, or as asked
-            assert told.headers["cache-status"] == f"stillfresh; fwd={how}; detail=site-copy"
+            assert told.headers["cache-status"] == "stillfresh; fwd=miss; detail=site-copy"
             again = await way(face_site, pages)()
             assert (again.status_code, again.text) == (200, "page 1")
             assert pages.bypassed() == {"site-copy": 2}
             assert await other.row("META") is None
+
+    @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+    @pytest.mark.parametrize("before", [None, FRESH_ONCE, NEVER_FRESH])
+    @pytest.mark.parametrize("later", [20, 700])
+    async def test_one_visit_asks_the_site_once(
+        self,
+        pages: PageCache,
+        site: Site,
+        clock: ManualClock,
+        way: dict[str, Any],
+        before: str | None,
+        later: int,
+    ) -> None:
+        """Whatever the cache has of the page; the old page is for everybody, so it is passed on."""
+        visit = as_it_says(site, pages, **way)
+        if before is not None:
+            site.says(before, 'ETag: "1"')
+            await visit()
+        clock.advance(later)
+        site.says(NEVER_FRESH, 'ETag: "0"', "x-facetheory-isr: stale")
+        for _ in range(3):
+            asked = site.renders
+            told = await visit(headers={"cookie": "theme=dark"} if before is None else {})
+            await pages.settled()
+            assert told.status_code == 200
+            assert site.renders - asked <= 1
+
+    @pytest.mark.parametrize("is_known", [False, True])
+    async def test_an_old_page_that_varies_by_a_field_of_the_visitor_is_asked_for_again(
+        self, pages: PageCache, site: Site, clock: ManualClock, *, is_known: bool
+    ) -> None:
+        """By its key alone the site was asked without the field: the visitor may get another."""
+        visit = in_front(site, pages)
+        if is_known:
+            await visit()
+            clock.advance(30 * 86_400)
+        site.says("Vary: Accept-Language", "x-facetheory-isr: stale")
+        told = await visit(headers={"accept-language": "de"})
+        assert told.text == f"page {site.renders}"
+        assert site.seen("accept-language") == ["de"]

@@ -175,9 +175,15 @@ def given_to(visit: Visit) -> dict[str, str]:
     return {**visit.declared, **({"accept-encoding": encoding} if encoding else {})}
 
 
-def is_ones_own(visit: Visit, page: StoredPage, reason: Reason | None) -> bool:
-    """True if the visitor's own request would have got the same, or it only had no place."""
+def is_ones_own(visit: Visit, headers: Raw, reason: Reason | None) -> bool:
+    """True if the visitor's own request would have got the same, or it only had no place.
+
+    `headers`: of the app's response to a request by the page's key.
+    """
     if reason in {Reason.FULL, Reason.ENCODED}:
         return True
-    is_same = is_answer_to(visit.headers, given_to(visit), page.head.headers)
-    return visit.is_open and not visit.carried and is_same
+    if not is_answer_to(visit.headers, given_to(visit), headers):
+        return False
+    if reason is Reason.SITE_COPY and not visit.is_open:
+        return True  # I31: on a route with a duration a page is for everybody, also an old one
+    return visit.is_open and not visit.carried

@@ -24,6 +24,7 @@ from stillfresh.pages.model import (
     FoundPage,
     Head,
     Offer,
+    Page,
     PageCaller,
     PageFailed,
     PageKey,
@@ -286,6 +287,9 @@ class Visits:
         page = rendered.page
         if page is None:
             return rendered.reason or Reason.PRIVATE
+        if rendered.reason is Reason.SITE_COPY:  # a load would get the same old page
+            what = f"fwd=stale; detail={Reason.SITE_COPY}"
+            return Unavailable(opened(page), what, Reason.SITE_COPY)
         if rendered.reason is not None or sharing.is_failure(page.head.status):
             return None
         reason = Reason.NO_FRESHNESS
@@ -424,7 +428,7 @@ class Visits:
             case LoadFailed() as error:
                 return self._failed(visit, error, is_own=read.is_own)
             case Private(Rendered(StoredPage() as page, reason)) if is_ones_own(
-                visit, page, reason
+                visit, page.head.headers, reason
             ):
                 return Unavailable(opened(page), f"fwd=miss; detail={reason}", reason)
             case Answer() as answer if answer.found:
@@ -453,18 +457,27 @@ class Visits:
         if page is not None and sharing.is_pool_full(page.headers.raw):
             what = f"fwd=miss; detail={Reason.SITE_FULL}"
             return Unavailable(self._pages.error_page(error, is_own=is_own), what, Reason.SITE_FULL)
+        if page is not None and is_old_copy(page.headers.raw):
+            if not self._is_answered_by(visit, page, is_own=is_own):
+                return Reason.FAILED
+            what = f"fwd=miss; detail={Reason.SITE_COPY}"
+            return Unavailable(self._pages.error_page(error, is_own=is_own), what, Reason.SITE_COPY)
         is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
         if visit.is_open and not is_ours and not is_his:
             return Reason.FAILED
         if is_late:
             return Unavailable(notice(504, "The page took too long.\n"), "fwd=miss")
-        if page is not None and is_old_copy(page.headers.raw):
-            told_why = f"fwd=miss; detail={Reason.SITE_COPY}"
-            return Unavailable(
-                self._pages.error_page(error, is_own=is_own), told_why, Reason.SITE_COPY
-            )
         what = "fwd=miss; detail=cooling" if page is None else "fwd=miss"
         return Unavailable(self._pages.error_page(error, is_own=is_own), what)
+
+    def _is_answered_by(self, visit: Visit, old_copy: Page, *, is_own: bool) -> bool:
+        """I31: True if the visitor's own request would get the same old page of the site.
+
+        Without a route's duration, and as asked, only the visitor whose request brought it gets it.
+        """
+        if visit.is_open and not is_own:
+            return False
+        return visit.is_as_asked or is_ones_own(visit, old_copy.headers.raw, Reason.SITE_COPY)
 
     def hear(self, visit: Visit, status: int, headers: Raw) -> sharing.Judgement:
         """Note an answer of the app to one visitor's request: could it be shared?"""
