@@ -10,7 +10,7 @@ import pytest
 from stillfresh import ConfigError
 from stillfresh.gateway import Gateway, gateway
 from stillfresh.gateway.config import settings_of
-from stillfresh.gateway.purging import PurgeRequests
+from stillfresh.gateway.purging import PurgeRequests, asked_by, purge
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.edge import Edge, checked_networks
 
@@ -146,6 +146,16 @@ class TestI27PurgeRequests:
             assert (answer.status_code, answer.json()) == (200, {"urls": pages, "tags": {}})
             assert await texts(client, "/a", "/a?x=1") == ["1", "3"]
             assert shop.methods == ["GET"] * 3
+
+    async def test_a_path_that_is_not_ascii_is_purged_as_it_is_visited(self) -> None:
+        """A client may send its bytes unencoded."""
+        shop = Shop("10.0.0.0/8")
+        async with shop.client("10.1.2.3") as client:
+            await texts(client, "/caf%C3%A9")
+            headers = [(b"host", b"shop.example")]
+            target = {"raw_path": b"/caf\xc3\xa9", "query_string": b""}
+            asked = asked_by({"type": "http", "headers": headers, **target})
+            assert (await purge(shop.pages, asked)).urls["http://shop.example/caf%C3%A9"] == 1
 
     async def test_purge_by_the_tags_that_they_name(self) -> None:
         """In any of the fields by which a site names them; `Soft-Purge: 1` makes them stale."""

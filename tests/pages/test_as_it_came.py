@@ -77,6 +77,15 @@ class TestI32Query:
             await visit(f"/pricing?{query}")
         assert [it["query_string"] for it in site.scopes] == [b"a=1&b=2"]
 
+    async def test_normalise_query_sorts_by_decoded_names(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """An encoded name is the same name; the bytes of each parameter stay."""
+        visit = in_front(site, pages, routes=ALL, normalise_query=True)
+        for query in ("%62=2&a=1&b=1", "a=1&%62=2&b=1", "%62=2&b=1&a=1"):
+            await visit(f"/blog/a?{query}")
+        assert [it["query_string"] for it in site.scopes] == [b"a=1&%62=2&b=1"]
+
     def test_a_query_as_a_key(self) -> None:
         """None if no request can have it."""
         assert query_of(b"b=2&utm=x&a=1&b=1", {"a", "b"}) == "b=2&a=1&b=1"
@@ -156,6 +165,38 @@ class TestI32OnDemand:
         for path in others:
             assert "hit" in (await visit(path)).headers["cache-status"]
 
+    @pytest.mark.parametrize(
+        ("asked", "name"),
+        [
+            ("/pricing", "/pricing?"),
+            ("/pricing", "http://example.com/pricing?"),
+            ("/pricing?", "/pricing?"),
+            ("/pricing?q=caf%C3%A9%20au%20lait", "/pricing?q=caf\u00e9 au lait"),
+            ("/pricing?q=caf%C3%A9", "http://example.com/pricing?q=caf\u00e9"),
+            ("/caf%C3%A9", "/caf\u00e9?"),
+            ("/caf%C3%A9?q=%C3%A9", "http://example.com/caf\u00e9?q=\u00e9"),
+            ("/?q=1", "http://example.com?q=1"),
+        ],
+    )
+    async def test_a_name_is_read_as_a_browser_would_send_it(
+        self, pages: PageCache, site: Site, asked: str, name: str
+    ) -> None:
+        """Without an empty query, and with characters encoded that no URL has."""
+        site.says(PUBLIC)
+        visit = as_it_says(site, pages)
+        await visit(asked)
+        assert len(await pages.revalidate(name)) == 1
+        assert len(await pages.purge(name)) == 1
+
+    @pytest.mark.parametrize("key", ["/search?q=1", "/search?", "/search"])
+    async def test_a_path_reaches_every_query_that_a_program_gave_its_page(
+        self, pages: PageCache, site: Site, key: str
+    ) -> None:
+        """As it does for the pages of the middleware."""
+        await pages.get(key, site.render, revalidate=60)
+        assert await pages.revalidate("/search") == [key]
+        assert await pages.purge(key) == [key]
+
     def test_what_a_name_reaches(self) -> None:
         """I21."""
         assert canonical_url("http://A.b/x%2fy?b=2&&a=1") == "http://a.b/x%2fy?b=2&&a=1"
@@ -164,6 +205,9 @@ class TestI32OnDemand:
             ["path:/x?b=2&a=1", "path:/x?a=1&b=2"],
             ["/x?b=2&a=1", "/x?a=1&b=2"],
         )
+        assert reached("/x?") == (["path:/x"], ["/x?", "/x"])
+        assert reached("/a/../b?") == (["path:/a/../b?"], ["/a/../b?"])
+        assert reached("default::/x?") == (["path:default::/x?"], ["default::/x?"])
 
 
 class TestI11Scan:

@@ -195,6 +195,33 @@ class TestI31Hydration:
                 assert told.headers["cache-status"] == "stillfresh; fwd=bypass; detail=hydration"
             assert await raw.rows() == rows
 
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "__facetheory_isr_hydration=x",
+            "a=1&%5F_facetheory_isr_hydration=x",
+            "__facetheory%5fisr_hydration",
+            "__facetheory_isr_hydration&a=1",
+        ],
+    )
+    async def test_a_request_for_hydration_data_is_known_however_it_is_written(
+        self, pages: PageCache, site: Site, query: str
+    ) -> None:
+        """FaceTheory decodes the name, and needs no value."""
+        site.says("Cache-Control: max-age=60")
+        told = await as_it_says(site, pages)(f"/pricing?{query}")
+        assert told.headers["cache-status"] == "stillfresh; fwd=bypass; detail=hydration"
+
+    @pytest.mark.parametrize(
+        "query", ["x__facetheory_isr_hydration=x", "a=__facetheory_isr_hydration"]
+    )
+    async def test_another_parameter_does_not_ask_for_hydration_data(
+        self, pages: PageCache, site: Site, query: str
+    ) -> None:
+        site.says("Cache-Control: max-age=60")
+        told = await as_it_says(site, pages)(f"/pricing?{query}")
+        assert "stored" in told.headers["cache-status"]
+
 
 class TestI31SiteCopy:
     @pytest.mark.parametrize("way", WAYS)

@@ -16,7 +16,7 @@ from stillfresh.gateway.replies import Problem, json_reply, problem_reply
 from stillfresh.http.fields import members, tag_names, values
 from stillfresh.pages import PageCache
 from stillfresh.pages.edge import Networks, is_trusted, peer_of, target_of
-from stillfresh.pages.routes import checked_path, own_tag
+from stillfresh.pages.routes import checked_path, own_tag, percent_encoded
 
 MOST: Final = 1_000
 """The most URLs, and the most tags, of one request: each is a step of the store."""
@@ -106,5 +106,5 @@ def asked_by(scope: Scope) -> Purge:
         raise Problem(422, "bad_purge", "Cannot be purged", "too many tags, or too long ones")
     if tags:
         return Purge(tags=tags, soft=soft)
-    place = f"{headers.get('host', '')}{target_of(scope).decode('latin-1')}"
+    place = f"{headers.get('host', '')}{percent_encoded(target_of(scope))}"
     return Purge(urls=[f"{scheme}://{place}" for scheme in ("http", "https")], soft=soft)

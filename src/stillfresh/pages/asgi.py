@@ -14,7 +14,7 @@ from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
 from stillfresh.pages.answers import AppAnswer
 from stillfresh.pages.clients import BoundedNames, Forward, PageAddress
-from stillfresh.pages.facetheory import asks_for_hydration
+from stillfresh.pages.facetheory import HYDRATION
 from stillfresh.pages.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.pages.model import (
     App,
@@ -33,7 +33,7 @@ from stillfresh.pages.on_demand import Changes
 from stillfresh.pages.page_cache import RETRY_AFTER, PageCache
 from stillfresh.pages.parts import PART
 from stillfresh.pages.render import Renderer
-from stillfresh.pages.routes import RoutesLike, Site, Visit
+from stillfresh.pages.routes import RoutesLike, Site, Visit, parameter_names
 from stillfresh.pages.sharing import CREDENTIALS, Allowed, is_pool_full
 from stillfresh.pages.stored import send_page, send_stored, too_busy
 from stillfresh.pages.visits import Served, Visits
@@ -138,7 +138,7 @@ class IsrMiddleware:
             await send_stored(send, stored, stored.ready.said, asked, is_head=is_head)
             return
         visit = self._site.visit(scope)
-        if asks_for_hydration(scope.get("query_string", b"")):
+        if HYDRATION in parameter_names(scope.get("query_string", b"")):
             visit = Reason.HYDRATION
         if isinstance(visit, Reason):
             await self._pass(visit, None, scope, receive, send)

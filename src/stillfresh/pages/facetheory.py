@@ -19,8 +19,8 @@ from stillfresh.pages.model import Rendered, StoredPage
 STATE: Final = b"x-facetheory-isr"
 OLD: Final = (b"stale", b"wait")
 """How the states begin of a page that FaceTheory did not render for this request."""
-HYDRATION: Final = re.compile(rb"(?:^|&)__facetheory_isr_hydration=")
-"""In a query: the request is for the hydration data of a page, not for the page."""
+HYDRATION: Final = "__facetheory_isr_hydration"
+"""The parameter of a request for the hydration data of a page, not for the page."""
 PARAMETER: Final = re.compile(r"\{([^{}/+*]+)\+?\}")
 REST: Final = re.compile(r"/\{([^{}/+*]+)\*\}$")
 """In a route: `{slug}`, `{rest+}` for the rest of the path, `{rest*}` for one that may be empty."""
@@ -43,10 +43,6 @@ logger = logging.getLogger(__name__)
 def is_old_copy(headers: Raw) -> bool:
     """True if FaceTheory served a stored page because it could not render one now."""
     return any(value.strip().lower().startswith(OLD) for value in values(headers, STATE))
-
-
-def asks_for_hydration(query: bytes) -> bool:
-    return HYDRATION.search(query) is not None
 
 
 def address_in_key(key: str) -> str | None:

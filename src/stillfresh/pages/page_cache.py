@@ -194,7 +194,11 @@ class PageCache(OnDemand):
             judgement = judged(page.status, page.headers.raw, fetched_at, self.terms(fresh_for))
             return made_of(page, judgement, fetched_at, {}, is_own=True)
 
-        key = self.key(checked_path(path), plain_path(path), tags)
+        named_path = plain_path(checked_path(path))
+        query = ""
+        if named_path.startswith("/"):  # other texts are keys of one page, whatever they contain
+            named_path, _, query = named_path.partition("?")
+        key = self.key(path, named_path, tags, query=query)
         try:
             read = await self.ask(key, rendering, PageCaller(), anew=False)
         except Busy:

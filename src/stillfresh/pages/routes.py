@@ -37,6 +37,8 @@ MOST_PATH: Final = 65_536
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes uncached."""
 PLAIN: Final = "/%!$&'()*+,;=:@~-._"
+VISIBLE: Final = "".join(map(chr, range(0x21, 0x7F)))
+"""The characters of a URL: visible ASCII."""
 ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
 UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 NEVER_ENCODED: Final = frozenset(b"\\\x7f") | frozenset(range(0x20))
@@ -205,7 +207,7 @@ class Site:
         query = query_of(scope.get("query_string", b""), route.query, is_sorted=self._sorts_query)
         if query is None:
             return Reason.PATH
-        url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
+        url = with_query(f"{scheme}://{host}{path}", query)
         is_rewritten = scope["path"] != unquote(raw.decode("latin-1"))
         app_path = scope["path"] if is_rewritten else unquote(path)
         return Visit(url, asked, app_path, path, query, host, scheme, headers, route)
@@ -329,39 +331,63 @@ def query_of(
     query = raw.decode("ascii")
     if declared is not None:
         parts = query.split("&")
-        query = "&".join(part for part in parts if part and _parameter_name(part) in declared)
+        query = "&".join(part for part in parts if part and parameter_name(part) in declared)
     return sorted_query(query) if is_sorted else query
 
 
-def _parameter_name(part: str) -> str:
+def parameter_name(part: str) -> str:
+    """The decoded name of one parameter of a query, as `name=value` or `name`."""
     return unquote_plus(part.partition("=")[0], errors="surrogateescape")
 
 
+def parameter_names(query: bytes) -> set[str]:
+    """The decoded names of the parameters of a query."""
+    return {parameter_name(part) for part in query.decode("latin-1").split("&")}
+
+
 def sorted_query(query: str) -> str:
-    """By name, equal names in their order; empty parts mean nothing."""
-    parts = filter(None, query.split("&"))
-    return "&".join(sorted(parts, key=lambda part: part.partition("=")[0]))
+    """By decoded name, equal names in their order; empty parts mean nothing."""
+    return "&".join(sorted(filter(None, query.split("&")), key=parameter_name))
+
+
+def with_query(address: str, query: str) -> str:
+    """Without a question mark if the query is empty: servers do not tell these two apart."""
+    return f"{address}?{query}" if query else address
+
+
+def percent_encoded(text: str | bytes) -> str:
+    """As browsers send it: only what no URL can have is encoded."""
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return quote(data, safe=VISIBLE)
 
 
 def plain_path(path: str) -> str:
-    """A path as visits have it; an impossible one is returned unchanged."""
-    before, mark, query = path.partition("?")
-    canonical = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
-    return path if canonical is None else readable_path(canonical) + mark + query
+    """A path, perhaps with a query, as visits have it; an impossible one is returned unchanged."""
+    before, _, query = path.partition("?")
+    canonical = _canonical_text(before)
+    if canonical is None:
+        return path
+    return with_query(readable_path(canonical), percent_encoded(query))
+
+
+def _canonical_text(path: str) -> str | None:
+    return canonical_path(quote(path, safe=PLAIN, errors="surrogatepass").encode("ascii"))
 
 
 def canonical_url(url: str) -> str:
     """A whole URL as visits have it; an impossible one is returned unchanged."""
-    written, _, rest = url.partition("://")
-    scheme = written.lower()
-    host, slash, path = rest.partition("/")
-    before, _, asked = (slash + path or "/").partition("?")
-    named = canonical_host(((b"host", host.encode("latin-1", "replace")),), scheme)
-    found = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
-    query = query_of(asked.encode(), None)
-    if named is None or found is None or query is None:
+    origin = ORIGIN.match(url)
+    if origin is None:
         return url
-    return f"{scheme}://{named}{found}{'?' if query else ''}{query}"
+    scheme, _, host = origin[0].partition("://")
+    before, _, asked = url[origin.end() :].partition("?")
+    scheme = scheme.lower()
+    named = canonical_host(((b"host", host.encode("latin-1", "replace")),), scheme)
+    path = _canonical_text(before or "/")
+    query = query_of(percent_encoded(asked).encode("ascii"), None)
+    if named is None or path is None or query is None:
+        return url
+    return with_query(f"{scheme}://{named}{path}", query)
 
 
 def _is_url(path: str) -> bool:
@@ -391,8 +417,10 @@ def reached(key: str) -> tuple[list[str], list[str]]:
     is_url = _is_url(checked_path(key))
     kind = "key" if is_url else "path"
     name = canonical_url(key) if is_url else plain_path(key)
-    before, mark, query = name.partition("?")
-    names = dict.fromkeys([name, before + mark + sorted_query(query)])
+    names = {name: None}
+    before, _, query = name.partition("?")
+    if query:
+        names[with_query(before, sorted_query(query))] = None
     return [f"{kind}:{it}" for it in names], list(dict.fromkeys([key, *names]))
 
 
