@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stillfresh.gateway.server.listening import server_config
+from stillfresh.gateway.server.listening import Server, server_config
 
 
 @asynccontextmanager
 async def running(app: ASGIApp, config: uvicorn.Config | None = None) -> AsyncIterator[str]:
     """The app's address; served as `stillfresh serve` does it, unless told otherwise."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(config or server_config(app))
+    server = Server(config or server_config(app), lambda: None)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(60):

@@ -5,6 +5,7 @@ Nothing here knows what a gateway is. Needs `stillfresh[web]`.
 
 import asyncio
 import errno
+import logging
 import socket
 import stat
 import time
@@ -12,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.gateway.server.access import AccessLog
@@ -24,9 +26,12 @@ from stillfresh.gateway.server.open_files import OpenFiles
 from stillfresh.gateway.server.protocol import Protocol, new_protocol
 from stillfresh.gateway.server.sockets import SocketProtocol
 from stillfresh.http.fields import http_date_text
+from stillfresh.pages.edge import shown_path
 
 GRACE: Final = 10
 """Seconds for running requests when the server ends."""
+MOST_SHOWN: Final = 5
+"""Requests that the line of the log names which says that they were cut off."""
 NOBODY: Final = ("unknown", 0)
 """RFC 7239 §6: a client that has no address."""
 LONGEST_FRAME: Final = 1_048_576
@@ -39,6 +44,13 @@ ENDING: Final = {
     "code": "ending",
 }
 """RFC 9457, as all problems of the gateway are."""
+FAILURES: Final = {
+    "lifespan.startup.failed": "the server could not start",
+    "lifespan.shutdown.failed": "the server could not end in order",
+}
+"""The messages with which an app says that it failed, in our own words."""
+
+logger = logging.getLogger(__name__)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -120,6 +132,30 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._listening()
 
+    async def _wait_tasks_to_complete(self) -> None:
+        """If that takes too long, uvicorn cancels this, and then the requests."""
+        try:
+            await super()._wait_tasks_to_complete()
+        except asyncio.CancelledError:
+            requests = self._requests_under_way()
+            shown = ", ".join(requests[:MOST_SHOWN])
+            logger.warning(
+                "requests still under way when the server ended are cut off (%d): %s%s",
+                len(requests),
+                shown,
+                ", …" if len(requests) > MOST_SHOWN else "",
+            )
+            raise
+
+    def _requests_under_way(self) -> list[str]:
+        lines: list[str] = []
+        for connection in self.server_state.connections:
+            if isinstance(connection, Protocol):
+                lines += [line_of(scope) for scope in connection.under_way]
+            elif isinstance(connection, SocketProtocol):
+                lines.append(line_of(connection.scope))
+        return lines
+
     async def on_tick(self, counter: int) -> bool:
         """Every tenth of a second: uvicorn's own duties, and a look at the open files (I37)."""
         for server in self.servers:
@@ -146,7 +182,7 @@ def server_config(
         interface="asgi3",  # "auto" takes only coroutine functions for it
         lifespan="on",
         log_config=None,
-        log_level="warning",
+        log_level="critical",  # `finished` and the protocols log it in our own words (I34)
         access_log=False,
         server_header=False,
         date_header=False,
@@ -165,30 +201,91 @@ def begin_drain(server: Server) -> None:
 def finished(app: ASGIApp) -> ASGIApp:
     """Give every answer a Date (a page keeps its own), and every request an answer.
 
-    Uvicorn cancels requests that still run when the server's time is over: they get a 503.
+    Uvicorn cancels requests that still run when the server's time is over: they get a 503. Mistakes
+    of the app are logged here, with the path (I34): uvicorn's own lines are switched off.
     """
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        is_begun = False
-        if scope["type"] == "http" and scope.get("client") is None:
-            scope["client"] = NOBODY  # over a Unix socket
-
-        async def tell(message: Message) -> None:
-            nonlocal is_begun
-            if message["type"] == "http.response.start":
-                headers = message["headers"] = list(message.get("headers", ()))
-                if not any(name == b"date" for name, _ in headers):  # RFC 9110 §6.6.1
-                    headers.append((b"date", http_date_text(time.time())))
-                is_begun = True
-            await send(message)
-
-        try:
-            await app(scope, receive, tell)
-        except asyncio.CancelledError:
-            # An answer that has begun is cut off, and the client sees it. A lifespan just ends.
-            if scope["type"] == "http" and not is_begun:
-                headers = {"cache-control": "no-store", "retry-after": "5"}
-                ending = JSONResponse(ENDING, 503, headers, "application/problem+json")
-                await ending(scope, receive, tell)
+        if scope["type"] == "lifespan":
+            await _live(app, scope, receive, send)
+        else:
+            await Exchange(scope, receive, send).run(app)
 
     return answered
+
+
+class Exchange:
+    """A request and its answer, between uvicorn and the app."""
+
+    __slots__ = ("_is_begun", "_is_left", "_receive", "_scope", "_send")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._is_begun = False
+        self._is_left = False
+        """True if the app has heard that the client is gone. Then it need not answer."""
+
+    async def run(self, app: ASGIApp) -> None:
+        scope = self._scope
+        if scope["type"] == "http" and scope.get("client") is None:
+            scope["client"] = NOBODY  # over a Unix socket
+        try:
+            await app(scope, self._hear, self._tell)
+        except asyncio.CancelledError:
+            await self._tell_that_the_server_ends()
+        except ClientDisconnected:
+            raise  # a WebSocket whose client has left
+        except Exception:
+            logger.exception("%s: internal error", line_of(scope))
+            raise  # uvicorn answers with 500, or cuts the answer that has begun
+        if scope["type"] == "http" and not self._is_begun and not self._is_left:
+            logger.error("%s: internal error: there is no answer", line_of(scope))
+
+    async def _hear(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._is_left = True
+        return message
+
+    async def _tell(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = message["headers"] = list(message.get("headers", ()))
+            if not any(name == b"date" for name, _ in headers):  # RFC 9110 §6.6.1
+                headers.append((b"date", http_date_text(time.time())))
+            self._is_begun = True
+        await self._send(message)
+
+    async def _tell_that_the_server_ends(self) -> None:
+        """An answer that has begun is cut off, and the client sees it."""
+        if self._scope["type"] == "http" and not self._is_begun:
+            headers = {"cache-control": "no-store", "retry-after": "5"}
+            ending = JSONResponse(ENDING, 503, headers, "application/problem+json")
+            await ending(self._scope, self._hear, self._tell)
+
+
+async def _live(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """The start and the end of the app: a failure is logged once."""
+    is_logged = False
+
+    async def tell(message: Message) -> None:
+        nonlocal is_logged
+        if message["type"] in FAILURES:
+            logger.error("%s: %s", FAILURES[message["type"]], message.get("message", ""))
+            is_logged = True
+        await send(message)
+
+    try:
+        await app(scope, receive, tell)
+    except asyncio.CancelledError:
+        pass  # the server has ended
+    except Exception:
+        if not is_logged:
+            logger.exception("internal error at the start or the end of the server")
+        raise
+
+
+def line_of(scope: Any) -> str:  # noqa: ANN401 (uvicorn has types of its own)
+    """A request in a line of the log; a WebSocket is asked for with GET."""
+    return f"{scope.get('method', 'GET')} {shown_path(scope)}"

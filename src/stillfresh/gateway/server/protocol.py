@@ -7,6 +7,7 @@ any other, with its connection. Needs `stillfresh[web]`.
 
 import asyncio
 import enum
+import logging
 import math
 import sys
 import time
@@ -39,7 +40,11 @@ HEAD_TIME: Final = 30.0
 WITH_MORE: Final = frozenset({b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 TOO_LONG: Final = b"The request's head is too long.\n"
 OTHER_VERSION: Final = b"This server speaks HTTP/1.1 and HTTP/1.0.\n"
+NOT_HTTP: Final = b"This is not a valid HTTP request.\n"
 OLD_CHUNKS: Final = b"An HTTP/1.0 request cannot have a transfer coding.\n"
+
+
+logger = logging.getLogger(__name__)
 
 
 class Part(enum.Enum):
@@ -89,6 +94,11 @@ class Protocol(HttpToolsProtocol):
             if isinstance(connection, cls):
                 for cycle in connection._cycles:  # noqa: SLF001 (of the same class)
                     cycle.keep_alive = False
+
+    @property
+    def under_way(self) -> list[Any]:
+        """The scopes of the requests of this connection that have no complete answer yet."""
+        return [cycle.scope for cycle in self._cycles if not cycle.response_complete]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -262,7 +272,9 @@ class Protocol(HttpToolsProtocol):
             self.headers[hosts[0]] = b"host", named
 
     def send_400_response(self, msg: str) -> None:
-        self._hang_up(400, msg.encode("ascii") + b"\n")
+        """The parser has refused the bytes; `msg` is uvicorn's text for that."""
+        del msg
+        self._hang_up(400, NOT_HTTP)
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -291,6 +303,8 @@ class Protocol(HttpToolsProtocol):
         for cycle in self._cycles:
             _cut(cycle)
         self.transport.write(_last_words(status, text))
+        # No warning: clients choose how many of these there are.
+        logger.info("a request was refused with %d: %s", status, text.decode("ascii").rstrip())
         if self.access is not None:
             self.access.refused(status, len(text))
         if self.transport.can_write_eof():
