@@ -15,11 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final, TypeAlias, cast
 
-import h11
-import httpx2
-
+from stillfresh.errors import needs
 from stillfresh.http.fields import Raw, end_to_end
 from stillfresh.pages.tunnels import LINGER, Inbox
+
+with needs("web", "stillfresh.pages.upstream"):
+    import h11
+    import httpx2
 
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""

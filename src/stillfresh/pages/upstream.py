@@ -12,11 +12,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
 
-import h11
-import httpx2
-
 from stillfresh.clock import Clock, monotonic
-from stillfresh.errors import ConfigError, shown_address
+from stillfresh.errors import ConfigError, needs, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
 from stillfresh.pages.answers import LOAD
@@ -28,6 +25,10 @@ from stillfresh.pages.routes import INTERIM
 from stillfresh.pages.sharing import POOL_FULL, is_event_stream
 from stillfresh.pages.site_connections import Pool, SiteBroken, SiteConnection, Tell
 from stillfresh.pages.tunnels import TUNNEL, joined
+
+with needs("web", "stillfresh.pages.upstream"):
+    import h11
+    import httpx2
 
 CONNECTIONS: Final = 100
 """Connections to one site: so many for visitors, and as many for loads."""

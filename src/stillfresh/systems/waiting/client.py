@@ -12,12 +12,10 @@ from contextlib import suppress
 from typing import Final, Self
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
 
 from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, without_secrets
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, needs, without_secrets
 from stillfresh.http.client import Endpoint, checked_url, new_client
 from stillfresh.http.fields import checked_headers
 from stillfresh.systems.waiting.cache import WaitingCache
@@ -44,6 +42,10 @@ from stillfresh.systems.waiting.model import (
 )
 from stillfresh.systems.waiting.rules import seen
 from stillfresh.systems.waiting.rules_refetch import retry_pause
+
+with needs("web", "stillfresh.systems.waiting.client"):
+    from websockets.asyncio.client import ClientConnection, connect
+    from websockets.exceptions import InvalidStatus, WebSocketException
 
 __all__ = ["WaitingClient"]
 
