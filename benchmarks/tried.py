@@ -21,12 +21,12 @@ __all__ = [
 
 LIVE_P99 = (
     "what comes within 10 ms is one frame, encoded once, and sent in turns of 50 viewers "
-    "([0146](decisions/0146-viewers-are-told-of-a-moment.md)); gateway, upstream and all viewers "
+    "([0320](decisions/0320-live-viewers.md)); gateway, upstream and all viewers "
     "share two cores here, and a faster machine kept it with 92 ms"
 )
 MEMORY_ENTRY = (
-    "five layouts ([0002](decisions/0002-expiry-order-is-a-ring-of-entries.md)), and an entry that "
-    "is its own end ([0188](decisions/0188-an-entry-is-its-own-end.md)): 0.51 to 0.53 by size"
+    "five layouts, and an entry that is its own end ([0301](decisions/0301-ttl-cache.md)): "
+    "0.51 to 0.53 by size"
 )
 COLD_BATCH = (
     "one state, one lease request, one call and one publication for the keys of a batch, verdict "
@@ -74,7 +74,7 @@ WATCHED_CPU = (
     "the requests alone are a twelfth of what is left, the event loop and its tasks a quarter, no "
     "other line more than an eighth; what the rules ask for each id (lease, publication, copy, "
     "memory, lane, telling) is alone more than a tenth of TanStack Query's CPU, in Python here, in "
-    "compiled JavaScript there ([0186](decisions/0186-what-a-watched-id-costs.md))"
+    "compiled JavaScript there ([0321](decisions/0321-coordinator.md))"
 )
 COLLECTION = (
     "what stores hold is not tracked by the collector; of each key the entry and its answer are "

@@ -28,8 +28,6 @@ HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
 
 def place(target: Path) -> Path:
     """Where in the site a file of the repository is shown."""
-    if target == DOCS / "decisions":
-        return Path("decisions/index.md")
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS)
     if target.parent == ROOT and target.suffix == ".md":
@@ -75,21 +73,12 @@ def navigation() -> list[dict[str, str | list[dict[str, str]]]]:
     return nav
 
 
-def decisions() -> str:
-    """The list of decisions, newest first."""
-    pages = sorted(DOCS.glob("decisions/*.md"), reverse=True)
-    titles = [it.read_text().splitlines()[0].lstrip("# ") for it in pages]
-    rows = [f"- [{title}]({it.name})" for it, title in zip(pages, titles, strict=True)]
-    return "\n".join(["# Decisions", "", "What was decided, and why, newest first.", "", *rows, ""])
-
-
 def write(build: Path) -> None:
     """Write the copy that the site is built from."""
     copy = build / "docs"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(DOCS, copy)
     shutil.copytree(PARTS, copy / "assets")
-    (copy / "decisions" / "index.md").write_text(decisions())
     others: set[Path] = set()
     for source in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
         text, linked = page(source)

@@ -1,7 +1,7 @@
 """May this copy be served? The one place where two times are compared (E1; C2 and F3 for theirs).
 
 Pure: times in, verdict out. Nothing else may live here: no clock, no store, no asyncio.
-(`TtlCache` compares for itself, for speed: docs/decisions/0001.)
+(`TtlCache` compares for itself, for speed: docs/decisions/0301.)
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ Reads take no lock: an entry's value and end never change, so one lookup and one
 decide. Writers take the lock. With one TTL, expiry order is insertion order, kept as a ring of
 entries. Whatever runs foreign code (a lookup calls the key's `__hash__` and `__eq__`) comes before
 the ring is touched, and the ring is changed by plain stores alone: a finalizer, a signal handler
-or an exception finds it whole at every moment (docs/decisions/0002).
+or an exception finds it whole at every moment (docs/decisions/0301).
 """
 
 import logging

@@ -848,7 +848,7 @@ class TestS9Failover:
     async def test_s13_no_answer_to_a_put_counts_before_the_replicas_have_it(
         self, mended: ClusterServers, prefix: str, outcome: str
     ) -> None:
-        """Decision 0110: it may rely on another's change, which a failover undoes."""
+        """Decision 0304: it may rely on another's change, which a failover undoes."""
         options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
         async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
             (place,) = Places(prefix).of(KIND, ["a"])

@@ -375,7 +375,7 @@ def told_until_killed(path: Path) -> list[int]:
 
 
 class TestW12Kept:
-    """W12: games are data, not a cache (decision 0023): no file ever takes the place of theirs."""
+    """W12: games are data, not a cache (decision 0323): no file ever takes the place of theirs."""
 
     async def test_a_corrupt_file_is_refused_and_left_as_it_is(self, tmp_path: Path) -> None:
         """Never set aside for an empty one."""

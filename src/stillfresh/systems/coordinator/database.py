@@ -1,7 +1,7 @@
 """Database: the file with the views, and when each was requested, in seed 000's tables (C2, C18).
 
 It is a store's file (`post`, `post_ttl(id, last_updated_at, …)`). It also says whose views it holds
-(decision 0011), and which ids any process wrote lately.
+(decision 0321), and which ids any process wrote lately.
 """
 
 from collections.abc import Container, Mapping

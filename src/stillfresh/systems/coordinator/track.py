@@ -228,7 +228,7 @@ class Track(Driver[str]):
     async def _load(self, keys: list[ViewKey]) -> dict[ViewKey, object]:
         """The engine's loader: one request for each viewer among them.
 
-        Since the leases are held, a sign-in that is not seen here voids them (0116).
+        Since the leases are held, a sign-in that is not seen here voids them (decision 0321).
         """
         found: dict[ViewKey, object] = {}
         for session in dict.fromkeys(key.session for key in keys):
