@@ -119,6 +119,17 @@ def test_every_page_is_in_the_index() -> None:
     assert single - linked == {ROOT / "docs" / "index.md"}
 
 
+def test_every_decision_is_in_the_index_of_decisions() -> None:
+    """The index lists every record once, under the title that the record has."""
+    folder = ROOT / "docs" / "decisions"
+    rows = re.findall(
+        r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+) \|$", (folder / "index.md").read_text(), re.MULTILINE
+    )
+    records = {it.name: it.read_text().splitlines()[0] for it in folder.glob("0*.md")}
+    assert {file: f"# {number}: {title}" for number, file, title in rows} == records
+    assert all(file.startswith(f"{number}-") for number, file, _ in rows)
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     """Whatever the `__all__` of a module names is on a page of docs/reference, once."""
     pages = "".join(page.read_text() for page in PAGES if page.parent.name == "reference")
