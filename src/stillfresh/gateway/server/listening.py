@@ -209,12 +209,12 @@ def finished(app: ASGIApp) -> ASGIApp:
         if scope["type"] == "lifespan":
             await _live(app, scope, receive, send)
         else:
-            await Exchange(scope, receive, send).run(app)
+            await ServedRequest(scope, receive, send).run(app)
 
     return answered
 
 
-class Exchange:
+class ServedRequest:
     """A request and its answer, between uvicorn and the app."""
 
     __slots__ = ("_is_begun", "_is_left", "_receive", "_scope", "_send")
