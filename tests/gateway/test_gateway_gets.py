@@ -85,7 +85,7 @@ async def world(
         kind = {"url": url + path, "fresh_for": "5m", **more}
         who = {"authenticate_url": f"{url}/who"} if more.get("per_viewer") else {}
         tables = {"store": {"url": store}, "kinds": {"item": kind}, "server": who}
-        app = gateway_of(settings_of(tables, {}), upstream)
+        app = gateway_of(settings_of(tables, {}), upstream, checks_page_names=True)
         transport = httpx.ASGITransport(app=app)
         async with (
             app,

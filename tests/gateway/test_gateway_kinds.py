@@ -29,7 +29,7 @@ def settings_for(url: str, **more: Any) -> Settings:
 async def world(api: Api, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway in front of this API."""
     async with running(api, api_config(api)) as url, new_client(5, kept=2) as upstream:
-        app = gateway_of(settings_for(url, **more), upstream)
+        app = gateway_of(settings_for(url, **more), upstream, checks_page_names=True)
         transport = httpx.ASGITransport(app=app)
         async with (
             app,
@@ -189,7 +189,7 @@ class TestG1KindsFailing:
     async def test_a_dead_upstream_at_the_start(self) -> None:
         """The gateway starts all the same, and says 503."""
         async with new_client(5, kept=0) as upstream:
-            app = gateway_of(settings_for("http://127.0.0.1:1"), upstream)
+            app = gateway_of(settings_for("http://127.0.0.1:1"), upstream, checks_page_names=True)
             transport = httpx.ASGITransport(app=app)
             async with (
                 app,

@@ -197,6 +197,22 @@ class TestI32OnDemand:
         assert await pages.revalidate("/search") == [key]
         assert await pages.purge(key) == [key]
 
+    @pytest.mark.parametrize(("key", "name"), [("/a%3Fb", "/a"), ("/p?x=1", "/p?&")])
+    async def test_a_name_reaches_no_other_page(
+        self, pages: PageCache, site: Site, key: str, name: str
+    ) -> None:
+        """An encoded question mark begins no query, and an empty parameter is not the path."""
+        await pages.get(key, site.render, revalidate=60)
+        assert await pages.purge(name) == []
+
+    @pytest.mark.parametrize("sent", ['/s?q="a"', "/s?q=%22a%22"])
+    async def test_quotes_in_a_query_are_reached_as_browsers_and_others_send_them(
+        self, pages: PageCache, site: Site, sent: str
+    ) -> None:
+        """Browsers encode them; curl does not."""
+        await pages.get(sent, site.render, revalidate=60)
+        assert await pages.purge('/s?q="a"') == [sent]
+
     def test_what_a_name_reaches(self) -> None:
         """I21."""
         assert canonical_url("http://A.b/x%2fy?b=2&&a=1") == "http://a.b/x%2fy?b=2&&a=1"
@@ -237,6 +253,10 @@ class TestI11Scan:
             ("default::/news/{slug}?slug=a", "/news/a/"),
             ("HTTPS://example.com", "/"),
             ("https://example.com/caf%C3%A9?q=1", "https://EXAMPLE.com/caf\u00e9"),
+            ("https://example.com/a%3Fb?q=1", "/a%3Fb"),
+            ("https://example.com/a%3fb", "/a%3Fb"),
+            ("default::/{slug}?slug=a%253Fb&q=1", "/a%3Fb"),
+            ("/a%3Fb?q=1", "/a%3Fb"),
         ],
     )
     async def test_it_finds_the_page_with_this_cache_key(
@@ -259,6 +279,12 @@ class TestI11Scan:
             ("default::/news/{slug}?slug=a&q=2", "/news/a?q=1"),
             ("https://example.com/searching", "/search"),
             ("something else", "/something"),
+            ("/a%3Fb", "/a"),
+            ("https://example.com/a%3Fb", "/a"),
+            ("https://example.com/a%3Fb", "/a?b"),
+            ("default::/{slug}?slug=a%253Fb", "/a"),
+            ("https://example.com/a%253Fb", "/a%3Fb"),
+            ("/x?q=%FE", "/x?q=%FF"),
         ],
     )
     async def test_it_leaves_the_page_with_this_cache_key(
@@ -301,7 +327,16 @@ class TestI32EncodedSlash:
         """A server that decodes it would read another path."""
         assert canonical_path(path) is None
 
-    @given(*[st.lists(st.sampled_from(["a", "/", "%2F", "%2f", "%25", "25", "2F", "%C3%A9"]))] * 2)
+    @given(
+        *[
+            st.lists(
+                st.sampled_from(
+                    ["a", "/", "%2F", "%2f", "%25", "25", "2F", "%3F", "3F", "3f", "%C3%A9"]
+                )
+            )
+        ]
+        * 2
+    )
     def test_two_paths_are_never_shown_as_one(self, one: list[str], other: list[str]) -> None:
         """Their tags would be the same."""
         paths = {"/x" + "".join(it) for it in (one, other)}

@@ -165,7 +165,7 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
         )
     serving = extra("stillfresh.gateway.serving", "web")
     async with client.new_client(serving.LONGEST_WAIT, kept=serving.KEPT) as sources:
-        app = serving.gateway_of(settings, sources)
+        app = serving.gateway_of(settings, sources, checks_page_names=False)
         here = client.httpx2.ASGITransport(app=app)
         async with (
             app,

@@ -186,7 +186,7 @@ def gateway_of(
     client: httpx2.AsyncClient,
     follow: Follow | None = None,
     *,
-    checks_page_names: bool = False,
+    checks_page_names: bool,
 ) -> Gateway:
     """The gateway that these settings describe; its kinds use this client.
 

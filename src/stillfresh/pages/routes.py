@@ -39,14 +39,19 @@ MOST_KEY: Final = 16_384
 PLAIN: Final = "/%!$&'()*+,;=:@~-._"
 VISIBLE: Final = "".join(map(chr, range(0x21, 0x7F)))
 """The characters of a URL: visible ASCII."""
+NOT_FROM_BROWSERS: Final = str.maketrans({'"': "%22", "'": "%27", "<": "%3C", ">": "%3E"})
+"""Characters that other clients send in a query as they are, and browsers encoded."""
 ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
 UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 NEVER_ENCODED: Final = frozenset(b"\\\x7f") | frozenset(range(0x20))
 SLASH: Final = ord("/")
 ENCODED_SLASH: Final = re.compile(r"%2[Ff]")
 SLASHES: Final = re.compile("/{2,}")
-STAYS_ENCODED: Final = re.compile(r"%2[Ff]|%25(?=(?:25)*2[Ff])")
-"""I32: an encoded slash, and a percent sign that would make one of the characters after it."""
+STAYS_ENCODED: Final = re.compile(r"%2[Ff]|%3F|%25(?=(?:25)*(?:2[Ff]|3[Ff]))")
+"""An encoded slash or question mark, which decoded would be another path or begin a query.
+
+Also a percent sign that would make one of them of the characters after it.
+"""
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Also lone surrogates, which some servers make of bytes that are not UTF-8."""
 GROUPS: Final = b"cache-group-invalidation"
@@ -304,7 +309,7 @@ def _plain(escape: "re.Match[bytes]") -> bytes:
 
 
 def readable_path(path: str) -> str:
-    """The path for routes, tags and people: decoded, but for encoded slashes (I32).
+    """The path for routes, tags and people: decoded, but for encoded slashes and question marks.
 
     No two canonical paths of UTF-8 have the same readable one.
     """
@@ -412,15 +417,20 @@ def reached(key: str) -> tuple[list[str], list[str]]:
     """I21: the tags of every variant of the page, and the ids under which it may be stored.
 
     Other services write no tags: their pages are reached by the id alone. A query is meant as it is
-    written, and sorted: so a cache with `normalise_query` has it, and so did earlier versions.
+    written, as a browser would send it, and sorted: so a cache with `normalise_query` has it, and
+    so did earlier versions.
     """
     is_url = _is_url(checked_path(key))
     kind = "key" if is_url else "path"
     name = canonical_url(key) if is_url else plain_path(key)
     names = {name: None}
     before, _, query = name.partition("?")
-    if query:
-        names[with_query(before, sorted_query(query))] = None
+    for sent in (query, query.translate(NOT_FROM_BROWSERS)):
+        if sent:
+            names[with_query(before, sent)] = None
+        in_order = sorted_query(sent)
+        if in_order:  # a query of nothing but empty parts is not the path without a query
+            names[with_query(before, in_order)] = None
     return [f"{kind}:{it}" for it in names], list(dict.fromkeys([key, *names]))
 
 
@@ -442,7 +452,7 @@ class PageName(NamedTuple):
 def page_name(address: str) -> PageName:
     """The name of a page, made of its path and its query."""
     path, _, query = plain_path(address).partition("?")
-    pairs = parse_qsl(query, keep_blank_values=True)
+    pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     return PageName(path.rstrip("/") or "/", tuple(sorted(pairs, key=lambda pair: pair[0])))
 
 

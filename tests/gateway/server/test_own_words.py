@@ -146,6 +146,32 @@ class TestI34OwnWords:
             assert (await asking).status_code == 503
         assert lines(caplog) == [line]
 
+    async def test_a_request_whose_client_has_left_is_not_said_to_be_cut_off(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its app may go on until the server ends; there is nobody to tell."""
+        client_has_left = asyncio.Event()
+
+        async def lingering(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                await live(receive, send)
+                return
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            client_has_left.set()
+            await asyncio.Event().wait()
+
+        config = server_config(lingering)
+        config.timeout_graceful_shutdown = 0.05  # type: ignore[assignment]
+        async with running(lingering, config) as url, asyncio.timeout(30):
+            port = int(url.rpartition(":")[2])
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            await writer.drain()
+            writer.close()
+            await client_has_left.wait()
+        assert lines(caplog) == []
+
     async def test_a_mistake_in_a_websocket_is_logged_with_its_path(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -138,6 +138,8 @@ class Server(uvicorn.Server):
             await super()._wait_tasks_to_complete()
         except asyncio.CancelledError:
             requests = self._requests_under_way()
+            if not requests:  # their clients have left, and nobody is cut off
+                raise
             shown = ", ".join(requests[:MOST_SHOWN])
             logger.warning(
                 "requests still under way when the server ended are cut off (%d): %s%s",
