@@ -395,7 +395,7 @@ class TestE20ViewPersonal:
         assert [ann.get("/account").text, bob.get("/account").text] == ["ann 1", "bob 2"]
         assert ann.get("/account").text == "ann 3"
         assert shop.get("/account").status_code == 302
-        [said] = [it.message for it in caplog.records if "contrib.flask" in it.name]
+        [said] = [it.message for it in caplog.records if "integrations.flask" in it.name]
         assert said.startswith("account: a response is not kept, since the app answered a visitor")
         assert "per=lambda: current_user.id" in said
 

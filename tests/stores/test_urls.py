@@ -88,7 +88,7 @@ class TestG18Extras:
             ("stillfresh.integrations.django", "django"),
             ("stillfresh.integrations.flask", "flask"),
             ("stillfresh.integrations.postgres", "psycopg"),
-            ("stillfresh.gateway", "starlette"),
+            ("stillfresh.gateway.server", "starlette"),
             ("stillfresh.systems.feed.http", "httpx2"),
             ("stillfresh.http.client", "httpx2"),
         ],
