@@ -1,8 +1,8 @@
-"""The one HTTP client: checked addresses, and a whole answer within a time and a size (C12).
+"""The one HTTP client: it checks addresses, and limits the time and the size of an answer.
 
-The library is httpx2; a client of httpx's may be given too. Their errors end here: a request that
-failed is `LoadFailed`, and `RetryAfter` if the upstream says when to come back. Redirects are not
-followed, so ids and header fields reach no other server.
+The library is httpx2; a program may pass a client of httpx too. Their errors end here: a failed
+request raises `LoadFailed`, or `RetryAfter` if the upstream says when to come back. Redirects are
+not followed, so ids and header fields reach no other server.
 """
 
 import asyncio
@@ -86,7 +86,9 @@ def checked_client(client: object) -> httpx2.AsyncClient:
 
 def request_errors() -> tuple[type[Exception], ...]:
     """The errors of a request; `UnicodeError`: a redirect to a host with an invalid name."""
-    errors = ((it.HTTPError, it.InvalidURL, it.StreamError) for it in _libraries())
+    errors = (
+        (library.HTTPError, library.InvalidURL, library.StreamError) for library in _libraries()
+    )
     return (UnicodeError, *chain.from_iterable(errors))
 
 
@@ -98,8 +100,8 @@ def _libraries() -> list[ModuleType]:
 
 def pause_asked(response: httpx2.Response) -> float | None:
     """Seconds after which the upstream accepts another request; None if it does not say."""
-    told = response.headers
-    return pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
+    headers = response.headers
+    return pause_of(headers.get("retry-after", ""), headers.get("date", ""), time.time())
 
 
 class Unreadable(ValueError):
@@ -120,11 +122,14 @@ class BodyReader:
     def add(self, chunk: bytes) -> None:
         """Add bytes. Decompresses no more than fits: a small answer can expand to gigabytes."""
         room = self._most + 1 - len(self.data)
-        self.data += chunk[:room] if self._gzip is None else self._inflated(self._gzip, chunk, room)
+        if self._gzip is None:
+            self.data += chunk[:room]
+        else:
+            self.data += self._inflate(self._gzip, chunk, room)
         if len(self.data) > self._most:
             raise Unreadable(f"more than {self._most:,} bytes (max_bytes)")
 
-    def _inflated(self, gzip: "zlib._Decompress", chunk: bytes, room: int) -> bytes:
+    def _inflate(self, gzip: "zlib._Decompress", chunk: bytes, room: int) -> bytes:
         try:
             data = gzip.decompress(chunk, room)
         except zlib.error as exc:
@@ -141,7 +146,7 @@ class BodyReader:
 
 
 async def collected(chunks: AsyncIterable[bytes], most: int, encoding: str = "") -> bytes:
-    """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
+    """Read a body chunk by chunk, so that no more than `most` bytes are ever in memory."""
     body = BodyReader(most, encoding)
     async for chunk in chunks:
         body.add(chunk)
@@ -187,10 +192,12 @@ class Endpoint:
         self._url = url
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = checked_whole("max_bytes", max_bytes)
-        given = {**checked_headers(headers or {}), **ACCEPT}
-        self._headers: Raw = tuple((name.encode(), it.encode()) for name, it in given.items())
-        told = urlsplit(url)
-        self._where = f"{told.netloc}{told.path}"
+        all_headers = {**checked_headers(headers or {}), **ACCEPT}
+        self._headers: Raw = tuple(
+            (name.encode(), value.encode()) for name, value in all_headers.items()
+        )
+        address = urlsplit(url)
+        self._where = f"{address.netloc}{address.path}"
         """The address in errors, without the query, which may be a secret."""
 
     async def ask(self, asked: dict[str, Any] | None = None) -> bytes:
@@ -209,7 +216,7 @@ class Endpoint:
         """An answer with one of the statuses `takes`; only 200 has a body. `url`: another one."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._answered(asked, url or self._url, headers, takes)
+                return await self._request(asked, url or self._url, headers, takes)
         except TimeoutError as exc:
             raise LoadFailed(f"{self._where}: no complete answer in {self._timeout:g} s") from exc
         except Unreadable as exc:
@@ -217,22 +224,26 @@ class Endpoint:
         except request_errors() as exc:
             raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
-    async def _answered(
+    async def _request(
         self, asked: dict[str, Any] | None, url: str, headers: Raw, takes: tuple[int, ...]
     ) -> HttpAnswer:
         """The answer; a `Retry-After` is obeyed."""
-        method, sent = "GET" if asked is None else "POST", [*self._headers, *headers]
-        asking = self._client.stream(method, url, json=asked, headers=sent, follow_redirects=False)
-        async with asking as response:
+        method = "GET" if asked is None else "POST"
+        sent = [*self._headers, *headers]
+        exchange = self._client.stream(
+            method, url, json=asked, headers=sent, follow_redirects=False
+        )
+        async with exchange as response:
             status = response.status_code
             if status in takes:
                 body = await whole(response, self._max_bytes) if status == OK else b""
-                told = ((name.lower(), it) for name, it in response.headers.raw)
-                return HttpAnswer(status, tuple(told), body)
-            said = f"{self._where}: HTTP {status}"
+                fields = ((name.lower(), value) for name, value in response.headers.raw)
+                return HttpAnswer(status, tuple(fields), body)
+            message = f"{self._where}: HTTP {status}"
             if response.has_redirect_location:
                 to = shown(response.headers["location"].partition("?")[0])
-                said += f" to {to}; redirects are not followed, write the address that answers"
-            if (pause := pause_asked(response)) is not None:
-                raise RetryAfter(pause, said)
-            raise Refused(said, status)
+                message += f" to {to}; redirects are not followed, write the address that answers"
+            pause = pause_asked(response)
+            if pause is not None:
+                raise RetryAfter(pause, message)
+            raise Refused(message, status)

@@ -1,8 +1,8 @@
-"""Header fields: reading them, and which of them go where (I12, I14).
+"""Read HTTP header fields, and choose which of them are passed on.
 
-Pure. Reading never raises, for any bytes: a value that cannot be read is None or zero. RFC 9110
-§5.6 (lists, dates), §7.6.1 (Connection), §10.2.3 (Retry-After) and §12.5 (preferences), RFC 9111
-§1.2, §4.1 and §5.2, RFC 9211, RFC 9651.
+Everything here is pure. Reading never raises, for any bytes: a value that cannot be read is None or
+zero. RFC 9110 §5.6 (lists, dates), §7.6.1 (Connection), §10.2.3 (Retry-After) and §12.5
+(preferences), RFC 9111 §1.2, §4.1 and §5.2, RFC 9211, RFC 9651.
 """
 
 import re
@@ -19,7 +19,7 @@ Raw: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 def names_in(text: bytes) -> frozenset[bytes]:
-    """Field names, written one after the other."""
+    """Split text into field names, which are separated by spaces."""
     return frozenset(text.split())
 
 
@@ -36,13 +36,13 @@ def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
 
 
 def with_field(headers: Iterable[tuple[bytes, bytes]], name: bytes, value: bytes) -> Raw:
-    """The fields, with this one line of the field in place of its lines."""
-    return (*[it for it in headers if it[0] != name], (name, value))
+    """Replace all lines of a field by one line."""
+    return (*[field for field in headers if field[0] != name], (name, value))
 
 
 def members(lines: Iterable[bytes]) -> list[bytes]:
     """RFC 9110 §5.6.1: the members of a list over all its lines; commas in quotes do not part."""
-    return [part for line in lines for it in MEMBER.findall(line) if (part := it.strip())]
+    return [part for line in lines for member in MEMBER.findall(line) if (part := member.strip())]
 
 
 def directives(lines: Iterable[bytes]) -> dict[str, str]:
@@ -79,24 +79,26 @@ _STRING: Final = re.compile(
 
 def dictionary(lines: Iterable[bytes]) -> dict[str, str]:
     """RFC 9651 §4.2.2: the members of a structured field; the last one of a name counts."""
-    result = {found[1]: found[2] or "" for found in _structured(_MEMBER, lines)}
+    result = {match[1]: match[2] or "" for match in _match_members(_MEMBER, lines)}
     return {name: value for name, value in result.items() if value != "?0"}
 
 
 def strings(lines: Iterable[bytes]) -> list[str]:
     """RFC 9651 §4.2.1: a list of strings; a list with anything else in it is ignored."""
-    return [re.sub(r"\\(.)", r"\1", found[1]) for found in _structured(_STRING, lines)]
+    return [re.sub(r"\\(.)", r"\1", match[1]) for match in _match_members(_STRING, lines)]
 
 
-def _structured(member: re.Pattern[str], lines: Iterable[bytes]) -> list[re.Match[str]]:
+def _match_members(member: re.Pattern[str], lines: Iterable[bytes]) -> list[re.Match[str]]:
     """The members of a structured field; a field with a mistake anywhere is ignored."""
-    text, at = b", ".join(lines).decode("latin-1").strip(" "), 0
+    text = b", ".join(lines).decode("latin-1").strip(" ")
+    position = 0
     result: list[re.Match[str]] = []
-    while at < len(text):
-        if (found := member.match(text, at)) is None:
+    while position < len(text):
+        match = member.match(text, position)
+        if match is None:
             return []
-        result.append(found)
-        at = found.end()
+        result.append(match)
+        position = match.end()
     return result
 
 
@@ -113,12 +115,15 @@ def tag_names(headers: Raw) -> list[str] | None:
     """The tags, each once, and groups (RFC 9875). None if they are too many, or one is too long."""
     if TAG_FIELDS.isdisjoint(name for name, _ in headers):
         return []
-    keys = [it for line in values(headers, b"surrogate-key") for it in line.split()]
-    keys += [it.strip() for line in values(headers, b"cache-tag") for it in line.split(b",")]
+    keys = [key for line in values(headers, b"surrogate-key") for key in line.split()]
+    keys += [key.strip() for line in values(headers, b"cache-tag") for key in line.split(b",")]
     groups = strings(values(headers, b"cache-groups"))
-    named = list(dict.fromkeys(filter(None, [*map(_utf8_text, keys), *groups])))
-    is_long = any(len(it.encode()) > LONGEST_TAG for it in named)
-    return None if is_long or len(named) > MOST_TAGS else named
+    tags = list(dict.fromkeys(filter(None, [*map(_utf8_text, keys), *groups])))
+    if len(tags) > MOST_TAGS:
+        return None
+    if any(len(tag.encode()) > LONGEST_TAG for tag in tags):
+        return None
+    return tags
 
 
 def _utf8_text(value: bytes) -> str:
@@ -129,12 +134,14 @@ def _utf8_text(value: bytes) -> str:
 
 
 def untagged(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
-    return tuple(it for it in headers if it[0] not in TAG_FIELDS)
+    """The fields without those that tag a page."""
+    return tuple(field for field in headers if field[0] not in TAG_FIELDS)
 
 
 def _unquoted(argument: bytes) -> str:
     text = argument.decode("latin-1")
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+    is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
+    return text[1:-1] if is_quoted else text
 
 
 def number(known: Mapping[str, str], name: str) -> float | None:
@@ -143,7 +150,9 @@ def number(known: Mapping[str, str], name: str) -> float | None:
         return None
     if not (text.isascii() and text.isdigit()):
         return 0.0
-    return float(MOST_SECONDS if len(text) > 10 else min(int(text), MOST_SECONDS))
+    if len(text) > 10:  # too long to be worth reading: Python refuses very long numbers
+        return float(MOST_SECONDS)
+    return float(min(int(text), MOST_SECONDS))
 
 
 MONTHS: Final = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
@@ -170,14 +179,16 @@ def http_date(value: bytes) -> float | None:
     A year of two digits is from 1969 to 2068. Names of days and months, and GMT, are read in any
     case: the RFC does not ask for that, but browsers and other caches read them so.
     """
-    if (found := next(filter(None, (form.fullmatch(value) for form in _DATES)), None)) is None:
+    matches = (form.fullmatch(value) for form in _DATES)
+    match = next(filter(None, matches), None)
+    if match is None:
         return None
     year, day, hour, minute, second = (
-        int(found[name]) for name in ("year", "day", "hour", "minute", "second")
+        int(match[name]) for name in ("year", "day", "hour", "minute", "second")
     )
-    if len(found["year"]) == 2:
+    if len(match["year"]) == 2:
         year += 2000 if year < 69 else 1900
-    month = MONTHS.index(found["month"].title()) + 1
+    month = MONTHS.index(match["month"].title()) + 1
     try:  # a leap second counts as the one before it
         return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC).timestamp()
     except ValueError:
@@ -198,8 +209,8 @@ def pause_of(retry_after: str, date: str, now: float) -> float | None:
     if text.isascii() and text.isdigit():
         pause = float(text)
     elif (until := http_date(text.encode("latin-1", "replace"))) is not None:
-        told = http_date(date.encode("latin-1", "replace"))
-        pause = until - (now if told is None else told)
+        server_now = http_date(date.encode("latin-1", "replace"))
+        pause = until - (now if server_now is None else server_now)
     else:
         return None
     return min(pause, LONGEST_PAUSE) if pause > 0 else None
@@ -207,8 +218,8 @@ def pause_of(retry_after: str, date: str, now: float) -> float | None:
 
 def date_of(headers: Raw, name: bytes) -> float | None:
     """The date in a field; None if there is none."""
-    found = values(headers, name)
-    return http_date(found[0]) if found else None
+    lines = values(headers, name)
+    return http_date(lines[0]) if lines else None
 
 
 NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -221,7 +232,9 @@ def field_value(text: str) -> bytes | None:
         value = text.encode("latin-1")
     except UnicodeEncodeError:
         return None
-    return None if BAD.search(value) or value != value.strip() else value
+    if BAD.search(value) or value != value.strip():
+        return None
+    return value
 
 
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
@@ -253,12 +266,13 @@ NOT_LISTED: Final = names_in(
 def end_to_end(headers: Raw) -> Raw:
     """Without the fields of one connection, which have fixed names or are in `Connection`."""
     dropped = _hop_by_hop(tuple(values(headers, b"connection")))
-    return tuple([it for it in headers if it[0] not in dropped])
+    return tuple([field for field in headers if field[0] not in dropped])
 
 
 @lru_cache(maxsize=64)  # requests have only a few different values
 def _hop_by_hop(connection: tuple[bytes, ...]) -> frozenset[bytes]:
-    return HOP_BY_HOP | ({it.lower() for it in members(connection)} - NOT_LISTED)
+    listed = {name.lower() for name in members(connection)}
+    return HOP_BY_HOP | (listed - NOT_LISTED)
 
 
 ENCODINGS: Final = ("br", "zstd", "gzip")
@@ -284,12 +298,14 @@ def normalised(name: str, headers: Raw) -> str | None:
 
 def _encodings(parts: Iterable[str]) -> str:
     """RFC 9110 §12.5.3: our codings that the client accepts; `*` covers those it does not name."""
-    said: dict[str, bool] = {}
+    accepted: dict[str, bool] = {}
     for part in parts:
         name = part.partition(";")[0].strip().lower()
-        said[name] = said.get(name, True) and _quality(part) > 0
-    others = said.get("*", False)
-    return ", ".join(it for it in ENCODINGS if said.get(it, said.get(f"x-{it}", others)))
+        accepted[name] = accepted.get(name, True) and _quality(part) > 0
+    others = accepted.get("*", False)
+    return ", ".join(
+        coding for coding in ENCODINGS if accepted.get(coding, accepted.get(f"x-{coding}", others))
+    )
 
 
 def _languages(parts: Iterable[str]) -> str:
@@ -297,15 +313,22 @@ def _languages(parts: Iterable[str]) -> str:
 
     Languages of equal quality are sorted: their order means nothing.
     """
-    said = [(part.partition(";")[0].strip().lower(), _quality(part)) for part in parts]
-    ranked = [it for it, _ in sorted((it for it in said if it[1]), key=lambda it: (-it[1], it[0]))]
-    wide = tuple(f"{it}-" for it in ranked)
-    refused = {it for it, quality in said if not quality and ("*" in ranked or it.startswith(wide))}
-    return ", ".join([*ranked, *(f"{it};q=0" for it in sorted(refused))])
+    qualities = [(part.partition(";")[0].strip().lower(), _quality(part)) for part in parts]
+    by_rank = sorted((-quality, language) for language, quality in qualities if quality)
+    accepted = [language for _, language in by_rank]
+    wider = tuple(f"{language}-" for language in accepted)
+    refused = {
+        language
+        for language, quality in qualities
+        if not quality and ("*" in accepted or language.startswith(wider))
+    }
+    return ", ".join([*accepted, *(f"{language};q=0" for language in sorted(refused))])
 
 
 def _quality(part: str) -> float:
     """RFC 9110 §12.4.2; a weight that cannot be read counts as a refusal."""
-    if (found := WEIGHT.search(part)) is None:
+    match = WEIGHT.search(part)
+    if match is None:
         return 1.0
-    return float(found[1]) if QUALITY.fullmatch(found[1]) else 0.0
+    weight = match[1]
+    return float(weight) if QUALITY.fullmatch(weight) else 0.0

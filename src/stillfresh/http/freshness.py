@@ -1,8 +1,8 @@
-"""How long a response is fresh by its own fields, and what a request accepts (I14).
+"""How long a response is fresh by its own fields, and what a request accepts.
 
-Also the fields for an answer of the engine over HTTP. Pure. RFC 9111 §4.2 (lifetime and age),
-§5.2.1 (request directives), §5.2.2 (response directives); RFC 5861 (stale-while-revalidate,
-stale-if-error); RFC 9211 (Cache-Status); RFC 9213 (CDN-Cache-Control).
+Also the fields for an answer of the engine over HTTP. Everything here is pure. RFC 9111 §4.2
+(lifetime and age), §5.2.1 (request directives), §5.2.2 (response directives); RFC 5861
+(stale-while-revalidate, stale-if-error); RFC 9211 (Cache-Status); RFC 9213 (CDN-Cache-Control).
 """
 
 import math
@@ -57,7 +57,8 @@ def stated(headers: Raw, fetched_at: float, *, is_targeted: bool = False) -> Pol
 
 def guessed(status: int, headers: Raw, fetched_at: float) -> Policy | None:
     """§4.2.2: a tenth of the time since its last change, at most a day; None if not allowed."""
-    known, modified = controls(headers), date_of(headers, b"last-modified")
+    known = controls(headers)
+    modified = date_of(headers, b"last-modified")
     if modified is None or (status not in BY_GUESS and "public" not in known):
         return None
     date = date_of(headers, b"date")
@@ -70,7 +71,8 @@ def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: 
     stale_for, error_for = _after(known)
     fresh_for = lifetime - initial_age(headers, fetched_at)
     if fresh_for < 0:  # these count from the end of freshness, which is in the past
-        stale_for, error_for = max(0.0, stale_for + fresh_for), max(0.0, error_for + fresh_for)
+        stale_for = max(0.0, stale_for + fresh_for)
+        error_for = max(0.0, error_for + fresh_for)
     return Policy(max(0.0, fresh_for), stale_for, error_for)
 
 
@@ -144,8 +146,8 @@ class Wish:
 def wish_of(headers: Raw) -> Wish:
     """Pragma counts if there is no Cache-Control (§5.4)."""
     if not (lines := values(headers, b"cache-control")):
-        pragma = b"no-cache" in (it.lower() for it in members(values(headers, b"pragma")))
-        return Wish(no_cache=pragma)
+        pragmas = members(values(headers, b"pragma"))
+        return Wish(no_cache=b"no-cache" in (pragma.lower() for pragma in pragmas))
     known = directives(lines)
     max_stale = FOR_EVER if known.get("max-stale") == "" else number(known, "max-stale")
     return Wish(
@@ -169,7 +171,7 @@ def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) ->
 
 @lru_cache(maxsize=256)  # one for all pages of a route
 def cache_control(fresh_for: float, stale_for: float) -> tuple[bytes, bytes]:
-    """I14: browsers ask each time, and get 304; caches in between store it as we do."""
+    """Browsers revalidate each time and get 304; caches in between store it as we do."""
     parts = f"public, max-age=0, s-maxage={int(fresh_for)}"
     if stale_for:
         parts += f", stale-while-revalidate={int(stale_for)}"
@@ -178,13 +180,13 @@ def cache_control(fresh_for: float, stale_for: float) -> tuple[bytes, bytes]:
 
 def policy_headers(headers: Raw, fresh_for: float, stale_for: float) -> Raw:
     """The fields, with a route's times in place of the app's fields about freshness."""
-    said = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
-    kept = tuple(it for it in headers if it[0] not in said)
-    return (*kept, cache_control(fresh_for, stale_for))
+    replaced = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
+    others = tuple(field for field in headers if field[0] not in replaced)
+    return (*others, cache_control(fresh_for, stale_for))
 
 
 def without_lifetime(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
-    """The fields of an unverified response: no cache may keep it as fresh (E29)."""
+    """The fields of an unverified response: no cache may treat it as fresh."""
     changed: list[tuple[bytes, bytes]] = []
     for name, value in headers:
         match name.lower():
@@ -220,4 +222,5 @@ def pause_after(error: LoadFailed, now: float) -> int:
     if error.retry_at is not None:
         return max(1, math.ceil(error.retry_at - now))
     cause = error.__cause__
-    return max(1, math.ceil(cause.seconds if isinstance(cause, RetryAfter) else RETRY_AFTER))
+    pause = cause.seconds if isinstance(cause, RetryAfter) else RETRY_AFTER
+    return max(1, math.ceil(pause))

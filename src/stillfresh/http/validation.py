@@ -1,6 +1,6 @@
-"""Validation: ETags, dates, what a 304 changes, and a part of a body (I14, I15).
+"""Validate stored responses by ETag and date, apply a 304, and find a range of a body.
 
-Pure. RFC 9110 §8.8, §13 (conditions) and §14 (ranges), RFC 9111 §4.3.
+Everything here is pure. RFC 9110 §8.8, §13 (conditions) and §14 (ranges), RFC 9111 §4.3.
 """
 
 import hashlib
@@ -36,11 +36,13 @@ def etag_of(body: bytes | memoryview) -> bytes:
 def not_modified(request: Raw, etag: bytes | None, modified: bytes | None) -> bool:
     """§13.2.2: If-None-Match by weak comparison, and only without it If-Modified-Since."""
     if lines := values(request, b"if-none-match"):
-        asked = members(lines)
-        return b"*" in asked or (etag is not None and _weak(etag) in map(_weak, asked))
-    asked_at = date_of(request, b"if-modified-since")
+        client_tags = members(lines)
+        if b"*" in client_tags:
+            return True
+        return etag is not None and _weak(etag) in map(_weak, client_tags)
+    client_date = date_of(request, b"if-modified-since")
     changed_at = None if modified is None else http_date(modified)
-    return asked_at is not None and changed_at is not None and changed_at <= asked_at
+    return client_date is not None and changed_at is not None and changed_at <= client_date
 
 
 def _weak(tag: bytes) -> bytes:
@@ -51,27 +53,32 @@ def if_range_holds(request: Raw, stored: Raw) -> bool:
     """§13.1.5: strong comparison; without the header there is no condition."""
     if not (lines := values(request, b"if-range")):
         return True
-    asked = lines[0].strip()
-    if ETAG.fullmatch(asked):
-        return not asked.startswith(b"W/") and asked in values(stored, b"etag")
-    modified, date = date_of(stored, b"last-modified"), date_of(stored, b"date")
+    validator = lines[0].strip()
+    if ETAG.fullmatch(validator):
+        return not validator.startswith(b"W/") and validator in values(stored, b"etag")
+    modified = date_of(stored, b"last-modified")
+    date = date_of(stored, b"date")
     if modified is None or date is None or date - modified < 1:  # §8.8.2.2: weak
         return False
-    return http_date(asked) == modified
+    return http_date(validator) == modified
 
 
 def conditions(stored: Raw) -> Raw:
     """§4.3.1: the condition fields of a request, from the stored validators."""
     pairs = ((b"etag", b"if-none-match"), (b"last-modified", b"if-modified-since"))
-    return tuple(
-        (ask, found[0]) for field, ask in pairs if (found := values(stored, field)) and found[0]
-    )
+    result: list[tuple[bytes, bytes]] = []
+    for field, condition in pairs:
+        lines = values(stored, field)
+        if lines and lines[0]:
+            result.append((condition, lines[0]))
+    return tuple(result)
 
 
 def is_refresh(stored: Raw, answer: Raw) -> bool:
     """§4.3.4: a 304 that names another validator than the stored one is not about it."""
     for field in (b"etag", b"last-modified"):
-        ours, theirs = values(stored, field), values(answer, field)
+        ours = values(stored, field)
+        theirs = values(answer, field)
         if theirs:
             return bool(ours) and _weak(ours[0]) == _weak(theirs[0])
     return True
@@ -83,14 +90,17 @@ def refreshed(stored: Raw, answer: Raw, received_at: float) -> Raw:
     A 304 without a Date gets the time when it came (RFC 9110 §6.6.1). Fields by which the body was
     chosen stay in `Vary`, even if the 304 leaves them out.
     """
-    new = tuple(it for it in end_to_end(answer) if it[0] not in KEPT)
-    if said := {it.lower() for it in members(values(new, b"vary"))}:
-        left_out = [it for it in members(values(stored, b"vary")) if it.lower() not in said]
-        new = (*new, (b"vary", b", ".join(left_out))) if left_out else new
+    new = tuple(field for field in end_to_end(answer) if field[0] not in KEPT)
+    new_vary = {name.lower() for name in members(values(new, b"vary"))}
+    if new_vary:
+        stored_vary = members(values(stored, b"vary"))
+        left_out = [name for name in stored_vary if name.lower() not in new_vary]
+        if left_out:
+            new = (*new, (b"vary", b", ".join(left_out)))
     if values(stored, b"date") and not values(new, b"date"):
         new = (*new, (b"date", http_date_text(received_at)))
     replaced = {name for name, _ in new} | {b"age"}
-    return tuple(it for it in stored if it[0] not in replaced) + new
+    return tuple(field for field in stored if field[0] not in replaced) + new
 
 
 IN_304: Final = names_in(
@@ -101,7 +111,8 @@ IN_304: Final = names_in(
 
 
 def not_modified_headers(headers: Raw) -> Raw:
-    return tuple(it for it in headers if it[0] in IN_304)
+    """The fields that belong in a 304."""
+    return tuple(field for field in headers if field[0] in IN_304)
 
 
 SPEC: Final = re.compile(rb"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE)
@@ -117,18 +128,22 @@ class RangeAsked(Enum):
 
 
 def part_asked(value: bytes, length: int) -> tuple[int, int] | RangeAsked:
-    """The first byte, and the one after the last."""
-    found = SPEC.fullmatch(value)
-    if found is None or not (found[1] or found[2]):
+    """The position of the first byte, and the position after the last byte."""
+    match = SPEC.fullmatch(value)
+    if match is None or not (match[1] or match[2]):
         return RangeAsked.WHOLE
-    if not found[1]:
-        size = _number(found[2])
-        return (max(0, length - size), length) if size and length else RangeAsked.UNSATISFIABLE
-    first = _number(found[1])
-    last = _number(found[2]) if found[2] else length - 1
-    if found[2] and last < first:
+    if not match[1]:  # "bytes=-500": the last 500 bytes
+        size = _number(match[2])
+        if not size or not length:
+            return RangeAsked.UNSATISFIABLE
+        return max(0, length - size), length
+    first = _number(match[1])
+    last = _number(match[2]) if match[2] else length - 1
+    if match[2] and last < first:
         return RangeAsked.WHOLE
-    return (first, min(last + 1, length)) if first < length else RangeAsked.UNSATISFIABLE
+    if first >= length:
+        return RangeAsked.UNSATISFIABLE
+    return first, min(last + 1, length)
 
 
 def _number(digits: bytes) -> int:
