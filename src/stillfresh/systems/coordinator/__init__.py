@@ -1,4 +1,4 @@
-"""TTL Coordinator: refreshes items on screen in batches, when they become stale (seed 000).
+"""TTL Coordinator: refreshes items on screen in batches, when they become stale.
 
 `NexusClient` is imported when it is named: it alone needs httpx2, the extra `stillfresh[web]`.
 """

@@ -1,7 +1,7 @@
-"""A coordinator's settings, kinds and snapshots (C1, C5, C13).
+"""A coordinator's settings, kinds and snapshots.
 
 Frozen data, checked when it is made. Posts and users are two kinds, declared by the functions that
-fetch them (C10, C12). Their views differ by viewer: a post's bookmark, a user's relationship.
+fetch them. Their views differ by viewer: a post's bookmark, a user's relationship.
 """
 
 import os
@@ -47,9 +47,10 @@ class TtlConfig:
     max_batches_per_tick: int = 1
 
     def __post_init__(self) -> None:
-        for it in fields(self):
-            name, value = it.name.upper(), getattr(self, it.name)
-            if it.type is bool:
+        for setting in fields(self):
+            name = setting.name.upper()
+            value = getattr(self, setting.name)
+            if setting.type is bool:
                 checked_flag(name, value)
             else:
                 checked_whole(name, value, 0 if name == "COOLDOWN_MS" else 1, MOST)
@@ -59,13 +60,15 @@ class TtlConfig:
         """Return the settings of the environment; others have defaults. Raises ConfigError."""
         given = os.environ if environ is None else environ
         values: dict[str, Any] = {}
-        for it in fields(cls):
-            if (text := given.get(it.name.upper())) is None:
+        for setting in fields(cls):
+            text = given.get(setting.name.upper())
+            if text is None:
                 continue
-            if it.type is bool:
-                values[it.name] = FLAGS.get(text.strip().lower(), text)
+            # A text that cannot be read is passed on: the check of the settings shows it.
+            if setting.type is bool:
+                values[setting.name] = FLAGS.get(text.strip().lower(), text)
             else:
-                values[it.name] = int(text) if WHOLE.fullmatch(text) else text
+                values[setting.name] = int(text) if WHOLE.fullmatch(text) else text
         return cls(**values)
 
 
@@ -110,8 +113,10 @@ class Kind:
         ttl = seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
         object.__setattr__(self, "ttl_ms", max(1, round(ttl * 1000)))
         for name in ("stale_for", "error_for", "absent_for", "memory_for"):
-            if (duration := getattr(self, name)) is not None or name != "absent_for":
-                seconds(duration, name=f"{self.name}: {name}")
+            duration = getattr(self, name)
+            if duration is None and name == "absent_for":
+                continue
+            seconds(duration, name=f"{self.name}: {name}")
         checked_function(f"{self.name}: fetch", self.fetch, "an async function")
         for name in ("counted", "per_viewer"):
             checked_flag(f"{self.name}: {name}", getattr(self, name))
@@ -131,12 +136,12 @@ def checked_kinds(kinds: Iterable[Kind]) -> dict[str, Kind]:
     listed = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
     if not all(isinstance(kind, Kind) for kind in listed):
         raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
-    found: dict[str, Kind] = {}
+    by_name: dict[str, Kind] = {}
     for kind in listed:
-        if kind.name in found:
+        if kind.name in by_name:
             raise ConfigError(f"kinds: two are named {kind.name!r}; give each a name of its own")
-        found[kind.name] = kind
-    return found
+        by_name[kind.name] = kind
+    return by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ class Nexus(Protocol):
 
 
 def nexus_kinds(nexus: Nexus, config: TtlConfig) -> list[Kind]:
-    """Posts and users with the times of the configuration (C1)."""
+    """Posts and users with the times of the configuration."""
     for method in ("posts_by_ids", "users_by_ids"):
         what = f"a server with {method}(ids, viewer_id)"
         checked_function("nexus", getattr(nexus, method, None), what)

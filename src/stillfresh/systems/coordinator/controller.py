@@ -1,4 +1,4 @@
-"""TtlController: whole views, fetched and stored for the signed-in viewer (C7, C10, C11; seed 000).
+"""TtlController: fetches and stores whole views for the signed-in viewer.
 
 Each kind is a resource of one cache, whose store is the `Database`. A forced refresh is the
 engine's `reload`, a local edit its `put`; the sign-in of another viewer empties the file.
@@ -73,18 +73,18 @@ class TtlController:
         for name, kind in checked_kinds(kinds).items():
             if self.kinds.get(name, kind) != kind:
                 raise ConfigError(f"kind {name!r}: declared already; use another name")
-            self._lay(kind)
+            self._add_or_configure(kind)
 
     def configure(self, config: TtlConfig) -> None:
-        """C1: set the times of posts and users, and the cooldown of all kinds."""
+        """Set the times of posts and users, and the cooldown of all kinds."""
         self._cooldown = config.cooldown_ms / 1000
         kinds = self.kinds
         if self._nexus is not None:
             kinds |= {kind.name: kind for kind in nexus_kinds(self._nexus, config)}
         for kind in kinds.values():
-            self._lay(kind)
+            self._add_or_configure(kind)
 
-    def _lay(self, kind: Kind) -> None:
+    def _add_or_configure(self, kind: Kind) -> None:
         if kind.name not in self.tracks:
             self.tracks[kind.name] = Track(kind, self, self._fetch_timeout)
             self.session.is_served = False
@@ -102,9 +102,10 @@ class TtlController:
         self._is_coordinated = True
 
     def begin_session(self, viewer_id: str | None) -> None:
-        """C7: drop requests in flight for the viewer before, and for visits of other viewers."""
-        over, self.session = self.session, ViewerSession(viewer_id)
-        over.end()
+        """Drop requests in flight for the viewer before, and for visits of other viewers."""
+        previous = self.session
+        self.session = ViewerSession(viewer_id)
+        previous.end()
         for visit in self._visits:
             if visit.viewer_id != viewer_id:
                 visit.end()
@@ -139,12 +140,14 @@ class TtlController:
         if session.is_over:
             session = self.session
         tracks = list(self.tracks.values())
-        if session.is_served and all(self.database.owner(it.kind.name) for it in tracks):
+        if session.is_served and all(self.database.owner(track.kind.name) for track in tracks):
             return
-        owners = {it.kind.name: it.owner(session) for it in tracks}
-        is_claim = session.is_served or session.viewer_id is None
-        claimed = {it.kind.name for it in tracks if is_claim and it.kind.per_viewer}
+        owners = {track.kind.name: track.owner(session) for track in tracks}
+        claimed: set[str] = set()
+        if session.is_served or session.viewer_id is None:
+            claimed = {track.kind.name for track in tracks if track.kind.per_viewer}
         await self.database.serve(owners, claimed=claimed)
+        # A kind that was declared while we waited is not served yet.
         session.is_served = len(tracks) == len(self.tracks)
 
     async def get(self, kind: str, id: str) -> View | None:  # noqa: A002 (as it is called)
@@ -241,13 +244,17 @@ class TtlController:
     async def _force(self, name: str, ids: Iterable[str], viewer_id: str | None) -> dict[str, View]:
         track = self.track(name)
         wanted = self._checked_items(name, ids)
+        size = track.kind.max_batch
         outcomes: dict[str, Outcome] = {}
-        with self._admitted(track, viewer_id) as session:
-            for start in range(0, len(wanted), size := track.kind.max_batch):
+        with self._session_for(track, viewer_id) as session:
+            for start in range(0, len(wanted), size):
                 await self.prepare(session)
-                outcomes |= (await track.load(wanted[start : start + size], session))[0]
+                loaded, _ = await track.load(wanted[start : start + size], session)
+                outcomes |= loaded
                 _check_here(track, session)
-            failed = {id_: it for id_, it in outcomes.items() if isinstance(it, LoadFailed)}
+            failed = {
+                id_: outcome for id_, outcome in outcomes.items() if isinstance(outcome, LoadFailed)
+            }
             if session is track.session:
                 track.refreshed([id_ for id_ in outcomes if id_ not in failed])
                 track.cool(failed, 0, track.clock())
@@ -256,16 +263,17 @@ class TtlController:
             raise LoadFailed(
                 f"{name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error_text(error)}"
             ) from error.__cause__
-        return {id_: it[1] for id_, it in outcomes.items() if isinstance(it, tuple)}
+        return {id_: outcome[1] for id_, outcome in outcomes.items() if isinstance(outcome, tuple)}
 
     @contextmanager
-    def _admitted(self, track: Track, viewer_id: str | None) -> Iterator[ViewerSession]:
+    def _session_for(self, track: Track, viewer_id: str | None) -> Iterator[ViewerSession]:
         """One viewer at a time: the signed-in one, or a visit while nobody is signed in.
 
-        Without a coordinator nobody signs in: it is the viewer of the last call.
+        Without a coordinator nobody signs in. Then the viewer of the last call counts as signed in.
         """
-        here, is_own = self.session.viewer_id, track.kind.per_viewer
-        if viewer_id is None or checked_id("viewer_id", viewer_id) == here or not is_own:
+        here = self.session.viewer_id
+        is_current = viewer_id is None or checked_id("viewer_id", viewer_id) == here
+        if is_current or not track.kind.per_viewer:
             yield track.session
         elif not self._is_coordinated:
             self.begin_session(viewer_id)
@@ -285,13 +293,15 @@ class TtlController:
 
     def tell(self, kind: str, outcomes: Mapping[str, Outcome]) -> None:
         """Tell the listeners which views are new, and which are absent."""
-        if updated := [id_ for id_, it in outcomes.items() if isinstance(it, tuple)]:
+        updated = [id_ for id_, outcome in outcomes.items() if isinstance(outcome, tuple)]
+        if updated:
             self._updated.emit((kind, updated))
-        if absent := [id_ for id_, it in outcomes.items() if it is ABSENT]:
+        absent = [id_ for id_, outcome in outcomes.items() if outcome is ABSENT]
+        if absent:
             self._absent.emit((kind, absent))
 
 
 def _check_here(track: Track, session: ViewerSession) -> None:
-    """C7: a view that was fetched for a viewer that left is not for the next one."""
+    """Raise LoadFailed if the viewer left: the views fetched for it are not for the next one."""
     if session.is_over:
         raise LoadFailed(f"{track.kind.name}: the viewer signed out meanwhile; ask again")

@@ -1,7 +1,11 @@
-"""TtlCoordinator: items on screen are refreshed in batches, by one tick for all (seed 000).
+"""TtlCoordinator: refreshes the items on screen in batches, with one tick for all.
 
-The gate (C7) says when it may tick: started, signed in, and visible. One timer for everything, none
-per item; each kind is a `Track`, a driver that runs at each tick.
+It may tick while it is started, a viewer is signed in, and the page is visible. There is one timer
+for everything and none per item. Each kind is a `Track`, a driver that runs at each tick.
+
+Only one tick runs at a time. The next one is planned when it ends, so a slow tick delays the next
+one and never overlaps it. What happens during a tick (a sign-in, a page that becomes visible) sets
+`_tick_again`: then the next tick follows at once.
 """
 
 import asyncio
@@ -60,11 +64,11 @@ class TtlCoordinator:
         self._grace = seconds(grace, name="grace")
         self._tracks = controller.tracks
         self._crowded: set[str] = set()
-        """Kinds for which it has logged that more are subscribed than it can keep fresh (C18)."""
+        """Kinds for which it has logged that more are subscribed than it can keep fresh."""
         self._is_started = False
         self._is_visible = False
         self._knows_visibility = visible is not None
-        """Visibility was set, or its absence was logged (C16)."""
+        """Visibility was set, or its absence was logged."""
         self._has_said_not_started = False
         self._viewer: str | None = None
         self._route: str | None = None
@@ -92,7 +96,8 @@ class TtlCoordinator:
         self._is_started = False
         self.reset()
         self._disarm()
-        if (running := self._ticking) is None:
+        running = self._ticking
+        if running is None:
             return
         try:
             _, late = await asyncio.wait([running], timeout=self._grace)
@@ -134,15 +139,17 @@ class TtlCoordinator:
 
     def set_visible(self, visible: bool) -> None:
         """Show or hide the page. Showing ticks at once; hiding keeps the subscriptions."""
-        was, self._is_visible = self._is_visible, bool(visible)
+        was_visible = self._is_visible
+        self._is_visible = bool(visible)
         self._knows_visibility = True
-        if self._is_visible and not was:
+        if self._is_visible and not was_visible:
             self._tick_now()
 
     def set_route(self, route: str) -> None:
         """The page now has this path: a new path resets the subscriptions."""
-        before, self._route = self._route, checked_id("route", route)
-        if before not in {None, route}:
+        previous = self._route
+        self._route = checked_id("route", route)
+        if previous not in {None, route}:
             self.reset()
 
     def reset(self) -> None:
@@ -202,15 +209,16 @@ class TtlCoordinator:
         """Return what is subscribed, queued, in flight and cooling, and the requests made."""
         now = stamped(self._controller.clock())
         lanes = {name: track.lane for name, track in self._tracks.items()}
-        made = sum(track.requests for track in self._tracks.values())
+        requests_made = sum(track.requests for track in self._tracks.values())
+        ids_requested = sum(track.requested for track in self._tracks.values())
         return TtlSnapshot(
             subscribed={name: lane.subscribed for name, lane in lanes.items()},
             queued={name: tuple(lane.queued) for name, lane in lanes.items()},
             in_flight={name: tuple(lane.in_flight) for name, lane in lanes.items()},
             cooling={name: lane.cooling(now) for name, lane in lanes.items()},
             last_tick=self._last_tick,
-            requests_made=made,
-            requests_saved=sum(track.requested for track in self._tracks.values()) - made,
+            requests_made=requests_made,
+            requests_saved=ids_requested - requests_made,
         )
 
     async def tick(self) -> None:
@@ -226,7 +234,8 @@ class TtlCoordinator:
                 self._say_hidden()
                 return
             self._begin_tick()
-        if (running := self._ticking) is not None:
+        running = self._ticking
+        if running is not None:
             await asyncio.wait([running])
             if not running.cancelled():
                 running.result()
@@ -239,7 +248,7 @@ class TtlCoordinator:
         await self.stop()
 
     def _is_open(self) -> bool:
-        """C7: True if it may tick; asks `visible`."""
+        """True if it may tick; asks `visible`."""
         if not self._is_started or self._viewer is None:
             return False
         return self._config.refresh_when_hidden or self._can_be_seen()
@@ -280,7 +289,7 @@ class TtlCoordinator:
             self._arm()
 
     def _say_not_started(self) -> None:
-        """C19: log once. Only a tick by hand comes here, and its caller expects a refresh."""
+        """Log once. Only a tick by hand comes here, and its caller expects a refresh."""
         if not self._has_said_not_started:
             self._has_said_not_started = True
             logger.warning(
@@ -289,9 +298,11 @@ class TtlCoordinator:
             )
 
     def _say_hidden(self) -> None:
-        """C16: log once, if something would be refreshed and visibility was never set."""
-        is_asked = self._is_started and self._viewer is not None and not self._knows_visibility
-        if is_asked and any(len(track.lane) for track in self._tracks.values()):
+        """Log once, if something would be refreshed and visibility was never set."""
+        is_only_hidden = self._is_started and self._viewer is not None
+        if not is_only_hidden or self._knows_visibility:
+            return
+        if any(len(track.lane) for track in self._tracks.values()):
             self._knows_visibility = True
             logger.warning(
                 "nothing is refreshed: the coordinator was never told whether it is visible; "
@@ -305,14 +316,15 @@ class TtlCoordinator:
             self._ticking.add_done_callback(self._end_tick)
 
     def _end_tick(self, tick: "asyncio.Task[None]") -> None:
-        """C5: the next one is planned when this one ends."""
+        """Log the error, if any, and plan the next tick."""
         if self._ticking is not tick:
             return
         self._ticking = None
         if tick.done() and not tick.cancelled() and (error := tick.exception()) is not None:
             logger.error("the tick failed; the next one tries again", exc_info=error)
-        again, self._tick_again = self._tick_again, False
-        self._arm(0 if again else None)
+        is_wanted_now = self._tick_again
+        self._tick_again = False
+        self._arm(0 if is_wanted_now else None)
 
     async def _tick(self) -> None:
         began = self._controller.clock()
@@ -331,8 +343,9 @@ class TtlCoordinator:
                 group.create_task(track.tick(track.kind.max_batch, batches, self._is_open))
 
     def _say_crowded(self, track: Track) -> None:
-        """C18: log once for a kind, if more ids are subscribed than can be kept fresh."""
-        name, most = track.kind.name, kept_fresh(track.kind, self._config)
+        """Log once for a kind, if more ids are subscribed than can be kept fresh."""
+        name = track.kind.name
+        most = kept_fresh(track.kind, self._config)
         if len(track.lane) > most and name not in self._crowded:
             self._crowded.add(name)
             logger.warning(

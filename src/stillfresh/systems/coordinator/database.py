@@ -1,7 +1,7 @@
-"""Database: the file with the views, and when each was requested, in seed 000's tables (C2, C18).
+"""Database: the file with the views, and when each was requested.
 
-It is a store's file (`post`, `post_ttl(id, last_updated_at, …)`). It also says whose views it holds
-(decision 0321), and which ids any process wrote lately.
+It is a store's file: the kind `post` has the tables `post` and `post_ttl(id, last_updated_at, …)`.
+It also says whose views it holds, and which ids any process wrote lately.
 """
 
 from collections.abc import Container, Mapping
@@ -102,10 +102,10 @@ class Database(SqliteStore):
         return owner
 
     async def serve(self, owners: Mapping[str, str], *, claimed: Container[str]) -> None:
-        """From now on each kind's views are its owner's: another's are gone, and so are the leases
-        of what is in flight for them, in one transaction.
+        """Make each kind's views belong to its owner, in one transaction.
 
-        Of the kinds that are only `claimed`, what is another's stays.
+        Views of another owner are deleted, with the leases of requests in flight for that owner. A
+        kind in `claimed` gets the owner only if it has none: the views of another owner stay.
         """
 
         def job(connection: apsw.Connection) -> ChangesRead:
@@ -126,18 +126,19 @@ class Database(SqliteStore):
             self._seen = read
 
     async def changes(self) -> Changes | None:
-        """C18: if another process wrote since this was asked last, which ids were written since.
+        """The ids written since the last call, by kind; none if no other process wrote.
 
-        None: more than is remembered, or it is another file; any may have been.
+        None: any id may have been written. The file remembers fewer changes, or it is another file.
         """
-        found, self._seen = await self.run(
+        changes, self._seen = await self.run(
             lambda connection: _changes(connection, self._seen), writes=False
         )
-        return found
+        return changes
 
 
 def _changes(connection: apsw.Connection, seen: ChangesRead) -> tuple[Changes | None, ChangesRead]:
-    last = connection.execute(_LAST).get or 0  # first, because a later change has another version
+    # Read before the version: a change after this one is seen by its other version.
+    last = connection.execute(_LAST).get or 0
     version = int(connection.pragma("data_version"))
     if (connection, version) == seen[:2]:
         return {}, seen._replace(number=last)  # those between are our own
@@ -148,11 +149,11 @@ def _changes(connection: apsw.Connection, seen: ChangesRead) -> tuple[Changes | 
     is_whole = numbers[0] == seen.number or (seen.number == 0 and numbers[0] == 1)
     if connection is not seen.connection or not is_whole:
         return None, now
-    found: Changes = {}
+    changes: Changes = {}
     for number, kind, id_ in rows:
         if number > seen.number:
-            found.setdefault(str(kind), []).append(str(id_))
-    return found, now
+            changes.setdefault(str(kind), []).append(str(id_))
+    return changes, now
 
 
 def _note_changes(connection: apsw.Connection, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""CoordinatorsManager: starts, stops and routes several coordinators together (C13; seed 000)."""
+"""CoordinatorsManager: starts, stops and routes several coordinators together."""
 
 import asyncio
 import inspect

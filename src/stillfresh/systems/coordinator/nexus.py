@@ -1,4 +1,4 @@
-"""NexusClient: the two `by_ids` endpoints of a Nexus server, over HTTP (C12).
+"""NexusClient: the two `by_ids` endpoints of a Nexus server, over HTTP.
 
 Only the requests and the shape of the answers; `http.client` sends them.
 """
@@ -65,9 +65,11 @@ class NexusClient:
 async def _views(
     endpoint: Endpoint, field: str, ids: list[str], viewer_id: str | None
 ) -> SentViews:
-    """An empty body is an answer that broke off, not one that found nothing."""
-    asked: dict[str, Any] = {field: ids} | ({"viewer_id": viewer_id} if viewer_id else {})
-    body = await endpoint.ask(asked)
+    """Ask for views. An empty body is an answer that broke off, not an empty list."""
+    request: dict[str, Any] = {field: ids}
+    if viewer_id:
+        request["viewer_id"] = viewer_id
+    body = await endpoint.ask(request)
     try:
         return SentViews(msgspec.json.decode(body, type=list[Any]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

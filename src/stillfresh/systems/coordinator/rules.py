@@ -1,4 +1,4 @@
-"""What rows, answers and views mean (C2, C9-C12): the comparisons of seed 000.
+"""What rows, answers and views of a coordinator mean: when a row is stale, and which view is whose.
 
 Pure: rows, views and times in seconds in, decisions out. No clock, database or asyncio.
 """
@@ -24,21 +24,24 @@ GUEST: Final = "guest"
 
 
 def stale_at(record: Record, ttl: float, longest: float, now: float) -> float:
-    """C2, C9: when a new view is wanted; by now, if the row is missing, too old or from the future.
+    """When a new view is wanted: at once if the row is missing, too old or from the future.
 
-    Equality is fresh. A cooldown that ends later than any can is of a clock that was set back.
+    A view exactly as old as its TTL is fresh. A cooldown that ends later than any cooldown can was
+    written before the clock was set back; it is ignored.
     """
-    copy, failure = record.copy, record.failure
+    copy = record.copy
+    failure = record.failure
     if copy is not None and copy.mark is Mark.NONE and copy.fetched_at < now + BETWEEN:
         until = copy.fetched_at + ttl + BETWEEN
         if until > now:
             return until
-    is_cooling = failure is not None and now < failure.retry_at <= now + longest
-    return failure.retry_at if failure is not None and is_cooling else NEVER
+    if failure is not None and now < failure.retry_at <= now + longest:
+        return failure.retry_at
+    return NEVER
 
 
 def kept_fresh(kind: "Kind", config: "TtlConfig") -> int:
-    """C18: how many ids of a kind are refreshed in one TTL, at most."""
+    """How many ids of a kind are refreshed in one TTL, at most."""
     ticks = max(1.0, kind.ttl_ms / config.batch_interval_ms)
     return floor(kind.max_batch * config.max_batches_per_tick * ticks)
 
@@ -51,12 +54,15 @@ def owner_of(viewer_id: str | None, *, per_viewer: bool) -> str:
 
 
 def post_id(view: View) -> str:
-    """C12: `details.author:details.id`; KeyError or TypeError if the view is broken."""
+    """`details.author:details.id`; KeyError or TypeError if the view is broken."""
     return f"{_text(view['details']['author'])}:{_text(view['details']['id'])}"
 
 
 def check_post_id(id_: str) -> None:
-    """C19: the server would leave any other id out, and the post would count as absent."""
+    """Raise ConfigError unless the id is `author:post`.
+
+    The server would leave out any other id, and the post would count as absent.
+    """
     parts = id_.split(":")
     if len(parts) != 2 or not all(parts):
         raise ConfigError(
@@ -89,14 +95,14 @@ class SentViews(list[View]):
 def by_id(
     kind: str, ids: Iterable[str], entries: Iterable[View], id_of: Callable[[View], str]
 ) -> dict[str, Any]:
-    """C12: each id's view; a broken entry, one of whose parts is of another type, fails alone.
+    """Each id's view. An entry with a part of the wrong type fails alone.
 
-    An entry that does not say whose it is may be any of those that are missing: then they have
-    failed, since they cannot be called absent.
+    An entry without a readable id may be any of those that are missing. They have failed then,
+    since they cannot be called absent.
     """
-    parts_of = PARTS.get(kind, {}) if isinstance(entries, SentViews) else {}
+    part_types = PARTS.get(kind, {}) if isinstance(entries, SentViews) else {}
     error = LoadFailed(f"{kind}: its view in the answer is broken, or it may be one that is")
-    found: dict[str, Any] = {}
+    views: dict[str, Any] = {}
     missing: dict[str, Any] = {}
     for entry in entries:
         try:
@@ -104,19 +110,21 @@ def by_id(
         except (KeyError, TypeError, AttributeError, IndexError):
             missing = dict.fromkeys(ids, error)
         else:
-            parts = ((entry[name], of) for name, of in parts_of.items() if name in entry)
-            is_whole = all(part is None or isinstance(part, of) for part, of in parts)
-            found[id_] = entry if is_whole else error
-    return missing | found
+            parts = ((entry[name], type_) for name, type_ in part_types.items() if name in entry)
+            is_whole = all(part is None or isinstance(part, type_) for part, type_ in parts)
+            views[id_] = entry if is_whole else error
+    return missing | views
 
 
 def original_of(view: View) -> str | None:
-    """C10: the post that this one reposts, by its URI (`pubky://author/…/posts/id`) or its id."""
+    """The post that this one reposts, by its URI (`pubky://author/…/posts/id`) or its id."""
     relationships = view.get("relationships") if isinstance(view, Mapping) else None
     uri = relationships.get("reposted") if isinstance(relationships, Mapping) else None
     if not isinstance(uri, str):
         return None
-    scheme, separator, rest = uri.partition("://")
-    parts = rest.split("/") if separator else scheme.split(":")
+    before, separator, path = uri.partition("://")
+    parts = path.split("/") if separator else before.split(":")
+    author = parts[0]
+    post = parts[-1]
     is_post = len(parts) == 2 or "posts" in parts[1:-1]
-    return f"{parts[0]}:{parts[-1]}" if is_post and parts[0] and parts[-1] else None
+    return f"{author}:{post}" if is_post and author and post else None

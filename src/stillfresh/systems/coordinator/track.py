@@ -1,7 +1,12 @@
-"""One kind of the coordinator: a resource of its cache, and the driver of its lane (C3-C11).
+"""Refreshes the items of one kind for a coordinator, each for the viewer that is signed in.
 
-The engine leases, fetches and publishes. This module says what a request is, for which viewer it is
-made, and when a row is stale. A key names its session; the law keeps sessions apart.
+A kind is a resource of the controller's cache. The engine leases, fetches and publishes. This
+module decides what is in a request, for which viewer it is made, and when a row is stale.
+
+A key holds its viewer's session, so the engine never mixes the loads of two viewers. The file knows
+whose views it holds. Before a request is sent, `_load` checks that the file still belongs to the
+session's viewer. At that time the engine holds the leases: if another viewer signs in after the
+check, the sign-in deletes the leases, and the views that arrive later are not stored.
 """
 
 import asyncio
@@ -28,7 +33,7 @@ LONGEST_COOLDOWN: Final = 300.0
 Stored: TypeAlias = tuple[str, View]
 """A view and its owner; no other viewer sees it."""
 Outcome: TypeAlias = Stored | Absent | LoadFailed | None
-"""How a refresh ended; None: a newer change came first (C11), or nobody waits for it (C7)."""
+"""How a refresh ended; None: a newer change came first, or the viewer has left."""
 Outcomes: TypeAlias = dict[str, Outcome]
 Rows: TypeAlias = Mapping[str, Record]
 
@@ -47,11 +52,12 @@ class ViewerSession:
         """Futures of the requests that were sent for it."""
 
     def end(self) -> None:
-        """C7: stop waiting for requests of a viewer that left."""
+        """Stop waiting for the requests of a viewer that left."""
         self.is_over = True
         self.drop()
 
     def drop(self) -> None:
+        """Stop waiting for the requests in flight."""
         for wait in self.waiting:
             if not wait.done():
                 wait.set_result(None)
@@ -90,7 +96,7 @@ class Track(Driver[str]):
             load_timeout=fetch_timeout,
         )
         self.core = controller.cache.declare(
-            spec, lambda asked: asked.id, lambda id_: ViewKey(id_, self.session)
+            spec, lambda key: key.id, lambda id_: ViewKey(id_, self.session)
         )
 
     @property
@@ -99,9 +105,10 @@ class Track(Driver[str]):
         return self._controller.session if self.kind.per_viewer else self._everybody
 
     def configure(self, kind: Kind, cooldown: float) -> None:
-        """C1: what is subscribed is looked at again."""
+        """Change the settings. Every subscribed id is looked up again."""
         self.kind = kind
-        self.core.spec.terms, self.core.spec.max_batch = _terms(kind, cooldown), kind.max_batch
+        self.core.spec.terms = _terms(kind, cooldown)
+        self.core.spec.max_batch = kind.max_batch
         self.lane.cooldown = cooldown
         self.lane.recheck()
 
@@ -113,10 +120,11 @@ class Track(Driver[str]):
         return self._controller.database.owner(self.kind.name) == self.owner(session)
 
     def rows(self, ids: Sequence[str], session: ViewerSession) -> Rows:
-        """C3: a look-up that fails counts as stale."""
+        """The stored rows by id. If they cannot be read, there are none: each id is stale."""
         try:
-            is_ours = self.owns(session)
-            return self._controller.database.read_now(self.kind.name, ids) if is_ours else {}
+            if not self.owns(session):
+                return {}
+            return self._controller.database.read_now(self.kind.name, ids)
         except StillfreshError as exc:
             logger.warning("%s: the rows could not be read: %s", self.kind.name, exc)
             return {}
@@ -131,12 +139,13 @@ class Track(Driver[str]):
         viewer = self.owner(self.session)
         views: dict[str, View] = {}
         for id_ in ids:
-            stored = self._decoded(rows.get(id_, NOTHING))
+            stored = self._decode(rows.get(id_, NOTHING))
             if stored is not None and stored[0] == viewer:
                 views[id_] = stored[1]
         return views
 
-    def _decoded(self, record: Record) -> Stored | None:
+    def _decode(self, record: Record) -> Stored | None:
+        """The view and its owner; None if there is none, or its bytes cannot be read."""
         copy = record.copy
         if copy is None or not isinstance(copy.value, bytes):
             return None
@@ -146,18 +155,19 @@ class Track(Driver[str]):
             return None
 
     def times(self, ids: Collection[str], rows: Rows | None = None) -> dict[str, float]:
-        """When each is stale. While nobody is signed in, nothing is refreshed (C3)."""
+        """When each is stale. While nobody is signed in, nothing is refreshed."""
         if self._controller.session.viewer_id is None:
             return dict.fromkeys(ids, float("inf"))
         rows = self.rows([*ids], self.session) if rows is None else rows
-        now, longest = self.clock(), max(LONGEST_COOLDOWN, self.lane.cooldown)
+        now = self.clock()
+        longest = max(LONGEST_COOLDOWN, self.lane.cooldown)
         return {id_: stale_at(rows.get(id_, NOTHING), self.kind.ttl, longest, now) for id_ in ids}
 
     async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
         return self.times(keys)
 
     async def renew(self, keys: Sequence[str]) -> AsyncGenerator[Outcomes]:
-        """C5: in one request."""
+        """Load the ids in one request."""
         self.requests += 1
         self.requested += len(keys)
         try:
@@ -165,72 +175,89 @@ class Track(Driver[str]):
             self._stale_at |= self.times(rows, rows)  # so that they are not read once more
         except StillfreshError as exc:
             outcomes = dict.fromkeys(keys, LoadFailed(str(exc)))
-        yield {id_: None if _is_dropped(it) else it for id_, it in outcomes.items()}
-        # C8: nothing of a batch is queued again for a screen that has gone.
-        self.refer({id_: it for id_, it in outcomes.items() if id_ in self.lane})
+        yield {id_: None if _is_dropped(outcome) else outcome for id_, outcome in outcomes.items()}
+        # The screen may have closed meanwhile: only what is still subscribed queues its originals.
+        self.refer({id_: outcome for id_, outcome in outcomes.items() if id_ in self.lane})
 
     def cool(self, failed: Mapping[str, LoadFailed], of: int, now: float) -> None:
-        """C9: one id may have made its whole batch fail: they are tried apart."""
+        """Let failed ids cool down. If a whole batch failed, its ids are tried apart next time."""
         together = of if len(failed) == of else None
         for id_, error in failed.items():
             self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
 
     async def load(self, ids: Sequence[str], session: ViewerSession) -> tuple[Outcomes, Rows]:
-        """C10: the one way a view is refreshed: how it ended, and the rows as they are now."""
+        """Refresh views; return how each refresh ended, and the rows as they are now.
+
+        Ticks and forced refreshes both use this.
+        """
         if session.viewer_id is None and not self.owns(session):
-            return await self._shown(ids, session), {}
-        found = await self.core.answers([ViewKey(id_, session) for id_ in ids], anew=True)
+            return await self._load_for_guest(ids, session), {}
+        answers = await self.core.answers([ViewKey(id_, session) for id_ in ids], anew=True)
         if session.is_over:
             return dict.fromkeys(ids), {}
         rows = self.rows(ids, session)
-        outcomes = {key.id: self._kept(it, rows.get(key.id, NOTHING)) for key, it in found.items()}
+        outcomes = {
+            key.id: self._outcome(answer, rows.get(key.id, NOTHING))
+            for key, answer in answers.items()
+        }
         self._controller.tell(self.kind.name, outcomes)
-        return outcomes, {} if session.is_over else rows  # C7: a listener may sign another in
+        if session.is_over:  # a listener signed another viewer in: the rows are not for that one
+            return outcomes, {}
+        return outcomes, rows
 
-    def _kept(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
-        """A view that cannot be stored is not fresh (C9), nor one that was overtaken (E6)."""
+    def _outcome(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
+        """How a load ended, by its answer and by what the file holds now.
+
+        A view that could not be stored has failed. If the file holds a newer view, or an edit, the
+        outcome is None.
+        """
         copy = record.copy
         if isinstance(answer, LoadFailed):
             return answer
         if copy is None or copy.fetched_at < answer.fetched_at:
-            error = LoadFailed(f"{self.kind.name}: what was fetched is not stored")
-            is_unstored = answer.verdict is Verdict.FRESH or answer.unverified
-            return error if is_unstored else None
+            if answer.verdict is Verdict.FRESH or answer.unverified:
+                return LoadFailed(f"{self.kind.name}: what was fetched is not stored")
+            return None
         value = self.core.spec.codec.encode(answer.value) if answer.found else None
         if copy.fetched_at > answer.fetched_at or copy.value != value:
             return None
         return answer.value if answer.found else ABSENT
 
-    async def _shown(self, ids: Sequence[str], session: ViewerSession) -> Outcomes:
-        """For a guest, while the file waits for the last viewer: nothing is stored."""
+    async def _load_for_guest(self, ids: Sequence[str], session: ViewerSession) -> Outcomes:
+        """Fetch and do not store: the file still holds the views of the last viewer."""
         async with asyncio.timeout(self.core.spec.load_timeout):
             results = await self._results(list(ids), session)
         return {
-            id_: LoadFailed(error_text(it)) if isinstance(it, BaseException) else it
-            for id_, it in results.items()
+            id_: LoadFailed(error_text(result)) if isinstance(result, BaseException) else result
+            for id_, result in results.items()
         }
 
     def refreshed(self, ids: Sequence[str]) -> None:
-        """Refreshed by force, or edited: look again when its time comes; its cooldown is over."""
+        """Note ids that were refreshed by force or edited: their cooldown ends, and they are looked
+        up again when they become stale.
+        """
         now = self.clock()
         for id_, at in self.times(ids).items():
             self.lane.refreshed(id_, at, now)
 
     def refer(self, outcomes: Mapping[str, Outcome]) -> None:
-        """C10, C17: with `follow_reposts`, the stale originals of reposts join the queue."""
-        if self.follows_reposts:
-            views = [it[1] for it in outcomes.values() if isinstance(it, tuple)]
-            now, originals = self.clock(), [original_of(view) for view in views]
-            for id_, at in self.times([it for it in originals if it is not None]).items():
-                if at <= now:
-                    self.lane.refer(id_, now)
+        """With `follow_reposts`, the stale originals of reposts join the queue."""
+        if not self.follows_reposts:
+            return
+        views = [outcome[1] for outcome in outcomes.values() if isinstance(outcome, tuple)]
+        originals = [original_of(view) for view in views]
+        now = self.clock()
+        times = self.times([id_ for id_ in originals if id_ is not None])
+        for id_, stale_time in times.items():
+            if stale_time <= now:
+                self.lane.refer(id_, now)
 
     async def _load(self, keys: list[ViewKey]) -> dict[ViewKey, object]:
-        """The engine's loader: one request for each viewer among them.
+        """The engine's loader: it sends one request for each viewer among the keys.
 
-        Since the leases are held, a sign-in that is not seen here voids them (decision 0321).
+        A sign-in after these checks is safe: it deletes the leases, which are held by now.
         """
-        found: dict[ViewKey, object] = {}
+        loaded: dict[ViewKey, object] = {}
         for session in dict.fromkeys(key.session for key in keys):
             ids = [key.id for key in keys if key.session is session]
             if session.is_over:
@@ -240,39 +267,39 @@ class Track(Driver[str]):
                 results = dict.fromkeys(ids, error)
             else:
                 results = await self._results(ids, session)
-            found |= {ViewKey(id_, session): it for id_, it in results.items()}
-        return found
+            loaded |= {ViewKey(id_, session): result for id_, result in results.items()}
+        return loaded
 
     async def _results(
         self, ids: list[str], session: ViewerSession
     ) -> dict[str, Stored | BaseException]:
         """For each id that is not absent: its view with its owner, or the error."""
         try:
-            results = results_of(self.kind.name, ids, await self._answer(ids, session))
+            results = results_of(self.kind.name, ids, await self._fetch(ids, session))
         except Exception as exc:  # noqa: BLE001 (a fetch may raise anything)
             return dict.fromkeys(ids, exc)
         owner = self.owner(session)
         return {
-            id_: it if isinstance(it, BaseException) else (owner, it)
-            for id_, it in results.items()
-            if it is not ABSENT
+            id_: result if isinstance(result, BaseException) else (owner, result)
+            for id_, result in results.items()
+            if result is not ABSENT
         }
 
-    async def _answer(self, ids: list[str], session: ViewerSession) -> Mapping[str, object]:
-        """The server's answer; no longer waited for when the viewer leaves."""
-        given = (session.viewer_id,) if self.kind.per_viewer else ()
-        request = asyncio.ensure_future(self.kind.fetch(list(ids), *given))
-        gone = asyncio.get_running_loop().create_future()
-        session.waiting.add(gone)
+    async def _fetch(self, ids: list[str], session: ViewerSession) -> Mapping[str, object]:
+        """The server's answer. Stops waiting for it when the viewer leaves."""
+        viewer = (session.viewer_id,) if self.kind.per_viewer else ()
+        request = asyncio.ensure_future(self.kind.fetch(list(ids), *viewer))
+        viewer_left = asyncio.get_running_loop().create_future()
+        session.waiting.add(viewer_left)
         try:
-            await asyncio.wait([request, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([request, viewer_left], return_when=asyncio.FIRST_COMPLETED)
             if not request.done():
                 raise Dropped
             if request.cancelled():
                 raise LoadFailed("the fetch cancelled itself")
             return request.result()
         finally:
-            session.waiting.discard(gone)
+            session.waiting.discard(viewer_left)
             request.cancel()
             request.add_done_callback(looked_at)
 
