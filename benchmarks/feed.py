@@ -100,7 +100,7 @@ def forget_all(cache: FeedCache) -> None:
     for reader in cache._idle:
         reader._lists.clear()
         reader._known.clear()
-        reader.kept = 0
+        reader.known_bytes = 0
 
 
 def nothing() -> None:

@@ -199,7 +199,7 @@ class TestF18Growth:
         monkeypatch.setattr("stillfresh.systems.feed.reading.MAX_BYTES", 100_000)
         for days in (7, 0, 7):
             assert len(cache.get_topics_all(days) or []) == LONG
-            assert all(memory.kept <= 100_000 for memory in memories(cache))
+            assert all(memory.known_bytes <= 100_000 for memory in memories(cache))
             assert all(not memory._lists for memory in memories(cache))
         cache.put_topics([topic("a", 0, category_id="few")], "index:few:7")
         assert uuids(cache.get_topics_by_category("few", 7)) == ["a"]

@@ -39,12 +39,12 @@ from stillfresh.systems.feed.rules import (
     checked_topics,
     comment_rows,
     covered,
+    decoded_json,
     is_news,
     is_shallow,
     is_stale,
     json_object,
     listed,
-    loaded,
     merged,
     record_of,
     topic_of,
@@ -217,11 +217,11 @@ class TestF15Records:
 
     def test_a_field_that_python_cannot_hold_is_left_out(self) -> None:
         """The others are read, of one object or of several."""
-        assert loaded(b'{"a": 1, "b": 2}') == {"a": 1, "b": 2}
-        assert loaded(b'{"a": 1, "b": 1e999}') == {"a": 1}
-        assert loaded(b'[{"a": 1, "b": 1e999}]') == [{"a": 1}]
+        assert decoded_json(b'{"a": 1, "b": 2}') == {"a": 1, "b": 2}
+        assert decoded_json(b'{"a": 1, "b": 1e999}') == {"a": 1}
+        assert decoded_json(b'[{"a": 1, "b": 1e999}]') == [{"a": 1}]
         with pytest.raises(UnicodeDecodeError):
-            loaded(b'{"a": "\xff", "b": 1e999}')
+            decoded_json(b'{"a": "\xff", "b": 1e999}')
 
     def test_so_deep_and_no_deeper(self) -> None:
         """Lists and objects alike; deeper fields of others are left out."""

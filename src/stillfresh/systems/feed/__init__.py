@@ -1,4 +1,4 @@
-"""Feed Cache (seed 001): serve stale from SQLite now, revalidate in the background.
+"""Feed Cache: serve stale from SQLite now, revalidate in the background.
 
 `FeedCache` is the file, `FeedEngine` what a screen asks; the source over HTTP is in
 `stillfresh.systems.feed.http`, which needs `stillfresh[web]`.

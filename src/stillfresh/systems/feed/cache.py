@@ -1,7 +1,12 @@
-"""FeedCache: topics, comments and when they were fetched, in one SQLite file (F1-F5, F11, F12).
+"""FeedCache: topics, comments and when they were fetched, in one SQLite file.
 
-The seed's C functions in Python's style: plain calls, from any thread. Reads treat a failing file
-as a miss; writes raise StoreError. `FeedEngine` is what a feed screen uses.
+Plain calls, from any thread. Reads treat a failing file as a miss; writes raise StoreError.
+`FeedEngine` is what a feed screen uses.
+
+Threads: one writer thread owns the writing connection and runs every job that `submit` queues.
+Reads run on the caller's thread, each with a reader of its own from the idle list, so two threads
+never share a connection. When the writer opens the file again, `_epoch` grows, and readers of the
+old file are closed instead of being reused.
 """
 
 import logging
@@ -39,8 +44,8 @@ from stillfresh.systems.feed.model import (
 )
 from stillfresh.systems.feed.reading import FeedReader, FoundRows
 from stillfresh.systems.feed.rows import Writes
-from stillfresh.systems.feed.schema import FEED, completed
-from stillfresh.systems.feed.store import FeedTables, counted
+from stillfresh.systems.feed.schema import FEED, add_missing_tables
+from stillfresh.systems.feed.store import FeedTables, count_rows
 
 T = TypeVar("T")
 
@@ -104,8 +109,9 @@ class FeedCache:
 
     def close(self) -> None:
         """Write what is queued, and close the file."""
-        is_first, self._is_closed = not self._is_closed, True
-        if is_first and not self._is_forked:
+        was_closed = self._is_closed
+        self._is_closed = True
+        if not was_closed and not self._is_forked:
             while self._idle:
                 sqlite.abandon(self._idle.pop().connection)
             self._writer.stop()
@@ -132,13 +138,13 @@ class FeedCache:
 
     def put_topic(self, topic: Topic) -> None:
         """Store a whole topic."""
-        kept = rules.checked_topic(topic)
-        self._write(lambda writes: writes.put_topic(kept))
+        checked = rules.checked_topic(topic)
+        self._write(lambda writes: writes.put_topic(checked))
 
     def get_topic(self, uuid: str) -> Topic | None:
         """Return the stored topic, or None."""
-        found = self._find(topic_key(checked_uuid(uuid)))
-        return None if found is None else found.value
+        rows = self._find(topic_key(checked_uuid(uuid)))
+        return None if rows is None else rows.value
 
     def delete_topic(self, uuid: str) -> bool:
         """Delete a topic with its comments. Returns False if there was none."""
@@ -149,14 +155,15 @@ class FeedCache:
         self, topics: Iterable[Topic], cache_key: str, *, complete: bool = False
     ) -> None:
         """Store the topics of a list. With `complete`, stored topics that it lacks are deleted."""
-        key, kept = canonical(cache_key), rules.checked_topics(topics)
+        key = canonical(cache_key)
+        checked = rules.checked_topics(topics)
         index = index_of(key) if complete else None
         if complete and index is None:
             raise ConfigError(
                 f"complete: only for an index key such as 'index:all:7', not {shown(cache_key)}"
             )
         covers = None if index is None else rules.window(index.days, self.clock())
-        self._write(lambda writes: writes.put_topics(kept, key, covers))
+        self._write(lambda writes: writes.put_topics(checked, key, covers))
 
     def get_topics_all(self, days_back: int) -> list[Topic] | None:
         """Return the stored topics of these days, the newest first; all of them for 0 or less.
@@ -172,8 +179,8 @@ class FeedCache:
     def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
         """Store all comments of a topic."""
         name = checked_uuid(topic_uuid)
-        kept = rules.checked_comments(name, comments)
-        self._write(lambda writes: writes.put_comments(name, kept))
+        checked = rules.checked_comments(name, comments)
+        self._write(lambda writes: writes.put_comments(name, checked))
 
     def get_comments(self, topic_uuid: str) -> list[Comment] | None:
         """Return the stored comments; None if none were stored, an empty list if there are none."""
@@ -186,17 +193,19 @@ class FeedCache:
 
     def is_stale(self, cache_key: str) -> bool:
         """True if the list of this key is stale, or was never fetched."""
-        key, now = canonical(cache_key), self.clock()
-        found = self._read(lambda reader: reader.state(key))
-        return found is None or rules.is_stale(found[0], self.fresh_for, now)
+        key = canonical(cache_key)
+        now = self.clock()
+        state = self._read(lambda reader: reader.state(key))
+        return state is None or rules.is_stale(state[0], self.fresh_for, now)
 
     def evict_expired(self) -> int:
         """Delete rows that were stored longer than `keep_for` ago; return how many."""
-        total, is_done = 0, False
-        while not is_done:
+        total = 0
+        while True:
             dropped, following = self._evict_slice().result()
-            total, is_done = total + dropped, following is None
-        return total
+            total += dropped
+            if following is None:
+                return total
 
     def _evict_slice(self) -> "Future[tuple[int, str | None]]":
         now = self.clock()
@@ -204,31 +213,31 @@ class FeedCache:
         return self.submit(partial(self.tables.evict, before=now, size=sqlite.SLICE))
 
     def _evict_if_due(self) -> None:
-        """F11: daily while open, one slice at a time, after other work."""
+        """Evict daily while open, one slice at a time, after other work."""
         if self.clock() >= self._evict_at:
-            self._evict_slice().add_done_callback(self._evicted)
+            self._evict_slice().add_done_callback(self._evict_next)
 
-    def _evicted(self, slice_: "Future[tuple[int, str | None]]") -> None:
-        """On the writer's thread."""
+    def _evict_next(self, slice_: "Future[tuple[int, str | None]]") -> None:
+        """Evict the next slice, if one is left. Runs on the writer's thread."""
         if (error := slice_.exception()) is not None:
             logger.warning("the feed cache could not evict: %s", error)
         elif slice_.result()[1] is not None and not self._is_closed:
-            self._evict_slice().add_done_callback(self._evicted)
+            self._evict_slice().add_done_callback(self._evict_next)
 
     def stats(self) -> FeedStats:
         """Return what the file holds."""
-        job = partial(counted, before=self.clock() - self.keep_for, skipped=self._skipped)
+        job = partial(count_rows, before=self.clock() - self.keep_for, skipped=self._skipped)
         return self.submit(job, writes=False).result()
 
     def _write(self, job: Callable[[Writes], T]) -> T:
-        """Waits for the writer's thread."""
+        """Run a job on the writer's thread, and wait for it."""
         now = self.clock()
         result = self.submit(lambda file: job(Writes(file, now, self.fresh_for))).result()
         self._evict_if_due()
         return result
 
     def submit(self, job: Callable[[apsw.Connection], T], **how: bool) -> "Future[T]":
-        """On the writer's thread, in a savepoint of its own; others may share its commit.
+        """Run a job on the writer's thread, in a savepoint of its own; others may share its commit.
 
         `how`: as the writer's own `submit`.
         """
@@ -243,12 +252,14 @@ class FeedCache:
         return self._writer.submit(guarded, **how)
 
     def _list(self, key: str) -> list[Any] | None:
-        found = self._find(key)
-        return list(found.value) if found is not None and found.is_hit else None
+        rows = self._find(key)
+        if rows is None or not rows.is_hit:
+            return None
+        return list(rows.value)
 
     def _find(self, key: str) -> FoundRows[Any] | None:
         now = self.clock()
-        return self._read(lambda reader: reader.found(key, now))
+        return self._read(lambda reader: reader.find_at_once(key, now))
 
     def _read(self, job: Callable[[FeedReader], T]) -> T | None:
         """None for a miss, or a file that cannot be read."""
@@ -278,34 +289,40 @@ class FeedCache:
             raise sqlite.explained(self.path, exc) from exc
         finally:
             if reader.skipped:
-                self._skipped, reader.skipped = self._skipped + reader.skipped, 0
+                self._skipped += reader.skipped
+                reader.skipped = 0
             if self._is_closed or reader.epoch != self._epoch:
                 sqlite.abandon(reader.connection)
             else:
                 self._idle.append(reader)
 
     def _take(self) -> FeedReader:
+        """An idle reader of the present file, or a new one."""
         try:
             while (reader := self._idle.pop()).epoch != self._epoch:
                 sqlite.abandon(reader.connection)
         except IndexError:
-            reader = self._another()
+            reader = self._connect()
         return reader
 
-    def _another(self) -> FeedReader:
-        """Under the lock, so that no process renames the file. It may be on an event loop."""
-        epoch, path = self._epoch, sqlite.real(self.path)
+    def _connect(self) -> FeedReader:
+        """A new reader. The lock keeps other processes from renaming the file meanwhile.
+
+        The caller may be on an event loop, so it waits for the lock only for a moment.
+        """
+        epoch = self._epoch  # before connecting: if the file is opened again, the reader is too old
+        path = sqlite.real(self.path)
         with sqlite.translated(path), sqlite.locked(path, sqlite.READ_PATIENCE):
             if sqlite.identity_of(path) != self._writer.database.identity:
                 self._writer.wake()
                 raise StoreError(f"{path}: was replaced; try again: the new file is opened next")
             connection = sqlite.connect_reader(path)
-        completed(connection)
+        add_missing_tables(connection)
         return FeedReader(connection, epoch)
 
     def _adopt(self, connection: apsw.Connection) -> None:
-        """On the writer's thread: the file was opened, perhaps again."""
-        completed(connection)
+        """The file was opened, perhaps again. Runs on the writer's thread."""
+        add_missing_tables(connection)
         self._epoch += 1
         self._first = connection
         self._idle.append(FeedReader(connection, self._epoch))

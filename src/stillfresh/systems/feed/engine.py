@@ -1,4 +1,4 @@
-"""FeedEngine: a feed from its file, refreshed in the background (F6-F8, F10; seed 001).
+"""FeedEngine: serves a feed from its file, and refreshes it in the background.
 
 The engine's loads, leases and cooldowns do the work. A feed adds: which rows are fresh, stale or
 missing, what a write changes, and which listeners are called.
@@ -60,7 +60,7 @@ AT_ONCE: Final = 16
 MAX_KEYS: Final = 1_000
 """Keys about which something is remembered: background refreshes, unreadable rows, due events."""
 MAX_OVERTAKEN: Final = 3
-"""F8: fetches that a miss waits for, if a write overtakes each of them."""
+"""Fetches that a miss waits for, if a write overtakes each of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class FeedEngine:
         self._silent: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
         """True if it is fetched for the first time: callers get the answer and need no event."""
         self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
-        """F12: unreadable rows that a refetch has not replaced."""
+        """Unreadable rows that a refetch has not replaced."""
         self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -132,62 +132,65 @@ class FeedEngine:
 
     async def get_topic(self, uuid: str) -> TopicAnswer:
         """Return the whole topic. Raises LoadFailed."""
-        found, freshness = await self._served(topic_key(checked_uuid(uuid)))
-        return TopicAnswer(found.value, freshness)
+        rows, freshness = await self._serve(topic_key(checked_uuid(uuid)))
+        return TopicAnswer(rows.value, freshness)
 
     async def get_comments(self, uuid: str) -> CommentsAnswer:
         """Return all comments of a topic. Raises LoadFailed."""
-        found, freshness = await self._served(comments_key(checked_uuid(uuid)))
-        return CommentsAnswer(list(found.value), freshness)
+        rows, freshness = await self._serve(comments_key(checked_uuid(uuid)))
+        return CommentsAnswer(list(rows.value), freshness)
 
     async def _feed(self, category: str | None, days_back: int) -> Feed:
-        found, freshness = await self._served(Index(category, checked_days(days_back)).key)
-        return Feed(list(found.value), freshness)
+        rows, freshness = await self._serve(Index(category, checked_days(days_back)).key)
+        return Feed(list(rows.value), freshness)
 
     async def _json(self, category: str | None, days_back: int) -> FeedJson:
         key = Index(category, checked_days(days_back)).key
-        found, freshness = await self._served(key, raw=True)
-        return cast("ListedTopics", found).as_json(freshness)
+        rows, freshness = await self._serve(key, raw=True)
+        return cast("ListedTopics", rows).as_json(freshness)
 
-    async def _served(self, key: str, *, raw: bool = False) -> Served:
-        """F6: return the stored data; if it is stale, start one background refresh."""
+    async def _serve(self, key: str, *, raw: bool = False) -> Served:
+        """Return the stored data; if it is stale, start one background refresh."""
         self._check_open()
         now = self._clock()
-        found = await self._store.find(key, now, raw=raw)
-        if found is None:
-            return await self._missed(key, forces=not self._has_list(key), raw=raw)
-        if found.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
-            return found, Freshness(Verdict.FRESH, found.fetched_at, self._clock)
-        error = found.failure(key, now)
+        rows = await self._store.find(key, now, raw=raw)
+        if rows is None:
+            return await self._load_and_serve(key, forces=not self._has_list(key), raw=raw)
+        if rows.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
+            return rows, Freshness(Verdict.FRESH, rows.fetched_at, self._clock)
+        error = rows.failure(key, now)
         is_cooling = error is not None and not may_retry(error, now)
-        if not found.is_hit:
+        if not rows.is_hit:
             if error is not None and is_cooling:
                 raise error
-            return await self._missed(key, forces=found.forces(now), raw=raw)
+            return await self._load_and_serve(key, forces=rows.forces(now), raw=raw)
         self._silent.pop(key, None)  # a reader got an old list, so the next copy is news
         if not is_cooling and key not in self._behind and len(self._behind) < MAX_KEYS:
             self._behind.add(key)
-            self._tasks.spawn(self._refresh(key, found, forces=found.forces(now)))
-        return found, Freshness(Verdict.STALE, found.fetched_at, self._clock, error)
+            self._tasks.spawn(self._refresh(key, rows, forces=rows.forces(now)))
+        return rows, Freshness(Verdict.STALE, rows.fetched_at, self._clock, error)
 
-    async def _missed(self, key: str, *, forces: bool, raw: bool) -> Served:
-        """Fetch: the list as the file has it, or as it came if it could not be stored."""
+    async def _load_and_serve(self, key: str, *, forces: bool, raw: bool) -> Served:
+        """Fetch. Return the rows of the file, or the fetched data if they could not be stored."""
         self._silent.note(key, self._silent.get(key, True))
-        answer, error = None, None
+        answer: Answer[bytes] | None = None
+        error: LoadFailed | None = None
         try:
-            answer = await self._loaded(key, forces=forces)
+            answer = await self._load_answer(key, forces=forces)
         except LoadFailed as exc:
             error = exc
         now = self._clock()
-        if (found := await self._store.find(key, now, raw=raw)) is not None:
-            if found.broken and answer is not None:
-                self._broken.note(key, found.broken)
-            is_fresh = found.is_fresh(self._cache.fresh_for, now, self._broken.get(key))
-            if is_fresh or found.is_hit:
+        rows = await self._store.find(key, now, raw=raw)
+        if rows is not None:
+            if rows.broken and answer is not None:
+                self._broken.note(key, rows.broken)
+            is_fresh = rows.is_fresh(self._cache.fresh_for, now, self._broken.get(key))
+            if is_fresh or rows.is_hit:
                 verdict = Verdict.FRESH if is_fresh else Verdict.STALE
-                return found, Freshness(verdict, found.fetched_at, self._clock, error)
+                return rows, Freshness(verdict, rows.fetched_at, self._clock, error)
         if answer is None:
-            if (part := part_of(error)) is None:
+            part = part_of(error)
+            if part is None:
                 raise error or LoadFailed(f"{key}: nothing came")
             return unstored(key, part, now), Freshness(Verdict.STALE, now, self._clock, error)
         if not isinstance(answer.value, InRows):
@@ -196,13 +199,16 @@ class FeedEngine:
         return unstored(key, answer.value.fetched, now), freshness
 
     def _has_list(self, key: str) -> bool:
-        """E29: True if memory has the list that was fetched last, so the file need not be read."""
-        held = self._keys.peek(key)
-        return held is not None and isinstance(held.value, InRows)
+        """True if memory has the list that was fetched last, so the file need not be read."""
+        answer = self._keys.peek(key)
+        return answer is not None and isinstance(answer.value, InRows)
 
-    async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
-        """`forces`: load even if the engine sees a fresh copy or a cooldown."""
-        answer = await (self._fetched_now(key) if forces else self._keys.get(key))
+    async def _load_answer(self, key: str, *, forces: bool) -> Answer[bytes]:
+        """Load through the engine. If writes overtake a fetch, it fetches again a few times.
+
+        `forces`: load even if the engine sees a fresh copy or a cooldown.
+        """
+        answer = await (self._fetch_now(key) if forces else self._keys.get(key))
         for _ in range(MAX_OVERTAKEN):
             is_overtaken = answer.verdict is Verdict.STALE and not answer.unverified
             if not is_overtaken or answer.error is not None:
@@ -210,7 +216,7 @@ class FeedEngine:
             answer = await self._keys.get(key)
         return answer
 
-    async def _fetched_now(self, key: str) -> Answer[bytes]:
+    async def _fetch_now(self, key: str) -> Answer[bytes]:
         """The answer of a load that begins now, also if it cannot be stored."""
         outcome = (await self._keys.core.answers([key], anew=True))[key]
         if not isinstance(outcome, LoadFailed):
@@ -219,31 +225,36 @@ class FeedEngine:
         error.retry_at = outcome.retry_at
         raise error from outcome.__cause__
 
-    async def _refresh(self, key: str, found: FoundRows[Any], *, forces: bool) -> None:
-        """F12: rows that are still unreadable after a refetch are not fetched again."""
+    async def _refresh(self, key: str, rows: FoundRows[Any], *, forces: bool) -> None:
+        """Refresh a key. Rows that are still unreadable afterwards are not fetched again."""
         try:
             await (self._keys.refresh(key) if forces else self._keys.get(key))
-            again = await self._store.find(key, self._clock()) if found.broken else None
-            if again is not None:
-                self._broken.note(key, again.broken)
+            if rows.broken:
+                rows_now = await self._store.find(key, self._clock())
+                if rows_now is not None:
+                    self._broken.note(key, rows_now.broken)
         except StillfreshError as exc:
             logger.debug("%s: not refreshed: %s", key, exc)  # the engine has logged why
         finally:
             self._behind.discard(key)
 
     async def _load(self, keys: list[str]) -> dict[str, bytes]:
-        (key,), at = keys, self._clock()
+        (key,) = keys
+        at = self._clock()
         fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
         try:
             if not fetched.failed or not await self._store.store_part(key, fetched, at):
-                return {key: InRows.of(fetched)}  # F8: a fetch that was overtaken is repeated once
+                # If a write overtook the fetch, its lease is lost, and the engine fetches again.
+                return {key: InRows.of(fetched)}
         except StoreError as exc:
             logger.warning("%s: could not be stored: %s", key, exc)
         error = PartlyFailed(fetched)
-        raise error if fetched.pause is None else RetryAfter(fetched.pause, str(error)) from error
+        if fetched.pause is None:
+            raise error
+        raise RetryAfter(fetched.pause, str(error)) from error
 
     def _tell(self, key: str, is_news: bool | None) -> None:
-        """F7: report a refresh; None: it was overtaken, and the next one is news."""
+        """Report a refresh; None: it was overtaken, and the next one is news."""
         if is_news is None:
             self._silent.note(key, value=False)
         elif not self._silent.pop(key, False):
@@ -274,24 +285,26 @@ class FeedEngine:
     async def _write(
         self, change: Callable[[Writes], Change], ask: Callable[[], Awaitable[object]]
     ) -> None:
-        """F10: write to the file, then upstream. If cancelled before the request, undo it.
+        """Write to the file, then upstream. If cancelled before the request, undo it.
 
         If cancelled during the request, keep it: the next refresh shows what upstream did.
         """
         self._check_open()
-        changing, is_settled = self._tasks.child(self._run(change)), False
+        keeps_change = False
+        changing = self._tasks.child(self._run(change))
         changing.add_done_callback(looked_at)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited(done)
+        self._wait_when_closing(done)
         try:
             await asyncio.shield(changing)
-            is_settled = True
+            # From here on a cancellation does not undo it: the request may have reached upstream.
+            keeps_change = True
             await ask()
         except Exception:
-            is_settled = False
+            keeps_change = False
             raise
         finally:
-            ending = self._tasks.child(self._end_write(changing, change if is_settled else None))
+            ending = self._tasks.child(self._end_write(changing, change if keeps_change else None))
             ending.add_done_callback(lambda _: done.set_result(None))
             await asyncio.shield(ending)
 
@@ -301,7 +314,10 @@ class FeedEngine:
         """Settle or undo; the caller gets the upstream's error, not the file's."""
 
         def end(writes: Writes) -> None:
-            writes.undo(change) if again is None else writes.settle(change, again)
+            if again is None:
+                writes.undo(change)
+            else:
+                writes.settle(change, again)
 
         try:
             change = await changing
@@ -310,11 +326,12 @@ class FeedEngine:
             logger.warning("the feed cache could not be written: %s", exc)
 
     async def _run(self, job: Callable[[Writes], T]) -> T:
-        now, fresh_for = self._clock(), self._cache.fresh_for
+        now = self._clock()
+        fresh_for = self._cache.fresh_for
         return await self._store.run(lambda file: job(Writes(file, now, fresh_for)))
 
-    def _awaited(self, work: "asyncio.Future[None]") -> None:
-        """A task that closing waits for."""
+    def _wait_when_closing(self, work: "asyncio.Future[None]") -> None:
+        """Note work that `close` waits for."""
         self._writes.add(work)
         work.add_done_callback(self._writes.discard)
 
@@ -322,7 +339,7 @@ class FeedEngine:
         """The upstream has a new comment: the stored ones become stale, and are refreshed."""
         self._check_open()
         task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))))
-        self._awaited(task)
+        self._wait_when_closing(task)
         return task
 
     async def _remote_comment(self, key: str) -> None:
@@ -334,7 +351,9 @@ class FeedEngine:
         """Call `listener`, plain or async, after each refresh. Returns a function that ends it."""
         checked_function("on_updated", listener, "a function of the event")
         if inspect.iscoroutinefunction(listener):
-            return self._updated.subscribe(lambda event: self._tasks.spawn(_told(listener, event)))
+            return self._updated.subscribe(
+                lambda event: self._tasks.spawn(_call_listener(listener, event))
+            )
         return self._updated.subscribe(listener)
 
     async def close(self) -> None:
@@ -358,7 +377,10 @@ class FeedEngine:
         self._cache.check_open()
 
 
-async def _told(listener: Callable[[FeedCacheUpdated], Any], event: FeedCacheUpdated) -> None:
+async def _call_listener(
+    listener: Callable[[FeedCacheUpdated], Any], event: FeedCacheUpdated
+) -> None:
+    """Call an async listener, and log its error."""
     try:
         await listener(event)
     except Exception:

@@ -1,6 +1,6 @@
-"""The feed's network over HTTP, with `httpx2` (F6, F7, F10; seed 001). Needs `stillfresh[web]`.
+"""The feed's network over HTTP, with `httpx2`. Needs `stillfresh[web]`.
 
-Below `base_url`, in JSON; fields that have no name here are carried as `extra` (F15):
+Below `base_url`, in JSON; fields that have no name here are carried as `extra`:
 
 - `GET /days/{YYYY-MM-DD}?category=…`: an array of topics without bodies (no query: all of them)
 - `GET /topics/{uuid}`: a topic; 404 or 410: there is none
@@ -85,11 +85,12 @@ class FeedRequest(msgspec.Struct, frozen=True):
     expected: str
     content: bytes | None = None
 
-    def said(self, came: str) -> str:
+    def message(self, came: str) -> str:
+        """What an error says: the request, what came and what was expected."""
         return f"{self.method} {_cut(self.url)}: {_cut(came)}; expected {self.expected}"
 
-    def failed(self, came: str, status: int | None = None) -> FeedHttpError:
-        return FeedHttpError(self.said(came), status)
+    def error(self, came: str, status: int | None = None) -> FeedHttpError:
+        return FeedHttpError(self.message(came), status)
 
 
 def _cut(text: str) -> str:
@@ -127,17 +128,19 @@ class HttpFeedSource:
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
         """Return the topics of one day without bodies."""
         query = "" if category is None else f"?category={_encoded('category', category)}"
-        path, expected = f"/days/{day:%Y-%m-%d}{query}", "200 and a JSON array of topics"
+        path = f"/days/{day:%Y-%m-%d}{query}"
+        expected = "200 and a JSON array of topics"
         topics = await self._ask("GET", path, expected, _TOPICS.all)
-        return [it if it.body is None else replace(it, body=None) for it in topics]
+        return [topic if topic.body is None else replace(topic, body=None) for topic in topics]
 
     async def topic(self, uuid: str) -> Topic | None:
         """Return the whole topic, or None if the server has none."""
-        path, expected = f"/topics/{_encoded('uuid', uuid)}", "200 and a topic as JSON, or 404"
-        found = await self._ask(
+        path = f"/topics/{_encoded('uuid', uuid)}"
+        expected = "200 and a topic as JSON, or 404"
+        topics = await self._ask(
             "GET", path, expected, lambda data: [_TOPICS.one(data)], absent=ABSENT
         )
-        return found[0] if found else None
+        return topics[0] if topics else None
 
     async def comments(self, uuid: str) -> list[Comment]:
         """Return all comments of a topic."""
@@ -191,7 +194,7 @@ class HttpFeedSource:
         self._check_open()
         try:
             async with asyncio.timeout(self._timeout):
-                response = await self._send(self._built(request))
+                response = await self._send(self._build(request))
                 try:
                     return await self._read(request, response, decode)
                 finally:
@@ -201,12 +204,12 @@ class HttpFeedSource:
                 return []
             raise
         except TimeoutError as exc:
-            raise request.failed(f"no complete answer in {self._timeout:g} s") from exc
+            raise request.error(f"no complete answer in {self._timeout:g} s") from exc
         except request_errors() as exc:
-            said = f"{type(exc).__name__}: {exc}".removesuffix(": ")
+            came = f"{type(exc).__name__}: {exc}".removesuffix(": ")
             if type(exc).__name__ == "ConnectTimeout":
-                said = f"no connection within {self._timeout / 2:g} s"
-            raise request.failed(said) from exc
+                came = f"no connection within {self._timeout / 2:g} s"
+            raise request.error(came) from exc
 
     async def _read(
         self,
@@ -214,7 +217,7 @@ class HttpFeedSource:
         response: httpx2.Response,
         decode: Callable[[bytes], list[R]] | None,
     ) -> list[R]:
-        """A write is done when its status arrives; the rest is not waited for."""
+        """The records of a response. A write is done when its status arrives: no body is read."""
         is_good = response.is_success if decode is None else response.status_code == OK
         if not is_good:
             raise await _refusal(request, response)
@@ -225,9 +228,9 @@ class HttpFeedSource:
         except Unreadable as exc:
             kind = response.headers.get("Content-Type")
             came = "no content type," if kind is None else shown(kind)
-            raise request.failed(f"{came} with: {exc}", response.status_code) from exc
+            raise request.error(f"{came} with: {exc}", response.status_code) from exc
 
-    def _built(self, request: FeedRequest) -> httpx2.Request:
+    def _build(self, request: FeedRequest) -> httpx2.Request:
         """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
         headers = self._headers.copy()
         if request.content is not None:
@@ -269,8 +272,8 @@ async def _refusal(request: FeedRequest, response: httpx2.Response) -> Exception
     came = f"status {status} {reason}{_target(response)}{await _excerpt(response)}"
     pause = pause_asked(response)
     if status in BUSY and pause is not None:
-        return RetryAfter(pause, f"{request.said(came)}; asked to wait {pause:g} s")
-    return request.failed(came, status)
+        return RetryAfter(pause, f"{request.message(came)}; asked to wait {pause:g} s")
+    return request.error(came, status)
 
 
 def _target(response: httpx2.Response) -> str:
@@ -291,8 +294,10 @@ async def _excerpt(response: httpx2.Response) -> str:
 
 
 def _is_near(request: httpx2.Request, following: httpx2.Request) -> bool:
-    here, there = request.url, following.url
-    return (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
+    """True if a redirect stays on the same server."""
+    here = request.url
+    target = following.url
+    return (here.scheme, here.host, here.port) == (target.scheme, target.host, target.port)
 
 
 def _checked_base(base_url: object) -> tuple[str, tuple[str, str] | None]:

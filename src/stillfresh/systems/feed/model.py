@@ -1,4 +1,4 @@
-"""The data of a feed: its topics and comments, its cache keys, its answers (F5, F15; seed 001).
+"""The data of a feed: its topics and comments, its cache keys and its answers.
 
 Pure data; only an answer's `age` reads a clock. Categories are normalised here and nowhere else, so
 that `General` and ` general` are the same.
@@ -36,13 +36,13 @@ _SLOT: Final[Any] = _Extra.__dict__["extra"]
 
 
 class Extensible(_Extra, frozen=True):
-    """F15: a record that carries fields which stillfresh does not name."""
+    """A record that carries fields which stillfresh does not name."""
 
     @property  # type: ignore[misc]  # for readers it is never UNSET
     def extra(self) -> dict[str, Any]:
         """Fields that others added, by their names in JSON, such as a signature."""
-        found = _SLOT.__get__(self)
-        return {} if found is UNSET else found
+        extra = _SLOT.__get__(self)
+        return {} if extra is UNSET else extra
 
     def __eq__(self, other: object) -> bool:
         """No extra fields, given or not, are the same."""
@@ -105,7 +105,7 @@ class FeedStats:
     bytes: int
     """Bytes of the database, without its log."""
     skipped: int
-    """F12: how often an unreadable row was found since opening."""
+    """How often an unreadable row was found since opening."""
 
 
 class Freshness(Struct, frozen=True):
@@ -174,9 +174,9 @@ class FeedJson(Dated, bytes):
     """A list as one JSON array in bytes, for an HTTP response, and how fresh it is."""
 
     def __new__(cls, data: bytes, freshness: Freshness) -> "FeedJson":
-        made = super().__new__(cls, data)
-        made.freshness = freshness
-        return made
+        array = super().__new__(cls, data)
+        array.freshness = freshness
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +228,11 @@ def named_category(name: object) -> str:
 
 def index_of(key: str) -> Index | None:
     """The list that a cache key names, or None: it names something else."""
-    kind, _, rest = key.partition(":")
-    category, _, days = rest.rpartition(":")
-    if (
-        kind != "index"
-        or not category
-        or not (days.isascii() and days.isdigit() and len(days) < 10)
-    ):
+    kind, _, name = key.partition(":")
+    category, _, days = name.rpartition(":")
+    if kind != "index" or not category:
+        return None
+    if not (days.isascii() and days.isdigit() and len(days) < 10):
         return None
     category = category_of(category)
     return Index(None if category == EVERYTHING else category, int(days))
@@ -266,5 +264,5 @@ def whole_days(days_back: object) -> int:
 
 
 def checked_days(days_back: object) -> int:
-    """F4: the engine's readers get 1 to 30."""
+    """The engine's readers get 1 to 30 days."""
     return min(MOST_DAYS, max(1, whole_days(days_back)))

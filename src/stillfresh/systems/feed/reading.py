@@ -1,9 +1,11 @@
-"""Reading the feed: rows to typed topics, with memory in front that is never out of date (F4, F13).
+"""Read a feed's rows as typed topics, with a memory in front that is never out of date.
 
-SQLite's data version tells whether anything at all was committed since; while it is the same, so
-is every list. When it is another, rows are read again, and those that are the same byte by byte
-need no decoding (F18). Long lists are built in slices: a reader on an event loop gives the loop a
-turn between them. A row that cannot be decoded is skipped and counted (F12).
+SQLite's data version tells whether anything was committed since the last read. While it is the
+same, every list in memory is up to date. When it changes, the rows are read again; a row with the
+same bytes as before needs no decoding.
+
+Long lists are built in slices, and a reader on an event loop gives the loop a turn between two
+slices. A row that cannot be decoded is skipped and counted.
 """
 
 from collections.abc import Generator, Iterable
@@ -33,9 +35,9 @@ Row: TypeAlias = tuple[bytes, bytes, int, int]
 """uuid, JSON, created_at, cached_at."""
 
 MAX_BYTES: Final = 64_000_000
-"""F18: JSON of the topics kept decoded, for each thread that reads."""
+"""Bytes of JSON of the topics that stay decoded, for each thread that reads."""
 SLICE: Final = 4_000_000
-"""F18: the cost of one slice of a list, about in bytes: a few milliseconds."""
+"""The cost of one slice of a list, about in bytes: a few milliseconds."""
 ROW_COST: Final = 2_000
 """The cost of a row besides its bytes."""
 NOTHING: Final = (None,) * 5
@@ -94,7 +96,7 @@ class FoundRows(Generic[T]):
 
     @property
     def is_hit(self) -> bool:
-        """F6: rows, or a meta row: an empty feed that was fetched is a hit."""
+        """True with rows or a meta row: an empty feed that was fetched is a hit."""
         return self.cached_at is not None or self.state[0] is not None
 
     @property
@@ -104,17 +106,19 @@ class FoundRows(Generic[T]):
         return float(next((moment for moment in known if moment is not None), 0))
 
     def is_fresh(self, fresh_for: float, now: float, known: frozenset[bytes] | None) -> bool:
-        """F3; F8: a deletion here counts as fresh; F12: unreadable rows are refetched once.
+        """True if it was fetched, or deleted here, less than `fresh_for` ago.
 
-        `known`: unreadable rows that a refetch has not replaced.
+        Unreadable rows make it stale, so that they are fetched again, but only once: `known` are
+        unreadable rows that a refetch has not replaced.
         """
         if self.deleted_at is not None and -MAX_SKEW <= now - self.deleted_at < fresh_for:
             return True
-        is_read = not self.broken or known == self.broken
-        return is_read and not rules.is_stale(self.state[0], fresh_for, now)
+        if self.broken and known != self.broken:
+            return False
+        return not rules.is_stale(self.state[0], fresh_for, now)
 
     def failure(self, key: str, now: float) -> LoadFailed | None:
-        """E7, E31: the error of the last load, if it failed.
+        """The error of the last load, if it failed.
 
         `retry_at` says when its cooldown ends. A failure from before a clock was set back does not
         count.
@@ -128,7 +132,7 @@ class FoundRows(Generic[T]):
         return failure_error(key, failure, now)
 
     def forces(self, now: float) -> bool:
-        """F3, F12: True if the engine must be forced: it sees a fresh copy or a cooldown."""
+        """True if a load must be forced, because the engine sees a fresh copy or a cooldown."""
         is_from_the_future = self.state[0] is not None and self.state[0] > now
         return bool(self.broken) or is_from_the_future or self._is_ahead(now)
 
@@ -159,7 +163,7 @@ class ListedTopics(FoundRows[list[Topic]]):
         )
 
     def as_json(self, freshness: Freshness) -> FeedJson:
-        """F13: one array from the bytes of its rows, made once."""
+        """One JSON array from the bytes of the rows. It is made once."""
         if self.json is None or self.json.freshness != freshness:
             texts = list(self.texts or ()) or [b""]
             texts[0] = b"[" + texts[0]
@@ -178,76 +182,95 @@ class FeedReader:
         self.execute = connection.execute
         self._lists: dict[str, ListedTopics] = {}
         self._known: dict[bytes, tuple[Topic | None, bytes]] = {}
-        self.kept = 0
+        self.known_bytes = 0
         """Bytes of the topics that are known."""
         self.skipped = 0
 
     def find(self, key: str, now: float, *, raw: bool = False) -> Generator[FoundRows[Any] | None]:
-        """None after each slice; the last one is what a cache key names. `raw`: with its bytes."""
-        old = self._lists.get(key)
-        index = index_of(key) if old is None else old.index
+        """Yield None after each slice, and at last the rows of the key. `raw`: with their bytes."""
+        topics = self._lists.get(key)
+        index = index_of(key) if topics is None else topics.index
         if index is None:
-            yield self._one(key)
+            yield self._read_item(key)
             return
         version: int = self.execute("PRAGMA data_version").get
-        if old is None or not old.holds(version, now, raw=raw):
-            found = yield from self._listed(index, now, raw=raw)
-            found.version = version
-            if raw and old is not None and old.texts == found.texts:
-                found.json = old.json
-            self._keep(key, found)
-            old = found
-        yield old
+        if topics is None or not topics.holds(version, now, raw=raw):
+            old = topics
+            topics = yield from self._read_list(index, now, raw=raw)
+            topics.version = version
+            if raw and old is not None and old.texts == topics.texts:
+                topics.json = old.json
+            self._remember(key, topics)
+        yield topics
 
-    def found(self, key: str, now: float) -> FoundRows[Any]:
+    def find_at_once(self, key: str, now: float) -> FoundRows[Any]:
         """All slices at once, for a caller that holds no event loop."""
-        *_, found = self.find(key, now)
-        return cast("FoundRows[Any]", found)
+        *_, rows = self.find(key, now)
+        return cast("FoundRows[Any]", rows)
 
-    def _keep(self, key: str, found: ListedTopics) -> None:
+    def _remember(self, key: str, topics: ListedTopics) -> None:
         """Lists share their topics with what is known, and are bounded in the same way."""
         self._lists.pop(key, None)
-        if sum(kept.size for kept in self._lists.values()) + found.size > MAX_BYTES:
+        if sum(other.size for other in self._lists.values()) + topics.size > MAX_BYTES:
             self._lists.clear()
-        if found.size <= MAX_BYTES:
-            self._lists[key] = found
+        if topics.size <= MAX_BYTES:
+            self._lists[key] = topics
 
-    def _listed(
+    def _read_list(
         self, index: Index, now: float, *, raw: bool
     ) -> Generator[None, None, ListedTopics]:
-        """The meta row first: if both change meanwhile, the topics are newer than they say."""
-        state, sql = self.state(index.key), _ALL
+        """Read a list in slices.
+
+        The meta row is read first. If both change meanwhile, the topics are newer than the meta row
+        says, which is safe: they only count as stale too early.
+        """
+        state = self.state(index.key)
+        sql = _ALL
         bindings: list[float | str] = [rules.window(index.days, now).since]
         if index.category is not None:
             names = self._spellings(index.category)
             sql = _LIST.format(more=f"AND category_id IN ({', '.join('?' * len(names))}) ")
             bindings += names
-        found = ListedTopics([], state, index=index, read_at=now, texts=[] if raw else None)
-        if not (yield from self._fill(found, self.execute(sql, bindings))):
-            # F4: ties by uuid. Only now, since SQLite copies every row to sort the few that tie.
-            found = replace(found, value=[], texts=[] if raw else None)
-            yield from self._fill(found, self.execute(f"{sql}, topic_uuid", bindings))
+        result = ListedTopics([], state, index=index, read_at=now, texts=[] if raw else None)
+        is_ordered = yield from self._fill(result, self.execute(sql, bindings))
+        if not is_ordered:
+            # Topics of the same time are sorted by uuid. SQLite copies every row to sort the few
+            # that tie, so it sorts only if the rows did not come in order anyway.
+            result = replace(result, value=[], texts=[] if raw else None)
+            yield from self._fill(result, self.execute(f"{sql}, topic_uuid", bindings))
         if index.days > 0:
-            found.until += index.days * rules.DAY
-        return found
+            result.until += index.days * rules.DAY
+        return result
 
-    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
-        """The hot loop of a read: a call for each row costs time. False if ties are in disorder."""
-        known, topics, texts, broken = self._known, found.value, found.texts, []
-        last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
-        cost, pause_at, read = 0, SLICE, _topics.one
+    def _fill(self, result: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
+        """Add the rows to the list. False if topics of the same time are not sorted by uuid.
+
+        This is the hot loop of a read: a call for each row would cost time.
+        """
+        known = self._known
+        topics = result.value
+        texts = result.texts
+        broken: list[bytes] = []
+        last: float = INFINITY
+        last_uuid = b""
+        oldest: float = INFINITY
+        is_ordered = True
+        cost = 0
+        pause_at = SLICE
+        read = _topics.one
         for uuid, text, created_at, cached_at in rows:
-            kept, size = known.get(uuid), len(text)
-            if kept is None or kept[1] != text:
-                self.kept += size if kept is None else size - len(kept[1])
+            decoded = known.get(uuid)
+            size = len(text)
+            if decoded is None or decoded[1] != text:
+                self.known_bytes += size if decoded is None else size - len(decoded[1])
                 try:
-                    kept = known[uuid] = read(text), text
+                    decoded = known[uuid] = read(text), text
                 except rules.UNREADABLE:
-                    kept = known[uuid] = None, text
+                    decoded = known[uuid] = None, text
                     self.skipped += 1
-                if self.kept > MAX_BYTES:
+                if self.known_bytes > MAX_BYTES:
                     self._make_room(uuid, topics)
-            topic = kept[0]
+            topic = decoded[0]
             cost += size + ROW_COST
             if cost > pause_at:
                 pause_at = cost + SLICE
@@ -257,15 +280,17 @@ class FeedReader:
                 continue
             topics.append(topic)
             if texts is not None:
-                texts.append(kept[1])
+                texts.append(decoded[1])
             if created_at == last and uuid < last_uuid:
                 is_ordered = False
-            last, last_uuid = created_at, uuid
+            last = created_at
+            last_uuid = uuid
             if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
                 oldest = cached_at
-        found.until, found.broken = last, frozenset(broken)
-        found.size = cost - ROW_COST * (len(topics) + len(broken))
-        found.cached_at = int(oldest) if topics else None
+        result.until = last
+        result.broken = frozenset(broken)
+        result.size = cost - ROW_COST * (len(topics) + len(broken))
+        result.cached_at = int(oldest) if topics else None
         return is_ordered
 
     def _make_room(self, uuid: bytes, topics: list[Topic]) -> None:
@@ -274,16 +299,17 @@ class FeedReader:
         if len(known) > len(topics) + 1:
             names = (topic.topic_uuid.encode() for topic in topics)
             left = {name: known[name] for name in (*names, uuid) if name in known}
-            self.kept = sum(len(it) for _, it in left.values())
+            self.known_bytes = sum(len(text) for _, text in left.values())
             known.clear()
             known.update(left)
-        if self.kept > MAX_BYTES:
-            self.kept -= len(known.pop(uuid)[1])
+        if self.known_bytes > MAX_BYTES:
+            self.known_bytes -= len(known.pop(uuid)[1])
 
     def state(self, key: str) -> tuple[Any, ...]:
+        """The state of a key, as in `FoundRows.state`."""
         return cast("tuple[Any, ...]", self.execute(_KEY, (key, None)).get)
 
-    def _one(self, key: str) -> FoundRows[Any]:
+    def _read_item(self, key: str) -> FoundRows[Any]:
         """A topic or its comments; rows that cannot be read are a miss."""
         kind, _, uuid = key.partition(":")
         is_topic = kind != "comments"
@@ -304,7 +330,7 @@ class FeedReader:
         return FoundRows(value, tuple(state), cached_at, deleted_at)
 
     def _spellings(self, category: str) -> list[str]:
-        """F1, F5: all spellings of a category in the file, also of other implementations."""
+        """All spellings of a category in the file, also of other implementations."""
         names = {name for (name,) in self.execute(_SPELLINGS) if spelled(name) == category}
         return sorted({category} | {name.decode(errors="replace") for name in names})
 

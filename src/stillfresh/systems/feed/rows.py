@@ -1,9 +1,13 @@
-"""The feed's writes, each inside one transaction: by callers, and by a fetch (F1, F2, F6-F10).
+"""The feed's writes, each inside one transaction: by callers, and by a fetch.
 
-A write that changes what a key shows voids the lease of its running load: the law. A note says what
-was written or deleted here: for `fresh_for` no fetch overwrites, deletes or restores it. Each write
-leaves its own token on its note, so that undoing one write never undoes another. A row that cannot
-be read counts as missing (F12).
+A write that changes what a key shows also voids the lease of the key's running load. That load
+began before the write, so it must not store what it fetched.
+
+A note says what was written or deleted here. For `fresh_for`, no fetch overwrites, deletes or
+restores it: upstream may not show the write yet. Each write leaves its own token on its note, so
+that undoing one write never undoes another.
+
+A row that cannot be read counts as missing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -70,24 +74,29 @@ class Writes:
     def put_topic(self, topic: Topic) -> Change:
         """Store a full topic and its meta row; running loads of its lists began too early."""
         uuid = topic.topic_uuid
-        before, notes = self.row(sql.SELECT_TOPIC, uuid), self.notes(uuid, "")
+        before = self.row(sql.SELECT_TOPIC, uuid)
+        notes = self.notes(uuid, "")
         self.put_row(topic)
         token = self.leave(uuid, "", deleted=False)
         self.mark(topic_key(uuid))
-        categories = {category_of(topic.category_id), *([spelled(before[2])] if before else [])}
-        self.void(self.lists(frozenset(categories)))
-        return Change(uuid, "", token, notes, before, categories=frozenset(categories))
+        names = {category_of(topic.category_id)}
+        if before:
+            names.add(spelled(before[2]))
+        categories = frozenset(names)
+        self.void(self.lists(categories))
+        return Change(uuid, "", token, notes, before, categories=categories)
 
     def create_topic(self, topic: Topic) -> Change:
-        """F10: show it at once; its lists become stale."""
+        """Show a topic at once; its lists become stale."""
         change = self.put_topic(topic)
         self.forget(self.lists(change.categories))
         return change
 
     def delete_topic(self, uuid: str) -> Change:
-        """F10: delete the row, its comments and meta rows; a note keeps it from coming back."""
+        """Delete the row, its comments and meta rows; a note keeps it from coming back."""
         notes = self.notes(uuid, None)
-        topic, comments = self.row(sql.SELECT_TOPIC, uuid), self.row(sql.SELECT_COMMENTS, uuid)
+        topic = self.row(sql.SELECT_TOPIC, uuid)
+        comments = self.row(sql.SELECT_COMMENTS, uuid)
         self.drop_topics([uuid])
         self.run(sql.TAKE_NOTE_OFF, (uuid, None))
         token = self.leave(uuid, "", deleted=True)
@@ -96,13 +105,16 @@ class Writes:
         return Change(uuid, "", token, notes, topic, comments, categories, is_deletion=True)
 
     def put_comments(self, uuid: str, comments: Sequence[Comment]) -> None:
+        """Store all comments of a topic, and their meta row."""
         self.put_array(uuid, lambda old: rules.comment_rows(old, comments))
         self.mark(comments_key(uuid))
 
     def add_comment(self, comment: Comment) -> Change:
-        """F10: show it at once; the comments become stale."""
-        uuid, name = comment.topic_uuid, comment.comment_uuid
-        notes, before = self.notes(uuid, name), self.row(sql.SELECT_COMMENTS, uuid)
+        """Show a comment at once; the comments become stale."""
+        uuid = comment.topic_uuid
+        name = comment.comment_uuid
+        notes = self.notes(uuid, name)
+        before = self.row(sql.SELECT_COMMENTS, uuid)
         self.put_array(uuid, lambda old: rules.with_comment(old, comment))
         token = self.leave(uuid, name, deleted=False)
         self.forget([comments_key(uuid)])
@@ -112,7 +124,7 @@ class Writes:
         """Upstream accepted it: write it again if a refresh has undone it meanwhile."""
         if self._shows(change) is change.is_deletion and self.is_last(change):
             again(self)
-        self.forget(self._shown_by(change))
+        self.forget(self._keys_showing(change))
 
     def undo(self, change: Change) -> None:
         """Upstream refused it: restore the state before, unless another write came since."""
@@ -121,19 +133,25 @@ class Writes:
             self.run(sql.TAKE_NOTE_OFF, (uuid, change.comment_uuid))
             self.file.executemany(sql.LEAVE_NOTE, change.notes)
             if change.comment_uuid:
-                self._take_out(change)
+                self._remove_comment(change)
             elif not change.is_deletion:
                 self.run(sql.DROP_TOPIC, (uuid,))
             if change.topic is not None and self.row(sql.SELECT_TOPIC, uuid) is None:
                 self.run(sql.PUT_TOPIC, change.topic)
             if change.comments is not None and self.row(sql.SELECT_COMMENTS, uuid) is None:
                 self.run(sql.PUT_COMMENTS, change.comments)
-        own = [topic_key(uuid), *([comments_key(uuid)] if change.is_deletion else [])]
-        self.forget([*([] if change.comment_uuid else own), *self._shown_by(change)])
+        keys = self._keys_showing(change)
+        if not change.comment_uuid:
+            keys.append(topic_key(uuid))
+            if change.is_deletion:
+                keys.append(comments_key(uuid))
+        self.forget(keys)
 
-    def _take_out(self, change: Change) -> None:
+    def _remove_comment(self, change: Change) -> None:
         """Remove a comment; later ones stay."""
-        uuid, name, before = change.uuid, change.comment_uuid, _array(change.comments)
+        uuid = change.uuid
+        name = change.comment_uuid
+        before = _array(change.comments)
         self.put_array(uuid, lambda now: rules.without_comment(now, name, before or []))
         if before is None and not _array(self.row(sql.SELECT_COMMENTS, uuid)):
             self.run(sql.DROP_COMMENTS, (uuid,))
@@ -143,74 +161,83 @@ class Writes:
         if change.comment_uuid:
             rows = _array(self.row(sql.SELECT_COMMENTS, change.uuid)) or []
             return any(row.get("comment_uuid") == change.comment_uuid for row in rows)
-        is_left = change.is_deletion and self.row(sql.SELECT_COMMENTS, change.uuid) is not None
-        return is_left or self.row(sql.SELECT_TOPIC, change.uuid) is not None
+        if change.is_deletion and self.row(sql.SELECT_COMMENTS, change.uuid) is not None:
+            return True
+        return self.row(sql.SELECT_TOPIC, change.uuid) is not None
 
-    def _shown_by(self, change: Change) -> list[str]:
-        """The keys that show it besides its own."""
-        return [comments_key(change.uuid)] if change.comment_uuid else self.lists(change.categories)
+    def _keys_showing(self, change: Change) -> list[str]:
+        """The keys that show the topic or comment, besides its own."""
+        if change.comment_uuid:
+            return [comments_key(change.uuid)]
+        return self.lists(change.categories)
 
     def put_topics(self, topics: Sequence[Topic], key: str, covers: rules.Window | None) -> None:
         """Store an index result of a caller; it is newer than the notes."""
         for topic in topics:
             self.run(sql.TAKE_NOTE_OFF, (topic.topic_uuid, ""))
             self.put_row(topic, is_listed=True)
-        self._drop_gone(topics, key, covers)
+        self._drop_missing(topics, key, covers)
         self.mark(key)
 
     def store(self, key: str, fetched: rules.Fetched) -> bool:
-        """Store a fetch; True if it was news. F6: with a meta row only if no day failed."""
+        """Store a fetch; True if it was news. It gets a meta row only if no day failed."""
         changed = self._store(key, fetched)
         if changed is not None and not fetched.failed:
             self.run(sql.PUT_META, (key, int(self.at)))
         return bool(changed)
 
     def _store(self, key: str, fetched: rules.Fetched) -> bool | None:
-        """None if the topic was deleted here: it must not come back (F8)."""
-        uuid, deleted = subject(key), self.noted(deleted=True)
+        """None if the topic was deleted here: it must not come back."""
+        uuid = subject(key)
+        deleted = self.noted(deleted=True)
         if index_of(key) is not None:
             return self._store_list(key, fetched, deleted)
         if uuid in deleted:
             return None
         if key == comments_key(uuid):
-            noted = self.run(sql.SELECT_NOTED, self.since)
-            kept = [str(name) for on, name, _ in noted if on == uuid and name != ""]
-            return self.put_array(uuid, lambda old: rules.comment_rows(old, fetched.comments, kept))
+            notes = self.run(sql.SELECT_NOTED, self.since)
+            local = [str(name) for topic, name, _ in notes if topic == uuid and name != ""]
+            return self.put_array(
+                uuid, lambda old: rules.comment_rows(old, fetched.comments, local)
+            )
         if uuid in self.noted(deleted=False):
             return False
         if fetched.topics:
             return self.put_row(fetched.topics[0])
-        is_there = self.row(sql.SELECT_TOPIC, uuid) is not None
-        self.drop_topics([uuid] if is_there else [])
-        return is_there
+        if self.row(sql.SELECT_TOPIC, uuid) is None:
+            return False
+        self.drop_topics([uuid])
+        return True
 
     def _store_list(self, key: str, fetched: rules.Fetched, deleted: set[str]) -> bool:
-        noted = deleted | self.noted(deleted=False)
+        written_here = deleted | self.noted(deleted=False)
+        by_uuid = {topic.topic_uuid: topic for topic in fetched.topics}
         news = [
             self.put_row(topic, is_listed=True, is_index=True)
-            for topic in {topic.topic_uuid: topic for topic in fetched.topics}.values()
-            if topic.topic_uuid not in noted
+            for topic in by_uuid.values()
+            if topic.topic_uuid not in written_here
         ]
-        gone = self._drop_gone(fetched.topics, key, fetched.covers)
-        return any(news) or gone
+        has_dropped = self._drop_missing(fetched.topics, key, fetched.covers)
+        return any(news) or has_dropped
 
-    def _drop_gone(self, topics: Iterable[Topic], key: str, covers: rules.Window | None) -> bool:
-        """F9: drop topics of the requested time that upstream no longer has."""
+    def _drop_missing(self, topics: Iterable[Topic], key: str, covers: rules.Window | None) -> bool:
+        """Drop topics of the requested time that upstream no longer has; True if there are any."""
         if covers is None:
             return False
         index = index_of(key)
         category = None if index is None else index.category
-        stays = {topic.topic_uuid for topic in topics} | self.noted(deleted=False)
-        kept = {uuid.encode() for uuid in stays}
-        gone = [
+        staying = {topic.topic_uuid for topic in topics} | self.noted(deleted=False)
+        staying_bytes = {uuid.encode() for uuid in staying}
+        missing = [
             (rowid, uuid)
             for rowid, uuid, name in self.run(sql.SELECT_COVERED, (covers.since, covers.until))
-            if uuid not in kept and category in {None, spelled(name)}
+            if uuid not in staying_bytes and category in {None, spelled(name)}
         ]
+        # By row first: a uuid that is NULL or not valid UTF-8 is not found by its text.
         by_row = "DELETE FROM feed_topics WHERE rowid = ?"
-        self.file.executemany(by_row, [(rowid,) for rowid, _ in gone])
-        self.drop_topics([uuid.decode(errors="replace") for _, uuid in gone])
-        return bool(gone)
+        self.file.executemany(by_row, [(rowid,) for rowid, _ in missing])
+        self.drop_topics([uuid.decode(errors="replace") for _, uuid in missing])
+        return bool(missing)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Make these keys stale; their running loads began too early."""
@@ -234,10 +261,11 @@ class Writes:
         self.void([key])
 
     def void(self, keys: Iterable[str]) -> None:
+        """Void the leases of running loads: they may no longer store what they fetch."""
         self.file.executemany(sql.VOID_LEASE, [(key,) for key in keys])
 
     def lists(self, categories: frozenset[str]) -> list[str]:
-        """F10: the lists of these categories and of "all", for any days; without any, all lists."""
+        """The lists of these categories and of "all", for any days; without any, all lists."""
         keys = [key.decode(errors="replace") for (key,) in self.run(sql.SELECT_LISTS)]
         shown = {None, *categories}
         return [
@@ -255,11 +283,12 @@ class Writes:
         A listed topic is not absent, so a meta row without a row is dropped. With a meta row, the
         present row is a whole topic.
         """
-        before, key = self.row(sql.SELECT_TOPIC, topic.topic_uuid), topic_key(topic.topic_uuid)
+        key = topic_key(topic.topic_uuid)
+        before = self.row(sql.SELECT_TOPIC, topic.topic_uuid)
         if is_listed and before is None:
             self.run(sql.DROP_META, (key,))
         is_full = is_listed and self.row(sql.SELECT_META, key) is not None
-        old = None if before is None else _loaded(before[1], dict)
+        old = None if before is None else _decode(before[1], dict)
         new = rules.merged(old, topic, is_index=is_index, is_full=is_full)
         self.run(
             sql.PUT_TOPIC,
@@ -291,37 +320,43 @@ class Writes:
         self.file.executemany(sql.DROP_META, keys)
 
     def notes(self, uuid: str, comment_uuid: str | None) -> list[Stored]:
-        """On a topic, or on one comment of it; None: on all of it."""
+        """The notes on a topic (an empty `comment_uuid`), on one comment, or on both (None)."""
         return self.run(sql.SELECT_NOTES, (uuid, comment_uuid)).fetchall()
 
     def leave(self, uuid: str, comment_uuid: str, *, deleted: bool) -> str:
+        """Leave a note, and return its token."""
         token = token_hex(8)
         self.run(sql.LEAVE_NOTE, (uuid, comment_uuid, self.at, int(deleted), token))
         return token
 
     def is_last(self, change: Change) -> bool:
-        """Nothing was written there since."""
-        found = self.notes(change.uuid, change.comment_uuid)
-        return bool(found) and found[0][4] == change.token
+        """True if nothing was written there since."""
+        notes = self.notes(change.uuid, change.comment_uuid)
+        return bool(notes) and notes[0][4] == change.token
 
     def noted(self, *, deleted: bool) -> set[str]:
-        """F9: the topics written, or deleted, here."""
-        noted = self.run(sql.SELECT_NOTED, self.since)
-        return {uuid for uuid, name, is_gone in noted if name == "" and is_gone == deleted}
+        """The uuids of the topics written, or deleted, here."""
+        notes = self.run(sql.SELECT_NOTED, self.since)
+        return {uuid for uuid, name, is_deleted in notes if name == "" and is_deleted == deleted}
 
 
-def _loaded(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a list of them)
+def _decode(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a list of them)
+    """The JSON of a row; None if it cannot be read, or is of another type."""
     try:
-        found = rules.loaded(text)
+        value = rules.decoded_json(text)
     except rules.UNREADABLE:
         return None
-    return found if isinstance(found, kind) else None
+    return value if isinstance(value, kind) else None
 
 
 def _array(row: Stored | None) -> list[rules.Row] | None:
     """The comments of a row; None if there are none that can be read."""
-    found = None if row is None else _loaded(row[1], list)
-    is_whole = found is not None and all(
-        isinstance(item, dict) and isinstance(item.get("comment_uuid"), str) for item in found
-    )
-    return found if is_whole else None
+    if row is None:
+        return None
+    comments: list[rules.Row] | None = _decode(row[1], list)
+    if comments is None:
+        return None
+    for comment in comments:
+        if not isinstance(comment, dict) or not isinstance(comment.get("comment_uuid"), str):
+            return None
+    return comments

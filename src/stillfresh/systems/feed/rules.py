@@ -1,8 +1,8 @@
 """The decisions of a feed, and its records in JSON: rows and times in, decisions out.
 
-What is stale, which days to request, what a new row keeps of the old one (F3, F4, F6, F9); and what
-may enter the file (F2, F12, F15): our fields, and unknown ones as extras. A bad record is a
-ConfigError for a caller, and a failed call for a network. Pure: `now` is an argument.
+They decide what is stale, which days to request, and what a new row keeps of the old one. They also
+decide what may enter the file: our fields, and unknown fields as extras. A bad record raises
+ConfigError for a caller, and makes a network's call fail. Pure: `now` is an argument.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,14 +32,18 @@ NAMED: Final = {kind: frozenset(kind.__struct_fields__) - {"extra"} for kind in 
 
 
 def _twin(kind: type[Topic | Comment]) -> type[Struct]:
-    """The named fields alone, in their order."""
-    made: Any = field
-    found = [
-        (it.name, it.type, made(default=it.default, default_factory=it.default_factory))
-        for it in fields(kind)
-        if it.name in NAMED[kind]
+    """A struct of the named fields alone, in their order."""
+    make_field: Any = field
+    named = [
+        (
+            info.name,
+            info.type,
+            make_field(default=info.default, default_factory=info.default_factory),
+        )
+        for info in fields(kind)
+        if info.name in NAMED[kind]
     ]
-    return defstruct(f"Named{kind.__name__}", found, frozen=True)
+    return defstruct(f"Named{kind.__name__}", named, frozen=True)
 
 
 _TWINS: Final[dict[Any, Any]] = {kind: _twin(kind) for kind in NAMED}
@@ -58,7 +62,7 @@ class JsonRecords(Generic[R]):
         self._exact = json.Decoder(exact, strict=strict).decode
         self._exact_all: Any = json.Decoder(list[exact], strict=strict).decode
         self._has_others = False
-        """Whether the last one had fields of others: the next one is read as if it had, too."""
+        """True if the last record had fields of others: the next one is read as if it had, too."""
 
     def one(self, text: bytes) -> R:
         if not self._has_others:
@@ -66,34 +70,43 @@ class JsonRecords(Generic[R]):
                 return self._kind(*astuple(self._exact(text)))  # type: ignore[no-any-return]
             except ValidationError:
                 pass  # a field of others, or a wrong one
-        return self._noted([record_of(loaded(text), self._kind, strict=self._strict)])[0]
+        record: R = record_of(decoded_json(text), self._kind, strict=self._strict)
+        self._note_others([record])
+        return record
 
     def all(self, text: bytes) -> list[R]:
-        """Those of an array."""
+        """The records of an array."""
         if not self._has_others:
             try:
-                return [self._kind(*astuple(found)) for found in self._exact_all(text)]
+                return [self._kind(*astuple(named)) for named in self._exact_all(text)]
             except ValidationError:
                 pass
-        return self._noted(_records_of(loaded(text), self._kind, strict=self._strict))
+        records = _records_of(decoded_json(text), self._kind, strict=self._strict)
+        self._note_others(records)
+        return records
 
-    def _noted(self, found: list[R]) -> list[R]:
-        self._has_others = any(record.extra for record in found)
-        return found
+    def _note_others(self, records: list[R]) -> None:
+        self._has_others = any(record.extra for record in records)
 
 
-def loaded(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
-    """Without the fields of an object that Python cannot hold: a number out of range, for one."""
+def decoded_json(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
+    """Decode JSON, without the fields of an object that Python cannot hold.
+
+    Such a field is a number out of range, for example.
+    """
     try:
         return json.decode(text)
     except (ValidationError, RecursionError):
         pass
     text.decode()  # no decoder looks at the bytes of a field that it skips
     split = _RAW.decode(text)
-    return _held(split) if isinstance(split, dict) else [_held(it) for it in split]
+    if isinstance(split, dict):
+        return _decode_fields(split)
+    return [_decode_fields(item) for item in split]
 
 
-def _held(split: dict[str, Raw]) -> Row:
+def _decode_fields(split: dict[str, Raw]) -> Row:
+    """Decode each field on its own, and leave out those that cannot be decoded."""
     row = {}
     for name, raw in split.items():
         with suppress(ValidationError, RecursionError):
@@ -112,18 +125,21 @@ def is_shallow(value: object, levels: int = DEEPEST) -> bool:
 
 def record_of(row: object, kind: type[R], *, strict: bool = True) -> R:
     """The record of a JSON object; raises ValidationError."""
-    found: R = _joined(convert(row, _TWINS[kind], strict=strict), row, kind)
-    return found
+    record: R = _with_extra(convert(row, _TWINS[kind], strict=strict), row, kind)
+    return record
 
 
 def _records_of(rows: object, kind: type[R], *, strict: bool) -> list[R]:
-    named: list[Struct] = convert(rows, _MANY[kind], strict=strict)
-    return [_joined(it, row, kind) for it, row in zip(named, cast("Any", rows), strict=True)]
+    structs: list[Struct] = convert(rows, _MANY[kind], strict=strict)
+    return [
+        _with_extra(named, row, kind) for named, row in zip(structs, cast("Any", rows), strict=True)
+    ]
 
 
-def _joined(named: Struct, row: Any, kind: Any) -> Any:  # noqa: ANN401 (R, and its object)
+def _with_extra(named: Struct, row: Any, kind: Any) -> Any:  # noqa: ANN401 (R, and its object)
+    """The record: its named fields, and the other fields of its row as extras."""
     names = NAMED[kind]
-    extra = {name: it for name, it in row.items() if name not in names and is_shallow(it)}
+    extra = {name: value for name, value in row.items() if name not in names and is_shallow(value)}
     return kind(*astuple(named), extra=extra or UNSET)
 
 
@@ -136,9 +152,9 @@ def json_object(record: Topic | Comment) -> Row:
 
 def checked_topic(topic: object) -> Topic:
     """The topic with its category normalised, so that it has one name here and upstream."""
-    kept = _checked(topic, Topic)
-    checked_uuid(kept.topic_uuid)
-    return replace(kept, category_id=category_of(kept.category_id))
+    checked = _checked(topic, Topic)
+    checked_uuid(checked.topic_uuid)
+    return replace(checked, category_id=category_of(checked.category_id))
 
 
 def checked_topics(topics: Iterable[object]) -> list[Topic]:
@@ -147,38 +163,39 @@ def checked_topics(topics: Iterable[object]) -> list[Topic]:
 
 def checked_comments(uuid: str, comments: Iterable[object]) -> list[Comment]:
     """The comments, checked to be on this topic."""
-    kept = [_checked(comment, Comment) for comment in each_of(comments, Comment)]
-    for comment in kept:
+    checked = [_checked(comment, Comment) for comment in each_of(comments, Comment)]
+    for comment in checked:
         checked_uuid(comment.comment_uuid)
         if comment.topic_uuid != uuid:
             raise ConfigError(
                 f"comment {shown(comment.comment_uuid)}: is on topic {shown(comment.topic_uuid)}, "
                 f"not on {shown(uuid)}"
             )
-    return kept
+    return checked
 
 
 def each_of(records: object, kind: type[R]) -> Iterable[object]:
+    """The records, if they are several: an iterable that is not a text."""
     if not isinstance(records, Iterable) or isinstance(records, str | bytes):
         raise ConfigError(f"expected several {kind.__name__}s, not {shown(records)}")
     return records
 
 
 def _checked(record: object, kind: type[R]) -> R:
-    """A record of valid types and text; a subclass's own fields become extras (F15)."""
+    """A record of valid types and text; a subclass's own fields become extras."""
     if not isinstance(record, kind):
         raise ConfigError(f"expected a {kind.__name__}, not {shown(record)}")
     try:
         plain = msgspec.to_builtins(record, builtin_types=(bytes, bytearray, memoryview))
-        kept = msgspec.convert(plain, kind)
-        msgspec.json.encode(kept)
+        checked = msgspec.convert(plain, kind)
+        msgspec.json.encode(checked)  # raises for text that is not valid Unicode
         extra = _extra_of(plain, kind)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as exc:
         name = record.topic_uuid if isinstance(record, Topic) else record.comment_uuid
         raise ConfigError(f"{kind.__name__} with the uuid {shown(name)}: {exc}") from exc
-    if not -LARGEST <= kept.created_at < LARGEST:
+    if not -LARGEST <= checked.created_at < LARGEST:
         raise ConfigError(f"{kind.__name__}: created_at is too large a number")
-    return replace(kept, extra=extra) if extra else kept
+    return replace(checked, extra=extra) if extra else checked
 
 
 def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
@@ -197,7 +214,7 @@ def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
 
 DAY: Final = 86_400
 ENRICHED: Final = ("body", "tags", "verified")
-"""F9: fields that a full topic has and an index lacks."""
+"""Fields that a full topic has and an index lacks."""
 
 
 class Window(Struct, frozen=True):
@@ -216,63 +233,65 @@ class Fetched(Struct, frozen=True):
     topics: tuple[Topic, ...] = ()
     comments: tuple[Comment, ...] = ()
     covers: Window | None = None
-    """F9: other topics of this time no longer exist; None: not known."""
+    """Other topics of this time no longer exist; None: not known."""
     failed: str = ""
-    """F6: why some days are missing."""
+    """Why some days are missing."""
     pause: float | None = None
-    """E7: the pause that the failed days asked for."""
+    """Seconds: the pause that the failed days asked for."""
 
 
 def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:
-    """F3: never fetched, too long ago, or in the future."""
+    """True if it was never fetched, too long ago, or in the future."""
     return last_fetched is None or not is_fresh_inclusive(last_fetched, fresh_for, now)
 
 
 def window(days_back: int, now: float) -> Window:
-    """F4: the time of a list's topics; without a limit if `days_back` is not positive."""
+    """The time of a list's topics; without a limit if `days_back` is not positive."""
     return Window(now - days_back * DAY if days_back > 0 else float("-inf"))
 
 
 def buckets(days: int, now: float) -> list[date]:
-    """F6: the days to look up, today first, by UTC."""
+    """The days to look up, today first, by UTC."""
     today = datetime.fromtimestamp(now, UTC).date()
     return [today - timedelta(days=back) for back in range(days)]
 
 
 def covered(days: Sequence[date]) -> Window:
     """The time that these days cover, if all of them were answered."""
-    since, last = (datetime.combine(day, datetime.min.time(), UTC) for day in (days[-1], days[0]))
-    return Window(since.timestamp(), last.timestamp() + DAY)
+    midnight = datetime.min.time()
+    first = datetime.combine(days[-1], midnight, UTC)  # the days begin with today
+    last = datetime.combine(days[0], midnight, UTC)
+    return Window(first.timestamp(), last.timestamp() + DAY)
 
 
 def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> Row:
-    """F9: the new row keeps unknown fields, and from a full row the fields that an index lacks.
+    """The new row keeps unknown fields, and from a full row the fields that an index lacks.
 
     An index may carry a preview: with `is_index`, its body does not replace a full one. An unknown
     field that is null in it does not replace a value.
     """
-    new, before = _object(topic), topic_of(old)
-    others = _others(old or {}, Topic)
+    new = _object(topic)
     new["category_id"] = category_of(topic.category_id)
-    if (
-        before is not None
-        and (is_index or topic.body is None)
-        and (is_full or before.body is not None)
-    ):
-        kept = _object(before)
+    before = topic_of(old)
+    others = _others(old or {}, Topic)
+    may_lack_fields = is_index or topic.body is None
+    if before is not None and may_lack_fields and (is_full or before.body is not None):
+        full = _object(before)
         new = {
             name: value
             for name, value in new.items()
             if name not in ENRICHED and (value is not None or name not in others)
         }
-        new |= {name: kept[name] for name in ENRICHED if name in kept}
+        new |= {name: full[name] for name in ENRICHED if name in full}
     return others | new
 
 
 def topic_of(row: Row | None) -> Topic | None:
-    """The topic of a row; None for a row of another shape (F12)."""
+    """The topic of a row; None for a row of another shape."""
     try:
-        return None if row is None else record_of(row, Topic, strict=False)
+        if row is None:
+            return None
+        return record_of(row, Topic, strict=False)
     except ValidationError:
         return None
 
@@ -314,13 +333,13 @@ def without_comment(rows: Iterable[Row], uuid: str, before: Iterable[Row]) -> li
 
 
 def listed(fetched: Fetched, index: Index, now: float) -> list[Topic]:
-    """F4: the list of a fetch that could not be stored."""
-    asked = window(index.days, now)
+    """The list of a fetch that could not be stored."""
+    wanted = window(index.days, now)
     topics = [
         topic
         for topic in fetched.topics
         if not topic.deleted
-        and topic.created_at in asked
+        and topic.created_at in wanted
         and index.category in {None, category_of(topic.category_id)}
     ]
     return sorted(topics, key=lambda topic: (-topic.created_at, topic.topic_uuid))
@@ -329,8 +348,11 @@ def listed(fetched: Fetched, index: Index, now: float) -> list[Topic]:
 def _object(record: Topic | Comment) -> Row:
     """The record as a row: our own fields without None; unknown fields are all kept."""
     extra = record.extra
-    found = json_object(record).items()
-    return {name: value for name, value in found if value is not None or name in extra}
+    return {
+        name: value
+        for name, value in json_object(record).items()
+        if value is not None or name in extra
+    }
 
 
 def _others(row: Row, kind: type[Topic | Comment]) -> Row:

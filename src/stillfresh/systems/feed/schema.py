@@ -1,4 +1,4 @@
-"""The feed's file: the seed's tables literally, our own beside them, and whose file it is (F1).
+"""The tables of a feed's file: the seed's own, literally, ours beside them, and whose file it is.
 
 Times are seconds, whole ones in the seed's tables.
 """
@@ -144,11 +144,13 @@ def _is_feed(connection: apsw.Connection, path: Path) -> bool:
 FEED: Final = Format((0,), ";\n".join((*SEED, *OWN)), _is_feed)
 
 
-def completed(connection: apsw.Connection) -> None:
-    """A file that cannot be written may lack tables of ours: then they are empty."""
+def add_missing_tables(connection: apsw.Connection) -> None:
+    """A file that cannot be written may lack tables of ours: empty temporary ones stand in."""
     tables = [text for text in OWN if "TABLE" in text]
-    if missing := [it for it in tables if not connection.table_exists("main", _name(it))]:
-        connection.execute("PRAGMA query_only = 0")
-        for text in missing:
-            connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE"))
-        connection.execute("PRAGMA query_only = 1")
+    missing = [text for text in tables if not connection.table_exists("main", _name(text))]
+    if not missing:
+        return
+    connection.execute("PRAGMA query_only = 0")
+    for text in missing:
+        connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    connection.execute("PRAGMA query_only = 1")

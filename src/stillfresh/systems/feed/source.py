@@ -1,4 +1,4 @@
-"""The slow network behind a feed, and how one key is fetched from it (F6; seed 001).
+"""The slow network behind a feed, and how one key is fetched from it.
 
 A cold list costs one slow lookup, not one for each day: days are looked up side by side.
 """
@@ -23,11 +23,11 @@ from stillfresh.systems.feed.rules import (
 )
 
 SLICE: Final = 250
-"""F18: topics, or comments, that are checked in one turn of the loop."""
+"""Topics, or comments, that are checked in one turn of the loop."""
 
 
 class PartlyFailed(StillfreshError):
-    """F6: some days failed; the others are stored without a meta row."""
+    """Some days failed; the others are stored without a meta row."""
 
     def __init__(self, fetched: Fetched) -> None:
         super().__init__(fetched.failed)
@@ -75,25 +75,29 @@ async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fe
         return await _fetch_list(source, index, now=now, lookups=lookups)
     uuid = subject(key)
     if key == comments_key(uuid):
-        said = sliced(each_of(await source.comments(uuid), Comment), SLICE)
-        comments = [it async for some in said for it in checked_comments(uuid, some)]
+        slices = sliced(each_of(await source.comments(uuid), Comment), SLICE)
+        comments = [
+            comment async for slice_ in slices for comment in checked_comments(uuid, slice_)
+        ]
         return Fetched(comments=tuple(comments))
-    found = await source.topic(uuid)
-    if found is None:
+    response = await source.topic(uuid)
+    if response is None:
         return Fetched()
-    topic = checked_topic(found)
+    topic = checked_topic(response)
     if topic.topic_uuid != uuid:
         raise LoadFailed(f"asked for topic {uuid!r}, got {topic.topic_uuid!r}")
     return Fetched(topics=(topic,))
 
 
 async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: int) -> Fetched:
-    days, places = buckets(index.days, now), asyncio.Semaphore(lookups)
+    """Look up all days side by side. Some may fail; it raises if all do."""
+    days = buckets(index.days, now)
+    places = asyncio.Semaphore(lookups)
 
     async def look_up(day: date) -> Sequence[Topic]:
         async with places:
-            found = each_of(await source.day_index(day, index.category), Topic)
-            return [topic async for some in sliced(found, SLICE) for topic in checked_topics(some)]
+            slices = sliced(each_of(await source.day_index(day, index.category), Topic), SLICE)
+            return [topic async for slice_ in slices for topic in checked_topics(slice_)]
 
     answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]

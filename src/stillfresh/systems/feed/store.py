@@ -1,4 +1,4 @@
-"""The feed's file as the SQLite store sees it: one kind, whose values are the seed's rows (F17).
+"""The feed's file as the SQLite store sees it: one kind, whose values are the seed's rows.
 
 Leases, cooldowns and times are in our own tables beside the seed's. A copy stands for a meta row;
 its data are the rows, which are written in the publishing transaction. Other implementations know
@@ -161,7 +161,7 @@ class FeedTables(sqlite.KindTables):
     def evict(
         self, connection: apsw.Connection, start: str = "", *, before: float, size: int
     ) -> tuple[int, str | None]:
-        """F11: how many rows were dropped; None: nothing is left to drop."""
+        """How many rows were dropped, and where to go on; None: nothing is left to drop."""
         dropped = 0
         for sql in _EVICT:
             connection.execute(sql, (before - self.keep_for, size - dropped))
@@ -180,7 +180,8 @@ def layout(tables: FeedTables, format_: sqlite.Format = FEED) -> sqlite.Layout:
     )
 
 
-def counted(connection: apsw.Connection, *, before: float, skipped: int) -> FeedStats:
+def count_rows(connection: apsw.Connection, *, before: float, skipped: int) -> FeedStats:
+    """Count the rows of a feed's file; rows stored before `before` have expired."""
     topics, comments, expired, size = connection.execute(_FOUND, (before,)).get
     return FeedStats(topics, comments or 0, expired, size, skipped)
 
@@ -196,13 +197,13 @@ class InRows(bytes):
 
     @classmethod
     def of(cls, fetched: Fetched) -> "InRows":
-        made = cls(IN_ROWS)
-        made.fetched = fetched
-        return made
+        value = cls(IN_ROWS)
+        value.fetched = fetched
+        return value
 
 
 class AsItCame:
-    """Passes values through: encoding a long list would block the loop (F18)."""
+    """Passes values through: encoding a long list would block the loop."""
 
     @staticmethod
     def encode(value: bytes) -> bytes:
@@ -227,7 +228,7 @@ class FeedStore(sqlite.SqliteStore):
         self._room = asyncio.Semaphore(sqlite.MAX_QUEUED)
         self._leases: BoundedDict[str, Lease] = BoundedDict(sqlite.MAX_QUEUED)
         self._building: dict[tuple[str, bool], asyncio.Event] = {}
-        """F18: long lists that are being built, or wait to be."""
+        """Long lists that are being built, or wait to be."""
         self._alone = asyncio.Lock()
 
     async def open(self) -> None:
@@ -256,18 +257,21 @@ class FeedStore(sqlite.SqliteStore):
             while (building := self._building.get((key, raw))) is not None:
                 await building.wait()  # then from memory, or what was written since
             with self._cache.reading() as reader:
-                found = next(reader.find(key, now, raw=raw))
-            return found or await self._built(key, now, raw=raw)
+                rows = next(reader.find(key, now, raw=raw))
+            if rows is not None:
+                return rows
+            return await self._build(key, now, raw=raw)  # a long list: this was its first slice
         except StoreError as exc:
             logger.warning("%s: the feed cache could not be read: %s", key, exc)
             return None
 
-    async def _built(self, key: str, now: float, *, raw: bool) -> FoundRows[Any] | None:
-        """F18: build one long list at a time, because each needs a connection and memory.
+    async def _build(self, key: str, now: float, *, raw: bool) -> FoundRows[Any] | None:
+        """Build one long list at a time, because each needs a connection and memory.
 
         The loop has a turn between two slices.
         """
-        found, building = None, asyncio.Event()
+        rows = None
+        building = asyncio.Event()
         self._building[key, raw] = building
         try:
             async with self._alone:
@@ -276,20 +280,21 @@ class FeedStore(sqlite.SqliteStore):
                     closing(reader.find(key, now, raw=raw)) as slices,
                 ):
                     for each in slices:
-                        found = each
+                        rows = each  # the last one is the list
                         await asyncio.sleep(0)
                 building.set()  # callers that wait for this list are served before the next
         finally:
             del self._building[key, raw]
             building.set()
-        return found
+        return rows
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """F5: any spelling of a category is accepted."""
+        """The records by id. Any spelling of a category is accepted."""
         del known
-        point, keys = self._tables(KIND).sql.point, ids if kind == KIND else ()
+        point = self._tables(KIND).sql.point
+        keys = ids if kind == KIND else ()
         with self._cache.reading() as reader:
             rows = {key: reader.execute(point, (None, canonical(key))).get for key in keys}
         return {id_: sqlite.record_of(row, None) for id_, row in rows.items() if row is not None}
@@ -304,7 +309,7 @@ class FeedStore(sqlite.SqliteStore):
         return grants
 
     async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
-        """F6: store the days that succeeded, without a meta row. F8: False if its lease is lost."""
+        """Store the days that succeeded, without a meta row. False if the lease is lost."""
         if (lease := self._leases.get(key)) is None:
             return True
 
@@ -322,7 +327,7 @@ class FeedStore(sqlite.SqliteStore):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """F7: store, then report. F8: a lost lease is noticed even if the disk is full."""
+        """Store, then report. A lost lease is noticed even if the disk is full."""
         try:
             superseded = await super().publish(kind, copies, tags)
         except StoreError:

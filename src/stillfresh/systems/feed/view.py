@@ -1,4 +1,4 @@
-"""A feed's file for operators: looked into and left as it is, or opened to be changed (F16, G10).
+"""A feed's file for operators: looked into and left as it is, or opened to be changed.
 
 The kind is `feed`, its ids are the cache keys. The commands do not know the settings of the program
 that the file belongs to: the seed's five minutes and thirty days count.
@@ -34,8 +34,8 @@ from stillfresh.systems.feed.model import (
     index_of,
 )
 from stillfresh.systems.feed.reading import FeedReader
-from stillfresh.systems.feed.schema import FEED, TABLES, completed
-from stillfresh.systems.feed.store import KIND, FeedStore, FeedTables, counted, layout
+from stillfresh.systems.feed.schema import FEED, TABLES, add_missing_tables
+from stillfresh.systems.feed.store import KIND, FeedStore, FeedTables, count_rows, layout
 
 TERMS: Final = Policy(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
 
@@ -74,7 +74,7 @@ class FeedView(SqliteView):
 
     async def open(self) -> None:
         await super().open()
-        self.look(completed)
+        self.look(add_missing_tables)
         self._rows = self.look(FeedReader)
 
     async def read(
@@ -82,8 +82,10 @@ class FeedView(SqliteView):
     ) -> dict[str, Record]:
         keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
         stored = await super().read(KIND, list(keys), known, lag)
-        found = {id_: self._judged(key, stored.get(key, Record())) for key, id_ in keys.items()}
-        return {id_: record for id_, record in found.items() if record != Record()}
+        records = {
+            id_: self._with_rows(key, stored.get(key, Record())) for key, id_ in keys.items()
+        }
+        return {id_: record for id_, record in records.items() if record != Record()}
 
     async def entries(
         self,
@@ -92,29 +94,33 @@ class FeedView(SqliteView):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[StoredEntry]:
-        found = await super().entries(kind, search, after, limit)
-        return [replace(entry, record=self._judged(entry.id, entry.record)) for entry in found]
+        entries = await super().entries(kind, search, after, limit)
+        return [replace(entry, record=self._with_rows(entry.id, entry.record)) for entry in entries]
 
     async def stats(self) -> StoreStats:
-        held, now = await super().stats(), self._clock()
-        count = partial(counted, before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
-        rows = self.look(count)
+        store = await super().stats()
+        now = self._clock()
+        count = partial(count_rows, before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
+        feed = self.look(count)
         return FeedFileStats(
-            held.copies, held.leases, held.bytes, topics=rows.topics, comments=rows.comments
+            store.copies, store.leases, store.bytes, topics=feed.topics, comments=feed.comments
         )
 
-    def _judged(self, key: str, record: Record) -> Record:
-        """With what the rows say: there are some, none, or some that cannot be read."""
-        copy, now, is_list = record.copy, self._clock(), index_of(key) is not None
+    def _with_rows(self, key: str, record: Record) -> Record:
+        """The record, completed by the rows: there are some, none, or some that cannot be read."""
+        copy = record.copy
+        now = self._clock()
+        is_list = index_of(key) is not None
         if copy is not None and copy.fetched_at > now:
-            copy = replace(copy, mark=Mark.SOFT)  # F3, where E1 forgives a few seconds
+            # In a feed, a time in the future is stale. The engine would forgive a few seconds.
+            copy = replace(copy, mark=Mark.SOFT)
         if copy is None or not is_list:
-            found = self.look(lambda _: self._rows.found(key, now))
-            if copy is None and found.cached_at is not None:
-                copy = Copy("", float(found.cached_at), TERMS, UNREAD, Mark.SOFT)
-            elif copy is not None and not found.is_hit:
+            rows = self.look(lambda _: self._rows.find_at_once(key, now))
+            if copy is None and rows.cached_at is not None:
+                copy = Copy("", float(rows.cached_at), TERMS, UNREAD, Mark.SOFT)
+            elif copy is not None and not rows.is_hit:
                 copy = replace(copy, mark=Mark.HARD)
-            elif copy is not None and found.cached_at is None:
+            elif copy is not None and rows.cached_at is None:
                 copy = replace(copy, value=None)
         return replace(record, copy=copy)
 
