@@ -1,4 +1,4 @@
-"""SyncCache: the same cache for code without an event loop (E20)."""
+"""SyncCache: the same cache for code without an event loop."""
 
 from stillfresh.sync.cache import SyncCache
 from stillfresh.sync.function import SyncFunction

@@ -1,7 +1,8 @@
-"""SyncCache: the same cache for code without an event loop (E20).
+"""SyncCache: the same cache for code without an event loop.
 
-A hit is answered in the calling thread. Everything else is a call on the loop thread. That thread
-runs no loader: a thread that waits for a load runs it itself.
+The calling thread answers a hit by itself. Everything else is a call on the loop thread, where the
+async `Cache` runs. The loop thread runs no loader: a slow loader would hold up the calls of all
+other threads. A thread that waits for a load runs the loader itself.
 """
 
 import asyncio
@@ -122,9 +123,9 @@ class SyncCache:
         def decorate(
             loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
         ) -> SyncResource[K, V]:
-            made = declared(_checked(name, loader))
-            resource = SyncResource(self.run, made)
-            like_function(resource, loader, inspect.signature(made))
+            async_resource = declared(_checked(name, loader))
+            resource = SyncResource(self.run, async_resource)
+            like_function(resource, loader, inspect.signature(async_resource))
             return resource
 
         return decorate
@@ -139,9 +140,9 @@ class SyncCache:
         declared = self._cache.cached(name, **options)
 
         def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
-            made = declared(_checked(name, function))
-            resource = SyncResource(self.run, made.resource)
-            return SyncFunction(resource, made.signature, function)
+            async_function = declared(_checked(name, function))
+            resource = SyncResource(self.run, async_function.resource)
+            return SyncFunction(resource, async_function.signature, function)
 
         return decorate
 
@@ -226,7 +227,7 @@ class SyncCache:
         return self._run(partial(function, *args, **kwargs), is_open=True)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]], *, is_open: bool = False) -> T:
-        """`is_open`: raise NotOpen if the cache was closed."""
+        """Run work on the loop thread. `is_open`: raise NotOpen if the cache was closed."""
         self.check_caller()
         loop, is_new = PROCESS.enter(self)
         if is_open and self._cache.is_closed:

@@ -1,4 +1,4 @@
-"""What `@cache.cached` makes of a `def` function: still a function, for any thread (E19, E20).
+"""What `@cache.cached` makes of a `def` function: still a function, for any thread.
 
 The hit is written out in the call, as in `engine/function.py`.
 """
@@ -49,8 +49,10 @@ class SyncFunction(CachedFunction[P, V]):
     def _named(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """The call of these arguments; remember its entry for the next time."""
         call = self._call(*args, **kwargs)
-        if self.signature.is_plain and not kwargs and (entry := self._entry(call)):
-            self._note(args, entry)
+        if self.signature.is_plain and not kwargs:
+            entry = self._entry(call)
+            if entry:
+                self._note(args, entry)
         return call
 
     def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
@@ -70,7 +72,9 @@ class SyncFunction(CachedFunction[P, V]):
     ) -> "SyncFunction[Q, V]": ...
 
     def __get__(self, obj: Any, owner: type | None = None) -> "SyncFunction[Any, V]":
-        return self if obj is None or not self.signature.is_method else SyncBound(self, obj)
+        if obj is None or not self.signature.is_method:
+            return self
+        return SyncBound(self, obj)
 
 
 class SyncBound(SyncFunction[Q, V]):
@@ -78,5 +82,6 @@ class SyncBound(SyncFunction[Q, V]):
 
     def __init__(self, function: SyncFunction[Any, V], obj: object) -> None:
         bind(self, function, obj)
-        self.__func__, self.__self__ = function, obj
+        self.__func__ = function
+        self.__self__ = obj
         self._call = partial(function.signature.call, obj)

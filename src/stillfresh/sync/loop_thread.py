@@ -1,7 +1,11 @@
-"""The event loop of code that has none: one thread for all the SyncCaches of a process (E20).
+"""The event loop of code that has none: one thread for all the SyncCaches of a process.
 
-Started when the first cache is used, again in a forked child, ended when the last cache closes or
-the interpreter exits.
+The thread starts when the first cache is used, and again in a forked child. It ends when the last
+cache closes, or when the interpreter exits.
+
+A fork copies only the thread that forks. So before a fork, `hold` makes the loop thread rest
+between two steps, where it holds no lock; after the fork, `go_on` lets the parent's thread
+continue. In the child the thread does not exist: `forked` ends the calls that waited for it.
 """
 
 import asyncio
@@ -45,7 +49,8 @@ class LoopThread:
             call.end(_closed)
 
     async def _main(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
         self._started.set()
         await self._stop.wait()
 
@@ -76,19 +81,22 @@ class LoopThread:
             _closed()
 
     def stop(self) -> None:
+        """End the loop, and wait for its thread."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(REST)
 
     def hold(self) -> None:
         """Before a fork: wait, so that the thread is not in the middle of a step with a lock."""
-        self._rested, self._go_on = threading.Event(), threading.Event()
+        self._rested = threading.Event()
+        self._go_on = threading.Event()
         if threading.current_thread() is not self._thread:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(_rest, self._rested, self._go_on)
                 self._rested.wait(REST)
 
     def go_on(self) -> None:
+        """After a fork, in the parent: the thread continues."""
         self._go_on.set()
 
     def forked(self) -> None:
@@ -141,8 +149,9 @@ class SyncProcess:
             self.open.discard(cache)
             loop = None
             if not self.open:
-                loop, self.loop = self.loop, None
-        if loop is not None:
+                loop = self.loop
+                self.loop = None
+        if loop is not None:  # outside the lock: stopping waits for the thread
             atexit.unregister(self._exit)
             loop.stop()
 

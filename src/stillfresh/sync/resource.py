@@ -1,4 +1,4 @@
-"""The objects that threads call: a resource without an event loop (E20).
+"""The objects that threads call: a resource without an event loop.
 
 The hit is written out here, as in `engine/resource.py`. Everything else runs on the loop thread.
 """
@@ -51,7 +51,7 @@ class SyncCore(Face[H, V]):
         self.fresh_for = core.fresh_for
 
     def is_past(self) -> bool:
-        """E22: True if this thread is in a block of `bypassed()`."""
+        """True if this thread is in a block of `bypassed()`."""
         return is_past(self.core.owner)
 
     def hit(self, key: H) -> Answer[V] | None:
@@ -61,7 +61,7 @@ class SyncCore(Face[H, V]):
         """
         try:
             entry = self._entry(key)
-        except TypeError:  # it cannot be hashed: refused further on (E15)
+        except TypeError:  # it cannot be hashed: the call on the loop refuses it
             return None
         if entry is not None:
             answer = entry.answer
@@ -83,29 +83,30 @@ class SyncCore(Face[H, V]):
 
     def all_at_hand(self, keys: Iterable[H]) -> tuple[dict[H, Answer[V]], list[H]]:
         """The answers at hand, and the keys of the others."""
-        found: dict[H, Answer[V]] = {}
+        answers: dict[H, Answer[V]] = {}
         others: list[H] = []
         for key in keys:
             if (answer := self.at_hand(key)) is not None:
-                found[key] = answer
+                answers[key] = answer
             else:
                 others.append(key)
-        return found, others
+        return answers, others
 
     def read(self, key: H, load: Callable[[], object]) -> Read[V]:
-        """E2 with a loader for this read, a plain function."""
+        """Read one key, with a loader for this read: a plain function."""
         if (answer := self.at_hand(key)) is not None:
             return answer
         return self._run(self.core.read, key, load)
 
     def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
         """The answers that need no load; other keys are left out."""
-        found, others = self.all_at_hand(keys)
+        answers, others = self.all_at_hand(keys)
         if not others:
-            return {**found}
-        if (read := self.core.read_in_thread(others)) is not None:
-            return {**found, **read}
-        return {**found, **self._run(self.core.known, others)}
+            return {**answers}
+        read = self.core.read_in_thread(others)
+        if read is not None:
+            return {**answers, **read}
+        return {**answers, **self._run(self.core.known, others)}
 
     def put(self, values: Mapping[H, object], when: When = When.ALWAYS) -> dict[H, Stored]:
         return self._run(self.core.put, values, when=when)
@@ -113,10 +114,10 @@ class SyncCore(Face[H, V]):
     def update(self, key: H, change: Change[V]) -> Answer[V] | None:
         """`change` is called in this thread."""
 
-        async def changed(answer: Answer[V] | None) -> object:
+        async def change_in_caller(answer: Answer[V] | None) -> object:
             return await in_caller(partial(change, answer))
 
-        return self._run(self.core.update, key, changed)
+        return self._run(self.core.update, key, change_in_caller)
 
     def delete(self, keys: Iterable[H]) -> None:
         self._run(self.core.delete, list(keys))
@@ -211,24 +212,28 @@ class SyncResource(Face[K, V]):
 
     def get_many(self, keys: Iterable[K], max_age: Duration | None = None) -> dict[K, Answer[V]]:
         """Return an answer for each key. The answer of a failed load has `error`."""
-        found, others = self._split(keys, max_age)
+        answers, others = self._split(keys, max_age)
         if not others:
-            return found
+            return answers
         loaded = self._run(self._resource.get_many, others, max_age)
-        return found | loaded if found else loaded
+        return answers | loaded if answers else loaded
 
     def known(self, keys: Iterable[K], *, max_age: Duration | None = None) -> dict[K, Answer[V]]:
         """Return the answers that memory or the store can give. Loads nothing."""
-        found, others = self._split(keys, max_age)
-        return found | self._run(self._resource.known, others, max_age=max_age) if others else found
+        answers, others = self._split(keys, max_age)
+        if not others:
+            return answers
+        return answers | self._run(self._resource.known, others, max_age=max_age)
 
     def _split(
         self, keys: Iterable[K], max_age: Duration | None
     ) -> tuple[dict[K, Answer[V]], Iterable[K]]:
         """The answers at hand, and the other keys. A caller's generator runs in its own thread."""
-        if isinstance(keys, str | bytes):  # refused further on (E15)
+        if isinstance(keys, str | bytes):  # the call on the loop refuses it
             return {}, keys  # type: ignore[return-value]
-        return self._core.all_at_hand(keys) if max_age is None else ({}, list(keys))
+        if max_age is None:
+            return self._core.all_at_hand(keys)
+        return {}, list(keys)
 
     def peek(self, key: K) -> Answer[V] | None:
         """Return what memory holds, or None. Loads nothing."""
