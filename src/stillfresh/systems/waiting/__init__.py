@@ -1,4 +1,4 @@
-"""The Longest-Waiting cache: next-game navigation that never guesses an order (seed 003).
+"""The Longest-Waiting cache: next-game navigation that never guesses an order.
 
 `WaitingCache` and its rules need nothing but the core. `client` joins it to a service over HTTP,
 and needs the `web` extra; `examples/game_service` of the repository is such a service.

@@ -1,4 +1,4 @@
-"""WaitingCache: takes events, asks the rules, and does their refetches (seed 003; W1, W3, W11).
+"""WaitingCache: takes events, asks the rules, and does the refetches that they order.
 
 It holds no policy. It belongs to one event loop. Every method except `settled` and `close` is done
 when it returns; requests that it starts run in the background.
@@ -82,30 +82,30 @@ class WaitingCache:
         self.hear(Opened(game_id, my_turn, version))
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
-        """We have played, at this version; without one, at the version on screen (R2)."""
+        """We have played, at this version; without one, at the version on screen."""
         self.hear(MoveSent(game_id, version))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
-        """The backend says that it is our turn in a game (R4)."""
+        """The backend says that it is our turn in a game."""
         self.hear(YourTurn(game_id, version))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
-        """The backend's state of a game: forward every one that arrives (R3, R5).
+        """The backend's state of a game: forward every one that arrives.
 
         Any game's state confirms an earlier move in it. More happens only for the game on screen.
         """
         self.hear(GameState(game_id, my_turn, version))
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
-        """The backend refused our move, or the move did not end our turn (W9)."""
+        """The backend refused our move, or the move did not end our turn."""
         self.hear(MoveFailed(game_id, version))
 
     def reconnected(self) -> None:
-        """The connection was lost: messages may have been missed (W9)."""
+        """The connection was lost: messages may have been missed."""
         self.hear(Reconnected())
 
     def invalidated(self) -> None:
-        """The backend sent `long_wait_invalidated` (R1)."""
+        """The backend sent `long_wait_invalidated`."""
         self.hear(Invalidated())
 
     async def settled(self) -> None:
@@ -140,7 +140,7 @@ class WaitingCache:
         for effect in effects:
             self._stop_pausing()
             if isinstance(effect, Refetch):
-                self._spawn(loop, self._fly())
+                self._spawn(loop, self._refetch())
             else:
                 self._pause = self._spawn(loop, self._wait())
         if self._state.in_flight is None:
@@ -159,19 +159,21 @@ class WaitingCache:
         return task
 
     def _stop_pausing(self) -> None:
-        pause, self._pause = self._pause, None
+        pause = self._pause
+        self._pause = None
         if pause is not None and pause is not asyncio.current_task():
             pause.cancel()
 
-    async def _fly(self) -> None:
-        event = await self._asked()
+    async def _refetch(self) -> None:
+        """Ask the backend, and handle its answer as an event."""
+        event = await self._ask()
         if self._is_closed:
             return
         self.hear(event)
         if isinstance(event, Answered) and self._pause is None:
             self._pauses = 0
 
-    async def _asked(self) -> Answered | Failed:
+    async def _ask(self) -> Answered | Failed:
         try:
             return Answered(checked_answer(await self._fetch()))
         except asyncio.CancelledError:
@@ -183,6 +185,7 @@ class WaitingCache:
         return Failed()
 
     async def _wait(self) -> None:
+        """Wait before a refetch is tried again; the pause grows with every failure."""
         self._pauses += 1
         seconds = retry_pause(self._pauses)
         try:

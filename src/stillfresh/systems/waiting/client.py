@@ -1,7 +1,11 @@
-"""WaitingClient: a WaitingCache connected to the games' service, by HTTP and WebSocket (W9, W12).
+"""WaitingClient: a WaitingCache connected to the games' service, by HTTP and WebSocket.
 
-Needs the `web` extra. Moves go over the socket, so that none is under way when a new socket says
-that nothing is pending.
+Needs the `web` extra. Moves go over the socket, not over HTTP. So when a socket is lost, no move is
+under way any more, and a new socket may tell the cache that nothing is pending.
+
+One task runs: it connects, reads messages until the connection is lost, pauses, and connects again.
+A new connection counts as joined only after the service has answered which game is on screen: from
+then on no message about it is missed.
 """
 
 import asyncio
@@ -136,8 +140,8 @@ class WaitingClient:
             with suppress(TimeoutError):  # what is missing is said below
                 async with asyncio.timeout(self._timeout):
                     await self._joined.wait()
-        self._connected()
-        self._looked(StillfreshError(f"{game_id} was looked at instead"))
+        self._connection()
+        self._end_look(StillfreshError(f"{game_id} was looked at instead"))
         looking: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._looking = game_id, looking
         try:
@@ -151,7 +155,7 @@ class WaitingClient:
 
     async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
         """Play. The game leaves the list at once, before the service confirms the move."""
-        self._connected()
+        self._connection()
         version = seen(self.cache.state.screen, game_id)
         self.cache.move_sent(game_id, version)
         await self._send(Move(game_id, version, keeps_turn))
@@ -159,7 +163,8 @@ class WaitingClient:
     async def _fetch(self) -> list[str]:
         return _read_answer(await self._endpoint.ask()).game_ids
 
-    def _connected(self) -> ClientConnection:
+    def _connection(self) -> ClientConnection:
+        """The socket. Raises NotOpen if there is none."""
         if self._task is None or self._is_closed:
             raise NotOpen("this WaitingClient is not open; use it within async with")
         if self._socket is None:
@@ -170,7 +175,7 @@ class WaitingClient:
 
     async def _send(self, command: Command) -> None:
         try:
-            await self._connected().send(encode(command).decode())
+            await self._connection().send(encode(command).decode())
         except WebSocketException as exc:
             raise NotOpen(f"the connection to {self._server} was lost") from exc
 
@@ -195,18 +200,19 @@ class WaitingClient:
             async for text in socket:
                 await self._hear(socket, read_news(text))
 
-    async def _welcomed(self, socket: ClientConnection) -> None:
-        """From here on nothing is missed; earlier messages may have been."""
+    async def _join(self, socket: ClientConnection) -> None:
+        """From here on no message is missed; earlier ones may have been."""
         self._failures = 0
         if self._watched is None:
-            self._caught_up(socket)
+            self._use(socket)
         else:
             self._rejoining = socket
             await socket.send(encode(WatchGame(str(self._watched))).decode())
 
-    def _caught_up(self, socket: ClientConnection) -> None:
+    def _use(self, socket: ClientConnection) -> None:
         """From here on moves go over this socket: those of the last one are not pending."""
-        self._socket, self._rejoining = socket, None
+        self._socket = socket
+        self._rejoining = None
         self.cache.reconnected()
         self._joined.set()
 
@@ -214,24 +220,28 @@ class WaitingClient:
         self._socket = self._rejoining = None
         if not self._is_closed:
             self._joined.clear()
-        self._looked(NotOpen(f"the connection to {self._server} was lost"))
+        self._end_look(NotOpen(f"the connection to {self._server} was lost"))
 
-    def _looked(self, found: bool | StillfreshError) -> None:
+    def _end_look(self, result: bool | StillfreshError) -> None:
         """Tell the caller that looks, if there is one and it was not cancelled."""
-        looking, self._looking = self._looking, None
-        if looking is None or looking[1].done():
+        looking = self._looking
+        self._looking = None
+        if looking is None:
             return
-        if isinstance(found, bool):
-            looking[1].set_result(found)
+        _, waiting_caller = looking
+        if waiting_caller.done():
+            return
+        if isinstance(result, bool):
+            waiting_caller.set_result(result)
         else:
-            looking[1].set_exception(found)
+            waiting_caller.set_exception(result)
 
     async def _hear(self, socket: ClientConnection, news: News) -> None:
         match news:
             case Connected():
-                await self._welcomed(socket)
+                await self._join(socket)
             case Opened() | WatchFailed():
-                self._shown(news)
+                self._show(news)
             case MoveMade():  # the state of the game on screen has come before
                 if news.goes_on and news.game_id != self._watched:
                     self.cache.move_failed(news.game_id)  # otherwise it would be pending for ever
@@ -240,10 +250,15 @@ class WaitingClient:
                     logger.info("the move in %s was refused: %s", news.game_id, news.reason)
                 self.cache.hear(news)
 
-    def _shown(self, news: Opened | WatchFailed) -> None:
+    def _show(self, news: Opened | WatchFailed) -> None:
+        """The service shows a game, or says why it cannot."""
         if isinstance(news, Opened):
             self.cache.hear(news)
         if self._rejoining is not None:
-            self._caught_up(self._rejoining)
-        if self._looking is not None and self._looking[0] == news.game_id:
-            self._looked(news.my_turn if isinstance(news, Opened) else StillfreshError(news.reason))
+            self._use(self._rejoining)
+        if self._looking is None or self._looking[0] != news.game_id:
+            return
+        if isinstance(news, Opened):
+            self._end_look(news.my_turn)
+        else:
+            self._end_look(StillfreshError(news.reason))

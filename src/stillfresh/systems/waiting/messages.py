@@ -1,4 +1,4 @@
-"""The messages of the WebSocket between the games' service and its client (W12).
+"""The messages of the WebSocket between the games' service and its client.
 
 One JSON object each, distinguished by `type`. Decoding refuses everything else. Five of them are
 the cache's own events (`model`), so the rules take them as they come.

@@ -1,4 +1,4 @@
-"""The data of the Longest-Waiting cache: its state, its events, its effects (seed 003; W1, W11).
+"""The data of the Longest-Waiting cache: its state, its events, its effects.
 
 Frozen data only; `rules` and `rules_refetch` decide what happens to it.
 """

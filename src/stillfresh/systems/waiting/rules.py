@@ -1,6 +1,13 @@
-"""What each event does to the pool: R1 to R5 of seed 003, one function per rule (W1, W4–W9, W11).
+"""What each event does to the pool of games, one function for each event.
 
-All decisions are in this file and in `rules_refetch` (R0). Pure: no clock, no asyncio.
+All decisions of the Longest-Waiting cache are in this file and in `rules_refetch`. Both are pure:
+no clock, no asyncio. They keep the rules of seed 003: R0 (one refetch at a time) in
+`rules_refetch`, R1 in `invalidated`, R2 in `move_sent`, R3 and R5 in `game_state`, and R4 in
+`your_turn`.
+
+The order of the games is never guessed. Two games or fewer need no order. More have the order of
+the backend's last answer, or of a snapshot: an answer that is right again, because the one game
+that left the list since is back. In every other case the rules ask for a refetch.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,18 +57,18 @@ MEMORY: Final = 64
 
 
 def started(state: State, _event: Started) -> Step:
-    """W3: the first refetch."""
+    """The first refetch."""
     return request(state)
 
 
 def opened(state: State, event: Opened) -> Step:
-    """W8, W16: looking at a game changes which game is on screen; it may confirm a move."""
+    """Looking at a game changes which game is on screen; it may confirm a move."""
     screen = Screen(event.game_id, event.my_turn, event.version)
     return confirmed(replace(state, screen=screen), event)
 
 
 def confirmed(state: State, event: GameState | Opened) -> Step:
-    """W16: a newer state confirms our moves in its game, whichever game is on screen.
+    """A newer state confirms our moves in its game, whichever game is on screen.
 
     The pool, the screen and the snapshot stay as they are.
     """
@@ -76,7 +83,7 @@ def confirmed(state: State, event: GameState | Opened) -> Step:
 
 
 def is_confirmed(state: State, move: UnconfirmedMove, event: GameState | Opened) -> bool:
-    """W16: the event is newer than all that was known of the game when the move was sent.
+    """True if the event is newer than all that was known of the game when the move was sent.
 
     Without versions, only a state that the backend pushes is newer: what the player opens may have
     been read before the move.
@@ -100,13 +107,13 @@ def now_away(state: State, game_id: GameId) -> Pool:
 
 
 def invalidated(state: State, _event: Invalidated) -> Step:
-    """R1, W4: no snapshot survives it, not even the one being requested."""
+    """No snapshot survives it, not even the one being requested."""
     in_flight = None if state.in_flight is None else RefetchRequest()
     return request(replace(state, snapshot=None, in_flight=in_flight))
 
 
 def move_sent(state: State, event: MoveSent) -> Step:
-    """R2, W5: removing a game never reorders the rest, so it is always safe."""
+    """Removing a game never reorders the rest, so it is always safe."""
     game_id = event.game_id
     is_own = kept_for(state.snapshot, game_id) is not None
     counts = is_own and state.played is Played.NOT_SINCE
@@ -148,7 +155,7 @@ def is_older(made_for: int | None, version: int | None) -> bool:
 
 
 def taken_out(state: State, game_id: GameId) -> Step:
-    """R2 without the move: the game leaves, and so does a snapshot that may contain it."""
+    """The game leaves the pool, and so does a snapshot that may contain it."""
     state = replace(
         state,
         pool=without(state.pool, game_id),
@@ -158,12 +165,12 @@ def taken_out(state: State, game_id: GameId) -> Step:
 
 
 def kept_for(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
-    """W10: a snapshot belongs to one game; an event in another game ends it."""
+    """A snapshot belongs to one game; an event in another game ends it."""
     return snapshot if snapshot is not None and snapshot.game_id == game_id else None
 
 
 def not_my_turn(state: State, event: GameState) -> Step:
-    """R3, W6: our move is confirmed.
+    """Our move is confirmed.
 
     A game that is still in the pool was played on another device.
     """
@@ -178,7 +185,7 @@ def not_my_turn(state: State, event: GameState) -> Step:
 
 
 def your_turn(state: State, event: YourTurn) -> Step:
-    """R4, W7: a turn counts once, by whichever message comes first; old news does not count."""
+    """A turn counts once, by whichever message comes first; old news does not count."""
     if is_late(state, event.game_id, event.version):
         return Step(replace(state, snapshot=without_mid_turn(state.snapshot, event.game_id)))
     screen = state.screen
@@ -191,15 +198,15 @@ def your_turn(state: State, event: YourTurn) -> Step:
 
 
 def without_mid_turn(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
-    """W15: the turn came again, however late the news is: the game has left its old place."""
+    """The turn came again, however late the news is: the game has left its old place."""
     is_over = snapshot is not None and snapshot.is_mid_turn and snapshot.game_id == game_id
     return None if is_over else snapshot
 
 
 def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool = True) -> Step:
-    """R4, W7: two games need no order; an order is restored if only its game has gone and come.
+    """Two games need no order; an order is restored if only its game has gone and come.
 
-    `anew` is false if, for all we know, the turn never left us (W8, W15). The game may then have
+    `anew` is false if, for all we know, the turn never left us. The game may then have
     kept its place, so the answer fits while the turn continues, but not when it comes again.
     """
     state = replace(
@@ -217,7 +224,7 @@ def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool 
 
 
 def appended(state: State, game_id: GameId, wanted: RefetchRequest) -> Step:
-    """W7: at most two games with it; but an answer in flight may not know it."""
+    """Add the game: two games need no order. But an answer in flight may not know it."""
     pool = state.pool if game_id in state.pool else (*state.pool, game_id)
     state = replace(state, pool=pool, snapshot=kept_for(state.snapshot, game_id))
     if state.is_complete_from_server and not state.is_busy:
@@ -226,7 +233,7 @@ def appended(state: State, game_id: GameId, wanted: RefetchRequest) -> Step:
 
 
 def is_provable(state: State, wanted: RefetchRequest) -> bool:
-    """W7: a snapshot of this game, which we played since, and no answer is in flight."""
+    """True with a snapshot of this game, which we played since, and no answer in flight."""
     snapshot = state.snapshot
     if snapshot is None or snapshot.game_id != wanted.snapshot_of:
         return False
@@ -235,7 +242,7 @@ def is_provable(state: State, wanted: RefetchRequest) -> bool:
 
 
 def restored(state: State, *, anew: bool) -> Step:
-    """W15: a turn that continues may be announced again, by its `your_turn`, at no cost."""
+    """A turn that continues may be announced again, by its `your_turn`, at no cost."""
     assert state.snapshot is not None  # noqa: S101 (is_provable has looked)
     return Step(
         replace(
@@ -249,7 +256,7 @@ def restored(state: State, *, anew: bool) -> Step:
 
 
 def game_state(state: State, event: GameState) -> Step:
-    """R3, R5, W8, W16: applied if newer and on screen; of any other game, it may confirm a move."""
+    """Apply a newer state of the game on screen. One of any other game may confirm a move."""
     screen = state.screen
     if screen is None or screen.game_id != event.game_id:
         return confirmed(state, event)
@@ -259,13 +266,13 @@ def game_state(state: State, event: GameState) -> Step:
     rises = event.my_turn and not screen.my_turn
     goes_on = event.my_turn and not rises and event.game_id in state.pending
     is_news = not is_late(state, event.game_id, event.version)
-    told = overtaken(screen, event.version, goes_on=goes_on)
+    overtaken_up_to = overtaken(screen, event.version, goes_on=goes_on)
     version = screen.version if event.version is None else event.version
     owes_message = rises and is_news
     state = replace(
         state,
         screen=replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message),
-        versions=known(state.versions, event.game_id, told),
+        versions=known(state.versions, event.game_id, overtaken_up_to),
     )
     if not event.my_turn:
         return not_my_turn(state, event)
@@ -275,33 +282,35 @@ def game_state(state: State, event: GameState) -> Step:
 
 
 def overtaken(screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
-    """The version up to which a state makes messages old (W7).
+    """The version up to which a state makes messages old.
 
     Its own message may still count: where we know at which version the game was opened, and where
-    our turn seems to continue but may have gone and come (W15).
+    our turn seems to continue but may have gone and come.
     """
     counts_later = goes_on or screen.opened_at is not None
     return version - 1 if version is not None and counts_later else version
 
 
 def is_old(state: State, screen: Screen, version: int | None) -> bool:
-    """W8: not newer than the last state, or older than the opened version or a message."""
+    """True if not newer than the last state, or older than the opened version or a message."""
     if version is None:
         return False
-    told = dict(state.versions).get(screen.game_id, version)
+    newest = dict(state.versions).get(screen.game_id, version)
     if screen.opened_at is not None:
-        told = max(told, screen.opened_at)
-    return version < told or (screen.version is not None and version <= screen.version)
+        newest = max(newest, screen.opened_at)
+    if version < newest:
+        return True
+    return screen.version is not None and version <= screen.version
 
 
 def is_late(state: State, game_id: GameId, version: int | None) -> bool:
-    """W7: a version that is not newer than the last counted turn is old."""
-    told = dict(state.versions).get(game_id)
-    return version is not None and told is not None and version <= told
+    """True if the version is not newer than the last counted turn."""
+    counted = dict(state.versions).get(game_id)
+    return version is not None and counted is not None and version <= counted
 
 
 def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
-    """It only grows; the newest entry is last."""
+    """The versions with this one, unless a newer one is known; the newest entry is last."""
     if version is None or version <= dict(versions).get(game_id, version - 1):
         return versions
     others = tuple(pair for pair in versions if pair[0] != game_id)
@@ -309,7 +318,7 @@ def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
 
 
 def move_failed(state: State, event: MoveFailed) -> Step:
-    """W9: the game was removed on trust; a later move in it is still pending."""
+    """The game was removed on trust; a later move in it is still pending."""
     return request(replace(state, moves=without_move(state.moves, event.game_id, event.version)))
 
 
@@ -323,7 +332,7 @@ def without_move(moves: Moves, game_id: GameId, version: int | None) -> Moves:
 
 
 def reconnected(state: State, _event: Reconnected) -> Step:
-    """W9: messages on their way may have been lost."""
+    """Messages on their way may have been lost."""
     screen = None if state.screen is None else replace(state.screen, owes_message=False)
     return request(replace(state, moves=(), away=(), snapshot=None, screen=screen))
 
@@ -352,7 +361,7 @@ def step(state: State, event: Event) -> Step:
 
 
 def navigation(state: State, current: GameId | None) -> Navigation:
-    """W11: the pool without the game on screen, and why its order may be trusted."""
+    """The pool without the game on screen, and why its order may be trusted."""
     proof = Proof.SNAPSHOT if state.is_restored else Proof.SERVER
     if len(state.pool) <= 2:
         proof = Proof.IRRELEVANT

@@ -1,4 +1,4 @@
-"""R0: one refetch at a time, and what its answer does (W2, W3, W5, W10).
+"""One refetch at a time, and what its answer does to the pool of games.
 
 Pure: no clock, no asyncio, no requests. `rules` has the effects of events.
 """
@@ -31,12 +31,12 @@ PLAIN: Final = RefetchRequest()
 
 
 def retry_pause(failures: int) -> float:
-    """W3: how long to wait after so many failures in a row."""
+    """How long to wait after so many failures in a row."""
     return pause_after(failures, first=PAUSE, longest=LONGEST_PAUSE)
 
 
 def request(state: State, wanted: RefetchRequest = PLAIN) -> Step:
-    """W3: ask now. While an answer is in flight, which may be older than the event, ask after it.
+    """Ask now. While an answer is in flight, which may be older than the event, ask after it.
 
     The last request decides whether there will be a snapshot. A pause ends here.
     """
@@ -46,28 +46,30 @@ def request(state: State, wanted: RefetchRequest = PLAIN) -> Step:
 
 
 def begin(state: State, wanted: RefetchRequest) -> Step:
+    """Send the refetch now."""
     return Step(replace(state, in_flight=wanted, follows=None), (Refetch(),))
 
 
 def answered(state: State, event: Answered) -> Step:
-    """W2, W5, W10: the answer becomes the pool, without games that we know to be played since."""
-    asked = state.in_flight
-    if asked is None:
+    """The answer becomes the pool, without games that we know to be played since."""
+    refetch = state.in_flight
+    if refetch is None:
         return Step(state)
-    state = applied(state, event.game_ids, asked)
+    state = applied(state, event.game_ids, refetch)
     if state.follows is not None:
         return begin(state, state.follows)
     if is_starved(state):
-        return look_again(state, asked)
+        return look_again(state, refetch)
     return Step(state)
 
 
-def applied(state: State, game_ids: Pool, asked: RefetchRequest) -> State:
-    """W10: an answer replaces the snapshot by its own, or by none."""
+def applied(state: State, game_ids: Pool, refetch: RefetchRequest) -> State:
+    """An answer replaces the snapshot by its own, or by none."""
     pool = still_ours(state, tuple(dict.fromkeys(game_ids))[: state.limit])
-    is_complete, snapshot = len(game_ids) < state.limit, None
-    if asked.snapshot_of is not None:
-        snapshot = Snapshot(asked.snapshot_of, pool, is_complete, asked.is_mid_turn)
+    is_complete = len(game_ids) < state.limit
+    snapshot: Snapshot | None = None
+    if refetch.snapshot_of is not None:
+        snapshot = Snapshot(refetch.snapshot_of, pool, is_complete, refetch.is_mid_turn)
     return replace(
         state,
         pool=pool,
@@ -81,13 +83,13 @@ def applied(state: State, game_ids: Pool, asked: RefetchRequest) -> State:
 
 
 def still_ours(state: State, pool: Pool) -> Pool:
-    """W5: the answer may be older than a move that we sent or heard of."""
+    """The answer may be older than a move that we sent or heard of."""
     played = state.pending + state.away
     return tuple(game for game in pool if game not in played)
 
 
 def is_blind(state: State, snapshot: Snapshot | None) -> bool:
-    """W7: its game was played while the answer was in flight, here or probably elsewhere."""
+    """True if its game was played while the answer was in flight, here or probably elsewhere."""
     if snapshot is None:
         return False
     is_missing = snapshot.is_complete_from_server and snapshot.game_id not in snapshot.pool
@@ -95,31 +97,31 @@ def is_blind(state: State, snapshot: Snapshot | None) -> bool:
 
 
 def is_starved(state: State) -> bool:
-    """R2's condition: fewer than two games are left, and there may be others."""
+    """True if fewer than two games are left, and there may be others."""
     return len(state.pool) < 2 and not state.is_complete_from_server
 
 
-def look_again(state: State, asked: RefetchRequest) -> Step:
-    """W5: our moves emptied the answer. Ask once at once, then slower until they are confirmed."""
+def look_again(state: State, refetch: RefetchRequest) -> Step:
+    """Our moves emptied the answer. Ask once at once, then slower until they are confirmed."""
     wanted = RefetchRequest(is_echo=True)
-    if asked.is_echo:
+    if refetch.is_echo:
         return Step(replace(state, follows=wanted), (Pause(),))
     return begin(state, wanted)
 
 
 def failed(state: State, _event: Failed) -> Step:
-    """W3: the pool stays. The refetch is still wanted; newer news asks at once."""
-    asked = state.in_flight
-    if asked is None:
+    """The pool stays. The refetch is still wanted; newer news asks at once."""
+    refetch = state.in_flight
+    if refetch is None:
         return Step(state)
     state = replace(state, in_flight=None, away=())
     if state.follows is not None:
         return begin(state, state.follows)
-    return Step(replace(state, follows=asked), (Pause(),))
+    return Step(replace(state, follows=refetch), (Pause(),))
 
 
 def pause_over(state: State, _event: PauseOver) -> Step:
-    """W3: a wanted refetch always comes."""
+    """A wanted refetch always comes."""
     if state.in_flight is not None or state.follows is None:
         return Step(state)
     return begin(state, state.follows)
