@@ -1,4 +1,4 @@
-"""`stillfresh demo`: the five systems in one running site, with an upstream that breaks (G8).
+"""`stillfresh demo`: the five systems in one running site, with an upstream that breaks.
 
 Needs `stillfresh[demo]`.
 """

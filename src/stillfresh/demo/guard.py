@@ -1,4 +1,4 @@
-"""The header fields of every answer of the demo's site, and what it refuses (G8).
+"""The header fields of every answer of the demo's site, and what it refuses.
 
 A page of another site can send neither our header field nor our cookie, and it has another name. So
 it cannot turn a switch here, even by a name that its owner points at this machine.
@@ -16,7 +16,7 @@ from stillfresh.gateway.replies import POLICY, SAFETY
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without a preflight request of the browser."""
-SAID: Final = {
+RESPONSE_FIELDS: Final = {
     **SAFETY,
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -35,16 +35,17 @@ class Guard:
         self._by_address = bool(self._hosts & EVERYWHERE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def said(message: Message) -> None:
+        async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SAID)
+                MutableHeaders(scope=message).update(RESPONSE_FIELDS)
             await send(message)
 
         why = self._refusal(scope) if scope["type"] == "http" else None
         app = self._app if why is None else PlainTextResponse(f"{why}\n", 403)
-        await app(scope, receive, said)
+        await app(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> str | None:
+        """Why a request is refused; None if it is allowed."""
         name = host_name(scope) or ""
         if name not in self._hosts and not (self._by_address and is_address(name)):
             return "this demo is not called by that name"

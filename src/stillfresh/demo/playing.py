@@ -1,4 +1,4 @@
-"""One visitor's games as the site shows them: the header's next game, and a board (G8; seed 003).
+"""One visitor's games as the site shows them: the header's next game, and a board.
 
 A `WaitingClient` keeps the order of the games that wait, from the service's events, and asks it
 only when the order cannot be proved. Boards are entries of the gateway's cache: while the service
@@ -37,11 +37,11 @@ def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
     @cache.cached("board", fresh_for="10s", stale_for="1h", error_for="1h", max_entries=1_000)
     async def board(user: str, game_id: str) -> dict[str, Any]:
         try:
-            answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
-            shown: dict[str, Any] = answer.raise_for_status().json()
+            response = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+            content: dict[str, Any] = response.raise_for_status().json()
         except httpx2.HTTPError as exc:
             raise RetryAfter(pause, f"the game service: {exc!r}") from exc
-        return shown
+        return content
 
     return board
 
@@ -69,14 +69,14 @@ class Playing:
 
     async def state(self) -> dict[str, Any]:
         """The games of the header, why their order is right, and the board on screen."""
-        waiting = await self._begun()
+        waiting = await self._begin()
         await self._look()
-        board = await self._shown()
-        there = waiting.navigation(self.current)
+        board = await self._board_on_screen()
+        navigation = waiting.navigation(self.current)
         return {
-            "next": [{"id": it, "bot": _bot_of(str(it))} for it in there.games],
-            "proof": str(there.proof),
-            "pending": there.pending,
+            "next": [{"id": game, "bot": _bot_of(str(game))} for game in navigation.games],
+            "proof": str(navigation.proof),
+            "pending": navigation.pending,
             "connected": self._client is not None and self._client.is_connected,
             "current": self.current,
             "current_bot": None if self.current is None else _bot_of(self.current),
@@ -85,7 +85,7 @@ class Playing:
 
     async def open(self, game_id: str) -> None:
         """Show a game; while the service is unavailable, the old board."""
-        waiting = await self._begun()
+        waiting = await self._begin()
         if game_id not in waiting.state.pool:
             raise MoveRefused("this game does not wait for you any more")
         self.current = game_id
@@ -93,7 +93,8 @@ class Playing:
 
     async def play(self, cell: int) -> None:
         """Play. The header moves on at once; a move that fails is taken back."""
-        waiting, game_id = await self._begun(), self.current
+        waiting = await self._begin()
+        game_id = self.current
         if game_id is None:
             raise MoveRefused("open a game first")
         version = (await self._board(game_id))["version"]
@@ -110,7 +111,8 @@ class Playing:
 
     async def _look(self) -> None:
         """Tell the service which game is on screen; later, if it is unavailable now."""
-        game_id, client = self.current, self._client
+        game_id = self.current
+        client = self._client
         if game_id is None or game_id == self._looked_at or client is None:
             return
         if client.is_connected:
@@ -118,14 +120,15 @@ class Playing:
                 await client.look(game_id)
                 self._looked_at = game_id
 
-    async def _begun(self) -> WaitingCache:
-        """Seat the visitor; while the service is unavailable, the next call tries again."""
+    async def _begin(self) -> WaitingCache:
+        """Connect and seat the visitor. While the service is unavailable, later calls retry."""
         async with self._beginning:
             if self._client is None:
-                url, headers = str(self.http.base_url), {PLAYER: self.user}
+                url = str(self.http.base_url)
+                headers = {PLAYER: self.user}
                 client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=self._nap)
                 self._client = await self._stack.enter_async_context(client)
-                client.cache.on_changed(self._changed)
+                client.cache.on_changed(self._note_change)
             if not self._is_seated:
                 with suppress(httpx2.HTTPError):
                     answer = await self.http.post("/games", headers={PLAYER: self.user})
@@ -136,11 +139,11 @@ class Playing:
         """A short pause: the visitor plays with the upstream's switch."""
         await asyncio.sleep(min(seconds, self.pause))
 
-    def _changed(self, _: WaitingCache) -> None:
+    def _note_change(self, _: WaitingCache) -> None:
         self._is_outdated = True
         self.tell()
 
-    async def _shown(self) -> dict[str, Any] | None:
+    async def _board_on_screen(self) -> dict[str, Any] | None:
         """The board; None if there is none. An ended game is not loaded again."""
         if self.current is None or self._over.get("id") == self.current:
             return self._over or None
@@ -153,7 +156,8 @@ class Playing:
 
     async def _board(self, game_id: str) -> dict[str, Any]:
         board = self.boards.of(self.user, game_id)
-        is_outdated, self._is_outdated = self._is_outdated, False
+        is_outdated = self._is_outdated
+        self._is_outdated = False  # before the request: an event during it makes it outdated again
         if is_outdated or (await board.get()).age > AHEAD:
             with suppress(LoadFailed):  # then it is shown as it was, with its age
                 await board.refresh()
@@ -161,12 +165,13 @@ class Playing:
         return {**answer.value, **freshness(answer)}
 
     async def _send(self, game_id: str, cell: int, version: int) -> None:
-        path, asked = f"/games/{game_id}/play", {"cell": cell, "version": version}
+        path = f"/games/{game_id}/play"
+        move = {"cell": cell, "version": version}
         try:
-            answer = await self.http.post(path, json=asked, headers={PLAYER: self.user})
-            if answer.status_code == 409:
-                raise MoveRefused(answer.json()["error"])
-            answer.raise_for_status()
+            response = await self.http.post(path, json=move, headers={PLAYER: self.user})
+            if response.status_code == 409:
+                raise MoveRefused(response.json()["error"])
+            response.raise_for_status()
         except httpx2.HTTPError as exc:
             is_answer = isinstance(exc, httpx2.HTTPStatusError)
             why = "answered with an error" if is_answer else "does not answer"

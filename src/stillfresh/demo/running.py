@@ -1,4 +1,4 @@
-"""One process, one address: the five systems, their upstream and the gateway put together (G8).
+"""One process, one address: the five systems, their upstream and the gateway put together.
 
 Opened from the upstream up to the gateway, closed the other way round. All files lie in one
 directory: the entries and boards, the pages, the feed, and the games of the game service.
@@ -78,23 +78,25 @@ def run(
             if open_browser:
                 asyncio.get_running_loop().run_in_executor(None, webbrowser.open, where)
 
-        asyncio.run(_served(directory, pace, host, listener, listening))
+        asyncio.run(_serve(directory, pace, host, listener, listening))
 
 
-async def _served(
+async def _serve(
     directory: Path, pace: Pace, host: str, listener: socket.socket, listening: Callable[[], None]
 ) -> None:
-    told = asyncio.Event()
+    """Serve the demo until a signal comes."""
+    signalled = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
-    async with demo(directory, pace, (host,)) as made:
-        config = server_config(made.app)
-        config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
+        asyncio.get_running_loop().add_signal_handler(number, signalled.set)
+    async with demo(directory, pace, (host,)) as parts:
+        config = server_config(parts.app)
+        config.lifespan = "off"
+        config.timeout_graceful_shutdown = GRACE
         server = Server(config, listening)
 
         async def end() -> None:
-            await told.wait()
-            made.close()
+            await signalled.wait()
+            parts.close()
             server.should_exit = True
 
         async with running(end()):
@@ -104,8 +106,8 @@ async def _served(
 @contextmanager
 def _directory(store: str | None) -> Iterator[Path]:
     if store is None:
-        with tempfile.TemporaryDirectory(prefix="stillfresh-demo-") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="stillfresh-demo-") as temporary:
+            yield Path(temporary)
         return
     path = Path(store)
     try:
@@ -131,9 +133,9 @@ async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> Asyn
             upstream = await stack.enter_async_context(BreakableUpstream(app, pace, world))
             await stack.enter_async_context(running(changes(world, pace)))
             site = site_of(directory, pace, hosts, world, upstream)
-            made = await stack.enter_async_context(site)
-            made.has_games = game_service is not None
-            yield made
+            parts = await stack.enter_async_context(site)
+            parts.has_games = game_service is not None
+            yield parts
 
 
 @asynccontextmanager
@@ -144,7 +146,9 @@ async def site_of(
     world: UpstreamData,
     upstream: BreakableUpstream,
 ) -> AsyncIterator[Demo]:
-    pause, feed_db = pace.retry_after, directory / "feed.db"
+    """The site in front of an upstream, with its caches in this directory."""
+    pause = pace.retry_after
+    feed_db = directory / "feed.db"
     with await asyncio.to_thread(FeedCache.open, feed_db, fresh_for=pace.feed_fresh_for) as feed:
         async with (
             httpx2.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
@@ -157,38 +161,38 @@ async def site_of(
 
             def playing_of(user: str) -> Playing:
                 def tell() -> None:
-                    made.app.live.push(user, InvalidatedNews())
+                    parts.app.live.push(user, InvalidatedNews())
 
                 return Playing(user, http, boards, tell, pause)
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
-            made = Demo(pace, world, upstream, http, engine, visitors)
+            parts = Demo(pace, world, upstream, http, engine, visitors)
             pages = PageCache(f"sqlite:///{directory / 'pages.db'}")
             routes = {"/prices": pace.page_fresh_for}
-            made.app = gateway(
+            parts.app = gateway(
                 cache,
                 kinds=kinds_of(nexus, pace),
-                pages=Guard(IsrMiddleware(made.site(), pages, routes), hosts),
+                pages=Guard(IsrMiddleware(parts.site(), pages, routes), hosts),
                 page_cache=pages,
                 authenticate=visitors.authenticate,
                 hosts=hosts,
             )
-            made.app.live.register(InvalidatedNews)
-            async with made.app, running(ticks(made), wakings(made)):
+            parts.app.live.register(InvalidatedNews)
+            async with parts.app, running(tick_each_second(parts), refresh_on_recovery(parts)):
                 try:
-                    yield made
+                    yield parts
                 finally:
-                    made.close()
+                    parts.close()
                     await visitors.close()
 
 
-async def soon(asked: Awaitable[T], pause: float) -> T:
+async def soon(response: Awaitable[T], pause: float) -> T:
     """Try a failing upstream again after `pause`: the visitor plays with its switch.
 
     Otherwise failures double the pause up to a minute, which is right everywhere else.
     """
     try:
-        return await asked
+        return await response
     except StillfreshError as exc:
         raise RetryAfter(pause, str(exc)) from exc
 
@@ -227,18 +231,18 @@ async def changes(world: UpstreamData, pace: Pace) -> None:
         world.change(int(time.time()))
 
 
-async def ticks(made: Demo) -> None:
+async def tick_each_second(parts: Demo) -> None:
     while True:
         await asyncio.sleep(1)
-        await made.tick()
+        await parts.tick()
 
 
-async def wakings(made: Demo) -> None:
-    """When the upstream is back, refresh all watched items at once, not one by one (C9)."""
-    hub = made.app.hub
+async def refresh_on_recovery(parts: Demo) -> None:
+    """When the upstream is back, refresh all watched items at once, not one by one."""
+    hub = parts.app.hub
     while True:
-        await made.recovered.wait()
-        made.recovered.clear()
+        await parts.recovered.wait()
+        parts.recovered.clear()
         await asyncio.gather(*(refresh_watched(hub, kind) for kind in hub.kinds))
 
 

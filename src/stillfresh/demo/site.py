@@ -1,4 +1,4 @@
-"""The demo's site: one page, the small API of its parts, and the state for open pages (G8).
+"""The demo's site: one page, the small API of its parts, and the state for open pages.
 
 Requests that the gateway does not answer itself come here. If the upstream is unavailable, the
 answer is not an HTTP error: the page shows it.
@@ -61,7 +61,7 @@ class PageRequest(msgspec.Struct, frozen=True):
     cell: int = -1
 
 
-async def _asked(request: Request) -> PageRequest:
+async def _read_request(request: Request) -> PageRequest:
     """The request's small JSON object; anything else counts as empty."""
     if int(request.headers.get("content-length") or MOST_BODY + 1) > MOST_BODY:
         return PageRequest()
@@ -96,19 +96,19 @@ class Demo:
     _is_closing: bool = False
 
     def __post_init__(self) -> None:
-        self.engine.on_updated(self._updated)
+        self.engine.on_updated(self._count_update)
 
     def site(self) -> Starlette:
         routes = [
             Route("/", self.front),
             Route("/prices", self.prices),
             Route("/demo/events", self.events),
-            Route("/demo/state", self.shown),
+            Route("/demo/state", self.state_once),
             Route("/demo/upstream", self.turn, methods=["POST"]),
             Route("/demo/topics", self.topics),
             Route("/demo/topics/{uuid}", self.topic),
             Route("/demo/topics/{uuid}/comments", self.comment, methods=["POST"]),
-            Route("/demo/games", self.played),
+            Route("/demo/games", self.games),
             Route("/demo/games/{id}/open", self.open_game, methods=["POST"]),
             Route("/demo/games/play", self.play, methods=["POST"]),
             Route("/demo/approvals/{id}", self.approve, methods=["POST"]),
@@ -122,16 +122,18 @@ class Demo:
 
     def _tell(self) -> None:
         """Send the state to every open page now, not only at the next second."""
-        news, self._news = self._news, asyncio.Event()
+        news = self._news
+        self._news = asyncio.Event()  # before the old one is set: pages wait for the next news
         news.set()
 
-    def _updated(self, _: object) -> None:
+    def _count_update(self, _: object) -> None:
         self._updates += 1
         self._tell()
 
     async def tick(self) -> None:
-        """Once a second."""
-        now, tabs = time.monotonic(), self.app.live.snapshot()["signed_in"]
+        """Count the time of open tabs, and close what left visitors held. Runs once a second."""
+        now = time.monotonic()
+        tabs = self.app.live.snapshot()["signed_in"]
         self._open_for += tabs * (now - self._counted_until)
         self._counted_until = now
         await self.visitors.sweep()
@@ -158,25 +160,28 @@ class Demo:
     async def front(self, request: Request) -> Response:
         token = (self._visitor(request) or self.visitors.welcome()).token
         posts = "\n".join(map(_post, self.world.posts))
-        count, spans = len(self.world.posts), _spans(self.pace)
-        shown = {"mode": self.upstream.mode, "tried": " hidden" if TRIED in request.cookies else ""}
         page = _template("demo.html").substitute(
-            spans, token=token, posts=posts, count=count, **shown
+            _spans(self.pace),
+            token=token,
+            posts=posts,
+            count=len(self.world.posts),
+            mode=self.upstream.mode,
+            tried=" hidden" if TRIED in request.cookies else "",
         )
-        answer = HTMLResponse(page, headers=PRIVATE)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
-        return answer
+        response = HTMLResponse(page, headers=PRIVATE)
+        response.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+        return response
 
     async def prices(self, _: Request) -> Response:
         """The page of prices: slow, and failing with the upstream; the page cache makes it fast."""
-        asked_at = time.time()
+        began_at = time.time()
         try:
             prices = (await self.http.get("/prices")).raise_for_status().json()
         except httpx2.HTTPError:
             return HTMLResponse(_template("away.html").substitute(trouble=self._trouble), 503)
-        return HTMLResponse(_prices_page(prices, asked_at, self.pace))
+        return HTMLResponse(_prices_page(prices, began_at, self.pace))
 
-    async def shown(self, _: Request) -> Response:
+    async def state_once(self, _: Request) -> Response:
         """The state once, for scripts."""
         return _json(self.state())
 
@@ -185,9 +190,10 @@ class Demo:
         if visitor is None:
             return Response(status_code=204)  # so that the browser does not reconnect
         headers = {**PRIVATE, "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._told(visitor), 200, headers, "text/event-stream")
+        return StreamingResponse(self._state_events(visitor), 200, headers, "text/event-stream")
 
-    async def _told(self, visitor: DemoVisitor) -> AsyncIterator[str]:
+    async def _state_events(self, visitor: DemoVisitor) -> AsyncIterator[str]:
+        """The state, once a second and at every news, until the demo closes."""
         while not self._is_closing:
             state = self.state() | {"approvals": visitor.approvals.shown()}
             yield f"data: {json.dumps(state)}\n\n"
@@ -197,7 +203,7 @@ class Demo:
 
     async def turn(self, request: Request) -> Response:
         try:
-            await self.upstream.turn((await _asked(request)).mode)
+            await self.upstream.turn((await _read_request(request)).mode)
         except StillfreshError as exc:
             return _json({"refused": str(exc)})
         if self.upstream.mode == "fine":
@@ -206,37 +212,48 @@ class Demo:
         return _json(self.state())
 
     async def topics(self, _: Request) -> Response:
-        """From the feed's file, at once (seed 001)."""
-        return _json(await self._or_why(self._topics()))
+        """The topics, from the feed's file, at once."""
+        return _json(await self._answer_or_reason(self._topics()))
 
     async def _topics(self) -> dict[str, Any]:
         feed = await self.engine.get_all(days_back=DAYS)
         rows = [
-            {"id": it.topic_uuid, "title": it.title, "author": it.author, "at": it.created_at}
-            for it in feed.topics
+            {
+                "id": topic.topic_uuid,
+                "title": topic.title,
+                "author": topic.author,
+                "at": topic.created_at,
+            }
+            for topic in feed.topics
         ]
         return {"topics": rows, **freshness(feed)}
 
     async def topic(self, request: Request) -> Response:
-        return _json(await self._or_why(self._comments(request.path_params["uuid"])))
+        return _json(await self._answer_or_reason(self._comments(request.path_params["uuid"])))
 
     async def _comments(self, uuid: str) -> dict[str, Any]:
         answer = await self.engine.get_comments(uuid)
         rows = [
-            {"id": it.comment_uuid, "author": it.author, "body": it.body, "at": it.created_at}
-            for it in answer.comments
+            {
+                "id": comment.comment_uuid,
+                "author": comment.author,
+                "body": comment.body,
+                "at": comment.created_at,
+            }
+            for comment in answer.comments
         ]
         return {"comments": rows, **freshness(answer)}
 
     async def comment(self, request: Request) -> Response:
-        """In the file at once, then upstream; taken back if upstream does not take it."""
-        uuid, text = request.path_params["uuid"], (await _asked(request)).body.strip()
+        """Write a comment to the file at once, then upstream; undo it if upstream refuses it."""
+        uuid = request.path_params["uuid"]
+        text = (await _read_request(request)).body.strip()
         if not 1 <= len(text) <= MOST_COMMENT:
             why = f"a comment has 1 to {MOST_COMMENT} characters, this one has {len(text)}"
             return _json({"refused": why})
-        said = Comment(secrets.token_hex(8), uuid, "a visitor", int(time.time()), text)
+        comment = Comment(secrets.token_hex(8), uuid, "a visitor", int(time.time()), text)
         try:
-            await self.engine.add_comment(uuid, said)
+            await self.engine.add_comment(uuid, comment)
             return _json(await self._comments(uuid))
         except FeedHttpError as exc:
             why = "does not answer" if exc.status is None else f"answered with {exc.status}"
@@ -246,13 +263,13 @@ class Demo:
 
     async def open_game(self, request: Request) -> Response:
         game_id = request.path_params["id"]
-        return await self.played(request, lambda visitor: visitor.playing.open(game_id))
+        return await self.games(request, lambda visitor: visitor.playing.open(game_id))
 
     async def play(self, request: Request) -> Response:
-        cell = (await _asked(request)).cell
-        return await self.played(request, lambda visitor: visitor.playing.play(cell))
+        cell = (await _read_request(request)).cell
+        return await self.games(request, lambda visitor: visitor.playing.play(cell))
 
-    async def played(
+    async def games(
         self, request: Request, step: Callable[[DemoVisitor], Awaitable[None]] | None = None
     ) -> Response:
         """The games as they are after the step, whether or not it was made."""
@@ -266,9 +283,9 @@ class Demo:
             if step is not None:
                 await step(visitor)
         except StillfreshError as exc:
-            is_said = isinstance(exc, MoveRefused)
-            refused = str(exc) if is_said else f"the game service {self._trouble}"
-        return _json({"refused": refused} | await self._or_why(visitor.playing.state()))
+            is_for_visitor = isinstance(exc, MoveRefused)
+            refused = str(exc) if is_for_visitor else f"the game service {self._trouble}"
+        return _json({"refused": refused} | await self._answer_or_reason(visitor.playing.state()))
 
     async def approve(self, request: Request) -> Response:
         visitor = self._visitor(request)
@@ -279,10 +296,10 @@ class Demo:
     def _trouble(self) -> str:
         return TROUBLE.get(self.upstream.mode, "has not answered yet")
 
-    async def _or_why(self, asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    async def _answer_or_reason(self, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         """The answer, or a sentence why there is none."""
         try:
-            return await asked
+            return await answer
         except StillfreshError:
             return {"refused": f"There is no copy yet, and the upstream {self._trouble}."}
 
@@ -297,7 +314,8 @@ def _template(name: str) -> Template:
 
 
 def _spans(pace: Pace) -> dict[str, str]:
-    return {name: f"{it:g}" for name, it in asdict(pace).items() if isinstance(it, float)}
+    """The times of the demo, in seconds, for the templates."""
+    return {name: f"{span:g}" for name, span in asdict(pace).items() if isinstance(span, float)}
 
 
 def _post(post_id: str) -> str:

@@ -1,9 +1,9 @@
-"""The upstream that breaks: a real HTTP server on a loopback port of its own (G8).
+"""The upstream that breaks: a real HTTP server on a loopback port of its own.
 
 Its switch is real: *fine* answers after 1–3 s, *slow* much later, *failing* with 500, and *down*
 closes its port and every connection, until it is switched on again. It answers as the seeds'
-backends do: posts and users by ids (C12), a feed's days and comments (F), prices for a page
-(I), and, in a clone of the repository, the games with their events (W12).
+backends do: posts and users by ids, a feed's days and comments, prices for a page, and, in a
+clone of the repository, the games with their events.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ KNOWN: Final = (
 
 
 class BreakableUpstream:
-    """`async with BreakableUpstream(app, pace, world) as it:`; `await it.turn("down")`."""
+    """`async with BreakableUpstream(app, …) as upstream:`; `await upstream.turn("down")`."""
 
     def __init__(self, app: ASGIApp, pace: Pace, world: UpstreamData) -> None:
         self.mode = "fine"
@@ -109,7 +109,9 @@ class BreakableUpstream:
 
     async def _hang_up(self) -> None:
         """As a machine that loses its power: no farewell to anybody."""
-        server, serving, self._server = self._server, self._serving, None
+        server = self._server
+        serving = self._serving
+        self._server = None
         if server is None or serving is None:
             return
         self._hung_up.set()
@@ -145,12 +147,14 @@ class _Backend:
         self._world = world
 
     async def posts(self, request: Request) -> Response:
-        asked, known = (await request.json())["post_ids"], self._world.posts
-        return _json([known[id_] for id_ in asked if id_ in known])
+        ids = (await request.json())["post_ids"]
+        posts = self._world.posts
+        return _json([posts[id_] for id_ in ids if id_ in posts])
 
     async def users(self, request: Request) -> Response:
-        asked, known = (await request.json())["user_ids"], self._world.users
-        return _json([known[id_] for id_ in asked if id_ in known])
+        ids = (await request.json())["user_ids"]
+        users = self._world.users
+        return _json([users[id_] for id_ in ids if id_ in users])
 
     async def prices(self, _: Request) -> Response:
         return _json(self._world.prices)

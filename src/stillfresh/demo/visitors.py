@@ -1,4 +1,4 @@
-"""The demo's visitors: sessions by a cookie, and requests that wait for approval (G8; seed 002).
+"""The demo's visitors: sessions by a cookie, and requests that wait for approval.
 
 Both are kept in a `TtlCache`. An expired request is absent, so nothing is approved too late;
 `remove` hands it to one caller, so nothing is approved twice. Sessions end an hour after their
@@ -48,17 +48,22 @@ class Approvals:
         self._pending = TtlCache[str, dict[str, Any]](ttl, max_entries=AT_ONCE, clock=clock)
 
     def shown(self) -> dict[str, Any]:
-        """The pending requests, the oldest first, with their remaining time."""
+        """The pending requests, the oldest first, with their remaining time.
+
+        Showing them lets a new one come, if its time has come.
+        """
         self._pending.cleanup_expired()
         now = self._clock()
         if now - self._last >= self._ttl / 3 and len(self._pending) < AT_ONCE:
-            self._last, key, (who, what) = now, secrets.token_hex(8), next(self._asks)
+            self._last = now
+            key = secrets.token_hex(8)
+            who, what = next(self._asks)
             self._pending.insert(
                 key, {"id": key, "who": who, "what": what, "until": now + self._ttl}
             )
         pending = [
-            {**asked, "left": round(max(0.0, asked["until"] - now), 2)}
-            for _, asked in self._pending.items()
+            {**request, "left": round(max(0.0, request["until"] - now), 2)}
+            for _, request in self._pending.items()
         ]
         expired = self._pending.stats().expired
         return {"pending": pending, "ttl": self._ttl, "expired": expired, "decided": self._decided}
@@ -105,15 +110,20 @@ class Visitors:
 
         A forgotten one starts again, so that an open page works after a restart.
         """
-        return None if token is None or not self._is_ours(token) else self._seen(token)
+        if token is None or not self._is_ours(token):
+            return None
+        return self._visitor_of(token)
 
     def welcome(self) -> DemoVisitor:
-        return self._seen(self._signed(secrets.token_urlsafe(24)))
+        """A new visitor, with a token of its own."""
+        return self._visitor_of(self._signed(secrets.token_urlsafe(24)))
 
-    def _seen(self, token: str) -> DemoVisitor:
+    def _visitor_of(self, token: str) -> DemoVisitor:
+        """The visitor of a token, known or new; its session lasts another hour."""
         visitor = self._sessions.get(token)
         if visitor is None:
-            id_, approvals = secrets.token_hex(8), Approvals(self.approvals_for, self.dice)
+            id_ = secrets.token_hex(8)
+            approvals = Approvals(self.approvals_for, self.dice)
             visitor = DemoVisitor(id_, token, self.playing_of(id_), approvals)
         self._sessions.insert(token, visitor)
         return visitor
@@ -131,6 +141,7 @@ class Visitors:
         return None if visitor is None else visitor.id
 
     async def sweep(self) -> None:
+        """Close what visitors held open whose session has ended."""
         self._sessions.cleanup_expired()
         while self._left:
             await self._left.pop().playing.close()
@@ -144,8 +155,11 @@ class Visitors:
 def key_in(directory: Path) -> bytes:
     """The same after a restart on the same directory; for its owner's eyes alone."""
     file = directory / "visitors.key"
-    if file.is_file() and len(key := file.read_bytes()) == KEY_LENGTH:
-        return key
+    if file.is_file():
+        key = file.read_bytes()
+        if len(key) == KEY_LENGTH:
+            return key
     file.touch(mode=0o600)
-    file.write_bytes(key := secrets.token_bytes(KEY_LENGTH))
+    key = secrets.token_bytes(KEY_LENGTH)
+    file.write_bytes(key)
     return key

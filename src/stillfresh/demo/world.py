@@ -1,4 +1,4 @@
-"""The upstream's own data, and how it changes by itself (G8): people, posts, topics, prices.
+"""The upstream's own data, and how it changes by itself: people, posts, topics, prices.
 
 Seeded, so that two runs begin alike. Bounded: new comments replace the oldest.
 """
@@ -100,7 +100,8 @@ class UpstreamData:
             counts = {"likes": self.dice.randrange(900), "replies": self.dice.randrange(40)}
             self.posts[f"{author}:{number}"] = {"details": details, "counts": counts}
         for number, title in enumerate(TITLES):
-            uuid, at = f"topic-{number}", self.now - number * DAY // 2 - 600
+            uuid = f"topic-{number}"
+            at = self.now - number * DAY // 2 - 600
             self.topics[uuid] = Topic(uuid, self._someone(), title, at)
             self.comments[uuid] = []
             for _ in range(self.dice.randrange(1, 5)):
@@ -112,20 +113,27 @@ class UpstreamData:
         self.changes += 1
         others = (self._follow, self._price, self._comment, self._edit, self._reply)
         kind, is_like = divmod(self.changes, 2)
-        (self._like if is_like else others[kind % len(others)])()
+        if is_like:
+            self._like()
+        else:
+            change = others[kind % len(others)]
+            change()
 
     def topics_of(self, day: date) -> list[Topic]:
-        topics = self.topics.values()
-        return [it for it in topics if datetime.fromtimestamp(it.created_at, UTC).date() == day]
+        return [
+            topic
+            for topic in self.topics.values()
+            if datetime.fromtimestamp(topic.created_at, UTC).date() == day
+        ]
 
     def add_comment(self, uuid: str, comment: Comment) -> bool:
         """Add a comment once: a writer that got no answer may send it again."""
-        kept = self.comments.get(uuid)
-        if kept is None:
+        comments = self.comments.get(uuid)
+        if comments is None:
             return False
-        if all(it.comment_uuid != comment.comment_uuid for it in kept):
-            kept.append(comment)
-            del kept[:-MOST_COMMENTS]
+        if all(other.comment_uuid != comment.comment_uuid for other in comments):
+            comments.append(comment)
+            del comments[:-MOST_COMMENTS]
         return True
 
     def _like(self) -> None:
@@ -152,7 +160,8 @@ class UpstreamData:
 
     def _say(self, uuid: str) -> None:
         self._written += 1
-        id_, body = f"said-{self._written}", self._any(REPLIES)
+        id_ = f"said-{self._written}"
+        body = self._any(REPLIES)
         at = self.now if self.changes else self.topics[uuid].created_at
         self.add_comment(uuid, Comment(id_, uuid, self._someone(), at, body))
 
