@@ -128,7 +128,8 @@ async def comment_on_it(engine: FeedEngine, network: Network, clock: ManualClock
 
 
 async def main(sleep: Sleep = asyncio.sleep) -> None:
-    clock, network = ManualClock(NOON.timestamp()), Network(sleep)
+    clock = ManualClock(NOON.timestamp())
+    network = Network(sleep)
     with (
         tempfile.TemporaryDirectory() as directory,
         FeedCache.open(Path(directory) / "feed_cache.db", clock=clock) as cache,

@@ -16,7 +16,9 @@ from game_service.steps import Happened
 from stillfresh.systems.waiting import WaitingCache
 from stillfresh.systems.waiting.messages import YourTurnNews
 
-ANN, BEN, BOT = Player("ann"), Player("ben"), Player("bot", is_human=False)
+ANN = Player("ann")
+BEN = Player("ben")
+BOT = Player("bot", is_human=False)
 
 
 class Evening:
@@ -51,9 +53,9 @@ class Evening:
         await self.waiting.settled()
 
     def show(self, what: str) -> None:
-        there = self.waiting.navigation()
-        games = " ".join(str(game) for game in there.games)
-        proof = "pending" if there.pending else there.proof
+        navigation = self.waiting.navigation()
+        games = " ".join(str(game) for game in navigation.games)
+        proof = "pending" if navigation.pending else navigation.proof
         print(f"{what:36} next: {games:22} {proof:10} asked so far: {self.asked}")
 
 

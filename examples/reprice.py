@@ -1,6 +1,6 @@
 """A bug in an application's own rule, found by simulating it, with the history that leads there.
 
-`hasty` invalidates the cached price and then changes it. Who reads in between loads the old price
+`hasty` invalidates the cached price and then changes it. A reader in between loads the old price
 again, and it is served as fresh for an hour. No test that does one thing after another sees it.
 """
 
@@ -37,7 +37,8 @@ def shop(reprice: Rule) -> Callable[[World], Awaitable[None]]:
     """Two processes that read prices, and now and then change one."""
 
     async def app(process: Process) -> None:
-        cache, dice = process.cache(), process.world.dice
+        cache = process.cache()
+        dice = process.world.dice
 
         @cache.batched("price", fresh_for="1h")
         async def prices(skus: list[str]) -> dict[str, Version | Exception]:

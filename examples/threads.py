@@ -34,7 +34,8 @@ def main() -> None:
     prices.put("sku-1", 1200)
     print(f"put after a write: {prices('sku-1')}, {prices.get('sku-1').verdict}", flush=True)
 
-    if (pid := os.fork()) == 0:
+    pid = os.fork()
+    if pid == 0:  # in the child
         print(f"a forked child reads the same store: {prices('sku-1')}", flush=True)
         prices.invalidate("sku-1")
         os._exit(0)

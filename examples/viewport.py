@@ -37,7 +37,8 @@ class Nexus:
 
 
 async def scroll(minutes: int = 30) -> None:
-    clock, dice = ManualClock(1_700_000_000), random.Random(7)  # noqa: S311 (a walk, no secret)
+    clock = ManualClock(1_700_000_000)
+    dice = random.Random(7)  # noqa: S311 (a walk, no secret)
     with tempfile.TemporaryDirectory() as folder:
         database = Database(Path(folder) / "app.db")
         controller = TtlController(nexus=Nexus(), database=database, clock=clock)
@@ -50,7 +51,8 @@ async def scroll(minutes: int = 30) -> None:
 
 async def walk(ttl: TtlCoordinator, clock: ManualClock, dice: random.Random, minutes: int) -> int:
     """A page of posts at a time, now and then a few further; returns what polling would ask."""
-    top, polls = 0, 0
+    top = 0
+    polls = 0
     screen: set[str] = set()
     for _ in range(minutes * 60 // TICK):
         if dice.random() < 0.3:
@@ -69,11 +71,12 @@ async def walk(ttl: TtlCoordinator, clock: ManualClock, dice: random.Random, min
 
 def report(ttl: TtlCoordinator, polls: int, minutes: int) -> None:
     state = ttl.snapshot()
-    made, saved = state.requests_made, state.requests_saved
+    made_count = state.requests_made
+    saved_count = state.requests_saved
     print(f"{minutes} minutes of scrolling, {ON_SCREEN} posts on screen, a look every {TICK} s")
     print(f"  polling each post on screen:  {polls:6,} requests")
-    print(f"  one request for each refresh: {made + saved:6,} requests")
-    print(f"  the coordinator, in batches:  {made:6,} requests made, {saved:,} saved")
+    print(f"  one request for each refresh: {made_count + saved_count:6,} requests")
+    print(f"  the coordinator, in batches:  {made_count:6,} requests made, {saved_count:,} saved")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The games over HTTP: `GET /api/games/waiting-longest` and the user's events by WebSocket (W12).
+"""The games over HTTP: `GET /api/games/waiting-longest` and the user's events by WebSocket.
 
 Needs the `web` extra. The application says who is signed in: `sign_in(connection)`.
 """
@@ -48,14 +48,17 @@ logger = logging.getLogger(__name__)
 def games_app(games: Games, sign_in: SignIn) -> Starlette:
     """Return an ASGI app for the games. It neither opens nor closes them."""
     service = _GamesService(games, sign_in)
-    asked = Route(WAITING_LONGEST, service.waiting_longest)
-    return Starlette(routes=[asked, WebSocketRoute(EVENTS, service.events)])
+    routes = [
+        Route(WAITING_LONGEST, service.waiting_longest),
+        WebSocketRoute(EVENTS, service.events),
+    ]
+    return Starlette(routes=routes)
 
 
 class GameListener:
     """One connection of one user: the user's news, and the states of the game that it watches.
 
-    A connection that reads too slowly is closed: its client reconnects and asks again (W9).
+    A connection that reads too slowly is closed: its client reconnects and asks again.
     """
 
     def __init__(self, user_id: str) -> None:
@@ -88,12 +91,13 @@ class _GamesService:
     async def waiting_longest(self, request: Request) -> Response:
         """The games of one user: no cache may store the response."""
         user_id = self._sign_in(request)
-        said: dict[str, object] = {"error": "sign in first"}
+        status = 401
+        content: dict[str, object] = {"error": "sign in first"}
         if user_id is not None:
-            said = {"game_ids": self._games.waiting_longest(user_id)}
+            status = 200
+            content = {"game_ids": self._games.waiting_longest(user_id)}
         private = {"Cache-Control": "private, no-store"}
-        status = 401 if user_id is None else 200
-        return Response(encode(said), status, private, "application/json")
+        return Response(encode(content), status, private, "application/json")
 
     async def events(self, socket: WebSocket) -> None:
         user_id = self._sign_in(socket)
@@ -132,11 +136,11 @@ class _GamesService:
                 await socket.close(1007, str(exc)[:100])
                 return
             if isinstance(command, Move):
-                listener.tell(await self._moved(listener.user_id, command))
+                listener.tell(await self._move(listener.user_id, command))
             else:
-                listener.tell(self._watched(listener, command.game_id))
+                listener.tell(self._watch(listener, command.game_id))
 
-    def _watched(self, listener: GameListener, game_id: str) -> Opened | WatchFailed:
+    def _watch(self, listener: GameListener, game_id: str) -> Opened | WatchFailed:
         try:
             game = self._games.view(game_id)
         except StillfreshError as exc:
@@ -144,7 +148,7 @@ class _GamesService:
         listener.watches = game_id
         return Opened(game_id, game.actor == listener.user_id, game.version)
 
-    async def _moved(self, user_id: str, move: Move) -> MoveMade | MoveFailed:
+    async def _move(self, user_id: str, move: Move) -> MoveMade | MoveFailed:
         try:
             await self._games.move(
                 move.game_id, user_id, version=move.version, keeps_turn=move.keeps_turn
@@ -155,11 +159,13 @@ class _GamesService:
 
 
 async def send(socket: WebSocket, listener: GameListener) -> None:
+    """Send the messages in their order, for ever."""
     while True:
         await socket.send_text(encode(await listener.unsent.get()).decode())
 
 
 async def lag(socket: WebSocket, listener: GameListener) -> None:
+    """Wait until too many messages are unsent, then close the connection."""
     await listener.is_lagging.wait()
     logger.warning("a connection of %s reads too slowly; it is closed", listener.user_id)
     with suppress(TimeoutError):  # a client that does not read may never take it

@@ -1,4 +1,4 @@
-"""Games: tables in a file, read inline and written on one thread, and their listeners (W12).
+"""Games: tables in a file, read inline and written on one thread, and their listeners.
 
 Listeners are called in the order of the commits, whether or not the caller still waits.
 """
@@ -55,8 +55,10 @@ class Games:
 
     async def close(self) -> None:
         """Finish steps that have started, and close the file."""
-        writer, self._writer = self._writer, None
-        reader, self._reader = self._reader, None
+        writer = self._writer
+        reader = self._reader
+        self._writer = None
+        self._reader = None
         if reader is not None:
             reader.close()
         if writer is not None:
@@ -68,7 +70,8 @@ class Games:
         if self._writer is None:
             reader.close()
             return
-        old, self._reader = self._reader, reader
+        old = self._reader
+        self._reader = reader
         if old is not None:
             abandon(old)
 
@@ -127,12 +130,13 @@ class Games:
         if self._writer is None:
             raise NotOpen("these games are closed")
         now = round(self._clock() * 1000)
-        writing = self._tasks.child(self._told(self._writer, lambda file: step(file, *given, now)))
+        job = self._run_and_report(self._writer, lambda file: step(file, *given, now))
+        writing = self._tasks.child(job)
         writing.add_done_callback(looked_at)
         game: GameView = await asyncio.shield(writing)
         return game
 
-    async def _told(self, writer: Writer, job: Callable[..., Happened]) -> GameView:
+    async def _run_and_report(self, writer: Writer, job: Callable[..., Happened]) -> GameView:
         happened = await writer.run(job)
         self._happened.emit(happened)
         return happened.game

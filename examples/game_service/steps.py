@@ -1,11 +1,11 @@
-"""The tables of games, what players do to them, and who is told what (W12).
+"""The tables of games, the steps of players, and which messages each step sends.
 
-Each step runs inside one transaction. `your_turn` goes to a human who becomes the next actor;
-`long_wait_invalidated` to every human of a game that was started, ended or abandoned, or that
-somebody left or rejoined.
+Each step runs inside one transaction. A human that becomes the next actor gets `your_turn`. Every
+human of a game that was started, ended or abandoned, or that a player left or rejoined, gets
+`long_wait_invalidated`.
 
-How many humans play is kept with the game, by triggers, so that the order "with other humans
-first, then longest waiting, then id" is an index, and asking is a walk along its first entries.
+Triggers keep the number of human players with the game. So the order "with other humans first, then
+longest waiting, then id" is an index, and a query reads only its first entries.
 """
 
 from collections.abc import Sequence

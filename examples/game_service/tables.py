@@ -92,13 +92,16 @@ class Tables:
             raise GameError("this cell cannot be played")
         await self._games.move(game_id, user, version=version)
         table.cells = cells
-        await self._moved(table)
+        await self._plan_next(table)
 
     async def run(self) -> None:
+        """Let the bots play, for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             now = time.monotonic()
-            for table in [it for mine in self._players.values() for it in mine.values()]:
+            # A list, since a bot's move may start another game meanwhile.
+            tables = [table for own in self._players.values() for table in own.values()]
+            for table in tables:
                 if table.due <= now:
                     await self._act(table)
 
@@ -118,10 +121,10 @@ class Tables:
         if table.result is None:
             await self._games.move(table.game_id, table.bot_id)
         else:
-            await self._moved(table)
+            await self._plan_next(table)
 
-    async def _moved(self, table: BotGame) -> None:
-        """The bot thinks; or it is over, and after a while there is another one."""
+    async def _plan_next(self, table: BotGame) -> None:
+        """Plan the bot's move; or end a game that is over, and plan another one."""
         if table.result is None:
             quickest, slowest = self._thinks
             share = table.seat / (len(BOTS) - 1) * self._dice.uniform(0.6, 1.0)
