@@ -72,12 +72,12 @@ class Network:
         self._comments.setdefault(topic_uuid, []).append(comment)
 
 
-async def show(what: str, engine: FeedEngine) -> Feed:
+async def show(title: str, engine: FeedEngine) -> Feed:
     began = time.perf_counter()
     feed = await engine.get_all(days_back=7)
     took = (time.perf_counter() - began) * 1000
     newest = feed.topics[0].title
-    print(f"{what:40} {newest}  {feed.verdict:5} age {feed.age:4.0f} s  in {took:6.1f} ms")
+    print(f"{title:40} {newest}  {feed.verdict:5} age {feed.age:4.0f} s  in {took:6.1f} ms")
     return feed
 
 

@@ -52,11 +52,11 @@ class Evening:
         await self.games.move(game, opponent)
         await self.waiting.settled()
 
-    def show(self, what: str) -> None:
+    def show(self, title: str) -> None:
         navigation = self.waiting.navigation()
         games = " ".join(str(game) for game in navigation.games)
         proof = "pending" if navigation.pending else navigation.proof
-        print(f"{what:36} next: {games:22} {proof:10} asked so far: {self.asked}")
+        print(f"{title:36} next: {games:22} {proof:10} asked so far: {self.asked}")
 
 
 async def main(games: Games) -> None:

@@ -29,12 +29,12 @@ async def prices(skus: list[str]) -> Mapping[str, int]:
     return dict.fromkeys(skus, 1000 + Upstream.calls)
 
 
-async def show(what: str) -> None:
+async def show(title: str) -> None:
     began = time.perf_counter()
     answer = await prices.get("sku-1")
     took = (time.perf_counter() - began) * 1000
     print(
-        f"{what:42} {answer.value}  {answer.verdict:7} age {answer.age:4.1f} s  in {took:6.1f} ms"
+        f"{title:42} {answer.value}  {answer.verdict:7} age {answer.age:4.1f} s  in {took:6.1f} ms"
     )
 
 

@@ -16,7 +16,7 @@ def free(board: str) -> tuple[int, ...]:
     return tuple(cell for cell in range(9) if board[cell] == ".")
 
 
-def played(board: str, cell: int, mark: str) -> str | None:
+def board_after(board: str, cell: int, mark: str) -> str | None:
     """The board after the move; None if the cell is not free."""
     return f"{board[:cell]}{mark}{board[cell + 1 :]}" if cell in free(board) else None
 
@@ -33,6 +33,6 @@ def bot_cell(board: str, choose: Callable[[tuple[int, ...]], int]) -> int:
     """The bot's move: it wins if it can, stops a win if it must, and else chooses at random."""
     for mark in ("o", "x"):
         for cell in free(board):
-            if outcome(played(board, cell, mark) or board) == mark:
+            if outcome(board_after(board, cell, mark) or board) == mark:
                 return cell
     return choose(free(board))

@@ -64,7 +64,7 @@ class BoardRoutes:
         return Response(status_code=204)
 
     async def show(self, request: Request) -> Response:
-        board = self._tables.shown(request.headers[PLAYER], request.path_params["id"])
+        board = self._tables.board_of(request.headers[PLAYER], request.path_params["id"])
         if board is None:
             return Response(status_code=404)
         return json_response(board)

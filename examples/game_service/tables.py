@@ -67,7 +67,7 @@ class Tables:
             with suppress(GameError):  # it was over
                 await self._games.abandon(game_id)
 
-    def shown(self, user: str, game_id: str) -> dict[str, Any] | None:
+    def board_of(self, user: str, game_id: str) -> dict[str, Any] | None:
         """The board as its player sees it; None for another player's game, or one long over."""
         table = self._players.get(user, {}).get(game_id)
         if table is None:
@@ -87,7 +87,7 @@ class Tables:
         table = self._players.get(user, {}).get(game_id)
         if table is None:
             raise GameError("there is no such game of yours")
-        cells = boards.played(table.cells, cell, "x")
+        cells = boards.board_after(table.cells, cell, "x")
         if table.result is not None or cells is None:
             raise GameError("this cell cannot be played")
         await self._games.move(game_id, user, version=version)
@@ -117,7 +117,7 @@ class Tables:
 
     async def _bot_plays(self, table: BotGame) -> None:
         cell = boards.bot_cell(table.cells, self._dice.choice)
-        table.cells = boards.played(table.cells, cell, "o") or table.cells
+        table.cells = boards.board_after(table.cells, cell, "o") or table.cells
         if table.result is None:
             await self._games.move(table.game_id, table.bot_id)
         else:

@@ -120,7 +120,7 @@ class TestG8Approvals:
     def test_what_is_approved_in_time_counts_once(self) -> None:
         """The first press gets it, the second is told that it is gone."""
         approvals = Approvals(20, random.Random(1), clock=ManualClock())
-        (ask,) = approvals.shown()["pending"]
+        (ask,) = approvals.show()["pending"]
         assert approvals.decide(ask["id"])
         assert not approvals.decide(ask["id"])
 
@@ -128,18 +128,18 @@ class TestG8Approvals:
         """At the end of its time it is absent, and counted as expired."""
         clock = ManualClock()
         approvals = Approvals(20, random.Random(1), clock=clock)
-        (ask,) = approvals.shown()["pending"]
+        (ask,) = approvals.show()["pending"]
         assert ask["left"] == 20
         clock.advance(20)
         assert not approvals.decide(ask["id"])
-        assert approvals.shown()["expired"] == 1
+        assert approvals.show()["expired"] == 1
 
     def test_at_most_three_wait(self) -> None:
         """They come a third of a lifetime apart, and go at its end."""
         clock = ManualClock()
         approvals = Approvals(30, random.Random(1), clock=clock)
         for _ in range(100):
-            assert 1 <= len(approvals.shown()["pending"]) <= 3
+            assert 1 <= len(approvals.show()["pending"]) <= 3
             clock.advance(1)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_service.boards import EMPTY, bot_cell, free, outcome, played
+from game_service.boards import EMPTY, board_after, bot_cell, free, outcome
 from stillfresh.demo.rules import Pace, polling
 from stillfresh.errors import ConfigError
 
@@ -28,10 +28,10 @@ class TestG8Board:
 
     def test_a_cell_is_played_once(self) -> None:
         """What is taken, or not on the board, cannot be played."""
-        assert played("x........", 0, "o") is None
-        assert played(EMPTY, 9, "x") is None
-        assert played(EMPTY, -1, "x") is None
-        assert played(EMPTY, 8, "x") == "........x"
+        assert board_after("x........", 0, "o") is None
+        assert board_after(EMPTY, 9, "x") is None
+        assert board_after(EMPTY, -1, "x") is None
+        assert board_after(EMPTY, 8, "x") == "........x"
 
     def test_the_bot_wins_before_it_defends(self) -> None:
         """Its own third in a row comes first, then the visitor's."""
@@ -43,7 +43,7 @@ class TestG8Board:
         """Whatever stands on the board, as long as there is room."""
         board = EMPTY
         for number, cell in enumerate(cells):
-            board = played(board, cell, "xo"[number % 2]) or board
+            board = board_after(board, cell, "xo"[number % 2]) or board
         if free(board):
             cell = bot_cell(board, lambda open_cells: open_cells[choice % len(open_cells)])
             assert cell in free(board)

@@ -115,7 +115,7 @@ class Player:
         screen = self.cache.state.screen
         if screen is None or not screen.my_turn:
             return
-        made_for = rules.seen(screen, self._screen)
+        made_for = rules.version_on_screen(screen, self._screen)
         assert made_for is not None
         self._note(f"plays {self._screen} at {made_for}")
         self.cache.move_sent(self._screen)

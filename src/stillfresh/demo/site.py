@@ -195,7 +195,7 @@ class Demo:
     async def _state_events(self, visitor: DemoVisitor) -> AsyncIterator[str]:
         """The state, once a second and at every news, until the demo closes."""
         while not self._is_closing:
-            state = self.state() | {"approvals": visitor.approvals.shown()}
+            state = self.state() | {"approvals": visitor.approvals.show()}
             yield f"data: {json.dumps(state)}\n\n"
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):

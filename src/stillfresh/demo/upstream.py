@@ -79,9 +79,9 @@ class BreakableUpstream:
         """Answer late, and in *failing* with an error."""
         answer = self._app
         if scope["type"] == "http":
-            what = next((name for name in KNOWN if name in scope["path"]), "other")
-            self.requests[what] += 1
-            await self._pause(QUICK if what == "games" else 1.0)
+            kind = next((name for name in KNOWN if name in scope["path"]), "other")
+            self.requests[kind] += 1
+            await self._pause(QUICK if kind == "games" else 1.0)
             if self.mode == "failing" or self._hung_up.is_set():
                 answer = JSONResponse({"error": "this upstream was told to fail"}, 500)
         with contextlib.suppress(ClientDisconnect):  # switched off during the request

@@ -47,7 +47,7 @@ class Approvals:
         self._decided = 0
         self._pending = TtlCache[str, dict[str, Any]](ttl, max_entries=AT_ONCE, clock=clock)
 
-    def shown(self) -> dict[str, Any]:
+    def show(self) -> dict[str, Any]:
         """The pending requests, the oldest first, with their remaining time.
 
         Showing them lets a new one come, if its time has come.
@@ -116,7 +116,7 @@ class Visitors:
 
     def welcome(self) -> DemoVisitor:
         """A new visitor, with a token of its own."""
-        return self._visitor_of(self._signed(secrets.token_urlsafe(24)))
+        return self._visitor_of(self._sign(secrets.token_urlsafe(24)))
 
     def _visitor_of(self, token: str) -> DemoVisitor:
         """The visitor of a token, known or new; its session lasts another hour."""
@@ -128,12 +128,12 @@ class Visitors:
         self._sessions.insert(token, visitor)
         return visitor
 
-    def _signed(self, secret: str) -> str:
+    def _sign(self, secret: str) -> str:
         signature = hmac.new(self.key, secret.encode(), hashlib.sha256).hexdigest()
         return f"{secret}.{signature}"
 
     def _is_ours(self, token: str) -> bool:
-        return token.isascii() and hmac.compare_digest(token, self._signed(token.partition(".")[0]))
+        return token.isascii() and hmac.compare_digest(token, self._sign(token.partition(".")[0]))
 
     def authenticate(self, token: str) -> str | None:
         """For the gateway: the visitor's id for a token."""

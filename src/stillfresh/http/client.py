@@ -200,14 +200,14 @@ class Endpoint:
         self._where = f"{address.netloc}{address.path}"
         """The address in errors, without the query, which may be a secret."""
 
-    async def ask(self, asked: dict[str, Any] | None = None) -> bytes:
-        """The body of the answer; an empty list for 204. Without `asked`: a GET."""
-        answer = await self.answer(asked, takes=(OK, NOTHING))
+    async def ask(self, content: dict[str, Any] | None = None) -> bytes:
+        """POST the content as JSON, or GET without it. The body; an empty list for 204."""
+        answer = await self.answer(content, takes=(OK, NOTHING))
         return answer.body if answer.status == OK else b"[]"
 
     async def answer(
         self,
-        asked: dict[str, Any] | None = None,
+        content: dict[str, Any] | None = None,
         url: str | None = None,
         headers: Raw = (),
         *,
@@ -216,7 +216,7 @@ class Endpoint:
         """An answer with one of the statuses `takes`; only 200 has a body. `url`: another one."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._request(asked, url or self._url, headers, takes)
+                return await self._request(content, url or self._url, headers, takes)
         except TimeoutError as exc:
             raise LoadFailed(f"{self._where}: no complete answer in {self._timeout:g} s") from exc
         except Unreadable as exc:
@@ -225,13 +225,13 @@ class Endpoint:
             raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
     async def _request(
-        self, asked: dict[str, Any] | None, url: str, headers: Raw, takes: tuple[int, ...]
+        self, content: dict[str, Any] | None, url: str, headers: Raw, takes: tuple[int, ...]
     ) -> HttpAnswer:
         """The answer; a `Retry-After` is obeyed."""
-        method = "GET" if asked is None else "POST"
+        method = "GET" if content is None else "POST"
         sent = [*self._headers, *headers]
         exchange = self._client.stream(
-            method, url, json=asked, headers=sent, follow_redirects=False
+            method, url, json=content, headers=sent, follow_redirects=False
         )
         async with exchange as response:
             status = response.status_code

@@ -199,21 +199,21 @@ def without_lifetime(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
     return tuple(changed)
 
 
-def cache_status(before: Sequence[bytes], what: str) -> bytes:
+def cache_status(before: Sequence[bytes], outcome: str) -> bytes:
     """RFC 9211 §2: the cache nearest to the client comes last."""
-    return b", ".join([*before, b"stillfresh; " + what.encode()])
+    return b", ".join([*before, b"stillfresh; " + outcome.encode()])
 
 
 def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
     """`Age` and `Cache-Status`: a hit or a miss; `collapsed` if another had started the load."""
     age = answer.age
-    what = "hit" if answer.origin in HITS else "fwd=miss; stored"
+    outcome = "hit" if answer.origin in HITS else "fwd=miss; stored"
     if answer.origin is Origin.ANOTHER:
-        what += "; collapsed"
+        outcome += "; collapsed"
     detail = answer.verdict.value if answer.error is None else "refresh-failed"
     left = fresh_for - age
     ttl = left if answer.verdict is Verdict.FRESH else min(left, 0.0)
-    status = cache_status([], f"{what}; ttl={int(ttl)}; detail={detail}")
+    status = cache_status([], f"{outcome}; ttl={int(ttl)}; detail={detail}")
     return {"age": f"{int(age)}", "cache-status": status.decode()}
 
 

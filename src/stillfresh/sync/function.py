@@ -39,14 +39,14 @@ class SyncFunction(CachedFunction[P, V]):
         except TypeError:  # an argument that cannot be hashed
             entry = None
         if entry is None:
-            return self._resource(self._named(*args, **kwargs))
+            return self._resource(self._call_of(*args, **kwargs))
         answer = entry.answer
         if self._clock() < entry.until and entry.answer is answer and answer.found:
             entry.hits += 1
             return answer.value
         return self._resource(entry.key)
 
-    def _named(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+    def _call_of(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """The call of these arguments; remember its entry for the next time."""
         call = self._call(*args, **kwargs)
         if self.signature.is_plain and not kwargs:

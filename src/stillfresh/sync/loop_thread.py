@@ -46,7 +46,7 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.run(self._main())
         for call in tuple(self._calls):  # later callers find a closed loop
-            call.end(_closed)
+            call.end(_raise_closed)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -71,14 +71,14 @@ class LoopThread:
     def _begin(self, call: ThreadCall[T], work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         def begin() -> None:
             if self._stop.is_set():
-                call.end(_closed)
+                call.end(_raise_closed)
             else:
                 call.begin(work)
 
         try:
             self._loop.call_soon_threadsafe(begin, context=copy_context())
         except RuntimeError:  # the loop is closed
-            _closed()
+            _raise_closed()
 
     def stop(self) -> None:
         """End the loop, and wait for its thread."""
@@ -102,7 +102,7 @@ class LoopThread:
     def forked(self) -> None:
         """In the child: its thread does not exist here."""
         for call in tuple(self._calls):
-            call.end(_lost)
+            call.end(_raise_lost)
 
 
 def _rest(rested: threading.Event, go_on: threading.Event) -> None:
@@ -110,11 +110,11 @@ def _rest(rested: threading.Event, go_on: threading.Event) -> None:
     go_on.wait()
 
 
-def _closed() -> NoReturn:
+def _raise_closed() -> NoReturn:
     raise NotOpen("the cache was closed while this thread called it; open it again")
 
 
-def _lost() -> NoReturn:
+def _raise_lost() -> NoReturn:
     raise StillfreshError("the process forked while this thread waited; call again in the child")
 
 

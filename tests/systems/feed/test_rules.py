@@ -398,7 +398,7 @@ class TestF9Rules:
     def test_comments_are_upstreams_and_what_is_kept(self, old: list[str], new: list[str]) -> None:
         """In upstream's order, with fields of others; then those kept that it lacks."""
         before = [msgspec.to_builtins(comment(uuid)) | {"likes": uuid} for uuid in old]
-        rows = comment_rows(before, [comment(uuid) for uuid in new], kept=["a", "zz"])
+        rows = comment_rows(before, [comment(uuid) for uuid in new], local=["a", "zz"])
         expected = new + (["a"] if "a" in old and "a" not in new else [])
         assert [row["comment_uuid"] for row in rows] == expected
         assert all(

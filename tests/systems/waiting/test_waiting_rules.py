@@ -31,10 +31,10 @@ from stillfresh.systems.waiting.rules import (
     MEMORY,
     RULES,
     is_provable,
-    known,
     navigation,
     restored,
-    seen,
+    version_on_screen,
+    with_version,
     without_move,
 )
 from stillfresh.systems.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, is_blind, retry_pause
@@ -928,9 +928,9 @@ class TestStates:
         """What is known already changes nothing, not even the order."""
         versions = (("a", 5), ("b", 1))
         for version in (None, 4, 5):
-            assert known(versions, "a", version) == versions
-        assert known(versions, "a", 6) == (("b", 1), ("a", 6))
-        assert known(versions, "c", 0) == (*versions, ("c", 0))
+            assert with_version(versions, "a", version) == versions
+        assert with_version(versions, "a", 6) == (("b", 1), ("a", 6))
+        assert with_version(versions, "c", 0) == (*versions, ("c", 0))
 
     def test_w8_a_turn_that_rises_is_news_up_to_its_version(self) -> None:
         """With a move of ours pending, too; old news owes no message, and asks for nothing."""
@@ -953,8 +953,12 @@ class TestStates:
     def test_w5_only_the_game_on_screen_was_seen(self) -> None:
         """At its last version, or at the one that was opened."""
         screen = Screen("a", my_turn=True, opened_at=3)
-        assert (seen(screen, "a"), seen(screen, "b"), seen(None, "a")) == (3, None, None)
-        assert seen(replace(screen, version=5), "a") == 5
+        assert (
+            version_on_screen(screen, "a"),
+            version_on_screen(screen, "b"),
+            version_on_screen(None, "a"),
+        ) == (3, None, None)
+        assert version_on_screen(replace(screen, version=5), "a") == 5
 
     def test_w7_an_answer_is_blind_to_a_game_that_was_played_meanwhile(self) -> None:
         """Here, or elsewhere; and an answer is no restored order."""

@@ -242,7 +242,7 @@ def still_unconfirmed(world: World, event: Event) -> tuple[Unconfirmed, ...]:
 
 
 def sent(client: State, game: str) -> Unconfirmed:
-    made_for = rules.seen(client.screen, game)
+    made_for = rules.version_on_screen(client.screen, game)
     assert made_for is not None
     return Unconfirmed(game, made_for, max(made_for, dict(client.versions).get(game, made_for)))
 
@@ -294,7 +294,7 @@ def user(world: World) -> Iterator[Next]:
             and len(world.moves) < TAPS
             and len(world.client.moves) < TAPS
         ):
-            made_for = rules.seen(screen, game)
+            made_for = rules.version_on_screen(screen, game)
             assert made_for is not None
             after = replace(world, moves=(*world.moves, (game, made_for)))
             yield f"plays {game}", heard(after, MoveSent(game))
@@ -532,7 +532,7 @@ def hides_none(world: World) -> bool:
 
 def is_news_under_way(world: World, game: str) -> bool:
     """A message that tells more of the game than the screen shows."""
-    shown = rules.seen(world.client.screen, game)
+    shown = rules.version_on_screen(world.client.screen, game)
     return any(
         message.game_id == game and (shown is None or (message.version or 0) > shown)
         for message in world.wire

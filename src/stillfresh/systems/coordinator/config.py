@@ -177,8 +177,8 @@ class Nexus(Protocol):
 def nexus_kinds(nexus: Nexus, config: TtlConfig) -> list[Kind]:
     """Posts and users with the times of the configuration."""
     for method in ("posts_by_ids", "users_by_ids"):
-        what = f"a server with {method}(ids, viewer_id)"
-        checked_function("nexus", getattr(nexus, method, None), what)
+        expected = f"a server with {method}(ids, viewer_id)"
+        checked_function("nexus", getattr(nexus, method, None), expected)
 
     async def posts(ids: list[str], viewer_id: str | None) -> dict[str, Any]:
         return by_id(POST, ids, await nexus.posts_by_ids(ids, viewer_id), post_id)

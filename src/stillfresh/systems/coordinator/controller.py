@@ -194,7 +194,7 @@ class TtlController:
         edited = track.view(id) if view is None else view
         views = {ViewKey(id, session): (track.owner(session), edited)}
         await track.core.put(views, check=check_owner)
-        track.refreshed([id])
+        track.note_refreshed([id])
 
     async def force_refresh_posts_by_ids(
         self, post_ids: Iterable[str], viewer_id: str | None
@@ -256,7 +256,7 @@ class TtlController:
                 id_: outcome for id_, outcome in outcomes.items() if isinstance(outcome, LoadFailed)
             }
             if session is track.session:
-                track.refreshed([id_ for id_ in outcomes if id_ not in failed])
+                track.note_refreshed([id_ for id_ in outcomes if id_ not in failed])
                 track.cool(failed, 0, track.clock())
                 track.refer(outcomes)
         for id_, error in failed.items():

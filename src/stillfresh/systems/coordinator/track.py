@@ -232,7 +232,7 @@ class Track(Driver[str]):
             for id_, result in results.items()
         }
 
-    def refreshed(self, ids: Sequence[str]) -> None:
+    def note_refreshed(self, ids: Sequence[str]) -> None:
         """Note ids that were refreshed by force or edited: their cooldown ends, and they are looked
         up again when they become stale.
         """

@@ -243,13 +243,13 @@ class FeedCache:
         """
         self.check_open()
 
-        def guarded(connection: apsw.Connection) -> T:
+        def run_guarded(connection: apsw.Connection) -> T:
             try:
                 return job(connection)
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                 raise StoreError(f"the feed's rows cannot be read: {exc!r}") from exc
 
-        return self._writer.submit(guarded, **how)
+        return self._writer.submit(run_guarded, **how)
 
     def _list(self, key: str) -> list[Any] | None:
         rows = self._find(key)

@@ -208,7 +208,10 @@ class FeedEngine:
 
         `forces`: load even if the engine sees a fresh copy or a cooldown.
         """
-        answer = await (self._fetch_now(key) if forces else self._keys.get(key))
+        if forces:
+            answer = await self._fetch_now(key)
+        else:
+            answer = await self._keys.get(key)
         for _ in range(MAX_OVERTAKEN):
             is_overtaken = answer.verdict is Verdict.STALE and not answer.unverified
             if not is_overtaken or answer.error is not None:
@@ -228,7 +231,10 @@ class FeedEngine:
     async def _refresh(self, key: str, rows: FoundRows[Any], *, forces: bool) -> None:
         """Refresh a key. Rows that are still unreadable afterwards are not fetched again."""
         try:
-            await (self._keys.refresh(key) if forces else self._keys.get(key))
+            if forces:
+                await self._keys.refresh(key)
+            else:
+                await self._keys.get(key)
             if rows.broken:
                 rows_now = await self._store.find(key, self._clock())
                 if rows_now is not None:

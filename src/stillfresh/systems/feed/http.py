@@ -127,7 +127,7 @@ class HttpFeedSource:
 
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
         """Return the topics of one day without bodies."""
-        query = "" if category is None else f"?category={_encoded('category', category)}"
+        query = "" if category is None else f"?category={_encode('category', category)}"
         path = f"/days/{day:%Y-%m-%d}{query}"
         expected = "200 and a JSON array of topics"
         topics = await self._ask("GET", path, expected, _TOPICS.all)
@@ -135,7 +135,7 @@ class HttpFeedSource:
 
     async def topic(self, uuid: str) -> Topic | None:
         """Return the whole topic, or None if the server has none."""
-        path = f"/topics/{_encoded('uuid', uuid)}"
+        path = f"/topics/{_encode('uuid', uuid)}"
         expected = "200 and a topic as JSON, or 404"
         topics = await self._ask(
             "GET", path, expected, lambda data: [_TOPICS.one(data)], absent=ABSENT
@@ -144,7 +144,7 @@ class HttpFeedSource:
 
     async def comments(self, uuid: str) -> list[Comment]:
         """Return all comments of a topic."""
-        path = f"/topics/{_encoded('uuid', uuid)}/comments"
+        path = f"/topics/{_encode('uuid', uuid)}/comments"
         expected = "200 and a JSON array of comments, or 404"
         return await self._ask("GET", path, expected, _COMMENTS.all, absent=ABSENT)
 
@@ -154,11 +154,11 @@ class HttpFeedSource:
 
     async def delete_topic(self, uuid: str) -> None:
         """Delete a topic."""
-        await self._ask("DELETE", f"/topics/{_encoded('uuid', uuid)}", WRITTEN, absent=ABSENT)
+        await self._ask("DELETE", f"/topics/{_encode('uuid', uuid)}", WRITTEN, absent=ABSENT)
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         """Publish a comment."""
-        path = f"/topics/{_encoded('topic_uuid', topic_uuid)}/comments"
+        path = f"/topics/{_encode('topic_uuid', topic_uuid)}/comments"
         (new,) = rules.checked_comments(topic_uuid, [comment])
         await self._ask("POST", path, WRITTEN, sends=new)
 
@@ -256,8 +256,10 @@ class HttpFeedSource:
 
     async def _send_once(self, request: httpx2.Request) -> httpx2.Response:
         send = partial(self._client.send, request, stream=True, follow_redirects=False)
+        if self._auth is not None:
+            send = partial(send, auth=self._auth)
         try:
-            return await (send() if self._auth is None else send(auth=self._auth))
+            return await send()
         except httpx2.InvalidURL as exc:
             raise httpx2.RemoteProtocolError(f"a redirect with an invalid address: {exc}") from exc
 
@@ -328,7 +330,7 @@ def _records(decode: Callable[[bytes], list[R]], data: bytes) -> list[R]:
     return records
 
 
-def _encoded(name: str, text: object) -> str:
+def _encode(name: str, text: object) -> str:
     """One segment of a path or one value of a query, whatever characters it has."""
     segment = quote(checked_uuid(text, name), safe="")
     return segment.replace(".", "%2E") if segment in {".", ".."} else segment

@@ -189,7 +189,7 @@ class Writes:
     def _store(self, key: str, fetched: rules.Fetched) -> bool | None:
         """None if the topic was deleted here: it must not come back."""
         uuid = subject(key)
-        deleted = self.noted(deleted=True)
+        deleted = self.noted_topics(deleted=True)
         if index_of(key) is not None:
             return self._store_list(key, fetched, deleted)
         if uuid in deleted:
@@ -200,7 +200,7 @@ class Writes:
             return self.put_array(
                 uuid, lambda old: rules.comment_rows(old, fetched.comments, local)
             )
-        if uuid in self.noted(deleted=False):
+        if uuid in self.noted_topics(deleted=False):
             return False
         if fetched.topics:
             return self.put_row(fetched.topics[0])
@@ -210,7 +210,7 @@ class Writes:
         return True
 
     def _store_list(self, key: str, fetched: rules.Fetched, deleted: set[str]) -> bool:
-        written_here = deleted | self.noted(deleted=False)
+        written_here = deleted | self.noted_topics(deleted=False)
         by_uuid = {topic.topic_uuid: topic for topic in fetched.topics}
         news = [
             self.put_row(topic, is_listed=True, is_index=True)
@@ -226,7 +226,7 @@ class Writes:
             return False
         index = index_of(key)
         category = None if index is None else index.category
-        staying = {topic.topic_uuid for topic in topics} | self.noted(deleted=False)
+        staying = {topic.topic_uuid for topic in topics} | self.noted_topics(deleted=False)
         staying_bytes = {uuid.encode() for uuid in staying}
         missing = [
             (rowid, uuid)
@@ -334,7 +334,7 @@ class Writes:
         notes = self.notes(change.uuid, change.comment_uuid)
         return bool(notes) and notes[0][4] == change.token
 
-    def noted(self, *, deleted: bool) -> set[str]:
+    def noted_topics(self, *, deleted: bool) -> set[str]:
         """The uuids of the topics written, or deleted, here."""
         notes = self.run(sql.SELECT_NOTED, self.since)
         return {uuid for uuid, name, is_deleted in notes if name == "" and is_deleted == deleted}

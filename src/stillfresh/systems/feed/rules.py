@@ -303,16 +303,16 @@ def is_news(old: Row | None, new: Row) -> bool:
 
 
 def comment_rows(
-    old: Iterable[Row], comments: Iterable[Comment], kept: Iterable[str] = ()
+    old: Iterable[Row], comments: Iterable[Comment], local: Iterable[str] = ()
 ) -> list[Row]:
-    """The new array keeps unknown fields, and comments in `kept` that upstream lacks."""
+    """The new array keeps unknown fields, and `local` comments that upstream lacks."""
     before = {row.get("comment_uuid"): row for row in old}
     new = {
         comment.comment_uuid: _merged_comment(before.get(comment.comment_uuid), comment)
         for comment in comments
     }
-    local = [before[uuid] for uuid in kept if uuid in before and uuid not in new]
-    return [*new.values(), *local]
+    local_rows = [before[uuid] for uuid in local if uuid in before and uuid not in new]
+    return [*new.values(), *local_rows]
 
 
 def with_comment(rows: Iterable[Row], comment: Comment) -> list[Row]:

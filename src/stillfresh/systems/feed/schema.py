@@ -56,10 +56,10 @@ SEED: Final = (
 )
 TIMES_TABLE: Final = "stillfresh_feed_times"
 OWN: Final = (
-    # The SQLite store's own: who refreshes a key, and how the last attempt ended (F7, F8, F17).
+    # The SQLite store's own: who refreshes a key, and how the last attempt ended.
     *TAGS,
     TIMES.format(times=TIMES_TABLE),
-    # What was written or deleted here, and which upstream may not show yet (F9, F10).
+    # What was written or deleted here, and which upstream may not show yet.
     """CREATE TABLE IF NOT EXISTS stillfresh_writes(
     topic_uuid TEXT NOT NULL,
     comment_uuid TEXT NOT NULL,

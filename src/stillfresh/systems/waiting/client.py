@@ -44,7 +44,7 @@ from stillfresh.systems.waiting.model import (
     Opened,
     YourTurn,
 )
-from stillfresh.systems.waiting.rules import seen
+from stillfresh.systems.waiting.rules import version_on_screen
 from stillfresh.systems.waiting.rules_refetch import retry_pause
 
 with needs("web", "stillfresh.systems.waiting.client"):
@@ -126,7 +126,7 @@ class WaitingClient:
         return self._socket is not None
 
     @property
-    def _watched(self) -> GameId | None:
+    def _game_on_screen(self) -> GameId | None:
         screen = self.cache.state.screen
         return None if screen is None else screen.game_id
 
@@ -156,7 +156,7 @@ class WaitingClient:
     async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
         """Play. The game leaves the list at once, before the service confirms the move."""
         self._connection()
-        version = seen(self.cache.state.screen, game_id)
+        version = version_on_screen(self.cache.state.screen, game_id)
         self.cache.move_sent(game_id, version)
         await self._send(Move(game_id, version, keeps_turn))
 
@@ -203,11 +203,11 @@ class WaitingClient:
     async def _join(self, socket: ClientConnection) -> None:
         """From here on no message is missed; earlier ones may have been."""
         self._failures = 0
-        if self._watched is None:
+        if self._game_on_screen is None:
             self._use(socket)
         else:
             self._rejoining = socket
-            await socket.send(encode(WatchGame(str(self._watched))).decode())
+            await socket.send(encode(WatchGame(str(self._game_on_screen))).decode())
 
     def _use(self, socket: ClientConnection) -> None:
         """From here on moves go over this socket: those of the last one are not pending."""
@@ -243,7 +243,7 @@ class WaitingClient:
             case Opened() | WatchFailed():
                 self._show(news)
             case MoveMade():  # the state of the game on screen has come before
-                if news.goes_on and news.game_id != self._watched:
+                if news.goes_on and news.game_id != self._game_on_screen:
                     self.cache.move_failed(news.game_id)  # otherwise it would be pending for ever
             case YourTurn() | Invalidated() | GameState() | MoveFailed():
                 if isinstance(news, MoveFailed):

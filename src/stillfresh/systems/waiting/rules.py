@@ -117,24 +117,24 @@ def move_sent(state: State, event: MoveSent) -> Step:
     game_id = event.game_id
     is_own = kept_for(state.snapshot, game_id) is not None
     counts = is_own and state.played is Played.NOT_SINCE
-    version = seen(state.screen, game_id) if event.version is None else event.version
+    version = version_on_screen(state.screen, game_id) if event.version is None else event.version
     state = replace(
         state,
-        moves=played(state.moves, game_id, version),
+        moves=with_move(state.moves, game_id, version),
         played=Played.SINCE if counts else state.played,
-        versions=known(state.versions, game_id, seen(state.screen, game_id)),
+        versions=with_version(state.versions, game_id, version_on_screen(state.screen, game_id)),
     )
     return taken_out(state, game_id)
 
 
-def seen(screen: Screen | None, game_id: GameId) -> int | None:
+def version_on_screen(screen: Screen | None, game_id: GameId) -> int | None:
     """The version on screen: once we have played it, news of its turn is old."""
     if screen is None or screen.game_id != game_id:
         return None
     return screen.opened_at if screen.version is None else screen.version
 
 
-def played(moves: Moves, game_id: GameId, version: int | None) -> Moves:
+def with_move(moves: Moves, game_id: GameId, version: int | None) -> Moves:
     """A move at a newer version has seen the result of the moves before."""
     others = moves if version is None else unsettled(moves, game_id, version)
     return (*others, (game_id, version))[-MEMORY:]
@@ -179,7 +179,7 @@ def not_my_turn(state: State, event: GameState) -> Step:
         state,
         moves=unsettled(state.moves, game_id, event.version),
         away=now_away(state, game_id),
-        versions=known(state.versions, game_id, event.version),
+        versions=with_version(state.versions, game_id, event.version),
     )
     return taken_out(state, game_id) if game_id in state.pool else Step(state)
 
@@ -213,7 +213,7 @@ def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool 
         state,
         moves=unsettled(state.moves, game_id, version),
         away=without(state.away, game_id),
-        versions=known(state.versions, game_id, version) if anew else state.versions,
+        versions=with_version(state.versions, game_id, version) if anew else state.versions,
     )
     wanted = RefetchRequest(game_id, is_mid_turn=not anew)
     if len(state.pool) < 2:
@@ -272,7 +272,7 @@ def game_state(state: State, event: GameState) -> Step:
     state = replace(
         state,
         screen=replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message),
-        versions=known(state.versions, event.game_id, overtaken_up_to),
+        versions=with_version(state.versions, event.game_id, overtaken_up_to),
     )
     if not event.my_turn:
         return not_my_turn(state, event)
@@ -309,7 +309,7 @@ def is_late(state: State, game_id: GameId, version: int | None) -> bool:
     return version is not None and counted is not None and version <= counted
 
 
-def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
+def with_version(versions: Versions, game_id: GameId, version: int | None) -> Versions:
     """The versions with this one, unless a newer one is known; the newest entry is last."""
     if version is None or version <= dict(versions).get(game_id, version - 1):
         return versions
