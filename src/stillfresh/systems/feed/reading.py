@@ -106,7 +106,7 @@ class FoundRows(Generic[T]):
         return float(next((moment for moment in known if moment is not None), 0))
 
     def is_fresh(self, fresh_for: float, now: float, known: frozenset[bytes] | None) -> bool:
-        """True if it was fetched, or deleted here, less than `fresh_for` ago.
+        """True if it was fetched, or deleted here, within the last `fresh_for` seconds.
 
         Unreadable rows make it stale, so that they are fetched again, but only once: `known` are
         unreadable rows that a refetch has not replaced.
