@@ -1,6 +1,6 @@
-"""What a store is: it keeps copies and leases, atomically, and decides nothing (S1, S2).
+"""The contract of a store: it keeps copies and leases, atomically, and decides nothing.
 
-The law lives here: publishing needs a live lease, and invalidating voids it. The lease's token is
+The central rule: publishing needs a live lease, and invalidating voids it. The lease's token is
 the fence, checked in the same atomic step as the write; its expiry only permits a takeover.
 `stillfresh.testing.StoreConformance` is the suite that every store passes.
 
@@ -31,7 +31,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 WALKED: Final = 500  # entries that a walk reads together
 MOST_LISTED: Final = 10_000  # entries in one page of a listing
-REMEMBERED: Final = 1_000  # I26: tags whose last invalidation a store remembers, at least
+REMEMBERED: Final = 1_000  # tags whose last invalidation a store remembers, at least
 
 
 class Mark(IntEnum):
@@ -65,7 +65,7 @@ class Copy(Struct, frozen=True, gc=False):
     policy: Policy
     value: bytes | Unread | None
     mark: Mark = Mark.NONE
-    version: bytes = NO_VERSION  # E35, in the form of `versions.py`; an invalidation keeps it
+    version: bytes = NO_VERSION  # in the form of `versions.py`; an invalidation keeps it
 
 
 class Failure(Struct, frozen=True, gc=False):
@@ -84,7 +84,7 @@ class Record(Struct, frozen=True, gc=False):
     failure: Failure | None = None
 
 
-AWAY: Final = Record()  # S9: an id whose server is unavailable, while others answer
+AWAY: Final = Record()  # an id whose server is unavailable, while others answer
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -96,20 +96,22 @@ class Ask(Struct, frozen=True, gc=False):
     """Recorded with the lease, so that an invalidation by tag reaches the load under way. An entry
     has the tags of its last lease, and those that came with its copy (`publish`)."""
     failures: int | None = None  # in a row, seen by the caller (0: none); None: it does not matter
-    take_over: bool = False  # E17: grant it also while another holds it, whose token becomes void
+    take_over: bool = False  # grant it also while another holds it, whose token becomes void
 
     def missed(self, failure: Failure | None) -> bool:
-        """E7: True if another load has failed since the caller looked."""
+        """True if another load has failed since the caller looked."""
         return self.failures is not None and failure is not None and failure.count != self.failures
 
     def denied(self, record: Record, now: float, lease_for: float) -> "Held | Newer | None":
-        """E5: why the lease is denied, in the order of `acquire`; None if it is granted."""
+        """Why the lease is denied, in the order of `acquire`; None if it is granted."""
         if record.copy is not None and record.copy.generation != self.seen:
             return Newer(record)
         until = None if self.take_over else record.held_until
         if until is not None and not is_lease_over(until, now, lease_for):
             return Held(until)
-        return Newer(record) if self.missed(record.failure) else None
+        if self.missed(record.failure):
+            return Newer(record)
+        return None
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -118,7 +120,7 @@ class Lease(Struct, frozen=True, gc=False):
     id: str
     token: str
     expires_at: float
-    epoch: int = 0  # I26: the store's at the grant; each invalidation by tag raises the store's
+    epoch: int = 0  # the store's at the grant; each invalidation by tag raises the store's
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -137,7 +139,7 @@ Grant: TypeAlias = Lease | Held | Newer
 
 
 class Superseded(set[str]):
-    """S2: superseded ids. An answer was lost: those in `unsure` may have been stored before."""
+    """Superseded ids. An answer was lost: the ids in `unsure` may have been stored before."""
 
     def __init__(self, ids: Iterable[str] = (), unsure: Iterable[str] = ()) -> None:
         super().__init__(ids)
@@ -145,7 +147,7 @@ class Superseded(set[str]):
 
 
 class When(Enum):
-    """The condition under which a put stores its copy (E35). By the store's own clock.
+    """The condition under which a put stores its copy, by the store's own clock.
 
     A copy is live if it is a value (not an absence), fresh, and not invalidated.
     """
@@ -157,7 +159,7 @@ class When(Enum):
 
 
 class Put(Struct, frozen=True, gc=False):
-    """A copy that a caller wants to store without a lease (E35, S13).
+    """A copy that a caller wants to store without a lease.
 
     The caller draws the copy's generation (`Store.new_generation`), one for each put: the store
     knows the put by it, however often it arrives. If the copy's value is UNREAD, the stored value
@@ -166,7 +168,7 @@ class Put(Struct, frozen=True, gc=False):
 
     copy: Copy
     tags: tuple[str, ...] | None = ()  # of the key: they replace the old ones; None: those stay
-    late: tuple[str, ...] | None = None  # I26: of the value; None: those of the old copy stay
+    late: tuple[str, ...] | None = None  # of the value; None: those of the old copy stay
     when: When = When.ALWAYS
     seen: str | None = None  # for UNCHANGED: the generation that the caller saw; None: no copy
     seen_mark: Mark = Mark.NONE  # for UNCHANGED: the mark that it saw
@@ -218,8 +220,8 @@ class StoreStats(Struct, frozen=True, gc=False):
     leases: int
     bytes: int
     costs: Costs | None = None  # None if the store charges nothing
-    held: int | None = None  # E23: bytes of the copies; None if the store has no limit
-    evicted: int | None = None  # E23: bytes evicted to make room; None if it has no limit
+    held: int | None = None  # bytes of the copies; None if the store has no limit
+    evicted: int | None = None  # bytes evicted to make room; None if it has no limit
 
 
 Generations: TypeAlias = Mapping[str, str] | None  # the generations that a reader has, by id
@@ -235,15 +237,15 @@ class Store(ABC):
     """
 
     reads_inline: bool = False  # `read_now` takes microseconds and does not wait
-    never_waits: bool = False  # G14: no step waits, so steps are timed for hooks only
-    reads_in_threads: bool = False  # E20: a thread may call `read_now` and wait for it
+    never_waits: bool = False  # no step waits, so steps are timed for hooks only
+    reads_in_threads: bool = False  # a thread may call `read_now` and wait for it
     outlives_loops: bool = False  # it stays open when its cache's loop ends without a close
     needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request
-    max_bytes: int | None = None  # E23: above it the least recently used copies are dropped
-    pushes: bool = False  # S10: `listen` reports changes by any process at once
+    max_bytes: int | None = None  # above it the least recently used copies are dropped
+    pushes: bool = False  # `listen` reports changes by any process at once
     address: str | None = None  # its address without the tenant; None: not shared by name
-    tenant: str | None = None  # I17: it reads and writes entries of this tenant only
-    shapes: "dict[str, Shape] | None" = None  # I2: how values of a kind lie where others read them
+    tenant: str | None = None  # it reads and writes entries of this tenant only
+    shapes: "dict[str, Shape] | None" = None  # how values of a kind lie where others read them
 
     @abstractmethod
     async def open(self) -> None:
@@ -288,7 +290,7 @@ class Store(ABC):
         """Store each copy whose lease is live, end that lease and forget the failure.
 
         One atomic step for each id. Returns the superseded ids, whose copy no reader will see.
-        I26: an id is superseded, and its lease ends, if one of its `tags` was invalidated since the
+        An id is superseded, and its lease ends, if one of its `tags` was invalidated since the
         grant, or if the store no longer knows. `tags` replace those that came with the copy before;
         an id that is not in `tags` keeps these. A copy without a version keeps the stored one.
         """
@@ -298,14 +300,14 @@ class Store(ABC):
         return token_hex(16)
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
-        """Store each copy whose condition holds, void the lease, forget the failure (S13).
+        """Store each copy whose condition holds, void the lease, forget the failure.
 
         One atomic step for each id. In this order: STORED or REPLACED if this put was stored
         before; AGAIN if the store cannot rule out that the put is late; REFUSED if the condition
         does not hold; MIXED or KEPT by the versions; else STORED. A copy without a version keeps
         the stored one. After AGAIN, a store knows more, and the caller puts it once more.
 
-        S8: a put that arrives late or twice does nothing to what came after it. A caller that is
+        A put that arrives late or twice does nothing to what came after it. A caller that is
         cancelled has given up: the store sends nothing more, and what is still on its way acts only
         if nothing else has happened to the entry since. If an answer got lost, the store sends the
         step again; a put on the condition UNCHANGED or NO_LIVE_COPY that is neither STORED nor
@@ -368,22 +370,24 @@ class Store(ABC):
             after = page[-1].kind, page[-1].id
 
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        """E23, in a store of one process: if `keeps(id)`, memory used it, and others go first."""
+        """In a store of one process: if `keeps(id)`, memory used the id, and others go first."""
         del kind, keeps
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        """S10: inside the block, report publications, invalidations and deletions, once or more."""
+        """Inside the block, report publications, invalidations and deletions, once or more."""
         del tell
         raise TypeError(f"{type(self).__name__} does not push")
 
     def for_tenant(self, tenant: str) -> "Store | None":
-        """I17: the store of this tenant's own partitions; None: it has none, and is wrapped."""
+        """The store of this tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
 
 
 def _forwarded(method: Method) -> Method:
-    name, is_awaited = method.__name__, iscoroutinefunction(method)
+    """The method of a wrapped store that calls the same method of the inner store."""
+    name = method.__name__
+    is_awaited = iscoroutinefunction(method)
 
     def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
         work = partial(getattr(self.inner, name), *args, **options)

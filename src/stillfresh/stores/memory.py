@@ -1,8 +1,9 @@
-"""`memory://`: the contract in one process; the reference that other stores are compared with (S3).
+"""The store `memory://`: the contract in one process, and the reference for the other stores.
 
-Every step on one key is a few lines without an `await`, so on one event loop it is atomic as it
-stands. What walks over many keys does it in slices, and counts are kept, not made (E28).
-Where bytes are bounded (E23), copies go in the order of CLOCK, as in the memory in front.
+Every step on one key is a few lines without an `await`, so one event loop runs it atomically.
+Methods that walk over many keys do so in slices, and let other tasks run in between. Counts are
+kept up to date by each write, so that `stats` does not walk. With a limit of bytes, copies are
+dropped in the order of the CLOCK algorithm, as in the memory cache in front of a store.
 """
 
 import time
@@ -91,14 +92,16 @@ class MemoryStore(Store):
         """Drop everything: it existed only in this process."""
         self._open = False
         self._room = Room(self.max_bytes, self._free)
-        rows, self._rows = self._rows, MemoryRows(self._max_copies, self._room)
-        async for _ in sliced(rows.freed()):
+        old_rows = self._rows
+        self._rows = MemoryRows(self._max_copies, self._room)
+        async for _ in sliced(old_rows.freed()):
             pass
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        rows, known = self._opened(), known or {}
+        rows = self._opened()
+        known = known or {}
         if self.max_bytes is not None:
             for id_ in ids:
                 if (row := rows.get((kind, id_))) is not None:
@@ -110,8 +113,10 @@ class MemoryStore(Store):
         return {ask.id: self._acquire(kind, ask, now, lease_for) for ask in asks}
 
     def _acquire(self, kind: str, ask: Ask, now: float, lease_for: float) -> Grant:
-        rows, key = self._opened(), (kind, ask.id)
-        if (row := rows.get(key)) is not None:
+        rows = self._opened()
+        key = (kind, ask.id)
+        row = rows.get(key)
+        if row is not None:
             refusal = ask.denied(row.record(known=None), now, lease_for)
             if refusal is not None:
                 return refusal
@@ -122,7 +127,9 @@ class MemoryStore(Store):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        now, rows, late = self._clock(), self._opened(), tags or {}
+        now = self._clock()
+        rows = self._opened()
+        late = tags or {}
         past = {id_: copies[id_][0] for id_ in late if rows.is_past(copies[id_][0], late[id_])}
         if past:
             await self.release(kind, [*past.values()])
@@ -157,7 +164,8 @@ class MemoryStore(Store):
         return results
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        now, lost = self._clock(), set()
+        now = self._clock()
+        lost: set[str] = set()
         for lease in leases:
             row = self._opened().get((kind, lease.id))
             if row is not None and row.holds(lease, now):
@@ -167,13 +175,15 @@ class MemoryStore(Store):
         return lost
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
-        rows, failures = self._opened(), failures or {}
+        rows = self._opened()
+        failures = failures or {}
         for lease in leases:
-            row = rows.get((kind, lease.id))
+            key = (kind, lease.id)
+            row = rows.get(key)
             if row is not None and row.token == lease.token:
-                rows.end_lease((kind, lease.id), row)
+                rows.end_lease(key, row)
                 row.failure = failures.get(lease.id, row.failure)
-                self._forget_if_empty((kind, lease.id), row)
+                self._forget_if_empty(key, row)
         self._shrink()
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
@@ -181,55 +191,64 @@ class MemoryStore(Store):
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[Key]:
         keys = self._opened().begin_epoch(tag)
-        async for some in sliced(keys):
-            self._invalidate(some, soft=soft)
+        async for next_keys in sliced(keys):
+            self._invalidate(next_keys, soft=soft)
         return keys
 
     def _invalidate(self, keys: Iterable[Key], *, soft: bool) -> None:
-        mark, rows = Mark.SOFT if soft else Mark.HARD, self._opened()
+        mark = Mark.SOFT if soft else Mark.HARD
+        rows = self._opened()
         for key in keys:
-            if row := rows.get(key):
-                rows.end_lease(key, row)
-                if row.copy is not None:
-                    row.copy = replace(row.copy, mark=max(row.copy.mark, mark))
-                self._forget_if_empty(key, row)
+            row = rows.get(key)
+            if row is None:
+                continue
+            rows.end_lease(key, row)
+            if row.copy is not None:
+                row.copy = replace(row.copy, mark=max(row.copy.mark, mark))
+            self._forget_if_empty(key, row)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         for id_ in ids:
             self._opened().drop((kind, id_))
 
     async def evict(self, before: float) -> int:
-        rows, dropped = self._opened(), 0
-        async for some in sliced(rows.items()):
-            for key, row in some:
+        rows = self._opened()
+        dropped = 0
+        async for items in sliced(rows.items()):
+            for key, row in items:
+                # Another task may have replaced the row since the slice was taken.
                 if is_gone(row.record(known=None), before) and rows.get(key) is row:
                     rows.drop(key)
                     dropped += 1
         return dropped
 
     async def stats(self) -> StoreStats:
-        now, rows = self._clock(), self._opened()
-        live = sum(not is_over(row.held_until, now) for row in rows.leased.values())
-        held, is_bounded = self._room.held, self.max_bytes is not None
-        bounds = (held, rows.evicted) if is_bounded else (None, None)
-        return StoreStats(rows.copies, live, held, None, *bounds)
+        now = self._clock()
+        rows = self._opened()
+        live_leases = sum(not is_over(row.held_until, now) for row in rows.leased.values())
+        size = self._room.held
+        stats = StoreStats(rows.copies, live_leases, size)
+        if self.max_bytes is None:
+            return stats
+        return replace(stats, held=size, evicted=rows.evicted)
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[StoredEntry]:
-        rows, limit = self._opened(), checked_limit(limit)
-        found: list[tuple[Key, MemoryRow]] = []
-        async for some in sliced(rows.items()):
-            last = found[limit - 1 :]
-            near = [item for item in some if item < last[0]] if last else some
-            found += [item for item in near if is_listed(item[0], kind, search, after)]
-            found = sorted(found)[:limit]
-        return [row.entry(*key) for key, row in found]
+        rows = self._opened()
+        limit = checked_limit(limit)
+        page: list[tuple[Key, MemoryRow]] = []
+        async for items in sliced(rows.items()):
+            is_full = len(page) == limit  # then most rows come after it, and need no other check
+            near = [item for item in items if item < page[-1]] if is_full else items
+            page += [item for item in near if is_listed(item[0], kind, search, after)]
+            page = sorted(page)[:limit]
+        return [row.entry(*key) for key, row in page]
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         """One walk, where every page of `entries` would be another."""
-        async for some in sliced(self._opened().items()):
-            yield [row.entry(*key) for key, row in some if kind in {None, key[0]}]
+        async for items in sliced(self._opened().items()):
+            yield [row.entry(*key) for key, row in items if kind in {None, key[0]}]
 
     def _opened(self) -> MemoryRows:
         if not self._open:
@@ -244,14 +263,20 @@ class MemoryStore(Store):
         self._keeps[kind] = keeps
 
     def _free(self) -> bool:
-        """Check a slice from the front of the line; rows that were used go to the end."""
-        rows, now, used = self._rows, self._clock(), list[Key]()
+        """Check a slice from the front of the line; rows that were used go to the end.
+
+        True if there is room now, or if another call may find some.
+        """
+        rows = self._rows
+        now = self._clock()
+        used: list[Key] = []
         for key, row in rows.first(SLICE):
             if self._room.is_enough:
                 return True
             is_held = row.token is not None and not is_over(row.held_until, now)
             if row.copy is None or is_held or self._was_used(key, row):
-                used += [key] if row.copy is not None and not is_held else []
+                if row.copy is not None and not is_held:
+                    used.append(key)
                 rows.move_to_end(key)
                 self._passed += 1
             else:
@@ -263,12 +288,16 @@ class MemoryStore(Store):
         return self._passed <= len(rows)
 
     def _was_used(self, key: Key, row: MemoryRow) -> bool:
-        was_used, row.is_used = row.is_used, False
+        """True if the row was used since the last check; this begins the next period."""
+        was_used = row.is_used
+        row.is_used = False
         keeps = self._keeps.get(key[0])
         return was_used or (keeps is not None and keeps(key[1]))
 
     def _shrink(self) -> None:
         """Drop some more than needed, because finding the oldest walks over dropped rows."""
-        if (over := len(self._rows) - self._max_copies) > 0:
-            for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):
-                self._rows.drop(key)
+        over = len(self._rows) - self._max_copies
+        if over <= 0:
+            return
+        for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):
+            self._rows.drop(key)

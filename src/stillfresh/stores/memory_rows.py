@@ -28,9 +28,9 @@ class MemoryRow(Struct, eq=False, gc=False):
     tags: tuple[str, ...] = ()
     """The tags of the last lease."""
     late: tuple[str, ...] = ()
-    """I26: tags that came with the copy."""
+    """Tags that came with the copy."""
     is_used: bool = False
-    """True if it was used since it was last checked (E23)."""
+    """True if it was used since it was last checked; only kept with a limit of bytes."""
     key: Key = ("", "")  # one object, in whatever names it
 
     def record(self, known: str | None) -> Record:
@@ -62,7 +62,7 @@ class MemoryRows:
         self.late: TagIndex[Key] = TagIndex()
         self.epoch = 0
         self._epochs: BoundedDict[str, int] = BoundedDict(REMEMBERED)
-        """I26: the epoch of the last invalidation of each tag."""
+        """The epoch of the last invalidation of each tag."""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -78,21 +78,26 @@ class MemoryRows:
         if row.tags != tags:
             self.tagged.remove(key, row.tags)
             self.tagged.add(key, tags)
-        row.token, row.held_until, row.tags = token, until, tags
+        row.token = token
+        row.held_until = until
+        row.tags = tags
 
     def end_lease(self, key: Key, row: MemoryRow) -> None:
         row.token = None
         self.leased.pop(key, None)
 
     def begin_epoch(self, tag: str) -> list[Key]:
-        """I26: invalidate the tag; return the entries that have it."""
+        """Note that the tag is invalidated; return the keys that have it."""
         self.epoch += 1
         self._epochs.note(tag, self.epoch)
-        keys, late = self.tagged.keys(tag), self.late.keys(tag)
-        return list(dict.fromkeys(keys + late)) if late else keys
+        keys = self.tagged.keys(tag)
+        late_keys = self.late.keys(tag)
+        if not late_keys:
+            return keys
+        return list(dict.fromkeys(keys + late_keys))  # a key may have the tag in both ways
 
     def is_past(self, lease: Lease, tags: tuple[str, ...]) -> bool:
-        """I26: True if one was invalidated since the grant, or that is no longer known."""
+        """True if one of the tags was invalidated since the grant, or if that is not known."""
         if tags and lease.epoch < self.epoch - REMEMBERED:
             return True
         return any(self._epochs.get(tag, 0) > lease.epoch for tag in tags)
@@ -100,7 +105,7 @@ class MemoryRows:
     def publish(
         self, key: Key, lease: Lease, copy: Copy, now: float, tags: tuple[str, ...] | None = None
     ) -> bool:
-        """S2: the token is the fence; the time only permits a takeover."""
+        """Store the copy if the lease is live. False: it is not, and nothing was done."""
         row = self.get(key)
         if row is None or not row.holds(lease, now):
             return False
@@ -114,7 +119,7 @@ class MemoryRows:
         tags: tuple[str, ...] | None,
         late: tuple[str, ...] | None,
     ) -> None:
-        """S13: store the copy without a lease; a lease that there is becomes void."""
+        """Store the copy without a lease. If another caller has the lease, it becomes void."""
         row = self.part(key).setdefault(key, MemoryRow(key=key))
         if tags is not None and row.tags != tags:
             self.tagged.remove(row.key, row.tags)
@@ -148,13 +153,15 @@ class MemoryRows:
         self.evicted += before - self.room.held
 
     def drop(self, key: Key) -> None:
-        if (row := self.part(key).pop(key, None)) is not None:
-            if row.copy is not None:
-                self.copies -= 1
-                self.room.held -= _size(row.copy)
-            self.end_lease(key, row)
-            self.tagged.remove(key, row.tags)
-            self.late.remove(key, row.late)
+        row = self.part(key).pop(key, None)
+        if row is None:
+            return
+        if row.copy is not None:
+            self.copies -= 1
+            self.room.held -= _size(row.copy)
+        self.end_lease(key, row)
+        self.tagged.remove(key, row.tags)
+        self.late.remove(key, row.late)
 
     def items(self) -> Iterator[tuple[Key, MemoryRow]]:
         """The rows of each part when it is reached; each may have been deleted since."""
@@ -189,7 +196,8 @@ class MemoryRows:
 
 
 def _size(copy: Copy | None) -> int:
-    """E23: the bytes that it counts."""
+    """The bytes by which a copy counts against the limit."""
     if copy is None:
         return 0
-    return BESIDE + (len(copy.value) if isinstance(copy.value, bytes) else 0)
+    value_size = len(copy.value) if isinstance(copy.value, bytes) else 0
+    return BESIDE + value_size
