@@ -912,7 +912,7 @@ class TestS6Admin:
             places.append(place)
             return [dynamodb, s3]
 
-        monkeypatch.setattr(admin, "opened", opened)
+        monkeypatch.setattr(admin, "open_services", opened)
         place = cast("AwsPlace", object())
         expected = admin.TableState("t", "ACTIVE", "ttl", 3, 9, "b", bucket_exists=True)
         assert await admin.create("t", "b", place) == expected
@@ -1199,7 +1199,7 @@ class TestI4Aws:
         """They are megabytes: a thread has read them before; small extras may be looked for."""
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-        loader, read = aws._described.__wrapped__(), list[str]()
+        loader, read = aws._service_descriptions.__wrapped__(), list[str]()
         real = loader.file_loader.load_file
 
         def noted(path: str) -> Any:

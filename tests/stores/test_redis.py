@@ -464,13 +464,13 @@ class TestS5Listing:
         """Deleted between its name and its row: the next ones take its place."""
         for id_ in "abcd":
             await published(store, clock, id_)
-        describe = listing._described
+        describe = listing._read_entries
 
         async def late(*args: Any) -> Any:
             await store.delete(KIND, ["a"])
             return await describe(*args)
 
-        monkeypatch.setattr(listing, "_described", late)
+        monkeypatch.setattr(listing, "_read_entries", late)
         assert [entry.id for entry in await store.entries(limit=2)] == ["b", "c"]
 
     async def test_a_long_error_is_told_from_its_beginning(

@@ -314,7 +314,7 @@ class TestS5RoundTrips:
 
     def test_too_few_replicas_are_an_error(self) -> None:
         """`wait_replicas`: the change was made, and a failover may undo it."""
-        confirmed, wait = redis_link._confirmed, [("WAIT", 2, 500)]
+        confirmed, wait = redis_link._check_confirmation, [("WAIT", 2, 500)]
         assert confirmed([b"a", b"b", 2], wait) == [b"a", b"b"]
         assert confirmed([b"a"], []) == [b"a"]
         with pytest.raises(StoreError, match=r"1 of 2 replicas .* within 500 ms: it was made"):
@@ -324,7 +324,7 @@ class TestS5RoundTrips:
 
     def test_an_answer_that_nothing_was_done_needs_no_replicas(self) -> None:
         """S13: AGAIN promises nothing; beside another answer, they must confirm that one."""
-        confirmed, wait = redis_link._confirmed, [("WAIT", 2, 500)]
+        confirmed, wait = redis_link._check_confirmation, [("WAIT", 2, 500)]
         again = [AGAIN, 7]
         assert confirmed([again, again, 0], wait) == [again, again]
         with pytest.raises(StoreError, match="0 of 2 replicas"):

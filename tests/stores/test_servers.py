@@ -13,7 +13,7 @@ from stillfresh.stores.contract import MOST_LISTED, Costs
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.rules import checked_limit, is_listed
-from stillfresh.stores.server import ServerLink, said
+from stillfresh.stores.server import ServerLink, error_text
 from stillfresh.stores.urls import running, store_for
 from stillfresh.testing import ManualClock
 
@@ -62,16 +62,16 @@ class TestI7Meter:
         """Reads and writes in units, requests to S3 one by one, refused writes too."""
         meter = CostMeter()
         for operation in ("get_object", "put_object", "put_object", "list_objects_v2", "get_item"):
-            meter.asked(operation)
-        meter.asked("delete_objects")
-        meter.answered("query", {"ConsumedCapacity": {"CapacityUnits": 1.5}})
+            meter.count_request(operation)
+        meter.count_request("delete_objects")
+        meter.count_response("query", {"ConsumedCapacity": {"CapacityUnits": 1.5}})
         both = [{"CapacityUnits": 2.0}, {"CapacityUnits": 0.5}, {}]
-        meter.answered("batch_get_item", {"ConsumedCapacity": both})
-        meter.answered("put_item", {"ConsumedCapacity": {"CapacityUnits": 3.0}})
-        meter.answered("put_item", {})
-        meter.refused("ConditionalCheckFailedException", {})
-        meter.refused("TransactionCanceledException", {"TransactItems": [1, 2, 3]})
-        meter.refused("ThrottlingException", {"TransactItems": [1, 2, 3]})
+        meter.count_response("batch_get_item", {"ConsumedCapacity": both})
+        meter.count_response("put_item", {"ConsumedCapacity": {"CapacityUnits": 3.0}})
+        meter.count_response("put_item", {})
+        meter.count_refusal("ConditionalCheckFailedException", {})
+        meter.count_refusal("TransactionCanceledException", {"TransactItems": [1, 2, 3]})
+        meter.count_refusal("ThrottlingException", {"TransactItems": [1, 2, 3]})
         expected = Costs(
             read_units=4.0, write_units=10.0, s3_gets=1, s3_puts=2, s3_deletes=1, s3_lists=1
         )
@@ -153,8 +153,8 @@ class ScriptedLink(ServerLink):
     async def _hello(self) -> None:
         await self.step()
 
-    def _refused(self, error: Exception) -> StoreError:
-        return StoreError(f"refused: {said(error)}")
+    def _store_error(self, error: Exception) -> StoreError:
+        return StoreError(f"refused: {error_text(error)}")
 
     async def step(self) -> Any:
         async def work(*_: object) -> Any:
@@ -167,7 +167,7 @@ class ScriptedLink(ServerLink):
         return await self._once(work, None)
 
     async def run(self, *, urgent: bool = False) -> Any:
-        return await self._settled(self.step, self.step, urgent=urgent)
+        return await self._try_twice(self.step, self.step, urgent=urgent)
 
 
 class TestS5Link:

@@ -1,9 +1,9 @@
-"""The edge to AWS: clients, retries with jitter, translated errors (I4).
+"""The edge to AWS: clients, retries with jitter, translated errors.
 
 Every request to DynamoDB or S3 goes through `AwsService.ask`. A request is repeated if the service
 is busy or its answer was lost. So a request must do no harm if it is done twice, nor if its first
-attempt arrives last (S8): conditions and tokens ensure that. A caller that is refused checks the
-token in the row before it believes the refusal (S2).
+attempt arrives last: conditions and tokens ensure that. A caller that is refused checks the token
+in the row before it believes the refusal: its own first attempt may have written the row.
 """
 
 import asyncio
@@ -176,7 +176,8 @@ class AwsService:
 
     async def _unless_away(self, attempt: Attempt, *, urgent: bool) -> Any:  # noqa: ANN401
         """While the service is unavailable, send urgent requests, and one more after each pause."""
-        breaker, now = self._breaker, asyncio.get_running_loop().time
+        breaker = self._breaker
+        now = asyncio.get_running_loop().time
         began = now()
         if not breaker.allows(began) and not urgent:
             raise StoreError(f"{self.target}: unavailable; {TRIED_AGAIN}")
@@ -199,7 +200,8 @@ class AwsService:
     async def _ask(self, attempt: Attempt, patience: float) -> Any:  # noqa: ANN401
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
-        failures, most = 0, 1 if patience == PROBE else ATTEMPTS
+        most = 1 if patience == PROBE else ATTEMPTS
+        failures = 0
         is_lost = False
         while True:
             if self._is_closed:
@@ -221,47 +223,53 @@ class AwsService:
     async def _once(
         self, operation: str, then: Then | None, given: Mapping[str, Any], until: float
     ) -> Any:  # noqa: ANN401
-        arguments = {name: it() if callable(it) else it for name, it in given.items()}
-        self.meter.asked(operation)
+        arguments = {name: value() if callable(value) else value for name, value in given.items()}
+        self.meter.count_request(operation)
         try:
             body = arguments.get("Body", b"")
             async with asyncio.timeout_at(until + len(body) / SLOWEST) as limit:
                 response = await getattr(self.client, operation)(**arguments)
-                self.meter.answered(operation, response)
+                self.meter.count_response(operation, response)
                 limit.reschedule(until + response.get("ContentLength", 0) / SLOWEST)
                 return response if then is None else await then(response)
         except ClientError as exc:
-            raise self._refused(operation, exc, arguments) from exc
+            raise self._store_error(operation, exc, arguments) from exc
         except NO_ANSWER as exc:
-            said = str(exc) or "it took too long"
-            raise Away(f"{self.target}: no answer to {operation}: {said}") from exc
+            reason = str(exc) or "it took too long"
+            raise Away(f"{self.target}: no answer to {operation}: {reason}") from exc
         except NoCredentialsError as exc:
             advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             raise StoreError(f"{self.target}: found no AWS credentials; {advice}") from exc
         except BotoCoreError as exc:
             raise StoreError(f"{self.target}: {exc}") from exc
 
-    def _refused(
+    def _store_error(
         self, operation: str, exc: ClientError, arguments: Mapping[str, Any]
     ) -> StoreError:
-        """A transaction is worth another attempt unless one of its conditions failed."""
+        """The error for a refusal, and whether it is worth another attempt.
+
+        A transaction is worth another attempt unless one of its conditions failed.
+        """
         error = exc.response.get("Error", {})
-        code, said = str(error.get("Code", "")), str(error.get("Message", exc))
-        self.meter.refused(code, arguments)
+        code = str(error.get("Code", ""))
+        reason = str(error.get("Message", exc))
+        self.meter.count_refusal(code, arguments)
         if code in NOT_MADE:
-            said = NOT_MADE[code]
+            reason = NOT_MADE[code]
         elif code in DENIED:
-            said = f"no permission for {operation.title().replace('_', '')}: {said}"
-        said = f"{self.target}: {said} ({code})"
-        refused = AwsRefused(said, code, exc.response)
-        codes = set(refused.reasons) - {"None"} or {code.removesuffix("Exception")}
+            reason = f"no permission for {operation.title().replace('_', '')}: {reason}"
+        message = f"{self.target}: {reason} ({code})"
+        refusal = AwsRefused(message, code, exc.response)
+        codes = set(refusal.reasons) - {"None"} or {code.removesuffix("Exception")}
         status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if codes <= BUSY or status >= 500:
-            return Unanswered(f"{said}; asked up to {ATTEMPTS} times")
-        return ConditionFailed(said, code, exc.response) if CONDITION in codes else refused
+            return Unanswered(f"{message}; asked up to {ATTEMPTS} times")
+        if CONDITION in codes:
+            return ConditionFailed(message, code, exc.response)
+        return refusal
 
 
-async def opened(
+async def open_services(
     stack: AsyncExitStack,
     place: AwsPlace,
     what: tuple[str, str | None],
@@ -274,7 +282,8 @@ async def opened(
     session = get_session()
     with ThreadPoolExecutor(1) as thread:  # the service descriptions are megabytes of JSON
         loop = asyncio.get_running_loop()
-        session.register_component("data_loader", await loop.run_in_executor(thread, _described))
+        descriptions = await loop.run_in_executor(thread, _service_descriptions)
+        session.register_component("data_loader", descriptions)
     services = []
     for name, target in zip(NAMES, (f"table {what[0]!r}", f"bucket {what[1]!r}"), strict=True):
         try:
@@ -293,8 +302,8 @@ async def opened(
 
 
 @cache
-def _described() -> Loader:
-    """The description of a client, read once, so that making one reads no file on the loop."""
+def _service_descriptions() -> Loader:
+    """The descriptions of the services, read once, so that a new client reads no file."""
     loader: Loader = create_loader()
     for name in NAMES:
         for what in ("service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"):

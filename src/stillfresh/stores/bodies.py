@@ -1,4 +1,4 @@
-"""Values that are too large for a row: objects in S3 (I2, I5).
+"""Values that are too large for a row: objects in S3.
 
 An object is written once under a key of its own and never changed. An object that no row
 points to any more is deleted after a delay: a reader may have read the row just before.
@@ -52,7 +52,7 @@ class Shape(Protocol):
 
     @property
     def others(self) -> Policy | None:
-        """I19: how long a stale copy of another service is served; None: until it is deleted."""
+        """How long a stale copy of another service is served; None: until it is deleted."""
 
     def outside(self, value: bytes) -> Body:
         """The value as it is stored."""
@@ -67,8 +67,12 @@ class S3Bodies:
     bucket: str
 
     async def put(self, key: str, body: Body) -> None:
-        said: dict[str, Any] = {"ContentType": body.content_type, "ContentEncoding": body.encoding}
-        about = {name: it for name, it in (said | {"Metadata": body.metadata}).items() if it}
+        fields = {
+            "ContentType": body.content_type,
+            "ContentEncoding": body.encoding,
+            "Metadata": body.metadata,
+        }
+        about: dict[str, Any] = {name: value for name, value in fields.items() if value}
         await self.service.ask("put_object", Bucket=self.bucket, Key=key, Body=body.data, **about)
 
     async def get(self, key: str) -> Body | None:
@@ -112,7 +116,8 @@ class S3Bodies:
             answer = await self.service.ask(
                 "delete_objects", Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True}
             )
-            if errors := answer.get("Errors"):
+            errors = answer.get("Errors")
+            if errors:
                 raise StoreError(f"{self.service.target}: not deleted: {errors[0]}")
 
     async def older(self, prefix: str, before: float) -> AsyncIterator[list[str]]:
@@ -122,9 +127,10 @@ class S3Bodies:
             page = await self.service.ask(
                 "list_objects_v2", Bucket=self.bucket, Prefix=prefix, **start
             )
-            found = page.get("Contents", ())
-            yield [each["Key"] for each in found if each["LastModified"].timestamp() < before]
-            if not (token := page.get("NextContinuationToken")):
+            objects = page.get("Contents", ())
+            yield [each["Key"] for each in objects if each["LastModified"].timestamp() < before]
+            token = page.get("NextContinuationToken")
+            if not token:
                 return
             start = {"ContinuationToken": token}
 

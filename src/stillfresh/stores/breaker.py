@@ -1,4 +1,4 @@
-"""When to try a store that failed: one step after a growing pause (S5, S6, S12).
+"""The circuit breaker of a store: after a failure, one step tries the server after each pause.
 
 Pure: `now` is an argument. While a server is unavailable, one step at a time waits for it, and all
 others fail at once. The first step that succeeds ends that.

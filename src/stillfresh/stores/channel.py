@@ -1,4 +1,4 @@
-"""How a store announces changes (S10): the contract, and what channels of a server share."""
+"""How a store announces changes: the contract, and the base of channels of a server."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ A_TAG: Final = ""
 
 
 class Channel(ABC):
-    """How a store reports changes that any process makes (S10)."""
+    """How a store reports changes that any process makes."""
 
     @abstractmethod
     async def beat(self) -> None:

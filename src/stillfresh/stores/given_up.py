@@ -1,4 +1,4 @@
-"""Requests for leases that this process has given up, and that may still take a lease (S8, S15).
+"""Requests for leases that this process has given up, and that may still take a lease.
 
 A request can arrive after its sender has given up, or has sent it again. It then takes the lease,
 and nobody loads: all readers would wait until the lease ends. Its token begins with what the sender

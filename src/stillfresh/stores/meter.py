@@ -1,4 +1,4 @@
-"""Counts requests to services that charge for them, in the units that are charged (I7)."""
+"""Counts requests to services that charge for them, in the units that are charged."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -29,17 +29,18 @@ class CostMeter:
     def costs(self) -> Costs:
         return Costs(**self._counts)
 
-    def asked(self, operation: str) -> None:
-        if (name := S3_COUNTS.get(operation)) is not None:
+    def count_request(self, operation: str) -> None:
+        name = S3_COUNTS.get(operation)
+        if name is not None:
             self._counts[name] += 1
 
-    def answered(self, operation: str, response: Mapping[str, Any]) -> None:
+    def count_response(self, operation: str, response: Mapping[str, Any]) -> None:
         consumed = response.get("ConsumedCapacity", ())
         tables = [consumed] if isinstance(consumed, Mapping) else consumed
         name = "read_units" if operation in READS else "write_units"
         self._counts[name] += sum(table.get("CapacityUnits", 0.0) for table in tables)
 
-    def refused(self, code: str, arguments: Mapping[str, Any]) -> None:
+    def count_refusal(self, code: str, arguments: Mapping[str, Any]) -> None:
         """A refusal comes without figures: one unit for a small row, two in a transaction."""
         actions = len(arguments.get("TransactItems", ()))
         if code in PAID_REFUSALS:

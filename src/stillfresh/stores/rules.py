@@ -1,4 +1,4 @@
-"""What all stores decide alike: what is gone, what is listed, and what a put may replace. Pure."""
+"""The rules that all stores share: what is gone, what is listed, what a put may replace. Pure."""
 
 from msgspec.structs import replace
 
@@ -21,12 +21,12 @@ from stillfresh.stores.versions import are_comparable
 
 def is_gone(record: Record, before: float) -> bool:
     """True if nothing could be served from it, and no load ran, before then."""
-    copy, failure, served = record.copy, record.failure, 0.0
-    if copy is not None:
-        served = copy.fetched_at + copy.policy.lasts
-    elif failure is not None:
-        served = failure.retry_at
-    return max(served, record.held_until or 0.0) < before
+    used_until = 0.0
+    if record.copy is not None:
+        used_until = record.copy.fetched_at + record.copy.policy.lasts
+    elif record.failure is not None:
+        used_until = record.failure.retry_at
+    return max(used_until, record.held_until or 0.0) < before
 
 
 def checked_limit(limit: int) -> int:
@@ -41,14 +41,14 @@ def is_listed(name: tuple[str, str], kind: str | None, search: str, after: After
 
 
 def is_live(copy: Copy | None, now: float) -> bool:
-    """E35: True for a value that is fresh and was not invalidated."""
+    """True for a value that is fresh and was not invalidated."""
     if copy is None or copy.value is None or copy.mark is not Mark.NONE:
         return False
     return is_fresh(copy.fetched_at, copy.policy.fresh_for, now)
 
 
 def put_refusal(put: Put, stored: Copy | None, now: float) -> PutResult | None:
-    """S13: why a put may not replace the stored copy; None if it may."""
+    """Why a put may not replace the stored copy; None if it may."""
     if not _holds(put, stored, now):
         return PutResult(PutOutcome.REFUSED, b"" if stored is None else stored.version)
     if stored is None:
@@ -62,11 +62,12 @@ def put_refusal(put: Put, stored: Copy | None, now: float) -> PutResult | None:
 
 
 def may_be_refused(put: Put) -> bool:
-    """S13: False if `put_refusal` is None whatever is stored; only its version stays."""
+    """False if `put_refusal` is None whatever is stored; only its version stays."""
     return put.when is not When.ALWAYS or bool(put.copy.version) or put.copy.value is UNREAD
 
 
 def _holds(put: Put, stored: Copy | None, now: float) -> bool:
+    """True if the put's condition holds."""
     if put.copy.value is UNREAD and stored is None:
         return False
     match put.when:
@@ -90,7 +91,7 @@ def is_deletion(copy: Copy) -> bool:
 def with_stored_parts(copy: Copy, stored: Copy | None) -> Copy:
     """The copy to store: an UNREAD value and a missing version are those of the stored copy.
 
-    E35: a deletion keeps no version.
+    A deletion keeps no version.
     """
     if stored is None or is_deletion(copy):
         return copy

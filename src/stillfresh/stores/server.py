@@ -1,8 +1,8 @@
-"""What the stores on a server share: connections, lost answers, opening (S2, S5, S11).
+"""The base of stores on a server: connections, requests whose answer was lost, opening.
 
-If the answer of a request was lost, it is sent once more: every step can tell whether it was done
-already, and none does harm if the first one arrives later (S8). While the server is unavailable,
-one step at a time tries it (`breaker.py`).
+If the answer of a request was lost, the link sends it once more. Every step can tell whether it was
+done already, and none does harm if the first request arrives later. While the server is
+unavailable, one step at a time tries it (`breaker.py`).
 """
 
 import asyncio
@@ -39,13 +39,15 @@ def slices(sizes: Sequence[int], is_bound: Callable[[int], bool]) -> Iterator[sl
         is_full = at - first >= SLICE or total + size > SLICE_BYTES
         if at > first and is_full and not is_bound(at):
             yield slice(first, at)
-            first, total = at, 0
+            first = at
+            total = 0
         total += size
     if sizes:
         yield slice(first, len(sizes))
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """The error's class and message, for the message of a StoreError."""
     text = str(error).removesuffix(".")  # more may follow, after a semicolon
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -60,16 +62,17 @@ class ServerLink(ABC):
 
     failures: ClassVar[tuple[type[Exception], ...]]  # of the client library and the network
     lost: ClassVar[tuple[type[Exception], ...]]  # no server answered: it may have done the step
-    _said = staticmethod(said)
+    _error_text = staticmethod(error_text)
 
-    def __init__(self, named: str, *, most: int, timeout: float) -> None:
-        self._named = named
+    def __init__(self, server_name: str, *, most: int, timeout: float) -> None:
+        self._server_name = server_name
         self._most = most
         self._timeout = timeout
         self._places = asyncio.Semaphore(most)
         self._idle: list[Any] = []
         self._lost = 0  # requests that failed, one after the other
-        self._closed, self._breaker = False, Breaker()
+        self._closed = False
+        self._breaker = Breaker()
         self._why = ""  # the last failure
         self._log = logging.getLogger(type(self).__module__)
 
@@ -81,7 +84,7 @@ class ServerLink(ABC):
         """The first request: raises if the server refuses this cache."""
 
     @abstractmethod
-    def _refused(self, error: Exception) -> StoreError: ...
+    def _store_error(self, error: Exception) -> StoreError: ...
 
     def _is_lost(self, error: BaseException) -> bool:
         return isinstance(error, self.lost)
@@ -97,8 +100,8 @@ class ServerLink(ABC):
             await self._hello()
         except self.failures as exc:
             if not self._is_lost(exc):
-                raise self._refused(exc) from exc
-            self._failed(began, exc)
+                raise self._store_error(exc) from exc
+            self._note_failure(began, exc)
 
     async def _take_a_place(self) -> None:
         await self._places.acquire()
@@ -107,10 +110,10 @@ class ServerLink(ABC):
         self, work: Callable[[Any, asyncio.Timeout], Awaitable[T]], within: float | None
     ) -> T:
         """One request over one connection; `within` seconds, connecting included."""
-        lost = self._lost
+        lost_before = self._lost
         await self._take_a_place()
         try:
-            if self._lost > lost:  # otherwise a long queue would find out one by one
+            if self._lost > lost_before:  # otherwise a long queue would find out one by one
                 raise TimeoutError("the server failed while this request waited for a connection")
             async with asyncio.timeout(within) as limit:
                 connection = self._idle.pop() if self._idle else None
@@ -135,42 +138,44 @@ class ServerLink(ABC):
         else:
             self._idle.append(connection)
 
-    async def _settled(self, first: Step[T], again: Step[T], *, urgent: bool) -> T:
+    async def _try_twice(self, first: Step[T], again: Step[T], *, urgent: bool) -> T:
         """Try twice, the second time on a new connection; once if the last step failed too."""
-        began, was_away = time.monotonic(), self._breaker.is_open
+        began = time.monotonic()
+        was_away = self._breaker.is_open
         if not self._breaker.allows(began) and not urgent:
-            raise StoreError(f"{self._named} is unavailable: {self._why}; {TRIED_AGAIN}")
+            raise StoreError(f"{self._server_name} is unavailable: {self._why}; {TRIED_AGAIN}")
         try:
             try:
-                done = await first()
+                result = await first()
             except self.failures as exc:
                 if was_away or not self._is_lost(exc):
                     raise
                 await self.drop_idle()
-                done = await again()
+                result = await again()
         except self.failures as exc:
             if self._is_lost(exc):
-                self._failed(began, exc)
+                self._note_failure(began, exc)
             else:
-                self._answered()
-            raise self._refused(exc) from exc
-        self._answered()
-        return done
+                self._note_answer()
+            raise self._store_error(exc) from exc
+        self._note_answer()
+        return result
 
-    def _answered(self) -> None:
+    def _note_answer(self) -> None:
         if self._breaker.is_open:
             self._breaker.succeeded()
-            self._log.warning("%s answers again", self._named)
+            self._log.warning("%s answers again", self._server_name)
 
-    def _failed(self, began: float, error: BaseException) -> None:
-        self._why = self._said(error)
+    def _note_failure(self, began: float, error: BaseException) -> None:
+        self._why = self._error_text(error)
         if not self._breaker.is_open:
-            self._log.warning("%s is unavailable: %s", self._named, self._why)
+            self._log.warning("%s is unavailable: %s", self._server_name, self._why)
         self._breaker.failed(began, time.monotonic())
 
     async def drop_idle(self, *, nowait: bool = True) -> None:
         """Close idle connections: they would meet the same failure."""
-        idle, self._idle = self._idle, []
+        idle = self._idle
+        self._idle = []
         for connection in idle:
             await connection.disconnect(nowait=nowait)
 
@@ -232,8 +237,8 @@ class ServerStore(Store, Generic[L, W]):
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[StoredEntry]:
         checked_limit(limit)
-        link, place = self._opened(), self._place
-        return await self._list(link, place, kind, search, after=after, limit=limit)
+        link = self._opened()
+        return await self._list(link, self._place, kind, search, after=after, limit=limit)
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
         return self._listening(self._opened(), self._place, tell, self._timeout)

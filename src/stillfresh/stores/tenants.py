@@ -1,4 +1,4 @@
-"""One store for several tenants: each sees its own entries, and nothing of the others (I17).
+"""One store for several tenants: each sees its own entries, and nothing of the others.
 
 A store without its own partitions for tenants is wrapped: ids and tags begin with
 `TENANT#<tenant>#`.
@@ -43,7 +43,8 @@ def checked_tenant(tenant: str | None) -> str | None:
         return None
     if not isinstance(tenant, str) or not tenant or "#" in tenant:
         raise ConfigError(f"tenant: must be text, not empty and without '#', not {shown(tenant)}")
-    if (size := len(checked_unicode("tenant", tenant))) > LONGEST_TENANT:
+    size = len(checked_unicode("tenant", tenant))
+    if size > LONGEST_TENANT:
         raise ConfigError(
             f"tenant: must have at most {LONGEST_TENANT} bytes, not {size:,}: {shown(tenant)}"
         )
@@ -51,7 +52,7 @@ def checked_tenant(tenant: str | None) -> str | None:
 
 
 def tenant_prefix(tenant: str | None) -> str:
-    """I1: the beginning of every key of this tenant."""
+    """The beginning of every key of this tenant."""
     return "" if tenant is None else f"TENANT#{tenant}#"
 
 
@@ -59,9 +60,10 @@ def for_tenant(store: Store, tenant: str | None) -> Store:
     """Return the store as a tenant sees it. Raises ConfigError if it has another tenant already."""
     if checked_tenant(tenant) is None or tenant is None or store.tenant == tenant:
         return store
-    if (has := store.tenant) is not None:
+    if store.tenant is not None:
         raise ConfigError(
-            f"tenant: the store's own is {has!r}, and {tenant!r} is named as well; name one of them"
+            f"tenant: the store's own is {store.tenant!r}, and {tenant!r} is named as well; "
+            f"name one of them"
         )
     return store.for_tenant(tenant) or TenantStore(store, tenant)
 
@@ -77,20 +79,21 @@ class TenantStore(WrappedStore):
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        found = await self.inner.read(kind, self._named(ids), self._keyed(known or {}), lag)
-        return self._plain(found)
+        records = await self.inner.read(kind, self._add(ids), self._add_to_keys(known or {}), lag)
+        return self._remove_from_keys(records)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        return self._plain(self.inner.read_now(kind, self._named(ids), self._keyed(known or {})))
+        records = self.inner.read_now(kind, self._add(ids), self._add_to_keys(known or {}))
+        return self._remove_from_keys(records)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        named = [
-            replace(ask, id=self._prefix + ask.id, tags=tuple(self._named(ask.tags)))
-            for ask in asks
+        inner_asks = [
+            replace(ask, id=self._prefix + ask.id, tags=tuple(self._add(ask.tags))) for ask in asks
         ]
-        grants = self._plain(await self.inner.acquire(kind, named, lease_for))
+        inner_grants = await self.inner.acquire(kind, inner_asks, lease_for)
+        grants = self._remove_from_keys(inner_grants)
         return {
             id_: replace(grant, id=id_) if isinstance(grant, Lease) else grant
             for id_, grant in grants.items()
@@ -99,52 +102,56 @@ class TenantStore(WrappedStore):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        named = {
-            self._prefix + id_: (self._lease(lease), copy) for id_, (lease, copy) in copies.items()
+        inner_copies = {
+            self._prefix + id_: (self._inner_lease(lease), copy)
+            for id_, (lease, copy) in copies.items()
         }
-        late = {self._prefix + id_: tuple(self._named(some)) for id_, some in (tags or {}).items()}
-        superseded = await self.inner.publish(kind, named, late)
+        late = {self._prefix + id_: tuple(self._add(names)) for id_, names in (tags or {}).items()}
+        superseded = await self.inner.publish(kind, inner_copies, late)
         unsure = superseded.unsure if isinstance(superseded, Superseded) else ()
-        return Superseded(self._bare(superseded), self._bare(unsure))
+        return Superseded(self._remove(superseded), self._remove(unsure))
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
-        named = {}
+        inner_puts = {}
         for id_, put in puts.items():
-            late = None if put.late is None else tuple(self._named(put.late))
-            tags = None if put.tags is None else tuple(self._named(put.tags))
-            named[self._prefix + id_] = replace(put, tags=tags, late=late)
-        return self._plain(await self.inner.put(kind, named))
+            late = None if put.late is None else tuple(self._add(put.late))
+            tags = None if put.tags is None else tuple(self._add(put.tags))
+            inner_puts[self._prefix + id_] = replace(put, tags=tags, late=late)
+        return self._remove_from_keys(await self.inner.put(kind, inner_puts))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        named = [self._lease(lease) for lease in leases]
-        return self._bare(await self.inner.renew(kind, named, lease_for))
+        inner_leases = [self._inner_lease(lease) for lease in leases]
+        return self._remove(await self.inner.renew(kind, inner_leases, lease_for))
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
-        named = [self._lease(lease) for lease in leases]
-        await self.inner.release(kind, named, self._keyed(failures or {}))
+        inner_leases = [self._inner_lease(lease) for lease in leases]
+        await self.inner.release(kind, inner_leases, self._add_to_keys(failures or {}))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self.inner.invalidate(kind, self._named(ids), soft=soft)
+        await self.inner.invalidate(kind, self._add(ids), soft=soft)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        found = await self.inner.invalidate_tag(self._prefix + tag, soft=soft)
-        own = [(kind, id_) for kind, id_ in found if id_.startswith(self._prefix)]
-        return [(kind, id_.removeprefix(self._prefix)) for kind, id_ in own]
+        keys = await self.inner.invalidate_tag(self._prefix + tag, soft=soft)
+        return [
+            (kind, id_.removeprefix(self._prefix))
+            for kind, id_ in keys
+            if id_.startswith(self._prefix)
+        ]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self.inner.delete(kind, self._named(ids))
+        await self.inner.delete(kind, self._add(ids))
 
     async def entries(
         self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[StoredEntry]:
         """Read past the entries of other tenants until enough are found."""
-        found: list[StoredEntry] = []
+        entries: list[StoredEntry] = []
         place = None if after is None else (after[0], self._prefix + after[1])
         while True:
             page = await self.inner.entries(kind, self._prefix, place, limit)
-            found += [entry for entry in self._own(page) if search in entry.id]
-            if len(found) >= limit or len(page) < limit:
-                return found[:limit]
+            entries += [entry for entry in self._own(page) if search in entry.id]
+            if len(entries) >= limit or len(page) < limit:
+                return entries[:limit]
             place = page[-1].kind, page[-1].id
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
@@ -154,33 +161,36 @@ class TenantStore(WrappedStore):
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
         prefix = self._prefix
 
-        def asked(id_: str) -> bool:
+        def keeps_own(id_: str) -> bool:
             return id_.startswith(prefix) and keeps(id_.removeprefix(prefix))
 
-        self.inner.before_evicting(kind, asked)
+        self.inner.before_evicting(kind, keeps_own)
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        def told(kind: str, id_: str, generation: str | None) -> None:
+        def tell_own(kind: str, id_: str, generation: str | None) -> None:
             if id_.startswith(self._prefix):
                 tell(kind, id_.removeprefix(self._prefix), generation)
 
-        return self.inner.listen(told)
+        return self.inner.listen(tell_own)
 
     def _own(self, entries: Iterable[StoredEntry]) -> list[StoredEntry]:
+        """The entries of this tenant, by their ids without the prefix."""
         own = [entry for entry in entries if entry.id.startswith(self._prefix)]
         return [replace(entry, id=entry.id.removeprefix(self._prefix)) for entry in own]
 
-    def _lease(self, lease: Lease) -> Lease:
+    def _inner_lease(self, lease: Lease) -> Lease:
         return replace(lease, id=self._prefix + lease.id)
 
-    def _named(self, names: Iterable[str]) -> list[str]:
+    def _add(self, names: Iterable[str]) -> list[str]:
+        """Ids or tags with the prefix."""
         return [self._prefix + name for name in names]
 
-    def _keyed(self, found: Mapping[str, T]) -> dict[str, T]:
-        return {self._prefix + id_: it for id_, it in found.items()}
+    def _add_to_keys(self, by_id: Mapping[str, T]) -> dict[str, T]:
+        return {self._prefix + id_: value for id_, value in by_id.items()}
 
-    def _plain(self, found: Mapping[str, T]) -> dict[str, T]:
-        return {id_.removeprefix(self._prefix): it for id_, it in found.items()}
-
-    def _bare(self, ids: Iterable[str]) -> set[str]:
+    def _remove(self, ids: Iterable[str]) -> set[str]:
+        """Ids without the prefix."""
         return {id_.removeprefix(self._prefix) for id_ in ids}
+
+    def _remove_from_keys(self, by_id: Mapping[str, T]) -> dict[str, T]:
+        return {id_.removeprefix(self._prefix): value for id_, value in by_id.items()}

@@ -1,7 +1,7 @@
 """From an address to a store: `memory://`, `sqlite:///path`, `redis://…`, `postgresql://…`, …
 
-Each store is imported when it is named. `prices.db` alone is a SQLite file (G18). Behind any
-address `?tenant=acme` names a tenant (I17), behind the first two `?max_bytes=2GB` a limit (E23).
+Each store is imported when it is named. `prices.db` alone is a SQLite file. Behind any address
+`?tenant=acme` names a tenant, behind the first two `?max_bytes=2GB` a limit.
 """
 
 import re
@@ -56,13 +56,13 @@ def store_for(store: str | Store, clock: Clock) -> Store:
         from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
 
         options: dict[str, Any] = dict(dynamodb_options(store))
-        made: Store = DynamoStore(**options, clock=clock)
-        made.address = store
-        return made
+        dynamodb_store = DynamoStore(**options, clock=clock)
+        dynamodb_store.address = store
+        return dynamodb_store
     bare, tenant = split_tenant(store)
-    made = _bare(bare, clock)
-    made.address = None if parts.scheme == "memory" else bare
-    return for_tenant(made, tenant)
+    whole_store = _bare(bare, clock)
+    whole_store.address = None if parts.scheme == "memory" else bare
+    return for_tenant(whole_store, tenant)
 
 
 @asynccontextmanager
@@ -84,15 +84,18 @@ def split_tenant(url: str) -> tuple[str, str | None]:
     before, mark, fragment = url.partition("#")
     place, _, query = before.partition("?")
     options = query.split("&") if query else []
-    rest = [option for option in options if option.partition("=")[0] != "tenant"]
-    named = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == "tenant"]
-    if len(named) > 1:
+    others = [option for option in options if option.partition("=")[0] != "tenant"]
+    pairs = parse_qsl(query, keep_blank_values=True)
+    tenants = [value for name, value in pairs if name == "tenant"]
+    if len(tenants) > 1:
         raise _refused(url, "names a tenant more than once; name one")
-    bare = place + ("?" if rest else "") + "&".join(rest) + mark + fragment
-    return bare, checked_tenant(named[0]) if named else None
+    bare = place + ("?" if others else "") + "&".join(others) + mark + fragment
+    tenant = checked_tenant(tenants[0]) if tenants else None
+    return bare, tenant
 
 
 def _bare(url: str, clock: Clock) -> Store:
+    """The store that an address without a tenant names."""
     parts = urlsplit(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
     if parts.scheme in REDIS:
@@ -124,10 +127,13 @@ def _sqlite(url: str, path: str, max_bytes: str | None, clock: Clock) -> Store:
     return SqliteStore(path, clock=clock, max_bytes=max_bytes)
 
 
-def _extra(named: str, url: str, clock: Clock) -> Store:
-    """With the machine's clock, leases use the server's clock, which is one for all."""
-    with needs(named, f"a {urlsplit(url).scheme}:// store"):
-        address = import_module(f"stillfresh.stores.{named}.address")
+def _extra(package: str, url: str, clock: Clock) -> Store:
+    """A store whose client library is an extra.
+
+    Unless a test gives another clock, its leases use the server's clock, which is one for all.
+    """
+    with needs(package, f"a {urlsplit(url).scheme}:// store"):
+        address = import_module(f"stillfresh.stores.{package}.address")
     store: Store = address.store_at(url, None if clock is time.time else clock)
     return store
 
@@ -135,11 +141,11 @@ def _extra(named: str, url: str, clock: Clock) -> Store:
 def dynamodb_options(url: str) -> dict[str, str]:
     """Return the options of a `dynamodb://` address. Raises ConfigError for an unknown one."""
     parts = urlsplit(url)
-    found = parse_qsl(parts.query, keep_blank_values=True)
-    options = dict(found)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
     if "max_bytes" in options:
         raise _refused(url, f"{UNBOUNDED} give the bucket a lifecycle rule, and run cache.evict()")
-    if len(options) < len(found) or not options.keys() <= set(DYNAMODB_OPTIONS):
+    if len(options) < len(pairs) or not options.keys() <= set(DYNAMODB_OPTIONS):
         raise _refused(url, f"takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}")
     is_plain = parts.path in {"", "/"} and not parts.fragment and "@" not in parts.netloc
     if parts.scheme != "dynamodb" or not is_plain or not options.get("bucket"):

@@ -1,4 +1,4 @@
-"""Versions of values: what a caller gives, and the one form in which every store keeps it (E35).
+"""Versions of values: what a caller gives, and the one form in which every store keeps it.
 
 A version is an integer or a text. Its stored form is bytes: a letter for the kind, and then eight
 bytes for an integer, or the text in UTF-8. Forms of one kind are in the order of their bytes, so a
@@ -52,12 +52,13 @@ def packed_version(version: Version | None) -> bytes:
 
 def unpacked_version(form: bytes) -> Version | None:
     """Return the version of a stored form; None if there is none, or the form is damaged."""
-    kind, rest = form[:1], form[1:]
-    if kind == INTEGER and len(rest) == 8:
-        return int.from_bytes(rest, "big") - BIAS
+    kind = form[:1]
+    content = form[1:]
+    if kind == INTEGER and len(content) == 8:
+        return int.from_bytes(content, "big") - BIAS
     if kind == TEXT:
         try:
-            return rest.decode()
+            return content.decode()
         except UnicodeDecodeError:
             return None
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.aws import DENIED, AwsPlace, AwsRefused, AwsService, opened
+from stillfresh.stores.aws import DENIED, AwsPlace, AwsRefused, AwsService, open_services
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.meter import CostMeter
 
@@ -61,7 +61,7 @@ class TableState:
 async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     """Create the table and the bucket; existing ones are not changed."""
     async with AsyncExitStack() as stack:
-        dynamodb, s3 = await opened(stack, place, (table, bucket), CostMeter())
+        dynamodb, s3 = await open_services(stack, place, (table, bucket), CostMeter())
         if not await _done(dynamodb, "describe_table", NO_TABLE, TableName=table):
             await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
@@ -74,7 +74,7 @@ async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
 
 async def describe(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     async with AsyncExitStack() as stack:
-        dynamodb, s3 = await opened(stack, place, (table, bucket), CostMeter())
+        dynamodb, s3 = await open_services(stack, place, (table, bucket), CostMeter())
         return await _state(dynamodb, s3, table, bucket)
 
 

@@ -19,7 +19,7 @@ from stillfresh.checks import checked_unicode
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
-from stillfresh.stores.aws import AwsPlace, opened
+from stillfresh.stores.aws import AwsPlace, open_services
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
 from stillfresh.stores.contract import (
     After,
@@ -144,7 +144,7 @@ class DynamoStore(Store):
 
     async def _connected(self, stack: AsyncExitStack) -> DynamoSteps:
         names, sleep, what = self._names, self._sleep, (self._names.table, self._names.bucket)
-        dynamodb, s3 = await opened(
+        dynamodb, s3 = await open_services(
             stack, self._place, what, self._meter, sleep=sleep, dice=self._dice
         )
         table = Leases(dynamodb, names, max_lease=self._max_lease)

@@ -99,7 +99,7 @@ class PgLink(ServerLink):
     """Connections to the first of several servers that accepts us, and statements over them."""
 
     failures = lost = LOST
-    _said = staticmethod(said_by)
+    _error_text = staticmethod(said_by)
 
     def __init__(self, hosts: Sequence[str], schema: str, *, most: int, timeout: float) -> None:
         """`hosts`: connection strings, in the order in which they are tried."""
@@ -132,7 +132,7 @@ class PgLink(ServerLink):
             return first() if settle is None else self._done(statement, settle())
 
         try:
-            return await self._settled(first, again, urgent=urgent)
+            return await self._try_twice(first, again, urgent=urgent)
         except StoreError as exc:
             if _code(exc.__cause__) == READ_ONLY:
                 await self.drop_idle()  # no longer the primary: find the new one
@@ -178,7 +178,7 @@ class PgLink(ServerLink):
     def _is_lost(self, error: BaseException) -> bool:
         return super()._is_lost(error) and is_lost(error)
 
-    def _refused(self, error: Exception) -> StoreError:
+    def _store_error(self, error: Exception) -> StoreError:
         return refused(error, self._schema)
 
     async def _is_unprepared(self, error: BaseException) -> bool:

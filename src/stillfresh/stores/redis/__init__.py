@@ -1,4 +1,4 @@
-"""`redis://host:port/0`: copies and leases in Redis 7 or Valkey, for many machines (S5)."""
+"""`redis://host:port/0`: copies and leases in Redis 7 or Valkey, for many machines."""
 
 from stillfresh.errors import needs
 

@@ -1,6 +1,7 @@
 """From `redis://user:password@host:6379/0?prefix=shop` to a store; mistakes are named.
 
-S9: `redis+cluster://host:6379,host:6379` and `redis+sentinel://host:26379,host:26379/service`.
+Several servers: `redis+cluster://host:6379,host:6379` for the nodes of a cluster, and
+`redis+sentinel://host:26379,host:26379/service` for the Sentinels that name the primary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,8 +65,10 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
         listed = [parts]
     service, _, database = parts.path.strip("/").partition("/")
     if several != "sentinel":
-        service, database = "", parts.path.strip("/")
-    if (wrong := _mistake(parts, listed, (service, database), len(given), options)) is not None:
+        service = ""
+        database = parts.path.strip("/")
+    wrong = _mistake(parts, listed, (service, database), len(given), options)
+    if wrong is not None:
         raise ConfigError(
             f"store {shown_place(url)}: {wrong}; write redis://host:6379/0, "
             f"redis+cluster://host:6379,host:6379 or redis+sentinel://host:26379,host:26379/service"
@@ -74,7 +77,9 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
         )
     bare = listed[0]._replace(scheme=SCHEMES[scheme], query="", path=f"/{database or 0}")
     tls = {name: options.pop(name) for name in TLS & options.keys()}
-    nodes = [(it.hostname or "", it.port or PORTS[several]) for it in listed if several]
+    nodes: list[tuple[str, int]] = []
+    if several:
+        nodes = [(node.hostname or "", node.port or PORTS[several]) for node in listed]
     return RedisStore(
         urlunsplit(bare),
         clock=clock,
@@ -96,9 +101,10 @@ def _mistake(
     service, database = place
     known = OWN | TLS if SCHEMES[scheme] == "rediss" else OWN
     names = options.keys() - known
-    unknown = sorted(it if it.isidentifier() else "…" for it in names)  # a password may contain a ?
+    # A password may contain a ?, and must not be shown.
+    unknown = sorted(name if name.isidentifier() else "…" for name in names)
     checks = {
-        "names no host": not all(it.hostname for it in listed),
+        "names no host": not all(node.hostname for node in listed),
         "has a port that is not a number from 1 to 65,535": not all(map(_is_port, listed)),
         "names no service of the Sentinels": several == "sentinel" and not service,
         "has something else than the number of a database after the host": bool(parts.fragment)

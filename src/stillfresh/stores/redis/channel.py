@@ -1,4 +1,4 @@
-"""How a Redis store announces changes (S10): each step publishes a message in its own script.
+"""How a Redis store announces changes: each step publishes a message in its own script.
 
 Every bucket has a sharded channel, `<prefix>:v2:{by}:!`, on the node of its keys. A message is `P`,
 the generation and the member; `V` and the member; `T` and a tag; or `!` and a beat. A server sends
@@ -19,7 +19,7 @@ from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import BEAT, CHANNEL, NAME, PUBLISHED, TAGGED, Places, unpadded
 from stillfresh.stores.redis.link import LOST, Link
-from stillfresh.stores.server import said
+from stillfresh.stores.server import error_text
 
 SLICE: Final = 100
 """Messages that are handled in one turn of the loop."""
@@ -45,8 +45,10 @@ class RedisChannel(ServerChannel):
                     await _subscribe(connection, channels)
                     self._doors.append(channels[0])
         except (*LOST, RedisError) as exc:
-            raise StoreError(f"the Redis server refuses a subscription: {said(exc)}") from exc
-        self._readers = [asyncio.create_task(self._read(it)) for it in self._connections]
+            raise StoreError(f"the Redis server refuses a subscription: {error_text(exc)}") from exc
+        self._readers = [
+            asyncio.create_task(self._read(connection)) for connection in self._connections
+        ]
 
     async def beat(self) -> None:
         """Through each server, and back on its connection."""
@@ -57,8 +59,8 @@ class RedisChannel(ServerChannel):
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
-            for heard in count(1):
-                if not heard % SLICE:  # read what has arrived already without a pause
+            for number in count(1):
+                if not number % SLICE:  # messages that have arrived are read without a pause
                     await asyncio.sleep(0)
                 match await connection.read_response():
                     case [b"smessage", _, bytes() as message]:

@@ -1,4 +1,4 @@
-"""A cluster's primaries, and which of them holds which keys (S9).
+"""A Redis cluster's primaries, and which of them holds which keys.
 
 All keys of a bucket are in one slot, so the route table has 32 rows. A node that does not
 hold a key names the one that does, and has done nothing: the command goes there. If a reply was
@@ -32,11 +32,20 @@ LONGEST_PAUSE: Final = 0.2
 LOCATE_EVERY: Final = 0.1  # seconds between two looks at the nodes' own table
 ELSEWHERE: Final = "non local key"
 """The reply of a script that found one of its keys on another node."""
-KEPT_TAGS: Final = {
-    it.sha for it in (scripts.ACQUIRE, scripts.PUBLISH, scripts.PUT, scripts.RENEW, scripts.RELEASE)
+USES_STORED_TAGS: Final = {
+    scripts.ACQUIRE.sha,
+    scripts.PUBLISH.sha,
+    scripts.PUT.sha,
+    scripts.RENEW.sha,
+    scripts.RELEASE.sha,
 }
 """Steps that name tags which an earlier step stored."""
-TOLD: Final = {it.sha for it in (scripts.PUBLISH, scripts.PUT, scripts.INVALIDATE, scripts.DELETE)}
+ANNOUNCED: Final = {
+    scripts.PUBLISH.sha,
+    scripts.PUT.sha,
+    scripts.INVALIDATE.sha,
+    scripts.DELETE.sha,
+}
 """Steps that are announced to listeners."""
 MOST_OF_TAGS: Final = 200_000  # bytes: more than the tags of a key may have
 KEEPS_CHANGING: Final = (
@@ -52,11 +61,12 @@ class RoutedCommand(Struct, eq=False):
     again: Command
     """The command to send if its reply was lost."""
     slot: int
-    asked: Address | None = None
+    ask_at: Address | None = None
     """The node to ask this once, because the key has moved there already."""
     reply: Any = None
     is_done: bool = False
     lost: StoreError | None = None
+    """Why its reply was lost: the node is unavailable, and may have done the step."""
 
 
 class Cluster:
@@ -104,7 +114,9 @@ class Cluster:
         if self._locating is not None:
             self._locating.cancel()
             await asyncio.wait([self._locating])
-        links, self._links, self._primaries = self._links, {}, {}
+        links = self._links
+        self._links = {}
+        self._primaries = {}
         for link in links.values():
             await link.close()
 
@@ -118,10 +130,10 @@ class Cluster:
         """The nodes as they say now: the channel that asks was ended by a moved slot."""
         self._located_at = float("-inf")
         await self._locate()
-        found: dict[Link, list[bytes]] = {}
+        keys_by_node: dict[Link, list[bytes]] = {}
         for key in keys:
-            found.setdefault(self._primary(key_slot(key)), []).append(key)
-        return found
+            keys_by_node.setdefault(self._primary(key_slot(key)), []).append(key)
+        return keys_by_node
 
     async def run(
         self,
@@ -136,7 +148,9 @@ class Cluster:
         """The replies, in order, each from the node that holds its key."""
         pairs = zip(commands, settle or commands, strict=True)
         steps = [RoutedCommand(command, again, _slot(command)) for command, again in pairs]
-        left, rounds, clock = steps, 0, asyncio.get_running_loop().time
+        left = steps
+        rounds = 0
+        clock = asyncio.get_running_loop().time
         until = clock() + self._timeout
         while left:
             if rounds >= AT_ONCE:
@@ -163,14 +177,18 @@ class Cluster:
         lasting: bool,
         before_again: Callable[[], None] | None,
     ) -> None:
-        """Send each command to its node, all nodes at once; return those to try again."""
+        """Send each command to its node, all nodes at once.
+
+        Commands that are to be sent once more are not done afterwards, and know where to go.
+        """
         groups = await self._by_node(steps)
         sends = [
-            self._send(link, some, urgent, lasting, before_again) for link, some in groups.items()
+            self._send(link, group, urgent, lasting, before_again) for link, group in groups.items()
         ]
-        for ended in await asyncio.gather(*sends, return_exceptions=True):
-            if ended is not None:
-                raise ended
+        # All nodes have answered before an error is raised: no send goes on behind the caller.
+        for error in await asyncio.gather(*sends, return_exceptions=True):
+            if error is not None:
+                raise error
         for step in steps:
             if not step.is_done and step.lost is None:
                 await self._redirect(step, lasting=lasting)
@@ -178,8 +196,8 @@ class Cluster:
             if before_again is not None:
                 before_again()
             await self._locate()
-            for link, some in groups.items():
-                self._settle_elsewhere(link, some)
+            for link, group in groups.items():
+                self._settle_elsewhere(link, group)
 
     async def _by_node(self, steps: Sequence[RoutedCommand]) -> dict[Link, list[RoutedCommand]]:
         if any(step.slot not in self._primaries for step in steps):
@@ -189,7 +207,8 @@ class Cluster:
             try:
                 groups.setdefault(self._holder(step), []).append(step)
             except StoreError as exc:
-                step.reply, step.is_done = exc, True
+                step.reply = exc
+                step.is_done = True
         return groups
 
     async def _send(
@@ -222,47 +241,52 @@ class Cluster:
         for step, form in zip(steps, forms, strict=True):
             *_, step.reply = [next(replies) for _ in form]
             step.is_done = not _is_elsewhere(step.reply)
-        await self._tell_old_nodes([it for it in steps if it.is_done and it.asked is not None])
+        moved = [step for step in steps if step.is_done and step.ask_at is not None]
+        await self._announce_at_old_nodes(moved)
 
-    async def _tell_old_nodes(self, steps: Sequence[RoutedCommand]) -> None:
-        """S10: until the slot has moved, listeners are subscribed at its old node."""
-        done = [it.command for it in steps if it.command[1] in TOLD]
-        if done:
-            await self.run([scripts.told_again(it) for it in done])
+    async def _announce_at_old_nodes(self, steps: Sequence[RoutedCommand]) -> None:
+        """Announce the steps once more: until a slot has moved, listeners are at its old node."""
+        commands = [step.command for step in steps if step.command[1] in ANNOUNCED]
+        if commands:
+            await self.run([scripts.announcement_of(command) for command in commands])
 
     async def _form(self, link: Link, step: RoutedCommand) -> list[Command]:
-        """As it is sent. To a node that does not hold the slot yet, with all its keys named.
+        """The command as it is sent to the node.
 
-        That node then refuses it unless it has them all.
+        To a node that does not hold the slot yet, it names all its keys. The node then refuses it
+        unless it has them all.
         """
         command = step.command
-        if step.asked is None:
+        if step.ask_at is None:
             return [command]
         if command[0] != lua.EVALSHA:
             return [ASKING, command]
-        sha, key, tags = command[1], command[3], list[bytes]()
-        if sha in KEPT_TAGS:
-            look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
-            _, text = await link.replies(look)
-            tags = stored_tags(text) if isinstance(text, bytes) else []
-        tags = list(dict.fromkeys([*scripts.tags_named(command), *tags]))
-        return [ASKING, scripts.with_all_keys(command, tags)]
+        sha = command[1]
+        key = command[3]
+        tags = scripts.tags_named(command)
+        if sha in USES_STORED_TAGS:
+            _, text = await link.replies([ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)])
+            if isinstance(text, bytes):
+                tags += stored_tags(text)
+        return [ASKING, scripts.with_all_keys(command, list(dict.fromkeys(tags)))]
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
-        """The node to ask, by the reply of the one that was asked."""
-        reply, asked, step.asked = step.reply, self._holder(step), None
+        """Note where to send the command next, by the reply of the node that refused it."""
+        reply = step.reply
+        refusing_node = self._holder(step)  # before ask_at is cleared
+        step.ask_at = None
         if isinstance(reply, MovedError):  # an AskError is one too, in the client library
-            self._primaries[step.slot] = self._link(self._named(reply, asked))
+            self._primaries[step.slot] = self._link(self._named(reply, refusing_node))
         elif isinstance(reply, ReadOnlyError):
             await self._locate()
         elif step.command[1] == scripts.INVALIDATE_TAG.sha:
             step.reply = await self._tag_by_members(step.command, lasting=lasting)
             step.is_done = True
-        elif isinstance(reply, AskError) and not await self._keeps_counter(asked, step):
-            step.asked = self._named(reply, asked)
+        elif isinstance(reply, AskError) and not await self._keeps_counter(refusing_node, step):
+            step.ask_at = self._named(reply, refusing_node)
 
     async def _keeps_counter(self, old: Link, step: RoutedCommand) -> bool:
-        """Does a put have to wait, because its bucket's counter is still at the old node (S13)?
+        """True if a put has to wait, because its bucket's counter is still at the old node.
 
         The new node would begin a counter of its own, and then refuse to take over the old one.
         Where neither node has one, the new node begins it: the old one no longer can.
@@ -270,12 +294,12 @@ class Cluster:
         if step.command[1] != scripts.PUT.sha:
             return False
         counter = StampedCommand(step.command).base + b"+"
-        (found,) = await old.replies([("HGET", counter, "n")])
-        return not _is_elsewhere(found)
+        (reply,) = await old.replies([("HGET", counter, "n")])
+        return not _is_elsewhere(reply)
 
-    def _named(self, reply: AskError, asked: Link) -> Address:
-        """A node without a name is on the machine of the node that was asked."""
-        hosts = (host for (host, _), link in self._links.items() if link is asked)
+    def _named(self, reply: AskError, refusing_node: Link) -> Address:
+        """The address that the reply names; without a host, it is the refusing node's."""
+        hosts = (host for (host, _), link in self._links.items() if link is refusing_node)
         return reply.host or next(hosts, ""), reply.port
 
     async def _tag_by_members(self, command: Command, *, lasting: bool) -> list[Any]:
@@ -289,38 +313,48 @@ class Cluster:
         until = asyncio.get_running_loop().time() + self._timeout
         while left:
             steps = [
-                scripts.INVALIDATE.call([base + it], base, it, Blank.AS_OF, mark) for it in left
+                scripts.INVALIDATE.call([base + name], base, name, Blank.AS_OF, mark)
+                for name in left
             ]
             replies = await self.run(steps, urgent=True, lasting=lasting)
-            left = [it for it, reply in zip(left, replies, strict=True) if reply[0] == AGAIN]
+            left = [name for name, reply in zip(left, replies, strict=True) if reply[0] == AGAIN]
             if left and asyncio.get_running_loop().time() > until:
                 raise StoreError(KEEPS_CHANGING)
         await self.run([announced(base, TAGGED, tag)])
         return [scripts.DONE, 0, b"0", list(members), []]
 
     def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:
-        """Settle lost replies at the node that holds the key by now."""
+        """Settle lost replies at the nodes that hold the keys by now.
+
+        If that is still the node which is unavailable, the step ends with the error.
+        """
         for step in steps:
-            if step.lost is not None:
-                is_asked, step.asked = step.asked is not None, None
-                if not is_asked and self._primaries.get(step.slot) is link:
-                    step.reply, step.is_done = step.lost, True
-                step.command, step.lost = step.again, None
+            if step.lost is None:
+                continue
+            was_redirected = step.ask_at is not None
+            step.ask_at = None
+            if not was_redirected and self._primaries.get(step.slot) is link:
+                step.reply = step.lost
+                step.is_done = True
+            step.command = step.again
+            step.lost = None
 
     def _holder(self, step: RoutedCommand) -> Link:
-        if step.asked is not None:
-            return self._link(step.asked)
+        if step.ask_at is not None:
+            return self._link(step.ask_at)
         return self._primary(step.slot)
 
     def _primary(self, slot: int) -> Link:
-        if (link := self._primaries.get(slot)) is None:
+        link = self._primaries.get(slot)
+        if link is None:
             raise StoreError(f"no node of the Redis cluster holds slot {slot}")
         return link
 
     def _link(self, address: Address) -> Link:
         if self._is_closed:
             raise StoreError(STORE_CLOSED)
-        if (link := self._links.get(address)) is None:
+        link = self._links.get(address)
+        if link is None:
             link = self._links[address] = self._new_link(address)
             link.held_bases = partial(self._bases_of, link)
         return link
@@ -335,21 +369,23 @@ class Cluster:
         if self._locating is None:
             if self._primaries and clock() - self._located_at < LOCATE_EVERY:
                 return
-            self._locating = asyncio.create_task(self._look())
-            self._locating.add_done_callback(self._located)
+            self._locating = asyncio.create_task(self._read_table())
+            self._locating.add_done_callback(self._end_locating)
         locating = self._locating
-        await asyncio.wait([locating])  # S5: closing cancels it, and must not cancel callers
+        await asyncio.wait([locating])  # closing cancels the task, and must not cancel callers
         if locating.cancelled():
             raise StoreError(STORE_CLOSED)
         locating.result()
 
-    def _located(self, done: "asyncio.Task[None]") -> None:
-        self._locating, self._located_at = None, asyncio.get_running_loop().time()
+    def _end_locating(self, done: "asyncio.Task[None]") -> None:
+        self._locating = None
+        self._located_at = asyncio.get_running_loop().time()
         if not done.cancelled():
-            done.exception()
+            done.exception()  # else asyncio logs it if all callers have given up
 
-    async def _look(self) -> None:
-        known = sorted(self._links.items(), key=lambda it: it[1].is_away)
+    async def _read_table(self) -> None:
+        """Ask nodes for their table until each slot has a holder; the available ones first."""
+        known = sorted(self._links.items(), key=lambda item: item[1].is_away)
         seeds = [(seed, self._link(seed)) for seed in self._seeds if seed not in self._links]
         error: StoreError | None = None
         primaries: dict[int, Link] = {}
@@ -364,29 +400,33 @@ class Cluster:
             if primaries.keys() == self._slots:
                 break
         if not primaries:
-            asked = ", ".join(f"{host}:{port}" for (host, port), _ in [*known, *seeds])
-            message = f"no node of the Redis cluster names its slots; asked: {asked}"
+            nodes = ", ".join(f"{host}:{port}" for (host, port), _ in [*known, *seeds])
+            message = f"no node of the Redis cluster names its slots; asked: {nodes}"
             raise StoreError(message) from error
-        self._primaries, in_use = primaries, {*primaries.values()}
-        for address in [it for it, link in self._links.items() if link not in in_use]:
+        self._primaries = primaries
+        in_use = set(primaries.values())
+        unused = [address for address, link in self._links.items() if link not in in_use]
+        for address in unused:
             await self._links.pop(address).close()
 
-    def _table(self, rows: Sequence[Any], asked: str) -> dict[int, Link]:
-        """A node that does not know its own name is at the address that was asked."""
+    def _table(self, rows: Sequence[Any], answering_host: str) -> dict[int, Link]:
+        """The holder of each slot. A node without a name is the one that answers."""
         table: dict[int, Link] = {}
         for first, last, (host, port, *_), *_ in rows:
-            link = self._link(((host or b"").decode() or asked, port))
+            link = self._link(((host or b"").decode() or answering_host, port))
             table |= {slot: link for slot in self._slots if first <= slot <= last}
         return table
 
 
 def _again(step: RoutedCommand, form: list[Command]) -> list[Command]:
-    """S2: as it is sent if its reply was lost; a PUBLISH says so in its last argument."""
+    """The form to send if the reply was lost; a PUBLISH says so in its last argument."""
     if step.again is step.command:
         return form
     last = form[-1]
-    again = (*last[:-1], step.again[-1])
-    return [*form[:-1], StampedCommand(again) if isinstance(last, StampedCommand) else again]
+    again: Command = (*last[:-1], step.again[-1])
+    if isinstance(last, StampedCommand):
+        again = StampedCommand(again)
+    return [*form[:-1], again]
 
 
 def _slot(command: Command) -> int:

@@ -1,4 +1,4 @@
-"""What a Redis server has said of its stamps: the fence of puts and invalidations (S8, S13).
+"""The stamps that a Redis server has sent: the fence of puts and invalidations.
 
 Every change of an entry has a stamp, the next number of its bucket's counter (`lua.py`). A step
 that must not act late says which stamp its sender has heard last. A number that is too low is
@@ -35,7 +35,7 @@ class Blank(Enum):
 class PutFence(NamedTuple):
     """The fence of a put, filled in when it is sent, and what follows it in the same argument."""
 
-    rest: bytes
+    tail: bytes
 
 
 class StampedCommand(tuple[Any, ...]):
@@ -94,7 +94,7 @@ class HeardStamps:
                 parts[at] = self.as_of(command.base)
             elif isinstance(part, PutFence):
                 as_of = self.as_of(command.base)
-                parts[at] = FENCE.pack(as_of, self._good_until(), drops_keys) + part.rest
+                parts[at] = FENCE.pack(as_of, self._good_until(), drops_keys) + part.tail
         return tuple(parts)
 
     def hear(self, command: Command, reply: Any) -> None:  # noqa: ANN401 (whatever the server says)

@@ -1,11 +1,11 @@
-"""How an id is stored in Redis: one string for everything about it, and sets for its tags (S5).
+"""How an id is stored in Redis: one string for everything about it, and sets for its tags.
 
 Every id belongs to one of `BUCKETS` buckets, named in its key as a hash tag, and so do the sets
 that say which ids of that bucket have a tag: a step on an id, its tags included, stays in one hash
 slot. The string begins with `HEAD` bytes of fixed fields, so that a script changes a lease or a
 mark in place however long the value is; then come the tags, the error and the value.
 
-S13: once an entry has been changed, its first tag is none. It holds the `EXTRA` fields: the stamp
+Once an entry has been changed, its first tag is not a tag. It holds the `EXTRA` fields: the stamp
 of the last change, the ids of the last four copies that were replaced, and the version. Releases
 without the step `put` take it for a tag, so they can still read, invalidate and delete the entry. A
 string that they wrote has no such tag: its last change is not known.
@@ -62,7 +62,7 @@ NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
 HEAD: Final = FIELDS.size
 EXTRA: Final = Struct(">I4sd32s")
-"""S13: a length, `EXTRA_MARK`, the stamp of the last change, and the ids of four replaced copies.
+"""A length, `EXTRA_MARK`, the stamp of the last change, and the ids of four replaced copies.
 The length counts what follows it, with the version behind these fields."""
 EXTRA_MARK: Final = b"\0SF2"
 EXTRA_AT: Final = HEAD + LENGTH.size
@@ -89,9 +89,12 @@ GLANCE: Final = 512
 """Bytes that hold everything but the value, unless an error or the tags are very long."""
 
 CHANNEL: Final = b"!"
-"""Behind the base of a bucket: its channel (S10)."""
-PUBLISHED, VOIDED, TAGGED, BEAT = b"P", b"V", b"T", b"!"
-"""How a message on a channel begins (`channel.py`)."""
+"""Behind the base of a bucket: its channel."""
+PUBLISHED: Final = b"P"
+VOIDED: Final = b"V"
+TAGGED: Final = b"T"
+BEAT: Final = b"!"
+"""How messages on a channel begin (`channel.py`)."""
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
 GLOB: Final = pattern(rb"[*?\[\]\\^-]")
@@ -127,13 +130,16 @@ class Places:
             raise ConfigError(f"kind: must be [a-z][a-z0-9_]*, not {shown(kind)}")
         members = [f"{kind}:{id_}".encode(errors="surrogatepass") for id_ in ids]
         bases = [self.bases[crc32(member) % len(BUCKETS)] for member in members]
-        return [RedisKey(base + it, base, it) for base, it in zip(bases, members, strict=True)]
+        return [
+            RedisKey(base + member, base, member)
+            for base, member in zip(bases, members, strict=True)
+        ]
 
     def pattern(self, kind: str | None, search: str) -> bytes:
         """Matches the keys of all listed entries, and perhaps some others."""
         kinds = "[a-z]*" if kind is None else f"{kind}:*"
-        found = GLOB.sub(rb"\\\g<0>", search.encode(errors="surrogatepass"))
-        return b"%b??}:%b%b*" % (self.every[:-1], kinds.encode(), found)
+        escaped_search = GLOB.sub(rb"\\\g<0>", search.encode(errors="surrogatepass"))
+        return b"%b??}:%b%b*" % (self.every[:-1], kinds.encode(), escaped_search)
 
     def member(self, key: bytes) -> bytes:
         return key[len(self.bases[0]) :]
@@ -158,7 +164,7 @@ def base_of(key: bytes) -> bytes:
 
 
 def announced(base: bytes, letter: bytes, about: bytes) -> Command:
-    """S10: a message to all listeners of a bucket."""
+    """The command that sends a message to all listeners of a bucket."""
     return ("SPUBLISH", base + CHANNEL, letter + about)
 
 
@@ -180,10 +186,11 @@ def packed_tags(tags: Sequence[str]) -> bytes:
 
 
 def unpacked_tags(packed: bytes) -> list[bytes]:
-    names, at = list[bytes](), 0
+    names: list[bytes] = []
+    at = 0
     while at < len(packed):
         (length,) = LENGTH.unpack_from(packed, at)
-        if length == LATE:  # after it come those of the copy (I26)
+        if length == LATE:  # after it come the tags of the copy
             at += LENGTH.size
             continue
         names.append(packed[at + LENGTH.size : at + LENGTH.size + length])
@@ -221,24 +228,29 @@ def stamp_of(text: bytes) -> int:
 
 
 def copy_fields(copy: Copy) -> bytes:
-    kind, terms = ABSENT if copy.value is None else VALUE, copy.policy
-    times = (copy.fetched_at, terms.fresh_for, terms.stale_for, terms.error_for)
+    kind = ABSENT if copy.value is None else VALUE
+    policy = copy.policy
+    times = (copy.fetched_at, policy.fresh_for, policy.stale_for, policy.error_for)
     return COPY.pack(MAGIC, kind, copy.mark, *times, padded(copy.generation))
 
 
 def put_front(copy: Copy, tags_size: int) -> bytes:
-    """S13: the string of a put up to its stamp, without a lease and a failure."""
+    """The string of a put up to its stamp, without a lease and a failure."""
     extra_size = EXTRA.size + len(copy.version)
     sizes = SIZES.pack(extra_size + tags_size, 0, extra_size - LENGTH.size, EXTRA_MARK)
     return copy_fields(copy) + NO_LEASE + sizes
 
 
 def put_tags(text: bytes) -> list[bytes]:
-    """The tags that a put brings, by its string without a stamp."""
-    tags_size, _, extra_size, _ = SIZES.unpack_from(text, HEAD - 2 * LENGTH.size)
+    """The tags that a put brings, from its string without a stamp.
+
+    The stored size of the tags counts the extra fields and the version, which come before them.
+    """
+    all_size, _, extra_size, _ = SIZES.unpack_from(text, HEAD - 2 * LENGTH.size)
     version_size = LENGTH.size + extra_size - EXTRA.size
-    last = CHANGED_AT + version_size + tags_size - EXTRA.size - version_size
-    return unpacked_tags(text[CHANGED_AT + version_size : last])
+    tags_size = all_size - EXTRA.size - version_size
+    tags_at = CHANGED_AT + version_size
+    return unpacked_tags(text[tags_at : tags_at + tags_size])
 
 
 def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:
@@ -288,8 +300,8 @@ def _record(data: bytes, known: str | None, errors: str) -> Record | None:
     copy = _copy(fields, data, value_at, known) if fields[1] else None
     failure = None
     if failures and isfinite(retry_at):
-        said = data[HEAD + tags : value_at].decode(errors=errors)
-        failure = Failure(failures, retry_at, said)
+        message = data[HEAD + tags : value_at].decode(errors=errors)
+        failure = Failure(failures, retry_at, message)
     lease_ends = held_until if token != NOBODY and isfinite(held_until) else None
     return Record(copy, lease_ends, failure)
 
@@ -299,9 +311,10 @@ def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
     record = record_of(glance, errors="replace")  # an error's text may be cut
     if record is None:
         return None
-    copy, fields = record.copy, FIELDS.unpack_from(glance)
+    copy = record.copy
     if copy is None or copy.value is None:
         return record, None
+    fields = FIELDS.unpack_from(glance)
     size = max(0, length - HEAD - fields[12] - fields[13])
     return replace(record, copy=replace(copy, value=UNREAD)), size
 

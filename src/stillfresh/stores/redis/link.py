@@ -1,6 +1,6 @@
-"""The way to a Redis server: round trips, limited in time, and errors translated (S2, S5).
+"""The connections to one Redis server: round trips, limited in time, and errors translated.
 
-With Sentinels, each new connection asks them where the primary is (S9).
+With Sentinels, each new connection asks them where the primary is.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.redis.heard import AGAIN, HeardStamps
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.lua import BY_SHA
-from stillfresh.stores.server import ServerLink, said, slices
+from stillfresh.stores.server import ServerLink, error_text, slices
 
 NEVER: Final = Retry(NoBackoff(), 0)
 """The client library must not repeat a step that may have been done."""
@@ -49,11 +49,12 @@ ASKING: Final = ("ASKING",)
 Address: TypeAlias = tuple[str, int]
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 LIFE: Final = re.compile(rb"^(?:run_id|master_replid):([0-9a-f]+)", re.MULTILINE)
-"""S13: what is new when a server was started again, and when a replica became the primary."""
+"""Ids that change when a server is started again, and when a replica becomes the primary. Stamps
+that were heard before that do not count any more."""
 ABOUT: Final = ("INFO", "server", "memory", "cluster", "replication")
 MEMORY: Final = ("INFO", "memory")
 LOOK_EVERY: Final = 1.0
-"""Seconds after which the next request asks once more whether the server drops keys (S15)."""
+"""Seconds after which the next request asks once more whether the server drops keys."""
 
 
 class Sentinels:
@@ -90,24 +91,26 @@ class Sentinels:
             name = f"the Sentinel {address[0]}:{address[1]}"
             try:
                 async with asyncio.timeout(self._each):
-                    found = await self._asked(address)
+                    primary = await self._ask(address)
             except (*LOST, RedisError) as exc:
-                why = f"{name} did not answer ({said(exc)})"
+                why = f"{name} did not answer ({error_text(exc)})"
                 continue
-            if found is not None:
+            if primary is not None:
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
-                return found[0].decode(), int(found[1])
+                host, port = primary
+                return host.decode(), int(port)
             why = f"{name} knows no service {self._service!r}"
         raise RedisConnectionError(f"no Sentinel names the primary; {why}")
 
-    async def _asked(self, address: Address) -> list[bytes] | None:
+    async def _ask(self, address: Address) -> list[bytes] | None:
+        """The host and the port of the primary, if the Sentinel knows the service."""
         sentinel = Connection(host=address[0], port=address[1], retry=NEVER, protocol=2)
         try:
             await sentinel.connect()  # type: ignore[no-untyped-call]
             await sentinel.send_command("SENTINEL", "get-master-addr-by-name", self._service)
-            found: list[bytes] | None = await sentinel.read_response()
-            return found
+            primary: list[bytes] | None = await sentinel.read_response()
+            return primary
         finally:
             await sentinel.disconnect(nowait=True)
 
@@ -116,7 +119,8 @@ class Link(ServerLink):
     """The client library's connections to one server, and steps over them."""
 
     is_cluster: ClassVar = False  # one reply may bring keys of several slots
-    failures, lost = (*LOST, RedisError), LOST
+    failures = (*LOST, RedisError)
+    lost = LOST
 
     def __init__(
         self,
@@ -143,7 +147,8 @@ class Link(ServerLink):
             protocol=2,
             **options,
         )
-        self._node, self._sentinels = node, sentinels
+        self._node = node
+        self._sentinels = sentinels
         self._wait: Sequence[Command] = ()  # sent after a change that replicas must confirm
         if wait_replicas:
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
@@ -165,8 +170,8 @@ class Link(ServerLink):
         """
 
         async def exchange(connection: AbstractConnection, limit: asyncio.Timeout) -> list[Any]:
-            heard = self._heard[connection]
-            sent = [heard.filled(it, drops_keys=self.drops_keys) for it in commands]
+            stamps = self._heard[connection]
+            sent = [stamps.filled(command, drops_keys=self.drops_keys) for command in commands]
             is_look = time.monotonic() - self._looked_at >= LOOK_EVERY
             if is_look:
                 sent.insert(0, MEMORY)
@@ -175,47 +180,51 @@ class Link(ServerLink):
             if is_look:
                 self._look_at(replies.pop(0))
             for command, reply in zip(commands, replies, strict=True):
-                heard.hear(command, reply)
+                stamps.hear(command, reply)
             return replies
 
         return await self._once(exchange, self._timeout)
 
     def _look_at(self, about: object) -> None:
-        """S15: eviction may be switched on at any time. If the server does not say, assume it."""
+        """Note whether the server drops keys, which may be switched on at any time.
+
+        If the server does not say, assume that it does.
+        """
         self.drops_keys = not isinstance(about, bytes) or drops_keys(about)
         self._looked_at = time.monotonic()
 
     async def _connect(self) -> AbstractConnection:
-        """S13: with the stamps of the server's buckets, and its time."""
+        """A new connection. It asks for the stamps of the server's buckets, and for its time."""
         connection = await self._new_connection()
         bases = self.held_bases()
         asks: list[Command] = [ABOUT, ("TIME",), *(("HGET", base + b"+", "n") for base in bases)]
         try:
             await connection.send_packed_command(connection.pack_commands(asks))
-            about, now, *stamps = [await _reply(connection) for _ in asks]
+            about, now, *counters = [await _reply(connection) for _ in asks]
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
         self._about = about
         self._look_at(about)
-        heard = self._heard[connection] = self._heard_in(about)
+        stamps = self._stamps_of_life(about)
+        self._heard[connection] = stamps
         if isinstance(now, list):
-            heard.note_time(int(now[0]) + int(now[1]) / 1e6)
-        for base, stamp in zip(bases, stamps, strict=True):
-            if isinstance(stamp, bytes) and stamp.isdigit():
-                heard.note_stamp(base, int(stamp))
+            stamps.note_time(int(now[0]) + int(now[1]) / 1e6)
+        for base, counter in zip(bases, counters, strict=True):
+            if isinstance(counter, bytes) and counter.isdigit():
+                stamps.note_stamp(base, int(counter))
         return connection
 
-    def _heard_in(self, about: object) -> HeardStamps:
-        """What was heard from this server in this life; nothing if it does not say which it is."""
+    def _stamps_of_life(self, about: object) -> HeardStamps:
+        """The stamps of the server's present life; none yet if it does not say which it is."""
         life = LIFE.findall(about) if isinstance(about, bytes) else []
         if self._life is None or not life or self._life[0] != life:
             self._life = (life, HeardStamps(self._base_size))
         return self._life[1]
 
-    def _refused(self, error: Exception) -> StoreError:
+    def _store_error(self, error: Exception) -> StoreError:
         if isinstance(error, LOST):
-            return StoreError(f"{self._named} is unavailable: {said(error)}")
+            return StoreError(f"{self._server_name} is unavailable: {error_text(error)}")
         return refused(error, self._node, self._factory.connection_kwargs.get("db"))
 
     async def _new_connection(self) -> AbstractConnection:
@@ -229,7 +238,8 @@ class Link(ServerLink):
         self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
     ) -> list[Any]:
         replies = [await _reply(connection)]
-        clock, moved_at = asyncio.get_running_loop().time, 0.0
+        clock = asyncio.get_running_loop().time
+        moved_at = 0.0
         while len(replies) < count:
             now = clock()
             if now - moved_at > self._timeout / 8:  # moving a timer costs as much as a reply
@@ -256,7 +266,7 @@ class Link(ServerLink):
             async with asyncio.timeout(self._timeout):
                 return await self._new_connection()
         except (*LOST, RedisError) as exc:
-            raise self._refused(exc) from exc
+            raise self._store_error(exc) from exc
 
     async def _hello(self) -> None:
         try:
@@ -289,8 +299,8 @@ class Link(ServerLink):
                 before_again()
             return settle or commands
 
-        given = await self.replies(commands, settle=again, urgent=urgent, lasting=lasting)
-        return checked(given, self._node)
+        replies = await self.replies(commands, settle=again, urgent=urgent, lasting=lasting)
+        return checked(replies, self._node)
 
     async def replies(
         self,
@@ -306,28 +316,30 @@ class Link(ServerLink):
         """
         replies: list[Any] = []
         wait = self._wait if lasting else ()
-        sizes = [sum(len(it) for it in step if isinstance(it, bytes)) for step in commands]
+        sizes = [
+            sum(len(part) for part in command if isinstance(part, bytes)) for command in commands
+        ]
 
-        async def send(some: slice, steps: Callable[[], Sequence[Command]]) -> list[Any]:
-            return await self._loaded([*steps()[some], *wait])
+        async def send(part: slice, steps: Callable[[], Sequence[Command]]) -> list[Any]:
+            return await self._send_with_scripts([*steps()[part], *wait])
 
-        for some in slices(sizes, lambda at: commands[at - 1] == ASKING):
-            once = partial(send, some, lambda: commands)
-            twice = partial(send, some, settle or (lambda: commands))
-            given = await self._settled(once, twice, urgent=urgent)
-            if any(isinstance(reply, ReadOnlyError) for reply in given):
+        for part in slices(sizes, lambda at: commands[at - 1] == ASKING):
+            once = partial(send, part, lambda: commands)
+            twice = partial(send, part, settle or (lambda: commands))
+            part_replies = await self._try_twice(once, twice, urgent=urgent)
+            if any(isinstance(reply, ReadOnlyError) for reply in part_replies):
                 await self.drop_idle()  # no longer the primary: find the new one
-            replies += _confirmed(given, wait)
+            replies += _check_confirmation(part_replies, wait)
         return replies
 
-    async def _loaded(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send_with_scripts(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands. If a restarted server has lost the scripts, load them again."""
         replies = await self.send(commands)
         undone = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if undone:
             texts = {BY_SHA[commands[at][1]].text for at in undone}
             await self.send([("SCRIPT", "LOAD", text) for text in texts])
-            undone += [at for at, it in enumerate(commands) if it[0] == WAIT]
+            undone += [at for at, command in enumerate(commands) if command[0] == WAIT]
             again = await self.send([commands[at] for at in undone])
             for at, reply in zip(undone, again, strict=True):
                 replies[at] = reply
@@ -352,7 +364,7 @@ async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatev
 
 
 def _check_mode(about: object, node: str) -> None:
-    """S9: refuse a cluster node by `INFO`, if we may ask: it sends most keys elsewhere."""
+    """Raise if `INFO` says that the address is of the wrong kind: a cluster node, or none."""
     if isinstance(about, bytes) and not node and b"cluster_enabled:1" in about:
         raise ConfigError(f"the Redis server at this address is a node of a cluster: {NO_CLUSTER}")
     if isinstance(about, bytes) and node and b"cluster_enabled:0" in about:
@@ -362,18 +374,20 @@ def _check_mode(about: object, node: str) -> None:
 
 def drops_keys(memory: bytes) -> bool:
     """Read `maxmemory` and its policy from `INFO`."""
-    found = POLICY.search(memory)
-    return b"maxmemory:0\r\n" not in memory and found is not None and found[1] != b"noeviction"
+    policy = POLICY.search(memory)
+    return b"maxmemory:0\r\n" not in memory and policy is not None and policy[1] != b"noeviction"
 
 
-def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
+def _check_confirmation(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
     """The replies without that of WAIT; StoreError if too few replicas have the change."""
     for _, wanted, milliseconds in wait:
-        (found,) = checked(replies[-1:])
-        is_change = not all(isinstance(it, list) and it[:1] == [AGAIN] for it in replies[:-1])
-        if found < wanted and is_change:
+        (confirmed,) = checked(replies[-1:])
+        is_change = not all(
+            isinstance(reply, list) and reply[:1] == [AGAIN] for reply in replies[:-1]
+        )
+        if confirmed < wanted and is_change:
             raise StoreError(
-                f"{found} of {wanted} replicas (wait_replicas) confirmed the change within "
+                f"{confirmed} of {wanted} replicas (wait_replicas) confirmed the change within "
                 f"{milliseconds} ms: it was made, and a failover may undo it"
             )
     return replies[: len(replies) - len(wait)]
@@ -387,7 +401,7 @@ def checked(replies: list[Any], node: str = "") -> list[Any]:
 
 
 def refused(error: Exception, node: str = "", database: object = None) -> StoreError:
-    """What the server said, and what to do about it."""
+    """The error for the caller: the server's message, and what to do about it."""
     advice = ""
     if isinstance(error, OF_A_CLUSTER) and not node:
         advice = f"; {NO_CLUSTER}"
@@ -397,4 +411,4 @@ def refused(error: Exception, node: str = "", database: object = None) -> StoreE
         advice = f"; {FULL}"
     elif NO_DATABASE in str(error):
         advice = f"; the address names database {database}: write a lower number, such as 0"
-    return StoreError(f"the Redis server refused: {said(error)}{advice}")
+    return StoreError(f"the Redis server refused: {error_text(error)}{advice}")

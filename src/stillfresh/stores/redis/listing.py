@@ -18,9 +18,11 @@ from stillfresh.stores.redis.link import Link
 Name: TypeAlias = tuple[str, str]
 
 SLICE: Final = 1_000
+"""Keys that one SCAN of a listing visits."""
 LOOKED_AT: Final = 500
+"""Keys that one slice of a count visits; the script says the same number."""
 SAMPLE: Final = 200
-"""Keys in a slice, and slices of a count; beyond that a count is an estimate."""
+"""Slices of a count; beyond that a count is an estimate."""
 FIRST_BYTES: Final = 4_096
 """Enough for everything but the value, unless tags and error are long."""
 
@@ -28,14 +30,20 @@ FIRST_BYTES: Final = 4_096
 async def list_entries(
     link: Link | Cluster, places: Places, kind: str | None, search: str, *, after: After, limit: int
 ) -> list[StoredEntry]:
-    found: list[StoredEntry] = []
-    while (left := limit - len(found)) > 0:
-        first = await _first(_names(link, places, kind, search), after, left)
-        found += await _described(link, places, first)
-        if len(first) < left:
-            break  # otherwise some were not ours, or were deleted meanwhile: this is not the end
-        after = first[-1]
-    return found
+    """The next entries by kind and id.
+
+    A name may not be ours, or may have been deleted meanwhile. So a page with too few entries is
+    the last one only if there were too few names.
+    """
+    entries: list[StoredEntry] = []
+    while len(entries) < limit:
+        left = limit - len(entries)
+        names = await _first(_names(link, places, kind, search), after, left)
+        entries += await _read_entries(link, places, names)
+        if len(names) < left:
+            break
+        after = names[-1]
+    return entries
 
 
 async def walk(
@@ -43,7 +51,7 @@ async def walk(
 ) -> AsyncIterator[list[StoredEntry]]:
     """Of one kind or of all, in no order, each at least once: one walk, however many."""
     async for names in _names(link, places, kind, ""):
-        yield await _described(link, places, names)
+        yield await _read_entries(link, places, names)
 
 
 async def _names(
@@ -72,49 +80,59 @@ async def _first(slices: AsyncIterator[list[Name]], after: After, limit: int) ->
     return sorted(first)
 
 
-async def _described(link: Link | Cluster, places: Places, names: list[Name]) -> list[StoredEntry]:
-    """The entries; those that were deleted since, and others' keys, are left out."""
+async def _read_entries(
+    link: Link | Cluster, places: Places, names: list[Name]
+) -> list[StoredEntry]:
+    """The entries of these names, without deleted ones and keys of other programs."""
     keys = [places.of(kind, [id_])[0].key for kind, id_ in names]
-    heads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
-    replies = await link.run([*heads, *(("STRLEN", key) for key in keys)])
-    found = [
-        (name, listed(head, length))
-        for name, head, length in zip(
-            names, replies[: len(names)], replies[len(names) :], strict=True
-        )
-    ]
-    return [StoredEntry(*name, *about) for name, about in found if about is not None]
+    reads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
+    sizes = [("STRLEN", key) for key in keys]
+    replies = await link.run([*reads, *sizes])
+    heads = replies[: len(names)]
+    lengths = replies[len(names) :]
+    entries: list[StoredEntry] = []
+    for (kind, id_), head, length in zip(names, heads, lengths, strict=True):
+        listing = listed(head, length)
+        if listing is not None:
+            record, size = listing
+            entries.append(StoredEntry(kind, id_, record, size))
+    return entries
 
 
 async def evict(link: Link | Cluster, places: Places, before: float) -> int:
     dropped = 0
     for server in await link.servers():
-        async for (some,) in _slices(server, places, scripts.EVICT, repr(float(before))):
-            dropped += some
+        async for (number,) in _slices(server, places, scripts.EVICT, repr(float(before))):
+            dropped += number
     return dropped
 
 
 async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
     """The count of a very large database is an estimate."""
-    totals = [0.0, 0.0, 0.0]
+    copies = 0.0
+    leases = 0.0
+    size = 0.0
     for server in await link.servers():
         slices = _slices(server, places, scripts.COUNT, now, SAMPLE)
-        found, scale = [some async for some in slices], 1.0
-        if len(found) == SAMPLE:
+        counts = [slice_counts async for slice_counts in slices]
+        scale = 1.0
+        if len(counts) == SAMPLE:
             (keys,) = await server.run([("DBSIZE",)])
             scale = max(1.0, keys / (SAMPLE * LOOKED_AT))
-        totals = [total + scale * sum(it) for total, *it in zip(totals, *found, strict=True)]
-    copies, leases, size = map(round, totals)
-    return StoreStats(copies, leases, size)
+        copies += scale * sum(slice_copies for slice_copies, _, _ in counts)
+        leases += scale * sum(slice_leases for _, slice_leases, _ in counts)
+        size += scale * sum(slice_size for _, _, slice_size in counts)
+    return StoreStats(round(copies), round(leases), round(size))
 
 
 async def _slices(
     server: Link, places: Places, script: lua.Script, argument: str, most: int | None = None
 ) -> AsyncIterator[list[int]]:
-    """Slices of the server's whole database, at most `most`."""
-    at, slices = b"", 0
+    """The counts of each slice of the server's whole database, of at most `most` slices."""
+    at = b""
+    slices = 0
     while at != b"0" and slices != most:
         step = script.call([], at or b"0", places.every, argument)
-        ((at, *found),) = await server.run([step])
+        ((at, *counts),) = await server.run([step])
         slices += 1
-        yield found
+        yield counts

@@ -3,7 +3,7 @@
 A server keeps scripts by their hash. The parts below read and write the fields of `layout.py`; the
 steps themselves are in `scripts.py`.
 
-S13, the fence. Every bucket has a counter, the hash `<base>+`: `n` is the last stamp, `b` the stamp
+The fence. Every bucket has a counter, the hash `<base>+`: `n` is the last stamp, `b` the stamp
 with which it began, the server's microsecond. Each change of an entry takes the next stamp and
 leaves it in the entry. A put, an invalidation and a deletion say which stamp their sender has heard
 last (`as_of`, `heard.py`); if the entry has changed after it, they do nothing and answer AGAIN. So

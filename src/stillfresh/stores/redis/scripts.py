@@ -1,9 +1,9 @@
-"""The store's atomic steps, scripts that the server runs: each on keys of one slot (S2, S5).
+"""The Redis store's atomic steps, as scripts that the server runs: each on keys of one slot.
 
 The token is the fence of a load, compared in the step that writes; its time only permits a
 takeover. A token is made here, from the caller's random part and the server's microsecond: an
 ACQUIRE that arrives late or twice never grants the same one again, and one that is sent again finds
-its lease by the caller's part (S8). The fence of puts, invalidations and deletions are stamps
+its lease by the caller's part. The fence of puts, invalidations and deletions are stamps
 (`lua.py`).
 
 Ids are added to the sets of their tags before the key is written, and removed after it: in a
@@ -52,11 +52,16 @@ from stillfresh.stores.redis.lua import (
 )
 
 TAGS_AT_ONCE: Final = 8
-"""Buckets whose next hundred ids are invalidated in one go: others' steps pass between (E28)."""
+"""Buckets whose next hundred ids are invalidated in one go: others' steps pass between."""
 UNSURE: Final = -1
-"""S2: the code of a PUBLISH that was sent again, if nothing shows whether the first was done."""
-DONE, STORED, REPLACED, KEPT, MIXED, REFUSED = 1, 1, 2, 3, 4, 5
-"""Codes with which a reply begins; `heard.AGAIN` is another."""
+"""The code of a PUBLISH that was sent again, if nothing shows whether the first was done."""
+DONE: Final = 1
+STORED: Final = 1
+REPLACED: Final = 2
+KEPT: Final = 3
+MIXED: Final = 4
+REFUSED: Final = 5
+"""Codes with which a reply begins; `heard.AGAIN` is another. STORED is a PUT's name for DONE."""
 
 ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
@@ -141,7 +146,7 @@ return {{{DONE}, math.max(stamp, 0)}}
 def _answer(code: int) -> str:
     """End a PUT that found its work done, or may not do it.
 
-    S9: the answer counts once the replicas have what it relies on, so it writes something.
+    The answer counts once the replicas have what it relies on, so it writes something.
     """
     return f"""
   if is_ours then
@@ -397,7 +402,7 @@ return stamp
     common="\n",
     is_stamped=True,
 )
-"""S13. It has few arguments, because each takes the server as long as a small step: the fence, the
+"""It has few arguments, because each takes the server as long as a small step: the fence, the
 string to store without its stamp, and those of its condition. The key is an argument where the slot
 moves: the sender has seen that the old node has no counter, but either may have the entry."""
 
@@ -597,8 +602,8 @@ def with_all_keys(command: Command, tags: Sequence[bytes]) -> Command:
     return StampedCommand(form) if isinstance(command, StampedCommand) else form
 
 
-def told_again(command: Command) -> Command:
-    """S10: announce a step on one id, whatever it did."""
+def announcement_of(command: Command) -> Command:
+    """The command that announces a step on one id, whatever the step did."""
     key = command[3]
     base = base_of(key)
     return announced(base, VOIDED, key[len(base) :])

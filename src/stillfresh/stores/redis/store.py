@@ -1,4 +1,11 @@
-"""The Redis store: the contract as commands and scripts; it decides nothing (S1, S2, S5)."""
+"""The Redis store: it maps the contract to commands and scripts, and decides nothing itself.
+
+A request whose reply was lost is sent again, so a request may arrive late or twice. The lease's
+token is the fence of loads. The fence of puts, invalidations and deletions are stamps (`heard.py`):
+the server answers AGAIN if the entry may have changed after the stamp that this process heard last.
+A request for a lease may also arrive after its caller has given up; `GivenUpRequests` recognises
+such a lease.
+"""
 
 import asyncio
 import time
@@ -102,7 +109,8 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
     primary. `wait_replicas` is how many replicas must have a change before it counts as done.
     """
 
-    _list, _count = staticmethod(list_entries), staticmethod(count)
+    _list = staticmethod(list_entries)
+    _count = staticmethod(count)
     _listening = RedisChannel
 
     def __init__(
@@ -154,15 +162,16 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             for id_, text in texts.items()
             if id_ not in known or is_enough(text, known[id_])
         }
-        if changed := {id_: places[id_] for id_ in texts.keys() - enough.keys()}:
+        changed = {id_: places[id_] for id_ in texts.keys() - enough.keys()}
+        if changed:
             enough.update(await self._texts(changed, {}))
-        records = {id_: record_of(text, known.get(id_)) for id_, text in enough.items()}
-        found = {id_: record for id_, record in records.items() if record is not None}
+        parsed = {id_: record_of(text, known.get(id_)) for id_, text in enough.items()}
+        records = {id_: record for id_, record in parsed.items() if record is not None}
         if self._given_up:
-            for id_, record in found.items():
+            for id_, record in records.items():
                 if self._given_up.is_left_behind(asker_of(enough[id_] or b"")):
-                    found[id_] = replace(record, held_until=None)
-        return found | dict.fromkeys(places.keys() - enough.keys(), AWAY)
+                    records[id_] = replace(record, held_until=None)
+        return records | dict.fromkeys(places.keys() - enough.keys(), AWAY)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -172,7 +181,8 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             return super().read_now(kind, ids, known)
         if self._link is not None and self._link.drops_keys:
             raise StoreError(DROPS_KEYS)
-        known, keys = known or {}, [it.key for it in self._place.of(kind, ids)]
+        known = known or {}
+        keys = [place.key for place in self._place.of(kind, ids)]
         texts = zip(ids, self._threads.texts(keys), strict=True)
         records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
         return {id_: record for id_, record in records if record is not None}
@@ -182,16 +192,18 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
     ) -> dict[str, bytes | None]:
         """All in one round trip; for known copies the first bytes; none from unavailable nodes."""
         link = self._opened()
-        glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
+        # In a cluster, ids may be on different nodes, so each has its own command.
+        glanced = 1 if link.is_cluster else GLANCED
+        many = 1 if link.is_cluster else MANY
         glances = _cut([id_ for id_ in places if id_ in known], glanced)
         others = _cut([id_ for id_ in places if id_ not in known], many)
 
-        def keys(some: Sequence[str]) -> list[bytes]:
-            return [places[id_].key for id_ in some]
+        def keys(group: Sequence[str]) -> list[bytes]:
+            return [places[id_].key for id_ in group]
 
         doubts = link.drops_keys
-        reads = [(scripts.glance(keys(some), doubts=doubts), some) for some in glances]
-        reads += [(scripts.values(keys(some), doubts=doubts), some) for some in others]
+        reads = [(scripts.glance(keys(group), doubts=doubts), group) for group in glances]
+        reads += [(scripts.values(keys(group), doubts=doubts), group) for group in others]
         try:
             replies = await link.run([command for command, _ in reads], partly=True)
         except StoreError as exc:
@@ -210,7 +222,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         self,
         script: lua.Script,
         kind: str,
-        given: Mapping[str, tuple[object, ...]],
+        arguments: Mapping[str, tuple[object, ...]],
         *,
         urgent: bool = False,
         lasting: bool = True,
@@ -218,58 +230,67 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         before_again: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """One step for each id; the replies by id. `partly`: without unavailable nodes."""
-        places = self._place.of(kind, list(given))
-        steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
+        places = self._place.of(kind, list(arguments))
+        steps = [
+            script.on(place, *step_arguments)
+            for place, step_arguments in zip(places, arguments.values(), strict=True)
+        ]
         link = self._opened()
         replies = await link.run(
             steps, urgent=urgent, lasting=lasting, partly=partly, before_again=before_again
         )
-        found = zip(given, replies, strict=True)
-        return {id_: reply for id_, reply in found if not isinstance(reply, StoreError)}
+        return {
+            id_: reply
+            for id_, reply in zip(arguments, replies, strict=True)
+            if not isinstance(reply, StoreError)
+        }
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """S8: if sent again, the server recognises this request's lease, or grants a new token."""
-        now, lasts = self._now(), repr(float(lease_for))
+        """If sent again, the server recognises this request's lease, or grants a new token."""
+        now = self._now()
+        lasts = repr(float(lease_for))
 
         def step(ask: Ask, asker: str) -> tuple[object, ...]:
             failures = WHATEVER if ask.failures is None else ask.failures
             tags = packed_tags(ask.tags)
             return now, padded(ask.seen), asker, lasts, tags, failures, int(ask.take_over)
 
-        given = {ask.id: step(ask, token_hex(ASKER // 2)) for ask in asks}
-        replies = await self._acquired(kind, given, lease_for, partly=True)
-        if broken := {id_: given[id_] for id_, reply in replies.items() if _is_broken(reply)}:
+        arguments = {ask.id: step(ask, token_hex(ASKER // 2)) for ask in asks}
+        replies = await self._send_acquire(kind, arguments, lease_for, partly=True)
+        broken = {id_: arguments[id_] for id_, reply in replies.items() if _is_broken(reply)}
+        if broken:
             # It cannot be read, so no caller can have seen it.
             await self.delete(kind, list(broken))
-            replies |= await self._acquired(kind, broken, lease_for)
+            replies |= await self._send_acquire(kind, broken, lease_for)
         by_id = {ask.id: ask for ask in asks}
-        left_behind = {
-            id_: step(by_id[id_], asker)
-            for id_, reply in replies.items()
-            if (asker := self._left_behind(reply))
-        }
+        left_behind: dict[str, tuple[object, ...]] = {}
+        for id_, reply in replies.items():
+            asker = self._left_behind(reply)
+            if asker:
+                left_behind[id_] = step(by_id[id_], asker)
         if left_behind:
-            # S15: nobody loads under these leases. The server gives each to its own asker.
-            taken = await self._acquired(kind, left_behind, lease_for, partly=True)
-            for id_ in [id_ for id_, reply in taken.items() if reply[0] == b"lease"]:
-                self._given_up.take(str(left_behind[id_][ASKER_AT]), lease_for)
+            # Nobody loads under these leases. The server gives each to its own asker.
+            taken = await self._send_acquire(kind, left_behind, lease_for, partly=True)
+            for id_, reply in taken.items():
+                if reply[0] == b"lease":
+                    self._given_up.take(str(left_behind[id_][ASKER_AT]), lease_for)
             replies |= taken
         return {id_: grant_of(id_, reply) for id_, reply in replies.items()}
 
-    async def _acquired(
+    async def _send_acquire(
         self,
         kind: str,
-        given: Mapping[str, tuple[object, ...]],
+        arguments: Mapping[str, tuple[object, ...]],
         lease_for: float,
         *,
         partly: bool = False,
     ) -> dict[str, Any]:
-        """The replies of ACQUIRE. Askers that may still take a lease are remembered (S15)."""
-        askers = {id_: str(it[ASKER_AT]) for id_, it in given.items()}
+        """The replies of ACQUIRE. Askers that may still take a lease are remembered."""
+        askers = {id_: str(parts[ASKER_AT]) for id_, parts in arguments.items()}
         note_again = partial(self._given_up.note_sent_again, askers.values(), lease_for)
         try:
             replies = await self._each(
-                scripts.ACQUIRE, kind, given, partly=partly, before_again=note_again
+                scripts.ACQUIRE, kind, arguments, partly=partly, before_again=note_again
             )
         except BaseException:
             self._given_up.give_up(askers.values(), lease_for)
@@ -290,8 +311,12 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """After a lost reply, the generation shows whether it was done, or nothing does (S2)."""
-        now, late = self._now(), tags or {}
+        """After a lost reply, the generation may show whether the copy was stored.
+
+        If it does not, the id is `unsure`.
+        """
+        now = self._now()
+        late = tags or {}
         steps = [
             scripts.PUBLISH.on(
                 place,
@@ -366,9 +391,15 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         tags = packed_tags(put.tags or ())
         if put.late:
             tags += LATE_TAGS + packed_tags(put.late)
-        kept = (copy.value is UNREAD, put.tags is None, put.late is None)
-        sizes = (len(copy.version), len(tags))
-        how = HOW.pack(len(place.base), put.when.value, *kept, *sizes)
+        how = HOW.pack(
+            len(place.base),
+            put.when.value,
+            copy.value is UNREAD,
+            put.tags is None,
+            put.late is None,
+            len(copy.version),
+            len(tags),
+        )
         value = copy.value if isinstance(copy.value, bytes) else b""
         condition: tuple[object, ...] = ()
         if put.when is not When.ALWAYS:
@@ -385,17 +416,20 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             self._given_up.note_end(lease.token)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        now, lasts = self._now(), repr(float(lease_for))
-        given = {lease.id: (now, padded(lease.token), lasts) for lease in leases}
-        replies = await self._each(scripts.RENEW, kind, given, lasting=False)
-        return {id_ for id_, held in replies.items() if not held}
+        now = self._now()
+        lasts = repr(float(lease_for))
+        arguments = {lease.id: (now, padded(lease.token), lasts) for lease in leases}
+        replies = await self._each(scripts.RENEW, kind, arguments, lasting=False)
+        return {id_ for id_, is_renewed in replies.items() if not is_renewed}
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
-        now, failures = self._now(), failures or {}
-        given = {
-            it.id: (now, padded(it.token), *failure_fields(failures.get(it.id))) for it in leases
+        now = self._now()
+        failures = failures or {}
+        arguments = {
+            lease.id: (now, padded(lease.token), *failure_fields(failures.get(lease.id)))
+            for lease in leases
         }
-        await self._each(scripts.RELEASE, kind, given, lasting=False)
+        await self._each(scripts.RELEASE, kind, arguments, lasting=False)
         self._note_ends(leases)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
@@ -404,18 +438,18 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         await self._until_done(scripts.INVALIDATE, kind, ids, mark)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        """It leaves an empty entry for a minute: a put that is late must not create one (S8)."""
+        """It leaves an empty entry for a minute: a put that is late must not create one."""
         await self._until_done(scripts.DELETE, kind, ids)
 
     async def _until_done(
         self, script: lua.Script, kind: str, ids: Sequence[str], *arguments: object
     ) -> None:
-        """S8: ask again for ids that have changed since this process heard of them."""
+        """Ask again for ids that have changed since this process heard of them."""
         left = list(ids)
         until = time.monotonic() + self._timeout
         while left:
-            given = dict.fromkeys(left, (Blank.AS_OF, *arguments))
-            replies = await self._each(script, kind, given, urgent=True)
+            steps = dict.fromkeys(left, (Blank.AS_OF, *arguments))
+            replies = await self._each(script, kind, steps, urgent=True)
             left = [id_ for id_, reply in replies.items() if reply[0] == AGAIN]
             if left and time.monotonic() > until:
                 raise StoreError(KEEPS_CHANGING)
@@ -425,7 +459,8 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
 
         If a reply got lost, ids that had nothing but a lease are voided, and missing in the answer.
         """
-        link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
+        link = self._opened()
+        mark = int(Mark.SOFT if soft else Mark.HARD)
         reached: dict[tuple[str, str], None] = {}
         walks = [(base, key, b"0") for base, key in self._place.tagged(tag)]
         waiting = list[tuple[bytes, bytes, bytes]]()
@@ -448,12 +483,12 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                 elif next_at != b"0":
                     waiting.append((page[0], page[1], next_at))
                 await asyncio.sleep(0)
-            if not changed:
+            if changed:
+                if time.monotonic() > until:
+                    raise StoreError(KEEPS_CHANGING)
+                walks = changed
+            else:
                 until = time.monotonic() + self._timeout
-            elif time.monotonic() > until:
-                raise StoreError(KEEPS_CHANGING)
-            walks = changed
-            if not changed:
                 walks = waiting[: scripts.TAGS_AT_ONCE]
                 waiting = waiting[scripts.TAGS_AT_ONCE :]
         return list(reached)
@@ -493,9 +528,10 @@ def _new_link(
     def link(address: Address) -> Link:
         host, port = address
         node = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        user, at, _ = (parts := urlsplit(url)).netloc.rpartition("@")
-        there = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
-        return Link(there, node=node, timeout=timeout, bases=bases, **options)
+        parts = urlsplit(url)
+        user, at, _ = parts.netloc.rpartition("@")
+        node_url = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
+        return Link(node_url, node=node, timeout=timeout, bases=bases, **options)
 
     return Cluster(nodes, link, timeout, bases)
 

@@ -1,4 +1,4 @@
-"""Reads by threads: one round trip on a blocking connection, without an event loop (E20).
+"""Reads by threads: one round trip on a blocking connection, without an event loop.
 
 Reads only: steps that change something run on the event loop (`link.py`). A read that fails here is
 repeated there.
@@ -33,13 +33,13 @@ class ThreadReads:
         self._breaker = Breaker()
         self._drops_keys = False
         self._looked_at = float("-inf")
-        """When the server last said whether it drops keys, by the monotonic clock (S15)."""
+        """When the server last said whether it drops keys, by the monotonic clock."""
 
     def texts(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The strings of these keys. A connection with an unread reply is closed.
 
-        S15: once a second, ask in the same request whether the server drops keys. If it does,
-        StoreError: the event loop can read them.
+        Once a second, ask in the same request whether the server drops keys. If it does, raise a
+        StoreError: only the event loop's reads can tell whether a tag's set was dropped.
         """
         began = time.monotonic()
         if not self._breaker.allows(began):
@@ -47,7 +47,7 @@ class ThreadReads:
         is_look = began - self._looked_at >= LOOK_EVERY
         if self._drops_keys and not is_look:
             raise StoreError(DROPS_KEYS)
-        requests = [_packed(keys), LOOK] if is_look else [_packed(keys)]
+        requests = [_mget(keys), LOOK] if is_look else [_mget(keys)]
         try:
             connection: Any = self._idle.pop()
         except IndexError:
@@ -89,7 +89,7 @@ def _said_to_drop(connection: Any) -> bool:  # noqa: ANN401 (the library's own)
     return drops_keys(about)
 
 
-def _packed(keys: Sequence[bytes]) -> bytes:
-    """One MGET; the client library would take three times as long to write it."""
+def _mget(keys: Sequence[bytes]) -> bytes:
+    """One MGET as it is sent; the client library would take three times as long to write it."""
     named = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
     return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, named)
