@@ -1,4 +1,4 @@
-"""`sqlite:///path`: copies and leases in one file, shared by any number of processes (S4).
+"""`sqlite:///path`: copies and leases in one file, shared by any number of processes.
 
 Other packages keep files of their own schema through this module, with the same writer and leases.
 """

@@ -1,4 +1,4 @@
-"""E23: how many bytes the copies of a file take, and which are dropped above the limit.
+"""The limit of a file: how many bytes its copies take, and which are dropped above the limit.
 
 The first process that opens a file with a limit adds triggers that count every write, for each
 kind, and a column and an index of the last use. A read writes nothing: it is noted in memory, and
@@ -7,7 +7,7 @@ notes are written together, at most once a minute for each copy.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -87,30 +87,39 @@ class FileBounds:
 
     def uses(self) -> list[Callable[[apsw.Connection], None]]:
         """Jobs that write the notes since the last time, one slice each."""
-        noted, self._noted, self._left = self._noted, defaultdict(set), MOST_NOTED
-        jobs = list[Callable[[apsw.Connection], None]]()
-        for kind, found in noted.items():
-            ids = iter(list(found))
-            while some := list(islice(ids, SLICE)):
-                jobs.append(lambda file, kind=kind, some=some: self._use(file, kind, some))  # type: ignore[misc]
+        noted = self._noted
+        self._noted = defaultdict(set)
+        self._left = MOST_NOTED
+        jobs: list[Callable[[apsw.Connection], None]] = []
+        for kind, kind_ids in noted.items():
+            ids = list(kind_ids)
+            jobs += [
+                partial(self._use, kind=kind, ids=ids[start : start + SLICE])
+                for start in range(0, len(ids), SLICE)
+            ]
         return jobs
 
-    def published(self, connection: apsw.Connection, kind: str, copies: Mapping[str, Copy]) -> bool:
+    def make_room(self, connection: apsw.Connection, kind: str, copies: Mapping[str, Copy]) -> bool:
         """Call after these copies were written, in the same transaction. True if more must go.
 
         Each write evicts up to twice its size, so that no backlog grows.
         """
-        sizes = {id_: len(it.value) for id_, it in copies.items() if isinstance(it.value, bytes)}
-        if large := {id_: size for id_, size in sizes.items() if size > self._goal}:
+        sizes = {
+            id_: len(copy.value) for id_, copy in copies.items() if isinstance(copy.value, bytes)
+        }
+        large = {id_: size for id_, size in sizes.items() if size > self._goal}
+        if large:
             self._drop(connection, kind, large)  # nothing else is dropped for it
+        # Without a noted use, a copy counts as used when it was fetched, which may be long ago.
         old = self._clock() - WRITTEN_EVERY
-        self._use(connection, kind, [id_ for id_, it in copies.items() if it.fetched_at < old])
+        self._use(connection, kind, [id_ for id_, copy in copies.items() if copy.fetched_at < old])
         return self.shrink(connection, 2 * len(copies) + 8, 2 * sum(sizes.values()))
 
     def count(self, connection: apsw.Connection, *kinds: str) -> None:
         """Begin to count these kinds, unless another process did so before."""
         if connection is not self._connection:
-            self._connection, self._ready = connection, set()
+            self._connection = connection
+            self._ready = set()
             connection.execute(CREATE_HELD)
         for kind in kinds:
             if kind in self._ready:
@@ -126,29 +135,34 @@ class FileBounds:
         """Drop up to so many least recently used copies if needed. True if more must go."""
         kinds = self._layout.kinds(connection)
         self.count(connection, *kinds)
-        held = connection.execute(SELECT_HELD).get[0]
-        self._is_shrinking = held > (self._goal if self._is_shrinking else self._most)
+        size_now = connection.execute(SELECT_HELD).get[0]
+        # Once begun, it goes on to below the limit, so that not every write has to evict.
+        self._is_shrinking = size_now > (self._goal if self._is_shrinking else self._most)
         if not self._is_shrinking:
             return False
-        gone, used = (defaultdict[str, dict[str, int]](dict) for _ in range(2))
-        left, room = held - self._goal, max(most_bytes, SLICE_BYTES)
+        # Sizes of copies by kind and id: those to drop, and those that were read meanwhile.
+        dropped = defaultdict[str, dict[str, int]](dict)
+        used = defaultdict[str, dict[str, int]](dict)
+        excess = size_now - self._goal
+        allowed = max(most_bytes, SLICE_BYTES)
         for _, kind, id_, size in islice(self._oldest(connection, kinds), min(most, SLICE)):
-            if left <= 0 or room <= 0:
+            if excess <= 0 or allowed <= 0:
                 break
             if id_ in self._noted[kind]:
                 used[kind][id_] = size
                 continue
-            gone[kind][id_] = size
-            left, room = left - size, room - size
-        if used and not gone:  # all are in use, and still one must go
+            dropped[kind][id_] = size
+            excess -= size
+            allowed -= size
+        if used and not dropped:  # all are in use, and still one must go
             kind, sizes = next(iter(used.items()))
-            gone[kind] = dict([sizes.popitem()])
+            dropped[kind] = dict([sizes.popitem()])
         for kind, ids in used.items():
             self._use(connection, kind, ids)
             self._noted[kind].difference_update(ids)
-        for kind, sizes in gone.items():
+        for kind, sizes in dropped.items():
             self._drop(connection, kind, sizes)
-        return left > 0 and bool(gone or used)
+        return excess > 0 and bool(dropped or used)
 
     def _oldest(self, connection: apsw.Connection, kinds: Iterable[str]) -> Iterable[Row]:
         now = at_most(self._clock())

@@ -1,7 +1,7 @@
-"""One connection to a file: its owner, how it is opened, waits, and fails (S4).
+"""One connection to a SQLite file: whose file it is, how it is opened, waits, and fails.
 
-The files of stores (S4) and of the coordinator (C2) name their owner in the header; a feed cache's
-(F1) is known by its tables. apsw's errors end here: `translated` turns them into `StoreError`.
+The files of stores and of the coordinator name their owner in the header; the file of a feed cache
+is known by its tables. apsw's errors end here: `translated` turns them into `StoreError`.
 """
 
 import codecs
@@ -83,7 +83,8 @@ class Format:
 
 def not_ours(path: Path, application: int) -> ConfigError:
     """Return the error for a file of another program or format."""
-    if (what := OURS.get(application)) is not None:
+    what = OURS.get(application)
+    if what is not None:
         return ConfigError(
             f"{path}: is {what} of stillfresh, which cannot be opened as any other; "
             "name another file"
@@ -98,17 +99,16 @@ def by_header(application_id: int, version: int, begin: str, *, is_cache: bool =
     """Return a format that the file's header names. An empty file is begun, others refused."""
 
     def is_begun(connection: apsw.Connection, path: Path) -> bool:
-        found, its_version = (
-            connection.pragma(name) for name in ("application_id", "user_version")
-        )
-        if found != application_id:
+        file_id = connection.pragma("application_id")
+        file_version = connection.pragma("user_version")
+        if file_id != application_id:
             tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-            if (found, its_version, tables) != (0, 0, 0):
-                raise not_ours(path, found)
+            if (file_id, file_version, tables) != (0, 0, 0):
+                raise not_ours(path, file_id)
             return False
-        if its_version != version:
+        if file_version != version:
             raise ConfigError(
-                f"{path}: is of schema version {its_version}, this release of stillfresh knows "
+                f"{path}: is of schema version {file_version}, this release of stillfresh knows "
                 f"{version}; use another file"
                 + (", or delete this one: it is a cache" if is_cache else "")
             )
@@ -150,10 +150,11 @@ def connect(path: Path, patience: Patience | None = None) -> apsw.Connection:
     if on_read_only_mount(path) and path.exists() and not log_of(path).exists():
         return _immutable(path)
     create_private(path)
-    return _settled(apsw.Connection(str(path)), patience)
+    return _configured(apsw.Connection(str(path)), patience)
 
 
-def _settled(connection: apsw.Connection, patience: Patience | None = None) -> apsw.Connection:
+def _configured(connection: apsw.Connection, patience: Patience | None = None) -> apsw.Connection:
+    """The connection, with our busy handler and settings."""
     connection.set_busy_handler(patience or Patience())
     for setting, value in _SETTINGS:
         connection.config(setting, value)
@@ -164,7 +165,7 @@ def _immutable(path: Path) -> apsw.Connection:
     """Connect without a log and locks, because no process can write."""
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     url = f"file:{quote(str(path.absolute()))}?immutable=1"
-    return _settled(apsw.Connection(url, flags=flags))
+    return _configured(apsw.Connection(url, flags=flags))
 
 
 def connect_viewer(path: Path) -> apsw.Connection:
@@ -173,27 +174,28 @@ def connect_viewer(path: Path) -> apsw.Connection:
     It never writes back a log that it finds, which may belong to another file.
     """
     path = real(path)
-    connection = _settled(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
+    connection = _configured(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
     try:
         if has_log(path):
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             check_owner(path, connection.pragma("application_id"))
-        return _looking(connection)
+        return _read_only(connection)
     except (ConfigError, apsw.Error) as exc:
         abandon(connection)
         if not isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError) or log_of(path).exists():
             raise
-        return _looking(_immutable(path))
+        return _read_only(_immutable(path))
 
 
-def _looking(connection: apsw.Connection) -> apsw.Connection:
+def _read_only(connection: apsw.Connection) -> apsw.Connection:
+    """The connection, which can no longer write; it reads once, so a damaged file fails here."""
     connection.execute("PRAGMA query_only = 1; SELECT count(*) FROM sqlite_schema").fetchall()
     return connection
 
 
 def connect_reader(path: Path) -> apsw.Connection:
     """Return a connection for reading, which has read once, while the path names this file."""
-    connection = _looking(connect(path))
+    connection = _read_only(connect(path))
     connection.set_busy_handler(Patience(READ_PATIENCE))
     return connection
 
@@ -243,7 +245,7 @@ def check_is_database(path: Path) -> None:
 
 
 def is_something_else(head: bytes) -> bool:
-    """S4, G18: True if a file that begins like this is plainly no database, damaged or not.
+    """True if a file that begins like this is plainly no database, damaged or not.
 
     A text is UTF-8 without the control characters that texts have no use for. Zeros, noise and
     everything that begins as SQLite does are a database, whole or damaged.

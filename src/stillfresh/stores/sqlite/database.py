@@ -1,4 +1,6 @@
-"""The two connections of one process, and grouped commits (S4). Belongs to the writer's thread.
+"""The file of one process: its two connections, and commits of groups of jobs.
+
+Everything here runs on the writer's thread, except `claims`, which callers use to withdraw a job.
 
 A group of jobs is one transaction, each job in its own savepoint: a failing job fails alone. A
 corrupt file is renamed, and a new one begun. If the file was moved or replaced, or a symbolic link
@@ -124,7 +126,11 @@ class WriteDatabase:
         """
         if self._writer is None or self.identity == identity_of(self._path):
             return
-        ours = [name for name, it in self._neighbours.items() if it and identity_of(name) == it]
+        ours = [
+            name
+            for name, identity in self._neighbours.items()
+            if identity and identity_of(name) == identity
+        ]
         if log_of(self._path) in ours:
             with suppress(apsw.Error):  # so that the file is whole, wherever it was moved to
                 self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -157,13 +163,15 @@ class WriteDatabase:
         except BaseException:
             abandon(writer)
             raise
-        old, self._writer, self._reader = self._writer, writer, reader
+        old_writer = self._writer
+        self._writer = writer
+        self._reader = reader
         self.identity = before or identity_of(self._path)  # replaced since: opened once more
         names = log_of(self._path), Path(f"{self._path}-shm")
         self._neighbours = {name: identity_of(name) for name in names}
         self._adopt(reader)
-        if old is not None:
-            abandon(old)
+        if old_writer is not None:
+            abandon(old_writer)
 
     def _set_aside(self, *, is_locked: bool) -> None:
         if not self._kind.is_cache:
@@ -254,19 +262,20 @@ class WriteDatabase:
 def identity_of(path: Path) -> Identity | None:
     """Return the identity of the file at this path; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def commit(connection: apsw.Connection, group: Sequence[Work], claims: threading.Lock) -> None:
     """One transaction for all that were not withdrawn before it had the file's lock."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for work in _begun(group, claims):
+        for work in _begin(group, claims):
             if len(group) == 1:  # the transaction is its savepoint
-                work.result, work.error = work.job(connection), None
+                work.result = work.job(connection)
+                work.error = None
             else:
                 attempt(connection, work)
         connection.execute("COMMIT")
@@ -280,8 +289,8 @@ def commit(connection: apsw.Connection, group: Sequence[Work], claims: threading
         raise
 
 
-def _begun(group: Sequence[Work], claims: threading.Lock) -> list[Work]:
-    """Begin the jobs; from now on they cannot be withdrawn."""
+def _begin(group: Sequence[Work], claims: threading.Lock) -> list[Work]:
+    """Begin the jobs that were not withdrawn; from now on they cannot be. Return them."""
     with claims:
         begun = [work for work in group if not work.is_withdrawn]
         for work in begun:
@@ -293,7 +302,8 @@ def attempt(connection: apsw.Connection, work: Work) -> None:
     """A savepoint for each; errors of the file itself concern the whole group."""
     connection.execute("SAVEPOINT job")
     try:
-        work.result, work.error = work.job(connection), None
+        work.result = work.job(connection)
+        work.error = None
     except Exception as exc:
         if isinstance(exc, CORRUPT) or not connection.in_transaction:
             raise

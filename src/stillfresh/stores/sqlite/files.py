@@ -1,4 +1,4 @@
-"""The file and its neighbours: where it may live, the lock beside it, setting it aside (S4).
+"""The SQLite file and its neighbours: where it may live, the lock beside it, setting it aside.
 
 The database itself is never opened here: closing any descriptor of it drops SQLite's own locks.
 """
@@ -29,15 +29,17 @@ PRIVATE: Final = 0o600
 
 def network_filesystem(mountinfo: str, path: Path) -> str | None:
     """The type of the network filesystem that holds `path`, by the text of mountinfo; else None."""
-    found, length = None, -1
+    kind = None
+    depth = -1
     for line in mountinfo.splitlines():
-        mount, _, rest = line.partition(" - ")
-        unescaped = re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), mount.split()[4])
-        point = Path(unescaped)
-        # If two mounts have the same point, the later one hides the earlier.
-        if path.is_relative_to(point) and len(point.parts) >= length:
-            found, length = rest.split()[0], len(point.parts)
-    return found if found in NETWORK else None
+        mount, _, device = line.partition(" - ")
+        escaped = mount.split()[4]
+        point = Path(re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), escaped))
+        # The deepest mount holds the path; of two at the same point, the later hides the earlier.
+        if path.is_relative_to(point) and len(point.parts) >= depth:
+            kind = device.split()[0]
+            depth = len(point.parts)
+    return kind if kind in NETWORK else None
 
 
 def check_place(path: Path) -> None:
@@ -132,11 +134,10 @@ def _lock(descriptor: int, lock: Path, limit: float) -> None:
             return lock_whole_file(descriptor)
         except BlockingIOError as exc:
             if time.monotonic() >= until:
-                found = lock_holder(
-                    LOCKS.read_text() if LOCKS.exists() else "", os.fstat(descriptor)
-                )
+                locks = LOCKS.read_text() if LOCKS.exists() else ""
+                holder = lock_holder(locks, os.fstat(descriptor))
                 raise StoreError(
-                    f"{lock}: {found or 'another process'} has kept this lock for {limit:g} s; "
+                    f"{lock}: {holder or 'another process'} has kept this lock for {limit:g} s; "
                     "is it stopped? It must continue or end before the file can be opened"
                 ) from exc
             time.sleep(random.uniform(0.001, 0.005))  # noqa: S311 (no secret)
@@ -147,7 +148,7 @@ def lock_holder(locks: str, lock: os.stat_result) -> str | None:
     place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
     for line in locks.splitlines():
         match line.split():
-            case [_, "FLOCK", _, _, process, found, *_] if found == place:
+            case [_, "FLOCK", _, _, process, inode, *_] if inode == place:
                 return f"process {process}" if process.isdecimal() and process != "0" else None
     return None
 
@@ -157,6 +158,7 @@ def set_aside(path: Path) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     aside = Path(f"{path}.corrupt-{stamp}")
     for suffix in ("-wal", "-shm", ""):
-        if (old := Path(f"{path}{suffix}")).exists():
+        old = Path(f"{path}{suffix}")
+        if old.exists():
             old.rename(f"{aside}{suffix}")
     return aside

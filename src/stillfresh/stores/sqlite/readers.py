@@ -1,4 +1,4 @@
-"""Connections for reading that threads borrow, each for one read (E20).
+"""Connections for reading that threads borrow, each for one read.
 
 A thread opens one when it needs it, up to a few. They belong to one file: if the file is replaced,
 they are closed.
@@ -48,13 +48,13 @@ class SpareReaders:
                     ) from None
                 self._made += 1
         try:
-            return self._another()
+            return self._connect()
         except BaseException:
             self._forget()
             raise
 
-    def _another(self) -> apsw.Connection:
-        """Under the lock, so that no process renames the file meanwhile."""
+    def _connect(self) -> apsw.Connection:
+        """Connect under the lock, so that no process renames the file meanwhile."""
         path = real(self._path)
         with translated(path), locked(path, READ_PATIENCE):
             if identity_of(path) != self._identity:
@@ -91,12 +91,14 @@ class SpareReaders:
                 time.sleep(0.0005)
 
     def go_on(self) -> None:
-        held, self._held = self._held, []
-        for reader in held:
+        readers = self._held
+        self._held = []
+        for reader in readers:
             self.give_back(reader)
 
     def forked(self) -> None:
         """In the child: close the copies, with the parent's locks that SQLite remembers."""
-        self._lock, self._is_closed = Lock(), True
+        self._lock = Lock()  # the copy may be held by a thread that the child does not have
+        self._is_closed = True
         while self._held:
             abandon(self._held.pop())

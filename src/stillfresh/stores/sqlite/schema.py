@@ -1,13 +1,13 @@
-"""The file's schema: its tables, the SQL of every step, and what a row means (S4).
+"""The SQLite file's schema: its tables, the SQL of every step, and what a row means.
 
-For every kind a table of copies (`post`) and a small one of times and leases (`post_ttl`), as in
-seed 000; tags in one table for all. Times are milliseconds, terms are seconds. Text and mapping
-only: nothing here runs SQL.
+For every kind there is a table of copies (`post`) and a small one of times and leases (`post_ttl`);
+tags are in one table for all. Times are milliseconds, terms are seconds. Text and mapping only:
+nothing here runs SQL.
 
-In the table of tags two kinds are no kinds (I26): `post+` has the tags that came with a copy of
-`post`, and `!` has, for an id, the epoch in which the tag was invalidated last.
+In the table of tags two kinds are not kinds: `post+` has the tags that came with a copy of `post`,
+and `!` has, as its id, the epoch in which the tag was invalidated last.
 
-Layout 2 has two more columns in the times of a kind: `version`, the copy's version (E35), and
+Layout 2 has two more columns in the times of a kind: `version`, the copy's version, and
 `changed`, the position of its last change among all changes of the file. A table of layout 1 is
 read as it is, and gets the columns with the first write to it. The header says 1 for both, because
 a release that knows only layout 1 may go on using the file: its steps are those without a version.
@@ -72,7 +72,7 @@ KINDS: Final = """
     WHERE type = 'table' AND name GLOB '*_ttl' ORDER BY name
 """
 HELD: Final = "stillfresh_held"
-"""E23: the bytes of the copies of each kind, in a file that was opened with a limit."""
+"""The bytes of the copies of each kind, in a file that was opened with a limit."""
 CREATE_HELD: Final = """
     CREATE TABLE IF NOT EXISTS stillfresh_held(
         kind TEXT PRIMARY KEY NOT NULL,
@@ -225,8 +225,8 @@ class Statements:
         for name in dir(type(self)):
             text = getattr(type(self), name)
             if isinstance(text, str) and not name.startswith("_"):
-                made = text.format(copies=copies, times=times, asked="{asked}", **more)
-                setattr(self, name, made)
+                statement = text.format(copies=copies, times=times, asked="{asked}", **more)
+                setattr(self, name, statement)
 
     @cached_property
     def layout_1(self) -> "Statements":
@@ -289,7 +289,7 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
         stale_for,
         error_for,
         mark,
-        held,
+        lease_expires_at,
         failures,
         retry_at,
         error,
@@ -297,7 +297,7 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
         stored,
         version,
     ) = row
-    found = failure = None
+    stored_copy = failure = None
     if generation is not None:
         is_whole = type(generation) is str and type(stored) in STORED
         if not is_whole or (value is None) != bool(absent):
@@ -307,10 +307,11 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
         elif not is_version(version):
             raise TypeError
         policy = policy_of(fresh_for, stale_for, error_for)
-        found = Copy(generation, at / 1000, policy, value, _MARKS[mark], version)
+        stored_copy = Copy(generation, at / 1000, policy, value, _MARKS[mark], version)
     if failures is not None:
         failure = Failure(int(failures), retry_at / 1000, str(error))
-    return Record(found, None if held is None else held / 1000, failure)
+    held_until = None if lease_expires_at is None else lease_expires_at / 1000
+    return Record(stored_copy, held_until, failure)
 
 
 def is_version(form: object) -> bool:

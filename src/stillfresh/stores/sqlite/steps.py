@@ -1,6 +1,7 @@
-"""The store's atomic steps, as methods of a kind's tables: each runs inside one transaction.
+"""The SQLite store's atomic steps, as methods of a kind's tables: each runs in one transaction.
 
-S2: the token is the fence, checked in the statement that writes; its time only permits a takeover.
+The lease's token is the fence, checked in the statement that writes. The lease's time only permits
+a takeover.
 """
 
 import time
@@ -73,7 +74,7 @@ FIRST: Final[Place] = ("", "")
 class KindTables:
     """One kind in a file: its times and leases, and how its values are written.
 
-    Values are in a table of copies. A subclass may keep them in rows of another design (F17), by
+    Values are in a table of copies. A subclass may keep them in rows of another design, by
     the methods whose names end in `_values`.
     """
 
@@ -124,26 +125,31 @@ class KindTables:
         new_token: Callable[[], str],
     ) -> dict[str, Grant]:
         """Free ids by one statement each; the others are looked at."""
-        sql, expires_at = self.make(connection), at_least(now + lease_for)
-        until, epoch = expires_at / 1000, epoch_of(connection)
+        sql = self.make(connection)
+        expires_at = at_least(now + lease_for)
+        until = expires_at / 1000
+        epoch = epoch_of(connection)
         leases = {ask.id: Lease(ask.id, new_token(), until, epoch) for ask in asks}
-        rows = [(it.id, (it.id, leases[it.id].token, expires_at, it.seen)) for it in asks]
-        free = set(_passed(connection, sql.lease_free, rows))
+        rows = [(ask.id, (ask.id, leases[ask.id].token, expires_at, ask.seen)) for ask in asks]
+        free = set(_changed_ids(connection, sql.lease_free, rows))
         grants: dict[str, Grant] = {**leases}
-        for ask in [ask for ask in asks if ask.id not in free]:
+        for ask in asks:
+            if ask.id in free:
+                continue
             row = connection.execute(sql.point, (ask.seen, ask.id)).get
-            found = Record() if row is None else record_of(row, ask.seen)
-            if row is not None and found == Record():
+            record = Record() if row is None else record_of(row, ask.seen)
+            if row is not None and record == Record():
                 # It cannot be read. A publication without a version would keep a damaged one.
                 connection.execute(sql.delete_times, (ask.id,))
-            refusal = ask.denied(found, at_most(now) / 1000, lease_for)
+            refusal = ask.denied(record, at_most(now) / 1000, lease_for)
             if refusal is None:
                 connection.execute(sql.lease, (ask.id, leases[ask.id].token, expires_at))
-            elif isinstance(refusal, Newer) and row[0] == ask.seen:  # it failed; the copy in full
+            elif isinstance(refusal, Newer) and row[0] == ask.seen:
+                # Another load failed. The copy was read without its value: read it in full.
                 refusal = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
             grants[ask.id] = refusal or leases[ask.id]
         leased = [ask for ask in asks if grants[ask.id] is leases[ask.id]]
-        # Those of the last lease are the tags.
+        # An entry has the tags of its last lease.
         _replace_tags(connection, self.kind, {ask.id: ask.tags for ask in leased})
         return grants
 
@@ -155,21 +161,24 @@ class KindTables:
         tags: LateTags = None,
     ) -> set[str]:
         """Write the times, if the lease is valid; then the values of those ids."""
-        sql, held_at, late = self.make(connection), at_most(now), tags or {}
+        sql = self.make(connection)
+        held_at = at_most(now)
+        late = tags or {}
         position = next_position(connection)
         leases = [copies[id_][0] for id_ in late]
-        if past := [it for it in leases if is_past(connection, it, late[it.id])]:
+        past = [lease for lease in leases if is_past(connection, lease, late[lease.id])]
+        if past:
             self.release(connection, past, {})
         rows = (
             (id_, (*_columns(id_, copy, position), lease.token, held_at))
             for id_, (lease, copy) in copies.items()
         )
-        passed = _passed(connection, sql.publish, rows)
-        self.write_values(connection, {id_: copies[id_][1] for id_ in passed})
+        published = _changed_ids(connection, sql.publish, rows)
+        self.write_values(connection, {id_: copies[id_][1] for id_ in published})
         if late:
-            told = {id_: late[id_] for id_ in passed if id_ in late}
-            _replace_tags(connection, f"{self.kind}+", told)
-        return copies.keys() - passed
+            late_tags = {id_: late[id_] for id_ in published if id_ in late}
+            _replace_tags(connection, f"{self.kind}+", late_tags)
+        return copies.keys() - published
 
     def put(
         self, connection: apsw.Connection, puts: Mapping[str, Put], now: float
@@ -216,8 +225,8 @@ class KindTables:
     ) -> dict[str, Copy]:
         """The copies of puts that cannot be refused, with the versions that are stored."""
         copies = {id_: put.copy for id_, put in puts.items()}
-        asked = [(id_,) for id_ in puts]
-        rows: list[Row] = connection.executemany(self.sql.stored_version, asked).fetchall()
+        ids = [(id_,) for id_ in puts]
+        rows: list[Row] = connection.executemany(self.sql.stored_version, ids).fetchall()
         for id_, version in rows:
             if is_version(version) and not is_deletion(copies[id_]):
                 copies[id_] = replace(copies[id_], version=version)
@@ -231,9 +240,12 @@ class KindTables:
     def renew(
         self, connection: apsw.Connection, leases: Sequence[Lease], lease_for: float, now: float
     ) -> set[str]:
-        sql, expires_at, held_at = self.make(connection), at_least(now + lease_for), at_most(now)
+        sql = self.make(connection)
+        expires_at = at_least(now + lease_for)
+        held_at = at_most(now)
         rows = [(lease.id, (expires_at, lease.id, lease.token, held_at)) for lease in leases]
-        return {lease.id for lease in leases}.difference(_passed(connection, sql.renew, rows))
+        renewed = _changed_ids(connection, sql.renew, rows)
+        return {lease.id for lease in leases}.difference(renewed)
 
     def release(
         self,
@@ -243,12 +255,16 @@ class KindTables:
     ) -> None:
         sql = self.make(connection)
         rows = [(lease.id, (lease.id, lease.token)) for lease in leases]
-        ids = _passed(connection, sql.release, rows)
-        failed = [(failures[id_], id_) for id_ in ids if id_ in failures]
+        released = _changed_ids(connection, sql.release, rows)
+        failed = [(failures[id_], id_) for id_ in released if id_ in failures]
         connection.executemany(
-            sql.fail, [(it.count, at_least(it.retry_at), it.error, id_) for it, id_ in failed]
+            sql.fail,
+            [
+                (failure.count, at_least(failure.retry_at), failure.error, id_)
+                for failure, id_ in failed
+            ],
         )
-        self._forget_if_empty(connection, ids)
+        self._forget_if_empty(connection, released)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str], *, soft: bool) -> None:
         """One statement voids the lease and marks the copy; a hard mark stays hard."""
@@ -269,18 +285,20 @@ class KindTables:
     def _forget_if_empty(self, connection: apsw.Connection, ids: Iterable[str]) -> None:
         """Delete rows without copy, lease and failure."""
         rows = [(id_, (id_,)) for id_ in ids]
-        emptied = _passed(connection, self.sql.forget_if_empty, rows)
+        emptied = _changed_ids(connection, self.sql.forget_if_empty, rows)
         connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in emptied])
 
     def evict(
         self, connection: apsw.Connection, start: str, *, before: float, size: int
     ) -> tuple[int, str | None]:
         """Evict among the next `size` ids: how many were dropped, and where to go on."""
-        found = (before * 1000, start, size + 1)
-        rows: list[Row] = connection.execute(self.make(connection).slice, found).fetchall()
-        gone = [id_ for id_, is_gone in rows[:size] if is_gone]
-        self.delete(connection, gone)
-        return len(gone), rows[size][0] if len(rows) > size else None
+        sql = self.make(connection)
+        bindings = (before * 1000, start, size + 1)
+        rows: list[Row] = connection.execute(sql.slice, bindings).fetchall()
+        ids = [id_ for id_, is_gone in rows[:size] if is_gone]
+        self.delete(connection, ids)
+        next_start = rows[size][0] if len(rows) > size else None
+        return len(ids), next_start
 
     def listed(
         self, connection: apsw.Connection, start: str, *, search: str, limit: int, size: int
@@ -292,18 +310,18 @@ class KindTables:
         if end is None:
             return [], None
         rows = self._listed_rows(connection, (start, end, search, limit))
-        found = [
+        entries = [
             StoredEntry(self.kind, row[13], record_of(row[:13], row[0]), row[14]) for row in rows
         ]
-        return found, following(end)
+        return entries, following(end)
 
-    def _listed_rows(self, connection: apsw.Connection, asked: tuple[Any, ...]) -> list[Row]:
+    def _listed_rows(self, connection: apsw.Connection, bindings: tuple[Any, ...]) -> list[Row]:
         try:
-            return connection.execute(self.sql.listed, asked).fetchall()
+            return connection.execute(self.sql.listed, bindings).fetchall()
         except apsw.SQLError as exc:
             if not lacks_versions(exc):
                 raise
-            return connection.execute(self.sql.layout_1.listed, asked).fetchall()
+            return connection.execute(self.sql.layout_1.listed, bindings).fetchall()
 
 
 def _columns(id_: str, copy: Copy, position: int) -> tuple[str | float | bytes | None, ...]:
@@ -336,7 +354,7 @@ def _replace_tags(
 
 
 def next_position(connection: apsw.Connection) -> int:
-    """E37: the position of this change; greater than that of every change before it.
+    """The position of this change; greater than that of every change before it.
 
     The count begins at the present microsecond. So it is greater than that of an earlier file, too,
     and than that of a counter which another program has spoilt.
@@ -355,20 +373,23 @@ def next_position(connection: apsw.Connection) -> int:
     return position
 
 
-def _passed(
+def _changed_ids(
     connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[Any, ...]]]
 ) -> list[str]:
-    """The ids whose row changed, counted row by row: RETURNING costs as much as the write."""
-    passed: list[str] = []
+    """Run the statement for each row; return the ids whose row it changed.
+
+    Counted row by row: RETURNING costs as much as the write.
+    """
+    changed: list[str] = []
 
     def each() -> Iterator[tuple[Any, ...]]:
         for id_, row in rows:
-            yield row
+            yield row  # SQLite runs the statement with it before it asks for the next row
             if connection.changes():
-                passed.append(id_)
+                changed.append(id_)
 
     connection.executemany(text, each())
-    return passed
+    return changed
 
 
 def at_least(seconds: float) -> int:
@@ -411,12 +432,12 @@ OWN: Final = Layout(STORE, own_tables, own_kinds)
 
 
 def epoch_of(connection: apsw.Connection) -> int:
-    """I26: the epoch of the last invalidation by tag."""
+    """The epoch of the last invalidation by tag."""
     return connection.execute(EPOCH).get or 0
 
 
 def is_past(connection: apsw.Connection, lease: Lease, tags: Sequence[str]) -> bool:
-    """I26: True if one was invalidated since the grant, or that is no longer known."""
+    """True if one of the tags was invalidated since the grant, or if that is not known."""
     if tags and lease.epoch < epoch_of(connection) - REMEMBERED:
         return True
     since = _epoch_id(lease.epoch)
@@ -440,11 +461,13 @@ def invalidate_tag(
         connection.execute(FORGET_EPOCHS, (tag, _epoch_id(epoch - REMEMBERED)))
         connection.execute(INSERT_TAG, (tag, "!", _epoch_id(epoch)))
     rows: list[Row] = connection.execute(SELECT_TAG, (tag, *after, size)).fetchall()
-    named, ours = [(kind.rstrip("+"), id_) for kind, id_ in rows], set(layout.kinds(connection))
-    keys = [(kind, id_) for kind, id_ in named if kind in ours and isinstance(id_, str)]
+    names = [(kind.rstrip("+"), id_) for kind, id_ in rows]
+    kinds = set(layout.kinds(connection))
+    keys = [(kind, id_) for kind, id_ in names if kind in kinds and isinstance(id_, str)]
     for kind, group in groupby(keys, itemgetter(0)):
         layout.tables(kind).invalidate(connection, [id_ for _, id_ in group], soft=soft)
-    return keys, rows[-1] if len(rows) == size else None
+    next_after = rows[-1] if len(rows) == size else None
+    return keys, next_after
 
 
 def listed_kinds(names: Iterable[str], kind: str | None, after: After) -> list[tuple[str, str]]:
@@ -466,14 +489,23 @@ def count_slice(
     connection: apsw.Connection, layout: Layout, after: After, *, now: float, size: int
 ) -> tuple[StoreStats, After]:
     """Copies and live leases among the next `size` ids, and where to go on."""
-    copies, leases, end = 0, 0, None
+    copies = 0
+    leases = 0
+    end: After = None
+    left = size
     for kind, start in listed_kinds(layout.kinds(connection), None, after):
         sql = layout.tables(kind).sql.count
-        some, live, ids, last = connection.execute(sql, (at_most(now), start, size)).get
-        copies, leases, size = copies + some, leases + live, size - ids
-        if size == 0:
-            end = kind, last
+        kind_copies, kind_leases, ids, last = connection.execute(
+            sql, (at_most(now), start, left)
+        ).get
+        copies += kind_copies
+        leases += kind_leases
+        left -= ids
+        if left == 0:
+            end = (kind, last)
             break
-    is_bounded = connection.execute(HAS_TABLE, (HELD,)).get is not None
-    bounds = connection.execute(SELECT_HELD).get if is_bounded else (None, None)
-    return StoreStats(copies, leases, bytes_of(connection), None, *bounds), end
+    stats = StoreStats(copies, leases, bytes_of(connection))
+    if connection.execute(HAS_TABLE, (HELD,)).get is not None:
+        held_bytes, evicted_bytes = connection.execute(SELECT_HELD).get
+        stats = replace(stats, held=held_bytes, evicted=evicted_bytes)
+    return stats, end

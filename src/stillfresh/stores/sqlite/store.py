@@ -1,6 +1,9 @@
-"""The SQLite store: reads inline on the caller's thread, writes through one writer (S1, S2, S4).
+"""The SQLite store: reads on the caller's thread, writes through one writer's thread.
 
-It maps the contract to steps and decides nothing. No work is done before `open`.
+It maps the contract to the steps of `steps.py`, and decides nothing itself. The thread of the event
+loop has its own connection for reading; other threads borrow one of the spare readers. Everything
+that writes is a job on the queue of the writer (`writer.py`). So jobs of all callers run one after
+the other, and jobs that take long are cut in slices, between which other jobs run.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from secrets import token_hex
 from threading import get_ident
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 from msgspec.structs import replace
@@ -52,7 +55,7 @@ SLICE: Final = 500
 STRETCH: Final = 2_000
 """Ids in one job of a listing or a count."""
 COUNTED_FOR: Final = 10.0
-"""Seconds for which the count of a large file is kept (E28)."""
+"""Seconds for which the count of a large file is kept."""
 CHUNK: Final = 128
 """Ids in one statement: longer texts are not kept prepared."""
 LOOK_EVERY: Final = 0.1
@@ -101,7 +104,8 @@ class SqliteStore(Store):
         """Kinds whose tables of layout 1 the writer was asked to carry over."""
         self._counted: tuple[float, StoreStats] | None = None
         self._bounds: FileBounds | None = None
-        self._write_uses_at, self._is_shrinking = 0.0, False
+        self._write_uses_at = 0.0
+        self._is_shrinking = False
         if max_bytes is not None:
             self.max_bytes = checked_bytes("max_bytes", max_bytes)
             self._bounds = FileBounds(self.max_bytes, layout, clock)
@@ -110,8 +114,9 @@ class SqliteStore(Store):
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
-            loop, format_ = asyncio.get_running_loop(), self._layout.format
-            self._writer = Writer(self._path, format_, self._adopt, loop, self._patience)
+            loop = asyncio.get_running_loop()
+            file_format = self._layout.format
+            self._writer = Writer(self._path, file_format, self._adopt, loop, self._patience)
         writer = self._writer
         try:
             await writer.opened()
@@ -123,13 +128,15 @@ class SqliteStore(Store):
         """Wait for queued steps; the last process that closes the file leaves no log."""
         self._write_uses()
         self._execute = _closed
-        reader, self._reader = self._reader, None
-        self._read_elsewhere(None)
+        reader = self._reader
+        self._reader = None
+        self._replace_spare_readers(None)
         if reader is not None:
             reader.close()
-        if (writer := self._writer) is not None:
+        writer = self._writer
+        if writer is not None:
             await writer.stopped()
-            if self._writer is writer:
+            if self._writer is writer:  # another task may have opened the store meanwhile
                 self._writer = None
 
     def _adopt(self, reader: apsw.Connection) -> None:
@@ -141,17 +148,19 @@ class SqliteStore(Store):
         self._carried.clear()
         self._read_from(reader)
         self._identity = self._writer.database.identity
-        self._read_elsewhere(SpareReaders(self._path, self._identity))
+        self._replace_spare_readers(SpareReaders(self._path, self._identity))
         if old is not None:
             abandon(old)
 
-    def _read_elsewhere(self, readers: SpareReaders | None) -> None:
-        old, self._spare = self._spare, readers
+    def _replace_spare_readers(self, readers: SpareReaders | None) -> None:
+        old = self._spare
+        self._spare = readers
         if old is not None:
             old.close()
 
     def _read_from(self, reader: apsw.Connection) -> None:
-        self._reader, self._home = reader, get_ident()
+        self._reader = reader
+        self._home = get_ident()
         self._execute = reader.cursor().execute
 
     def _cannot_read(self, exc: Exception) -> None:
@@ -185,7 +194,8 @@ class SqliteStore(Store):
         sql = self._tables(kind).sql
         if get_ident() == self._home:
             return self._read(self._execute, kind, ids, known or {}, sql)
-        if (spare := self._spare) is None:
+        spare = self._spare
+        if spare is None:
             raise NotOpen(STORE_CLOSED)
         reader = spare.take()
         try:
@@ -224,8 +234,8 @@ class SqliteStore(Store):
         known: Mapping[str, str],
         sql: Statements,
     ) -> dict[str, Record]:
-        asked = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
-        chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
+        pairs = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
+        chunks = [pairs[start : start + CHUNK] for start in range(0, len(pairs), CHUNK)]
         try:
             rows = [row for chunk in chunks for row in _select(execute, sql, chunk)]
         except FAILED as exc:
@@ -253,20 +263,25 @@ class SqliteStore(Store):
             self._writer.put(self._tables(kind).make)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        acquire, clock, token = self._tables(kind).acquire, self._clock, self._new_token
-        return await self.run(lambda it: acquire(it, asks, lease_for, clock(), token), urgent=False)
+        tables = self._tables(kind)
+
+        def job(file: apsw.Connection) -> dict[str, Grant]:
+            return tables.acquire(file, asks, lease_for, self._clock(), self._new_token)
+
+        return await self.run(job, urgent=False)
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
         def job(file: apsw.Connection) -> set[str]:
-            tables, bounds = self._tables(kind), self._bounds
+            tables = self._tables(kind)
+            bounds = self._bounds
             if bounds is None:
                 return tables.publish(file, copies, self._clock(), tags)
             bounds.count(file, kind)
             superseded = tables.publish(file, copies, self._clock(), tags)
-            kept = {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
-            if bounds.published(file, kind, kept):
+            stored = {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
+            if bounds.make_room(file, kind, stored):
                 self._shrink_soon()
             return superseded
 
@@ -280,7 +295,8 @@ class SqliteStore(Store):
         """Never AGAIN. All ids are stored in one transaction, or none if it raises."""
 
         def job(file: apsw.Connection) -> dict[str, PutResult]:
-            tables, bounds = self._tables(kind), self._bounds
+            tables = self._tables(kind)
+            bounds = self._bounds
             if bounds is None:
                 return tables.put(file, puts, self._clock())
             bounds.count(file, kind)
@@ -290,15 +306,16 @@ class SqliteStore(Store):
                 for id_, result in results.items()
                 if result.outcome is PutOutcome.STORED
             }
-            if bounds.published(file, kind, stored):
+            if bounds.make_room(file, kind, stored):
                 self._shrink_soon()
             return results
 
         return await self.run(job, urgent=False)
 
     def _shrink_soon(self) -> None:
-        """E23: in slices, each its own job; other writes run in between."""
-        bounds, writer = self._bounds, self._writer
+        """Drop copies in slices, each its own job; other writes run in between."""
+        bounds = self._bounds
+        writer = self._writer
 
         def job(file: apsw.Connection) -> None:
             self._is_shrinking = False
@@ -309,15 +326,19 @@ class SqliteStore(Store):
             self._is_shrinking = writer.put(job)
 
     def _write_uses(self) -> None:
-        """E23: write the readers' notes in groups; notes that cannot be written are dropped."""
+        """Write the readers' notes in groups; notes that cannot be written are dropped."""
         self._write_uses_at = time.monotonic() + WRITTEN_EVERY
         if self._bounds is not None and self._writer is not None:
             for job in self._bounds.uses():
                 self._writer.put(job)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        renew, clock = self._tables(kind).renew, self._clock
-        return await self.run(lambda it: renew(it, leases, lease_for, clock()), urgent=False)
+        tables = self._tables(kind)
+
+        def job(file: apsw.Connection) -> set[str]:
+            return tables.renew(file, leases, lease_for, self._clock())
+
+        return await self.run(job, urgent=False)
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         await self.run(
@@ -328,13 +349,14 @@ class SqliteStore(Store):
         await self.run(lambda file: self._tables(kind).invalidate(file, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """In slices, each a job of its own: other writers pass between them (E28)."""
-        found, after = dict[tuple[str, str], None](), cast("After", steps.FIRST)
+        """In slices, each a job of its own: other writers pass between them."""
+        reached: dict[tuple[str, str], None] = {}
+        after: After = steps.FIRST
         job = partial(steps.invalidate_tag, layout=self._layout, tag=tag, soft=soft, size=SLICE)
         while after is not None:
             keys, after = await self.run(partial(job, after=after))
-            found.update(dict.fromkeys(keys))
-        return list(found)
+            reached.update(dict.fromkeys(keys))
+        return list(reached)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self.run(lambda file: self._tables(kind).delete(file, ids))
@@ -343,7 +365,8 @@ class SqliteStore(Store):
         """In slices, each its own job."""
         dropped = 0
         for kind in await self.run(self._layout.kinds, writes=False):
-            evict, start = self._tables(kind).evict, cast("str | None", "")
+            evict = self._tables(kind).evict
+            start: str | None = ""
             while start is not None:
                 job = partial(evict, start=start, before=before, size=SLICE)
                 number, start = await self.run(job, urgent=False)
@@ -360,8 +383,9 @@ class SqliteStore(Store):
         is_large = after is not None
         while after is not None:
             more, after = await self.run(partial(job, after=after), writes=False)
-            copies, leases = stats.copies + more.copies, stats.leases + more.leases
-            stats = replace(more, copies=copies, leases=leases)
+            stats = replace(
+                more, copies=stats.copies + more.copies, leases=stats.leases + more.leases
+            )
         self._counted = (now, stats) if is_large else None
         return stats
 
@@ -370,16 +394,17 @@ class SqliteStore(Store):
     ) -> list[StoredEntry]:
         """Along the tables' own order, in slices."""
         checked_limit(limit)
-        found: list[StoredEntry] = []
-        for each, start in steps.listed_kinds(
-            await self.run(self._layout.kinds, writes=False), kind, after
-        ):
-            at, listed = cast("str | None", start), self._tables(each).listed
-            while at is not None and (left := limit - len(found)) > 0:
-                job = partial(listed, start=at, search=search, limit=left, size=STRETCH)
-                some, at = await self.run(job, writes=False)
-                found += some
-        return found
+        entries: list[StoredEntry] = []
+        kinds = await self.run(self._layout.kinds, writes=False)
+        for each, first in steps.listed_kinds(kinds, kind, after):
+            listed = self._tables(each).listed
+            start: str | None = first
+            while start is not None and len(entries) < limit:
+                left = limit - len(entries)
+                job = partial(listed, start=start, search=search, limit=left, size=STRETCH)
+                page, start = await self.run(job, writes=False)
+                entries += page
+        return entries
 
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
@@ -389,13 +414,13 @@ class SqliteStore(Store):
 
 
 def _select(
-    execute: Execute, sql: Statements, asked: Sequence[tuple[str, str | None]]
+    execute: Execute, sql: Statements, pairs: Sequence[tuple[str, str | None]]
 ) -> list[Row]:
     """Padded to a power of two with pairs that match nothing: few statements to prepare."""
-    size = 1 << (len(asked) - 1).bit_length()
-    pairs = [part for pair in asked for part in pair]
-    pairs += [None] * (2 * (size - len(asked)))
-    return execute(sql.many(size), pairs).fetchall()
+    size = 1 << (len(pairs) - 1).bit_length()
+    bindings = [part for pair in pairs for part in pair]
+    bindings += [None] * (2 * (size - len(pairs)))
+    return execute(sql.many(size), bindings).fetchall()
 
 
 def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:

@@ -1,4 +1,4 @@
-"""A store's file, read and never changed (S4, S12, G10).
+"""A view of a store's file, which reads it and never changes it.
 
 `SqliteView` never creates a file, never writes to an empty one, never renames a damaged one, and
 takes no lock that a writer would wait for.
@@ -85,11 +85,12 @@ async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str])
 
     The target must not exist. It is one file with mode 0600. The file may be used meanwhile.
     """
-    return await asyncio.to_thread(_copied, Path(path), Path(target))
+    return await asyncio.to_thread(_copy, Path(path), Path(target))
 
 
-def _copied(path: Path, target: Path) -> Path:
-    path, target = real(path), target.absolute()
+def _copy(path: Path, target: Path) -> Path:
+    path = real(path)
+    target = target.absolute()
     if not path.is_file():
         raise StoreError(f"{path}: there is no such file")
     with translated(path):

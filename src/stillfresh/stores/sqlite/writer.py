@@ -1,10 +1,14 @@
-"""The one thread that writes: jobs come from other threads and are committed in groups (S4).
+"""The one thread that writes: jobs come from other threads and are committed in groups.
 
 Threads wait for their jobs. An event loop never waits for the file: it puts a job on the queue and
-awaits its future. A file that another process keeps locked is tried now and then only (S12).
+awaits its future. A file that another process keeps locked is tried now and then only.
 
-A caller on the loop that is cancelled has given up, and nothing may happen for it afterwards (S8):
+A caller on the loop that is cancelled has given up, and nothing may happen for it afterwards:
 a write that has not begun is withdrawn, and one that has begun is waited for.
+
+Locks: `_gate` is held while a job is queued or refused, so that none is queued behind the end of
+the queue. `_turn` is held while the file is used, so that a fork happens between two groups. The
+database's `claims` decides between a job that begins and a caller that withdraws it.
 """
 
 import asyncio
@@ -131,12 +135,15 @@ class Writer:
         try:
             return await future
         except asyncio.CancelledError:
-            if writes and not self._is_withdrawn(work):
+            if writes and not self._withdraw(work):
                 await _until_settled(work)
             raise
 
-    def _is_withdrawn(self, work: Work) -> bool:
-        """Withdraw a job that has not begun. It keeps its place in the queue, and never runs."""
+    def _withdraw(self, work: Work) -> bool:
+        """Withdraw a job that has not begun. It keeps its place in the queue, and never runs.
+
+        False if it has begun.
+        """
         with self.database.claims:
             work.is_withdrawn = not work.has_begun
             return work.is_withdrawn
@@ -261,8 +268,10 @@ class Writer:
 
     def _limit_patience(self) -> None:
         limits = [self._patience]
-        limits += [PROBE] if self._breaker.is_open else []
-        limits += [CLOSING] if self.is_stopping else []
+        if self._breaker.is_open:
+            limits.append(PROBE)
+        if self.is_stopping:
+            limits.append(CLOSING)
         self.database.patience.limit = min(limits)
 
     def _note(self, began: float, group: list[Work]) -> None:
