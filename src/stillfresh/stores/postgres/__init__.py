@@ -1,4 +1,4 @@
-"""`postgresql://user@host/database`: copies and leases in PostgreSQL, for many machines (S11)."""
+"""`postgresql://user@host/database`: copies and leases in PostgreSQL, for many machines."""
 
 from stillfresh.errors import needs
 

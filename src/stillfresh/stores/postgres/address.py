@@ -1,6 +1,6 @@
 """From `postgresql://user:password@host/database?schema=shop` to a store; mistakes are named.
 
-What is not ours behind `?` is libpq's own: `sslmode`, `target_session_attrs` and others.
+Options behind `?` that are not ours are libpq's: `sslmode`, `target_session_attrs` and others.
 """
 
 from collections.abc import Callable
@@ -31,38 +31,40 @@ def options_of(url: str) -> tuple[list[str], dict[str, Any]]:
     parts = urlsplit(url)
     given = parse_qsl(parts.query, keep_blank_values=True)
     try:
-        return _read(parts, given)
+        return _parse(parts, given)
     except (ConfigError, ProgrammingError) as exc:
-        said = _masked(" ".join(str(exc).split()), parts.password)
+        mistake = _without_password(" ".join(str(exc).split()), parts.password)
+    # Raised out here, without its cause: that may show the password.
     raise ConfigError(
-        f"store {shown_place(url)}: {said}; write postgresql://user:password@host:5432/database, "
-        f"several hosts with commas between them, and behind ? any of {', '.join(OWN)} and what "
+        f"store {shown_place(url)}: {mistake}; write "
+        f"postgresql://user:password@host:5432/database, several hosts with commas between them, "
+        f"and behind ? any of {', '.join(OWN)} and what "
         f"libpq takes there (sslmode, target_session_attrs, …)"
     )
 
 
-def _read(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], dict[str, Any]]:
+def _parse(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], dict[str, Any]]:
     if len(dict(given)) < len(given):
         raise ConfigError("names an option twice")
     if parts.fragment or "@" in parts.netloc.rpartition("@")[0] + parts.path + "".join(dict(given)):
         raise ConfigError("has a #, @, / or ? in a name or a password; write %23, %40, %2F or %3F")
     options = {name: OWN[name](text) for name, text in given if name in OWN}
-    rest = [(name, text) for name, text in given if name not in OWN]
-    bare = f"postgresql://{parts.netloc}{parts.path}?{urlencode(rest, quote_via=quote)}"
+    libpq_options = [(name, text) for name, text in given if name not in OWN]
+    bare = f"postgresql://{parts.netloc}{parts.path}?{urlencode(libpq_options, quote_via=quote)}"
     return hosts_of(conninfo_to_dict(bare)), options
 
 
-def hosts_of(found: dict[str, Any]) -> list[str]:
+def hosts_of(options: dict[str, Any]) -> list[str]:
     """One connection string for each host, so that a time-out applies to one of them."""
-    places = [str(found.pop(name, None) or "").split(",") for name in PLACE]
+    places = [str(options.pop(name, None) or "").split(",") for name in PLACE]
     number = max(map(len, places))
     places = [each * number if len(each) == 1 else each for each in places]
     if {len(each) for each in places} != {number}:
         raise ConfigError("must name one port, or one for each host")
     return [
         make_conninfo(
-            **{"application_name": "stillfresh", **found, "client_encoding": "UTF8"},
-            **{name: it for name, it in zip(PLACE, place, strict=True) if it},
+            **{"application_name": "stillfresh", **options, "client_encoding": "UTF8"},
+            **{name: value for name, value in zip(PLACE, place, strict=True) if value},
         )
         for place in zip(*places, strict=True)
     ]
@@ -74,7 +76,9 @@ def store_at(url: str, clock: Clock | None) -> PostgresStore:
     return PostgresStore(*hosts, clock=clock, **options)
 
 
-def _masked(said: str, password: str | None) -> str:
-    for secret in {password, unquote(password)} if password else ():
-        said = said.replace(secret, "***")
-    return said
+def _without_password(message: str, password: str | None) -> str:
+    if not password:
+        return message
+    for secret in {password, unquote(password)}:
+        message = message.replace(secret, "***")
+    return message

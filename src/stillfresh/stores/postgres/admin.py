@@ -1,4 +1,4 @@
-"""Creates, updates and shows the schema of a PostgreSQL store: `stillfresh table` (S11)."""
+"""Creates, updates and shows the schema of a PostgreSQL store: `stillfresh table`."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -66,26 +66,30 @@ async def _make(
     connection: PgConnection, schema: str, *, unlogged: bool | None, pushes: bool | None
 ) -> None:
     before = await _state(connection, schema)
-    if (version := before.version or 0) > VERSION:
+    version = before.version or 0
+    if version > VERSION:
         raise StoreError(
             f"the schema {schema} has version {version}, which is newer than this release of "
             f"stillfresh ({VERSION}); update stillfresh"
         )
-    named, run = quoted(schema), connection.execute
-    cursor = await run(b"SELECT to_regnamespace($1)", (named,))
-    if (await cursor.fetchone() or (None,))[0] is None:  # a role that may not make one may use one
-        await run(f"CREATE SCHEMA {named}".encode())
+    name = quoted(schema)
+    run = connection.execute
+    cursor = await run(b"SELECT to_regnamespace($1)", (name,))
+    row = await cursor.fetchone()
+    if row is None or row[0] is None:  # a role that may not create a schema may use one
+        await run(f"CREATE SCHEMA {name}".encode())
     is_unlogged = bool(before.is_unlogged if unlogged is None else unlogged)
     for number in range(version + 1, VERSION + 1):
         await run(tables(number, schema, unlogged=is_unlogged).encode())
     if version and is_unlogged != before.is_unlogged:
         for table in ("entry", "tag", "epoch"):
             kind = "UNLOGGED" if is_unlogged else "LOGGED"
-            await run(f"ALTER TABLE {named}.{table} SET {kind}".encode())
-    tells = before.pushes is not False if pushes is None else pushes
-    statement = f"UPDATE {named}.setting SET version = $1, is_unlogged = $2, pushes = $3"  # noqa: S608 (checked)
-    await run(statement.encode(), (VERSION, is_unlogged, tells))
-    await run(steps(schema, pushes=tells).encode())
+            await run(f"ALTER TABLE {name}.{table} SET {kind}".encode())
+    if pushes is None:
+        pushes = before.pushes is not False
+    statement = f"UPDATE {name}.setting SET version = $1, is_unlogged = $2, pushes = $3"  # noqa: S608 (checked)
+    await run(statement.encode(), (VERSION, is_unlogged, pushes))
+    await run(steps(schema, pushes=pushes).encode())
 
 
 async def _state(connection: PgConnection, schema: str) -> SchemaState:
@@ -95,7 +99,9 @@ async def _state(connection: PgConnection, schema: str) -> SchemaState:
             row = await cursor.fetchone()
     except (InvalidSchemaName, UndefinedTable):
         row = None
-    return SchemaState(schema, *row[:3]) if row is not None else SchemaState(schema)
+    if row is None:
+        return SchemaState(schema)
+    return SchemaState(schema, *row[:3])
 
 
 @asynccontextmanager

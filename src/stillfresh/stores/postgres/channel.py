@@ -1,4 +1,4 @@
-"""How a PostgreSQL store announces changes (S10): each step notifies when it commits.
+"""How a PostgreSQL store announces changes: each step notifies when it commits.
 
 One connection listens. Notifications arrive in the order of commits, so a beat that comes back
 proves that everything before it was heard. Through a pooler that switches connections nothing is
@@ -77,14 +77,15 @@ class PgChannel(ServerChannel):
             raise ValueError("a piece of news is missing")
         self._pieces.append(part)
         if ends:
-            text, self._pieces = "".join(self._pieces), []
+            text = "".join(self._pieces)
+            self._pieces = []
             for line in text.split("\n"):
-                self._news(*line.split(" "))
+                self._report(*line.split(" "))
                 self._heard += 1
                 if not self._heard % SLICE:
                     await asyncio.sleep(0)
 
-    def _news(self, first: str, id_: str | None = None, generation: str | None = None) -> None:
+    def _report(self, first: str, id_: str | None = None, generation: str | None = None) -> None:
         kind = text_of(b64decode(first))
         if id_ is None:
             self._tell(A_TAG, kind, None)

@@ -1,4 +1,4 @@
-"""What this process has heard from a PostgreSQL server: the fence of its puts (S13).
+"""The newest stamp that this process has heard from a PostgreSQL server: the fence of its puts.
 
 A put, an invalidation and a deletion carry the newest stamp that their sender has heard, and the
 life of the server in which it was given out. The server does nothing to an entry that has changed

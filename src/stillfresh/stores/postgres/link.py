@@ -1,4 +1,4 @@
-"""The way to a PostgreSQL server: statements, limited in time, and errors translated (S2, S11).
+"""The connections to a PostgreSQL server: statements, limited in time, and errors translated.
 
 Every statement is its own transaction. A step that the server has rolled back (a deadlock) is
 repeated.
@@ -89,10 +89,10 @@ class PgConnection(AsyncConnection[Row]):
 def said_by(error: BaseException) -> str:
     """Return what an error of the server says, in one line, without the statement."""
     primary = error.diag.message_primary if isinstance(error, PostgresError) else None
-    said = " ".join((primary or str(error)).split()).removesuffix(".")
-    if any(word in said for word in FULL):
-        said = f"{said}; {TOO_MANY}"
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = " ".join((primary or str(error)).split()).removesuffix(".")
+    if any(word in text for word in FULL):
+        text = f"{text}; {TOO_MANY}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class PgLink(ServerLink):
@@ -108,16 +108,16 @@ class PgLink(ServerLink):
         self._schema = schema
         self._prepares = True
         self.pushes = self.is_pooled = False
-        """Whether its schema pushes (S10); and whether a pooler stands before the server."""
+        """Whether its schema pushes; and whether a pooler stands before the server."""
         self.heard = LastHeard()
 
     async def _hello(self) -> None:
-        await self._done("SELECT 1", ())
+        await self._execute("SELECT 1", ())
 
     async def run(
         self,
         statement: str,
-        given: Sequence[Any] = (),
+        arguments: Sequence[Any] = (),
         settle: Callable[[], Sequence[Any]] | None = None,
         *,
         urgent: bool = False,
@@ -126,10 +126,10 @@ class PgLink(ServerLink):
 
         An urgent statement is sent even while the server is unavailable.
         """
-        first = partial(self._done, statement, given)
+        first = partial(self._execute, statement, arguments)
 
         def again() -> Awaitable[list[Row]]:
-            return first() if settle is None else self._done(statement, settle())
+            return first() if settle is None else self._execute(statement, settle())
 
         try:
             return await self._try_twice(first, again, urgent=urgent)
@@ -138,11 +138,11 @@ class PgLink(ServerLink):
                 await self.drop_idle()  # no longer the primary: find the new one
             raise
 
-    async def _done(self, statement: str, given: Sequence[Any]) -> list[Row]:
-        """Repeat a step that the server has rolled back."""
+    async def _execute(self, statement: str, arguments: Sequence[Any]) -> list[Row]:
+        """Run a statement; repeat it if the server has rolled it back."""
 
         async def exchange(connection: PgConnection, _: asyncio.Timeout) -> list[Row]:
-            return await self._rows(connection, statement, given)
+            return await self._rows(connection, statement, arguments)
 
         for _ in range(REPEATS):
             try:
@@ -190,12 +190,12 @@ class PgLink(ServerLink):
         return True
 
     async def _rows(
-        self, connection: PgConnection, statement: str, given: Sequence[Any]
+        self, connection: PgConnection, statement: str, arguments: Sequence[Any]
     ) -> list[Row]:
         cursor = connection.cursor(binary=True)
         try:
             async with asyncio.timeout(self._timeout) as connection.limit:
-                await cursor.execute(statement.encode(), given)
+                await cursor.execute(statement.encode(), arguments)
         finally:
             connection.limit = None
         return await cursor.fetchall() if cursor.description is not None else []
@@ -225,7 +225,7 @@ class PgLink(ServerLink):
         rows = await self._hello_rows(connection)
         if not rows:
             raise StoreError(f"{self._schema}.setting is empty; drop the schema and run {COMMAND}")
-        ((version, _, self.pushes, process, isolation, *told),) = rows
+        ((version, _, self.pushes, process, isolation, *life),) = rows
         if isolation != "read committed":
             raise StoreError(
                 f"stillfresh needs transactions of the level 'read committed', and those of this "
@@ -238,8 +238,8 @@ class PgLink(ServerLink):
                 f"the schema {self._schema} in the PostgreSQL database has version {version}, and "
                 f"this release of stillfresh needs {VERSION}; {what}"
             )
-        if told:
-            self.heard.hear(*told)
+        if life:  # with the last stamp and the time
+            self.heard.hear(*life)
         self.is_pooled = process != connection.info.backend_pid
         if self._prepares and not self.is_pooled:
             connection.prepare_threshold = PREPARED_AFTER
@@ -251,7 +251,8 @@ def unheard(_: Notify) -> None:
 
 async def connected_to(hosts: list[str], patience: float) -> PgConnection:
     """Connect to the first host that accepts us; it is tried first the next time."""
-    for number, host in enumerate(tried := tuple(hosts), 1):  # others reorder them meanwhile
+    tried = tuple(hosts)  # other callers reorder the hosts meanwhile
+    for number, host in enumerate(tried, 1):
         try:
             async with asyncio.timeout(patience):
                 connection = await PgConnection.connect(
@@ -273,13 +274,14 @@ async def connected_to(hosts: list[str], patience: float) -> PgConnection:
 
 def refused(error: BaseException, schema: str) -> StoreError:
     """The error as a StoreError that says what to do."""
-    said, code = said_by(error), _code(error)
+    reason = said_by(error)
+    code = _code(error)
     if is_lost(error):
-        return StoreError(f"{SERVER} is unavailable: {said}")
+        return StoreError(f"{SERVER} is unavailable: {reason}")
     if code in MISSING:
         return StoreError(f"the database has no schema {schema}; run {COMMAND}")
     advice = f"; {ADVICE[code]}" if code in ADVICE else ""
-    return StoreError(f"the PostgreSQL server refused: {said}{advice}")
+    return StoreError(f"the PostgreSQL server refused: {reason}{advice}")
 
 
 def _code(error: BaseException | None) -> str:
@@ -290,7 +292,8 @@ def is_lost(error: BaseException) -> bool:
     """True if no server answered, or it was ending: the statement may have been done."""
     if not isinstance(error, PostgresError) or isinstance(error, InterfaceError):
         return True
-    code, said = _code(error), str(error)
+    code = _code(error)
     if code:
         return code in ENDED or code.startswith("08")
-    return "FATAL" not in said or any(word in said for word in NOT_YET)
+    text = str(error)
+    return "FATAL" not in text or any(word in text for word in NOT_YET)

@@ -1,4 +1,4 @@
-"""Walks along the whole table of a PostgreSQL store, in slices: listing and counting (E28)."""
+"""Walks along the whole table of a PostgreSQL store, in slices: listing and counting."""
 
 from typing import Final
 
@@ -56,12 +56,16 @@ async def list_entries(
 ) -> list[StoredEntry]:
     """One slice after the other, until there are enough entries or no more rows."""
     at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))
-    names, of_kind, end_of_kind = {"schema": quoted(schema), "past": ">"}, "", list[bytes]()
+    names = {"schema": quoted(schema), "past": ">"}
+    of_kind = ""
+    end_of_kind: list[bytes] = []
     if kind is not None:
         first = (name_of(kind), b"")
-        of_kind, end_of_kind = BEFORE, [first[0] + b"\0"]
-        if at < first:  # an id may be empty
-            at, names["past"] = first, ">="
+        of_kind = BEFORE
+        end_of_kind = [first[0] + b"\0"]
+        if at < first:
+            at = first
+            names["past"] = ">="  # an id may be empty
     entries: list[StoredEntry] = []
     while True:
         find = LIST.format(of_kind=of_kind.format(5), **names)
@@ -82,7 +86,7 @@ async def list_entries(
 
 
 def _entry(row: Row) -> StoredEntry | None:
-    """An entry, its value UNREAD; None if its row is damaged (S15)."""
+    """An entry, its value UNREAD; None if its row is damaged."""
     size, kind_name, name = row[WIDTH:]
     generation = row[1]
     record = record_of(row, known=generation)
@@ -100,8 +104,12 @@ async def count(link: PgLink, schema: str, now: float | None) -> StoreStats:
     copies = leases = looked_at = 0
     at = list(FIRST)
     for _ in range(COUNTED):
-        ((some, live, number, *at),) = await link.run(COUNT.format(**names), (*at, now))
-        copies, leases, looked_at = copies + some, leases + live, looked_at + number
+        ((slice_copies, slice_leases, number, *at),) = await link.run(
+            COUNT.format(**names), (*at, now)
+        )
+        copies += slice_copies
+        leases += slice_leases
+        looked_at += number
         if at[0] is None:
             return StoreStats(copies, leases, size)
     scale = max(1.0, rows / looked_at)

@@ -1,4 +1,4 @@
-"""The schema of a PostgreSQL store: its tables, its steps, and what a row means (S11).
+"""The schema of a PostgreSQL store: its tables, its steps, and what a row means.
 
 The texts are `version_*.sql` and `steps.sql`; here they are given their names. An index takes no
 long names: the key of a long name is its beginning and its hash, and another column has the whole
@@ -80,7 +80,7 @@ REPLACED: Final = (
 WHOLE: Final = """(e.generation IS NOT NULL AND e.fresh_for >= 0 AND e.fresh_for < 'infinity'
     AND e.stale_for >= 0 AND e.stale_for < 'infinity'
     AND e.error_for >= 0 AND e.error_for < 'infinity')"""
-"""S15: a row has a copy, and its durations are possible. To PostgreSQL, NaN is above infinity."""
+"""A row has a copy, and its durations are possible. To PostgreSQL, NaN is above infinity."""
 NAME_OF_ROW: Final = (
     f"CASE WHEN octet_length(e.key) > {LONGEST_KEY} THEN coalesce(e.id, e.key) ELSE e.key END"
 )
@@ -115,7 +115,7 @@ TEXTS: Final = {
 
 
 def checked_schema(name: str) -> str:
-    """Check the name, which is also that of the channel of S10."""
+    """Check the name, which is also that of the channel for pushes."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(
             f"schema: must be 1 to 63 lower-case letters, digits and _, not begin with a digit or "
@@ -165,10 +165,10 @@ class SortedIds:
 
     def __init__(self, ids: Sequence[str]) -> None:
         names = {id_: name_of(id_) for id_ in ids}
-        found = sorted((key_of(name), id_) for id_, name in names.items())
-        self.ids = [id_ for _, id_ in found]
-        self.keys = [key for key, _ in found]
-        self.by_key = dict(found)
+        pairs = sorted((key_of(name), id_) for id_, name in names.items())
+        self.ids = [id_ for _, id_ in pairs]
+        self.keys = [key for key, _ in pairs]
+        self.by_key = dict(pairs)
         self.long = [names[id_] if len(names[id_]) > LONGEST_KEY else None for id_ in self.ids]
         """The whole names of ids whose key is not their name."""
 
@@ -185,7 +185,7 @@ class SortedIds:
 def record_of(row: Row, known: str | None = None) -> Record | None:
     """A record from a row of `FIELDS` and the value, if it was sent.
 
-    None if nothing is there. A copy with an impossible duration is not there (S15).
+    None if the row has nothing to read. A copy with an impossible duration does not count.
     """
     generation, fetched_at, fresh_for, stale_for, error_for, mark, held_until = row[1:8]
     failures, retry_at, error, version, _, _, is_absent, value = row[8:WIDTH]
@@ -209,7 +209,7 @@ def record_of(row: Row, known: str | None = None) -> Record | None:
 
 
 def id_of(key: bytes, name: bytes | None) -> str | None:
-    """The id of a row; None if its name is damaged (S15)."""
+    """The id of a row; None if its name is damaged."""
     whole = key if len(key) <= LONGEST_KEY else name
     if whole is None or key_of(whole) != key:
         return None

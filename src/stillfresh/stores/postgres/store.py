@@ -1,4 +1,11 @@
-"""The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
+"""The PostgreSQL store: it maps the contract to calls of the server's functions.
+
+A statement whose answer was lost is sent again, so a statement may arrive late or twice. The
+lease's token is the fence of loads. Puts, invalidations and deletions carry the newest stamp that
+this process has heard (`heard.py`): the server does nothing to an entry that has changed since, and
+says so. A request for a lease may also arrive after its caller has given up; `GivenUpRequests`
+recognises such a lease.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,7 +99,8 @@ class PostgresStore(ServerStore[PgLink, str]):
     ends a step that takes longer, with a StoreError.
     """
 
-    _list, _count = staticmethod(list_entries), staticmethod(count)
+    _list = staticmethod(list_entries)
+    _count = staticmethod(count)
     _listening = PgChannel
 
     def __init__(
@@ -111,13 +119,14 @@ class PostgresStore(ServerStore[PgLink, str]):
     async def _call(
         self,
         function: str,
-        *given: Any,  # noqa: ANN401 (whatever the function takes)
+        *arguments: Any,  # noqa: ANN401 (whatever the function takes)
         settle: Callable[[], Sequence[Any]] | None = None,
         urgent: bool = False,
     ) -> list[Row]:
-        places = ", ".join(f"${number}" for number in range(1, len(given) + 1))
+        """Call a function of the schema; `settle` makes its arguments if it is sent again."""
+        places = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
         statement = f"SELECT * FROM {quoted(self._place)}.{function}({places})"  # noqa: S608 (checked)
-        return await self._opened().run(statement, given, settle, urgent=urgent)
+        return await self._opened().run(statement, arguments, settle, urgent=urgent)
 
     def _now(self) -> float | None:
         """The time that the functions use; None: the server's own."""
@@ -130,13 +139,13 @@ class PostgresStore(ServerStore[PgLink, str]):
         del lag
         records: dict[str, Record] = {}
         known = known or {}
-        heard = self._heard()
+        last_heard = self._last_heard()
         for names in _cut(ids):
-            given = [known.get(id_) for id_ in names.ids] if known else []
-            for row in await self._call("read", given, _kind(kind), names.keys):
+            generations = [known.get(id_) for id_ in names.ids] if known else []
+            for row in await self._call("read", generations, _kind(kind), names.keys):
                 id_ = names.by_key[row[0]]
                 record = record_of(row, known.get(id_))
-                heard.hear_stamp(row[CHANGED])
+                last_heard.hear_stamp(row[CHANGED])
                 if record is None:
                     continue
                 if record.held_until is not None and self._is_left_behind(row):
@@ -147,10 +156,10 @@ class PostgresStore(ServerStore[PgLink, str]):
         return records
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """S8: if sent again, the server recognises this request's lease, or grants a new token.
+        """If sent again, the server recognises this request's lease, or grants a new token.
 
-        S15: a lease that a request of this process left behind is taken at once: the server gives
-        it to its own asker.
+        A lease that a request of this process left behind is taken at once: the server gives it to
+        its own asker.
         """
         grants: dict[str, Grant] = {}
         by_id = {ask.id: ask for ask in asks}
@@ -163,8 +172,8 @@ class PostgresStore(ServerStore[PgLink, str]):
                 if answer.outcome == "held" and self._is_left_behind(answer.row)
             }
             if left_behind:
-                some = SortedIds(list(left_behind))
-                taken = await self._ask_for_leases(kind, some, by_id, left_behind, lease_for)
+                left_ids = SortedIds(list(left_behind))
+                taken = await self._ask_for_leases(kind, left_ids, by_id, left_behind, lease_for)
                 rows |= taken
                 for id_, answer in taken.items():
                     if answer.outcome == "lease":
@@ -180,12 +189,12 @@ class PostgresStore(ServerStore[PgLink, str]):
         askers: Mapping[str, str],
         lease_for: float,
     ) -> dict[str, LeaseRow]:
-        """What the server answered for each id.
+        """The server's answer for each id.
 
-        Askers whose request may still take a lease are remembered (S15).
+        Askers whose request may still take a lease are remembered.
         """
         ordered = [by_id[id_] for id_ in names.ids]
-        given = (
+        arguments = (
             [askers[id_] for id_ in names.ids],
             float(lease_for),
             _kind(kind),
@@ -198,12 +207,12 @@ class PostgresStore(ServerStore[PgLink, str]):
             self._now(),
         )
 
-        def sent_again() -> Sequence[Any]:
+        def settle() -> Sequence[Any]:
             self._given_up.note_sent_again(askers.values(), lease_for)
-            return given
+            return arguments
 
         try:
-            answer = await self._call("acquire", *given, settle=sent_again)
+            answer = await self._call("acquire", *arguments, settle=settle)
         except BaseException:
             self._given_up.give_up(askers.values(), lease_for)
             raise
@@ -211,7 +220,7 @@ class PostgresStore(ServerStore[PgLink, str]):
         for outcome, epoch, *row in answer:
             id_ = names.by_key[row[0]]
             rows[id_] = LeaseRow(outcome, epoch, tuple(row))
-            self._heard().hear_stamp(epoch)
+            self._last_heard().hear_stamp(epoch)
             if outcome != "lease":
                 self._given_up.note_end(askers[id_])
         return rows
@@ -224,12 +233,17 @@ class PostgresStore(ServerStore[PgLink, str]):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        """After a lost answer, the generation shows whether it was done, or nothing does (S2)."""
-        superseded, asked_again, late = set(copies), set[str](), tags or {}
+        """After a lost answer, the generation may show whether the copy was stored.
+
+        If it does not, the id is `unsure`.
+        """
+        superseded = set(copies)
+        sent_again: set[str] = set()
+        late = tags or {}
         sizes = {id_: _size(copy) for id_, (_, copy) in copies.items()}
         for names in _cut(list(copies), sizes):
             pairs = [copies[id_] for id_ in names.ids]
-            given = (
+            arguments = (
                 _kind(kind),
                 names.keys,
                 [lease.token for lease, _ in pairs],
@@ -239,15 +253,16 @@ class PostgresStore(ServerStore[PgLink, str]):
                 [id_ in late for id_ in names.ids],
                 *names.tagged(late),
             )
-            first, again = ((*given, is_again, self._now()) for is_again in (False, True))
-            settle = partial(_noted, asked_again, names.ids, again)
+            first = (*arguments, False, self._now())
+            again = (*arguments, True, self._now())
+            settle = partial(_note_sent_again, sent_again, names.ids, again)
             rows = await self._call("publish", *first, settle=settle)
             for key, stamp in rows:
                 superseded.discard(names.by_key[key])
-                self._heard().hear_stamp(stamp)
+                self._last_heard().hear_stamp(stamp)
             for lease, _ in pairs:
                 self._given_up.note_end(lease.token)
-        return Superseded(superseded, superseded & asked_again)
+        return Superseded(superseded, superseded & sent_again)
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         """AGAIN if an entry changed after what this process has heard; then it has heard of it.
@@ -257,12 +272,12 @@ class PostgresStore(ServerStore[PgLink, str]):
         """
         good_until = self._good_until()
         results: dict[str, PutResult] = {}
-        asked_again = set[str]()
+        sent_again: set[str] = set()
         sizes = {id_: _size(put.copy) for id_, put in puts.items()}
         for names in _cut(list(puts), sizes):
             ordered = [puts[id_] for id_ in names.ids]
-            heard = self._heard()
-            given = (
+            last_heard = self._last_heard()
+            arguments = (
                 _kind(kind),
                 names.keys,
                 names.long,
@@ -275,15 +290,15 @@ class PostgresStore(ServerStore[PgLink, str]):
                 [put.tags is not None for put in ordered],
                 [put.late is not None for put in ordered],
                 *_tag_columns(names, puts),
-                heard.life,
-                heard.stamp,
+                last_heard.life,
+                last_heard.stamp,
                 good_until,
                 self._now(),
             )
-            settle = partial(_noted, asked_again, names.ids, given)
-            for row in await self._call("put", *given, settle=settle):
+            settle = partial(_note_sent_again, sent_again, names.ids, arguments)
+            for row in await self._call("put", *arguments, settle=settle):
                 results[names.by_key[row[0]]] = self._put_result(row)
-        for id_ in asked_again:
+        for id_ in sent_again:
             if puts[id_].when in TWICE_IS_WRONG and results[id_].outcome not in WAS_STORED:
                 raise StoreError(
                     f"{kind} {shown(id_)}: the PostgreSQL server did not answer at first, and it "
@@ -296,35 +311,46 @@ class PostgresStore(ServerStore[PgLink, str]):
         outcome = PutOutcome(name)
         form = NO_VERSION if version is None else bytes(version)
         if outcome is PutOutcome.AGAIN:
-            self._heard().hear(life, stamp, now)
+            self._last_heard().hear(life, stamp, now)
         if outcome not in WAS_STORED:
             return PutResult(outcome, form)
-        self._heard().hear_stamp(stamp)
+        self._last_heard().hear_stamp(stamp)
         return PutResult(outcome, form, stamp)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         tokens = {lease.id: lease.token for lease in leases}
         lost = set(tokens)
         for names in _cut(list(tokens)):
-            given = [tokens[id_] for id_ in names.ids]
             rows = await self._call(
-                "renew", _kind(kind), names.keys, given, float(lease_for), self._now()
+                "renew",
+                _kind(kind),
+                names.keys,
+                [tokens[id_] for id_ in names.ids],
+                float(lease_for),
+                self._now(),
             )
             lost -= {names.by_key[key] for (key,) in rows}
         return lost
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         tokens = {lease.id: lease.token for lease in leases}
+        by_id = failures or {}
         for names in _cut(list(tokens)):
-            found = [(failures or {}).get(id_) for id_ in names.ids]
+            ordered = [by_id.get(id_) for id_ in names.ids]
+            counts = [
+                None if failure is None else min(failure.count, MOST_FAILURES)
+                for failure in ordered
+            ]
+            retries = [None if failure is None else float(failure.retry_at) for failure in ordered]
+            errors = [None if failure is None else name_of(failure.error) for failure in ordered]
             await self._call(
                 "release",
                 _kind(kind),
                 names.keys,
                 [tokens[id_] for id_ in names.ids],
-                [None if it is None else min(it.count, MOST_FAILURES) for it in found],
-                [None if it is None else float(it.retry_at) for it in found],
-                [None if it is None else name_of(it.error) for it in found],
+                counts,
+                retries,
+                errors,
             )
         for lease in leases:
             self._given_up.note_end(lease.token)
@@ -345,15 +371,23 @@ class PostgresStore(ServerStore[PgLink, str]):
         reached: list[tuple[str, str]] = []
         after = FIRST
         while True:
-            heard = self._heard()
-            given = (key_of(name), name, mark, *after, SLICE, heard.life, heard.stamp, self._now())
-            ((*named, again_kinds, again_keys, stamp, life, now),) = await self._call(
-                "invalidate_tag", *given, urgent=True
+            last_heard = self._last_heard()
+            ((*columns, again_kinds, again_keys, stamp, life, now),) = await self._call(
+                "invalidate_tag",
+                key_of(name),
+                name,
+                mark,
+                *after,
+                SLICE,
+                last_heard.life,
+                last_heard.stamp,
+                self._now(),
+                urgent=True,
             )
-            heard.hear(life, stamp, now)
-            rows = [EntryRow(*row) for row in _zipped(*named)]
-            left = set(_zipped(again_kinds, again_keys))
-            await self._void("invalidate", [row for row in rows if row[:2] in left], mark)
+            last_heard.hear(life, stamp, now)
+            rows = [EntryRow(*row) for row in _rows_of(*columns)]
+            changed_since = set(_rows_of(again_kinds, again_keys))
+            await self._void("invalidate", [row for row in rows if row[:2] in changed_since], mark)
             reached += filter(None, map(_name, rows))
             if len(rows) < SLICE:
                 return reached
@@ -364,20 +398,21 @@ class PostgresStore(ServerStore[PgLink, str]):
             await self._void("delete", _rows(kind, names))
 
     async def _void(self, function: str, rows: Sequence[EntryRow], *options: object) -> None:
-        """Invalidate or delete, and ask again for what others changed since this process heard.
+        """Invalidate or delete, and ask again for entries that others changed meanwhile.
 
-        So a statement that arrives late does nothing to what came after it (S8).
+        The server leaves out entries that have changed since this process heard from it. So a
+        statement that arrives late does nothing to what came after it.
         """
         give_up_at = time.monotonic() + PERSISTENCE
         while rows:
-            heard = self._heard()
+            last_heard = self._last_heard()
             columns = [list(column) for column in zip(*rows, strict=True)]
-            given = (*columns, *options, heard.life, heard.stamp, self._now())
-            answer = await self._call(function, *given, urgent=True)
+            arguments = (*columns, *options, last_heard.life, last_heard.stamp, self._now())
+            answer = await self._call(function, *arguments, urgent=True)
             ((again_kinds, again_keys, stamp, life, now),) = answer
-            heard.hear(life, stamp, now)
-            left = set(_zipped(again_kinds, again_keys))
-            rows = [row for row in rows if row[:2] in left]
+            last_heard.hear(life, stamp, now)
+            changed_since = set(_rows_of(again_kinds, again_keys))
+            rows = [row for row in rows if row[:2] in changed_since]
             if rows and time.monotonic() > give_up_at:
                 raise StoreError(
                     f"{len(rows)} entries were changed again and again for {PERSISTENCE:g} s, and "
@@ -386,24 +421,26 @@ class PostgresStore(ServerStore[PgLink, str]):
 
     async def evict(self, before: float) -> int:
         """Along the table's order, in slices; other steps run in between."""
-        dropped, after = 0, list(FIRST)
+        dropped = 0
+        after = list(FIRST)
         while after[0] is not None:
-            given = (float(before), *after, SLICE, self._now())
-            ((number, *after),) = await self._call("evict", *given)
+            arguments = (float(before), *after, SLICE, self._now())
+            ((number, *after),) = await self._call("evict", *arguments)
             dropped += number
         return dropped
 
-    def _heard(self) -> LastHeard:
+    def _last_heard(self) -> LastHeard:
         return self._opened().heard
 
     def _good_until(self) -> float:
         if self._clock is None:
-            return self._heard().good_until()
+            return self._last_heard().good_until()
         return float(self._clock()) + GOOD_FOR
 
 
 def _kind(kind: str) -> bytes:
-    if not kind or len(name := name_of(kind)) > LONGEST_KEY:
+    name = name_of(kind) if kind else b""
+    if not name or len(name) > LONGEST_KEY:
         raise ConfigError(f"kind: must have 1 to {LONGEST_KEY} bytes, not {shown(kind)}")
     return name
 
@@ -411,7 +448,7 @@ def _kind(kind: str) -> bytes:
 def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> Iterator[SortedIds]:
     """Slices for one statement each."""
     lengths = [0 if sizes is None else sizes[id_] for id_ in ids]
-    return (SortedIds(ids[some]) for some in slices(lengths, lambda _: False))
+    return (SortedIds(ids[part]) for part in slices(lengths, lambda _: False))
 
 
 def _rows(kind: str, names: SortedIds) -> list[EntryRow]:
@@ -426,7 +463,7 @@ def _name(row: EntryRow) -> tuple[str, str] | None:
     return None if kind is None or id_ is None else (kind, id_)
 
 
-def _zipped(*columns: Sequence[bytes | None] | None) -> list[tuple[Any, ...]]:
+def _rows_of(*columns: Sequence[bytes | None] | None) -> list[tuple[Any, ...]]:
     """Rows of columns that the server sent as arrays; an array without elements is None."""
     return list(zip(*(column or () for column in columns), strict=True))
 
@@ -451,16 +488,19 @@ def _columns(copies: Sequence[Copy]) -> tuple[list[Any], ...]:
 def _tag_columns(
     names: SortedIds, puts: Mapping[str, Put]
 ) -> tuple[list[bytes], list[bytes], list[bool]]:
-    """All tags of puts, the key that has each, and whether it came with the value (I26)."""
+    """All tags of puts, the key that has each, and whether it came with the value."""
     tags, tagged = names.tagged({id_: puts[id_].tags or () for id_ in names.ids})
     late, late_tagged = names.tagged({id_: puts[id_].late or () for id_ in names.ids})
     are_late = [False] * len(tags) + [True] * len(late)
     return tags + late, tagged + late_tagged, are_late
 
 
-def _noted(asked_again: set[str], ids: Iterable[str], given: Sequence[Any]) -> Sequence[Any]:
-    asked_again.update(ids)
-    return given
+def _note_sent_again(
+    sent_again: set[str], ids: Iterable[str], arguments: Sequence[Any]
+) -> Sequence[Any]:
+    """Called when a statement is sent again: note its ids; the arguments to send."""
+    sent_again.update(ids)
+    return arguments
 
 
 def _grant(id_: str, answer: LeaseRow) -> Grant:
