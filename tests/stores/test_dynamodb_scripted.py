@@ -879,11 +879,11 @@ class TestS6Admin:
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         creating, active = ({"Table": {"TableStatus": it}} for it in ("CREATING", "ACTIVE"))
-        await admin._ready(cast("AwsService", Script(creating, active)), "t")
+        await admin._wait_until_ready(cast("AwsService", Script(creating, active)), "t")
         assert pauses == [admin.PAUSE]
         script = Script(*[creating] * admin.LOOKS)
         with pytest.raises(StoreError, match="table 't': not ready after 60 s"):
-            await admin._ready(cast("AwsService", script), "t")
+            await admin._wait_until_ready(cast("AwsService", script), "t")
 
     @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
     async def test_a_table_and_its_bucket_are_made_once(

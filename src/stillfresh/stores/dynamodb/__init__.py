@@ -1,4 +1,4 @@
-"""`dynamodb://table?bucket=…`: the FaceTheory schema in DynamoDB, values in S3 (S6, I1-I7).
+"""`dynamodb://table?bucket=…`: the FaceTheory schema in DynamoDB, values in S3.
 
 The schema needs no library; `DynamoStore` needs `stillfresh[aws]` and is imported when named.
 """

@@ -1,4 +1,4 @@
-"""The table and the bucket: shown and created (`stillfresh table create|describe`)."""
+"""Creates and describes the table and the bucket: `stillfresh table create|describe`."""
 
 import asyncio
 import logging
@@ -13,7 +13,8 @@ from stillfresh.stores.meter import CostMeter
 
 KEYS: Final = {"pk": "HASH", "sk": "RANGE"}
 NO_TABLE: Final = "ResourceNotFoundException"
-LOOKS, PAUSE = 120, 0.5
+LOOKS: Final = 120
+PAUSE: Final = 0.5
 """A new table is ready within seconds; the command waits for up to a minute."""
 
 logger = logging.getLogger(__name__)
@@ -62,10 +63,11 @@ async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     """Create the table and the bucket; existing ones are not changed."""
     async with AsyncExitStack() as stack:
         dynamodb, s3 = await open_services(stack, place, (table, bucket), CostMeter())
-        if not await _done(dynamodb, "describe_table", NO_TABLE, TableName=table):
+        if not await _succeeds(dynamodb, "describe_table", NO_TABLE, TableName=table):
             await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
-            region, where = s3.client.meta.region_name, dict[str, Any]()
+            region = s3.client.meta.region_name
+            where: dict[str, Any] = {}
             if region != "us-east-1":  # S3's oldest region must not be named
                 where["CreateBucketConfiguration"] = {"LocationConstraint": region}
             await s3.ask("create_bucket", Bucket=bucket, **where)
@@ -79,13 +81,13 @@ async def describe(table: str, bucket: str | None, place: AwsPlace) -> TableStat
 
 
 async def _has_bucket(s3: AwsService, bucket: str) -> bool:
-    return await _done(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
+    return await _succeeds(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
 
 
-async def _done(service: AwsService, operation: str, *codes: str, **asked: Any) -> bool:  # noqa: ANN401
-    """False if the service refuses with one of these codes."""
+async def _succeeds(service: AwsService, operation: str, *codes: str, **arguments: Any) -> bool:  # noqa: ANN401
+    """Send the request. False if the service refuses it with one of these codes."""
     try:
-        await service.ask(operation, **asked)
+        await service.ask(operation, **arguments)
     except AwsRefused as exc:
         if exc.code not in codes:
             raise
@@ -94,7 +96,7 @@ async def _done(service: AwsService, operation: str, *codes: str, **asked: Any) 
 
 
 async def _create_table(dynamodb: AwsService, table: str) -> None:
-    await _done(
+    await _succeeds(
         dynamodb,
         "create_table",
         "ResourceInUseException",  # the first answer was lost
@@ -103,13 +105,13 @@ async def _create_table(dynamodb: AwsService, table: str) -> None:
         AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in KEYS],
         BillingMode="PAY_PER_REQUEST",
     )
-    await _ready(dynamodb, table)
+    await _wait_until_ready(dynamodb, table)
     if await _ttl_attribute(dynamodb, table) is None:
         ttl = {"Enabled": True, "AttributeName": "ttl"}
         await dynamodb.ask("update_time_to_live", TableName=table, TimeToLiveSpecification=ttl)
 
 
-async def _ready(dynamodb: AwsService, table: str) -> None:
+async def _wait_until_ready(dynamodb: AwsService, table: str) -> None:
     for _ in range(LOOKS):
         described = await dynamodb.ask("describe_table", TableName=table)
         if described["Table"]["TableStatus"] == "ACTIVE":

@@ -1,8 +1,8 @@
-"""The schema's recipes: leases, publication, invalidation, and rows of tags (I3-I6, I26).
+"""The schema's recipes: leases, publication, invalidation, and rows of tags.
 
 Each is one conditional request, or one transaction. It raises `LeaseHeld` (another process has it),
 `LeaseLost` (no longer ours) or `StoreError` (the store failed), and never confuses them: a request
-that is refused after a lost answer finds its own token in the row, and has won (S2).
+that is refused after a lost answer finds its own token in the row, and has won.
 
 An entry's rows of tags are written before its load begins; those of tags that come with the load,
 before it publishes; those of a put, before its transaction. An invalidation first notes that it
@@ -13,7 +13,7 @@ Every row of a tag names its writer: the lease, or the generation of the put. A 
 only under the name of a writer that it has seen in META or LOCK. So each writer replaces the row,
 and a put, whose rows others may rely on by then, never drops its own.
 
-No request that arrives late changes what came after it (S8). A put, an invalidation and a deletion
+No request that arrives late changes what came after it. A put, an invalidation and a deletion
 first read META and LOCK, and are refused unless both are as they were read. No state of the two
 rows comes back: bodies, tokens and marks of invalidations are random, and where META goes, or was
 missing when something ended, LOCK stays as a trace for an hour.
@@ -38,11 +38,11 @@ from stillfresh.stores.dynamodb.rows import (
     VOIDED,
     Lock,
     Row,
-    believed,
     ended_attributes,
     failure_attributes,
     lock_of,
     trace_item,
+    with_accepted_end,
 )
 from stillfresh.stores.dynamodb.schema import (
     EPOCH,
@@ -72,7 +72,7 @@ OURS: Final = "lease_token = :token"
 TAGGED_FOR: Final = 30 * 86400
 """Seconds that a tag's row stays after the last lease; longer if its copy does."""
 TRIES: Final = 8
-"""How often a step goes on because another process was faster."""
+"""Attempts of one step, each refused because another process was faster."""
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
     # Later than any lease ends (`max_lease`): from before the clock was set back.
@@ -96,10 +96,10 @@ class Claim:
     tagged_until: float = 0.0
     late: frozenset[str] = frozenset()
     wrote: str = ""
-    """I26: the tags of the present copy, and the lease that wrote their rows."""
+    """The tags of the present copy, and the lease that wrote their rows."""
     version: bytes = NO_VERSION
     replaced: tuple[str, ...] = ()
-    """Of the copy that is published: the version unless it has one, and what it replaced."""
+    """The version for a copy that has none, and the generations that the copy replaces."""
 
     @property
     def has_copy(self) -> bool:
@@ -124,12 +124,12 @@ class Leases(Table):
         beside: Item | None = None,
         take_over: bool = False,
     ) -> tuple[FaceTheoryCacheLease, Lock]:
-        """I4: PutItem, unless it is held; with the lease that it replaced.
+        """PutItem, unless it is held; with the lease that it replaced.
 
-        S8: each attempt has a token of its own. One that arrives after the others can take the
-        lease, but never bring back a token that was granted, and voided since. E17: a request that
-        takes a lease over names its holder, so that a late one voids no later lease. S15: a lease
-        under which nobody loads is taken over too.
+        Each attempt has a token of its own. One that arrives after the others can take the lease,
+        but never bring back a token that was granted, and voided since. A request that takes a
+        lease over names its holder, so that a late one voids no later lease. A lease under which
+        nobody loads is taken over too.
         """
         attempts: list[FaceTheoryCacheLease] = []
 
@@ -139,32 +139,34 @@ class Leases(Table):
 
         last = ceil(max(now + self.max_lease, ceil(end)) + MAX_SKEW)
         given = values(now=floor(now), last=last, number="N")
-        free, left = FREE, TAKE_OVERS
+        condition = FREE
+        take_overs_left = TAKE_OVERS
         while True:
             try:
-                old = await self.put(attempt, free, given)
+                old = await self.put(attempt, condition, given)
             except ConditionFailed as exc:
-                holder = lock_of(await self._met(exc, pk))
+                holder = lock_of(await self._refusing_row(exc, pk))
                 for lease in attempts:
                     if holder.token == lease.lease_token:
                         return lease, Lock()  # it was ours at once, and the answer was lost
-                if left and holder.token and (take_over or is_left_behind(holder.token)):
-                    left, free = left - 1, FREE_OR_OURS
+                if take_overs_left and holder.token and (take_over or is_left_behind(holder.token)):
+                    take_overs_left -= 1
+                    condition = FREE_OR_OURS
                     given |= values(token=holder.token)
                     continue
-                until = believed(holder, now, self.max_lease).held_until or now
+                until = with_accepted_end(holder, now, self.max_lease).held_until or now
                 raise LeaseHeld(f"{pk}: held by another process until {until:.0f}", until) from exc
             return attempts[-1], lock_of(old)
 
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
-        """I4: UpdateItem: extend the lease if it is ours and live."""
+        """UpdateItem: extend the lease if it is ours and live."""
         end = attributes(lease_expires_at=lease.lease_expires_at, ttl=lease.ttl)
         given = values(token=lease.lease_token, now=floor(now))
         if await self.update(lease.pk, LOCK, changes_of(end, LIVE, given)) is not None:
             raise _lost(lease.pk)
 
     async def release(self, pk: str, token: str, *, has_copy: bool, now: float) -> None:
-        """I4: DeleteItem, if the lease is ours. Without a copy a trace stays."""
+        """DeleteItem, if the lease is ours. Without a copy a trace stays."""
         condition = f"{OURS} AND {FORGETTABLE}"
         given = values(token=token)
         try:
@@ -173,12 +175,12 @@ class Leases(Table):
             else:
                 await self.put(lambda: trace_item(pk, now), condition, given)
         except ConditionFailed as exc:
-            row = await self._met(exc, pk)
+            row = await self._refusing_row(exc, pk)
             if "failures" in row:
                 await self._keep_ended(pk, token, {}, now=now)
 
     async def void(self, pk: str, lock: Item, *, has_copy: bool, now: float) -> None:
-        """I3: end the lease of any holder, if the row is as it was read.
+        """End the lease of any holder, if the row is as it was read.
 
         If it is not, the holder's lease has ended already. Without a copy a trace stays.
         """
@@ -203,7 +205,7 @@ class Leases(Table):
         try:
             await self.delete(pk, META, *as_read(meta, META_FENCE))
         except ConditionFailed as exc:
-            return await self._met(exc, pk, META)
+            return await self._refusing_row(exc, pk, META)
         return None
 
     async def _keep_ended(self, pk: str, token: str, noted: Item, *, now: float) -> None:
@@ -228,45 +230,47 @@ class Leases(Table):
         await self.update(pk, LOCK, changes_of(noted, OURS, values(token=token)))
 
     async def publish(self, item: Item, token: str, *, name: str, now: float) -> None:
-        """I5: Put META, Delete LOCK, in one transaction; `LeaseLost`, and nothing was written."""
+        """Put META, Delete LOCK, in one transaction; `LeaseLost`, and nothing was written."""
         pk = item["pk"]["S"]
         put = {"Item": item, "ConditionExpression": f"attribute_not_exists({CURRENT})"}
         end = deletion(pk, LOCK, LIVE, values(token=token, now=floor(now)))
         try:
             await self.transact(("Put", put), end, name=name)
         except ConditionFailed as exc:
-            if (await self.get(pk, META)).get("s3_key") != item[
-                "s3_key"
-            ]:  # otherwise the first answer was lost
+            meta = await self.get(pk, META)
+            if meta.get("s3_key") != item["s3_key"]:  # otherwise the first answer was lost
                 raise _lost(pk) from exc
 
-    async def replace(self, item: Item, found: EntryRows, *, name: str) -> None:
-        """S13: Put META, Delete LOCK, in one transaction, if both rows are as they were found.
+    async def replace(self, item: Item, entry: EntryRows, *, name: str) -> None:
+        """Put META, Delete LOCK, in one transaction, if both rows are as they were read.
 
         ConditionFailed, and nothing was written.
         """
         pk = item["pk"]["S"]
-        put = put_of(item, *as_read(found.meta, META_FENCE))
-        end = deletion(pk, LOCK, *as_read(found.lock, ["lease_token"]))
+        put = put_of(item, *as_read(entry.meta, META_FENCE))
+        end = deletion(pk, LOCK, *as_read(entry.lock, ["lease_token"]))
         await self.transact(put, end, name=name)
 
-    async def rows_met(self, refused: ConditionFailed, pk: str, found: EntryRows) -> EntryRows:
+    async def rows_met(self, refusal: ConditionFailed, pk: str, entry: EntryRows) -> EntryRows:
         """The rows as they are after `replace` was refused.
 
         They came with the refusal, except a row that is missing: then look again.
         """
-        rows = []
+        rows: list[Item] = []
         for reason, item, row in zip(
-            refused.reasons, refused.items, (found.meta, found.lock), strict=False
+            refusal.reasons, refusal.items, (entry.meta, entry.lock), strict=False
         ):
-            if reason == "None":
+            if reason == "None":  # its condition held: it is as it was read
                 rows.append(row)
             elif item:
                 rows.append(item)
-        return EntryRows(*rows) if len(rows) == 2 else await self.entry(pk)
+        if len(rows) < 2:
+            return await self.entry(pk)
+        meta, lock = rows
+        return EntryRows(meta, lock)
 
     async def mark(self, pk: str, meta: Item, mark: Mark) -> Item | None:
-        """I3: `revalidate_seconds` becomes zero if META is as it was read; a hard mark stays hard.
+        """Set `revalidate_seconds` to zero if META is as it was read; a hard mark stays hard.
 
         None: it was done. Else the row that is there.
         """
@@ -274,14 +278,14 @@ class Leases(Table):
         return await self.update(pk, META, _marking(mark, condition, given))
 
     async def mark_version(self, pk: str, sk: str, mark: Mark) -> bool:
-        """I19: META points to this row of another service; True if there is such a row."""
+        """Mark a row of another service to which META points; True if there is such a row."""
         change = _marking(mark, "attribute_exists(revalidate_seconds)", {})
         return await self.update(pk, sk, change) is None
 
     async def write_tags(
         self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float, seen: str
     ) -> set[str]:
-        """I6: this entry is leased with these tags; rows of their own, so no index is needed.
+        """This entry is leased with these tags; rows of their own, so no index is needed.
 
         They are written before the load begins, outlive the copy, and are removed when they are
         found without an entry. `seen`: the lease that probably wrote the present ones. Returns the
@@ -297,7 +301,7 @@ class Leases(Table):
         return {tag for tag, is_taken in taken.items() if is_taken}
 
     async def _write_tag(self, tag: str, pk: str, beside: Item, token: str, seen: str) -> bool:
-        """Replace only the row that was seen, so that a late write replaces no later row (S8).
+        """Replace only the row that was seen, so that a late write replaces no later row.
 
         A holder whose lease was lost meanwhile stops: it cannot publish any more. A row that was
         seen while the lease was still ours is not from a later lease. True if the row was written
@@ -307,12 +311,12 @@ class Leases(Table):
         row = key_of(tag, sk) | beside
         is_taken = False
         for _ in range(TRIES):
-            met = await self._replace_tag(row, {seen, token})
-            if met is None:
+            other_writer = await self._replace_tag(row, {seen, token})
+            if other_writer is None:
                 return is_taken
             if lock_of(await self.get(pk, LOCK)).token != token:
                 return is_taken
-            seen = met
+            seen = other_writer
             is_taken = True
         raise StoreError(
             f"{self.names.table}: other processes keep changing the row of a tag; try again"
@@ -339,35 +343,37 @@ class Leases(Table):
             row = key_of(self.names.tag(tag), self.names.hashed(pk)) | beside
             expected = {*writers, token}
             for _ in range(TRIES):
-                met = await self._replace_tag(row, expected)
-                if met is None:
+                other_writer = await self._replace_tag(row, expected)
+                if other_writer is None:
                     return True
-                expected = {met, token}
+                expected = {other_writer, token}
             return False
 
         return all((await each(tags, write)).values())
 
     async def _replace_tag(self, row: Item, writers: Collection[str]) -> str | None:
-        """Write the row of a tag if it is missing or by one of these writers; else return by whom.
+        """Write the row of a tag if it is missing or by one of these writers.
 
-        S8: so a write that arrives late replaces no later row.
+        Return None, or the other writer whose row is there.
+
+        So a write that arrives late replaces no later row.
         """
         given = values(**{f"writer{at}": writer for at, writer in enumerate(sorted(writers))})
         condition = f"attribute_not_exists(lease_token) OR lease_token IN ({', '.join(given)})"
         try:
             await self.put(row, condition, given)
         except ConditionFailed as exc:
-            met = await self._met(exc, row["pk"]["S"], row["sk"]["S"])
-            return text(met, "lease_token") or ""
+            other_row = await self._refusing_row(exc, row["pk"]["S"], row["sk"]["S"])
+            return text(other_row, "lease_token") or ""
         return None
 
-    async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
+    async def _refusing_row(self, refusal: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
         """The row that failed the condition."""
-        return refused.item or await self.get(pk, sk)
+        return refusal.item or await self.get(pk, sk)
 
-    async def told(
+    async def publish_with_tags(
         self,
-        published: Callable[[], Awaitable[None]],
+        publish: Callable[[], Awaitable[None]],
         claim: Claim,
         late: frozenset[str],
         *,
@@ -376,18 +382,19 @@ class Leases(Table):
         token: str,
         ttl: float,
     ) -> None:
-        """I26: the copy that `published` stores comes with these tags.
+        """Run `publish`, which stores a copy that comes with the tags `late`.
 
-        Before it their rows are written, and afterwards those of the copy before go; if it is not
-        published, those stay. No generator: a loop that ends would close it in the middle.
+        Their rows are written before it. Afterwards the rows of the replaced copy are dropped; if
+        the lease was lost, these stay. No generator: a loop that ends would close it in the middle.
         """
-        write, own = partial(self.write_tags, kind=kind, id_=id_, ttl=ttl), set(claim.tags)
+        write = partial(self.write_tags, kind=kind, id_=id_, ttl=ttl)
+        own = set(claim.tags)
         if ttl > claim.tagged_until:
             await write(claim.tags, token=token, seen=token)
         taken = await write(late - own, token=token, seen=claim.wrote)
         pk = self.names.pk(kind, id_)
         try:
-            await published()
+            await publish()
         except LeaseLost:
             await self.drop_tags(late - claim.late - own - taken, pk, token)
             await write(late & claim.late, token=claim.wrote, seen=token)
@@ -396,9 +403,12 @@ class Leases(Table):
 
     async def tagged(self, tag: str) -> dict[tuple[str, str], Item]:
         """The rows of entries that have the tag, by kind and id."""
-        found = await self.partition(self.names.tag(tag))
-        rows = [row for row in found if row["sk"]["S"] != INVALIDATED]
-        return {(text(row, "kind") or "", text(row, "id") or ""): row for row in rows}
+        rows = await self.partition(self.names.tag(tag))
+        return {
+            (text(row, "kind") or "", text(row, "id") or ""): row
+            for row in rows
+            if row["sk"]["S"] != INVALIDATED
+        }
 
     async def remove_tags(self, pk: str, row: Row, lock: Lock, *, but: Iterable[str] = ()) -> None:
         """Remove rows that these leases wrote; rows of a later lease stay."""
@@ -417,7 +427,7 @@ class Leases(Table):
             await self.delete(pk, sk, OURS, values(token=token or ""))
 
     async def epoch(self) -> int:
-        """I26: the epoch of the last invalidation by tag, or an earlier one, which costs a load."""
+        """The epoch of the last invalidation by tag, or an earlier one, which costs a load."""
         row = await self.get(self.names.tags, EPOCH, consistent=False)
         return int(number(row, "epoch") or 0)
 

@@ -1,4 +1,4 @@
-"""One put of one id: store a copy without a lease, in one transaction (S13, E35).
+"""One put of one id: store a copy without a lease, in one transaction.
 
 The body goes to S3 while META and LOCK are read. Then the rows of the tags are written, and one
 transaction puts META and deletes LOCK, if both are as they were read. So a put that arrives late
@@ -116,7 +116,7 @@ class DynamoPut:
         self._is_written = True
 
     async def _result_of(self, row: Row, now: float) -> PutResult | None:
-        """What came of the put before, or why it is refused; None: it is to be stored."""
+        """The result, if an earlier attempt stored the put, or it is refused; None: store it."""
         own = self._put.copy.generation
         if row.generation == own:
             return PutResult(PutOutcome.STORED, row.version)
@@ -125,7 +125,7 @@ class DynamoPut:
         refusal = put_refusal(self._put, row.copy, now)
         if refusal is None:
             return None
-        # I8: a copy whose body is gone is a miss to readers, and no reason to refuse a put.
+        # A copy whose body is gone is a miss to readers, and no reason to refuse a put.
         if refusal.outcome is PutOutcome.REFUSED and not await self._has_body(row):
             refusal = put_refusal(self._put, None, now)
         if refusal is not None and self._is_unsure and self._put.when in ONCE:

@@ -1,4 +1,4 @@
-"""Optional attributes beside the schema's, and how rows become records (I2, I3, I6).
+"""Optional attributes beside the schema's, and how rows become records.
 
 Pure. The schema's own attributes are authoritative. Ours are more exact (fractions of a second, the
 kind of an invalidation), and count only where they do not contradict them: a service in another
@@ -37,7 +37,7 @@ ENDED_AT: Final = 1
 VOIDED: Final = "voided"
 """On META: a random text that is new after each invalidation."""
 VERSION: Final = "value_version"
-"""On META, binary: the version of the value (E35). TableTheory's own `version` is a number."""
+"""On META, binary: the version of the value. TableTheory's own `version` is a number."""
 META_FENCE: Final = (
     "s3_key",
     "generated_at",
@@ -47,11 +47,11 @@ META_FENCE: Final = (
     VOIDED,
     CURRENT,
 )
-"""What changes whenever any service replaces the copy or invalidates it."""
+"""Attributes of META; some change whenever any service replaces the copy or invalidates it."""
 LOCK_FENCE: Final = ("lease_token", "failures")
-"""What changes whenever a lease is granted or ends, and whether the row has a failure."""
+"""Attributes of LOCK; the token changes whenever a lease is granted or ends."""
 REPLACED_KEPT: Final = 4
-"""Generations that were here before the present one, and are remembered (S2)."""
+"""Generations that were here before the present one, and are remembered."""
 LONGEST_NAME: Final = 1_024
 """The most bytes of an id that is written beside its hash: a read is charged per 4 KB."""
 FOR_EVER: Final = 100 * 366 * 86400.0
@@ -72,7 +72,7 @@ class Row:
     failure: Failure | None = None
     tags: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
-    """I26: tags that came with the copy."""
+    """Tags that came with the copy."""
     extra: bytes = b""
     size: int = 0
     """Bytes of the body; 0 if not known."""
@@ -94,7 +94,7 @@ class Row:
 
     @property
     def replaced_next(self) -> tuple[str, ...]:
-        """The same for the row that replaces this one."""
+        """The replaced generations for the row that replaces this one."""
         latest = () if self.token is None else (self.token,)
         return (*latest, *self.replaced)[:REPLACED_KEPT]
 
@@ -140,9 +140,10 @@ def meta_item(
     if body_size is None:
         body_size = len(body.data)
     terms = copy.policy
-    kept = max(retention, terms.stale_for, terms.error_for)
-    generated_at, fresh_for = floor(copy.fetched_at), floor(terms.fresh_for)
-    ttl = generated_at + fresh_for + ceil(kept)
+    kept_for = max(retention, terms.stale_for, terms.error_for)
+    generated_at = floor(copy.fetched_at)
+    fresh_for = floor(terms.fresh_for)
+    ttl = generated_at + fresh_for + ceil(kept_for)
     interval = fresh_for if copy.mark is Mark.NONE else 0
     meta = FaceTheoryCacheMetadata(pk, META, s3_key, generated_at, interval, body.etag, ttl)
     item = meta.item() | attributes(
@@ -177,8 +178,8 @@ def name_beside(kind: str, id_: str) -> Item:
 
 def tag_set(tags: Iterable[str], name: str = "tags") -> Item:
     """DynamoDB has no empty set, and no empty text in a set."""
-    named = sorted({tag if tag and tag[0] != "\0" else f"\0{tag}" for tag in tags})
-    return {name: {"SS": named}} if named else {}
+    texts = sorted({tag if tag and tag[0] != "\0" else f"\0{tag}" for tag in tags})
+    return {name: {"SS": texts}} if texts else {}
 
 
 def _tags(item: Item, name: str = "tags") -> frozenset[str]:
@@ -192,7 +193,8 @@ def failure_attributes(failure: Failure) -> Item:
 
 
 def _failure(item: Item) -> Failure | None:
-    count, retry_at = number(item, "failures"), number(item, "retry_at")
+    count = number(item, "failures")
+    retry_at = number(item, "retry_at")
     if count is None or retry_at is None:
         return None
     return Failure(int(count), retry_at, text(item, "error") or "")
@@ -225,7 +227,7 @@ def has_lease_or_failure(item: Item) -> bool:
 
 
 def ended_attributes(now: float) -> Item:
-    """What a LOCK row gets when its lease ends and the row stays, for an hour."""
+    """The attributes of a LOCK row whose lease has ended; the row stays for an hour."""
     token = f"{RELEASED}:{uuid4()}"
     return attributes(lease_token=token, lease_expires_at=ENDED_AT, ttl=floor(now) + LOCK_BUFFER)
 
@@ -240,15 +242,15 @@ def trace_item(pk: str, now: float) -> Item:
 
 
 def version_of(item: Item) -> str | None:
-    """I19: the row that a pointer-swap META names, in the same partition."""
+    """The row that a pointer-swap META names, in the same partition."""
     current = text(item, CURRENT)
     return None if current in {META, LOCK} else current
 
 
-def believed(lock: Lock, now: float, max_lease: float) -> Lock:
-    """I19: a lease of another service, up to `max_lease`, is live, but too long for the engine.
+def with_accepted_end(lock: Lock, now: float, max_lease: float) -> Lock:
+    """The lock, with an end that the engine accepts, and a later one at its next look.
 
-    So report an end that the engine accepts, and a later one at its next look.
+    A lease of another service, of up to `max_lease`, is live, but too long for the engine.
     """
     until = lock.held_until
     if until is None or until > now + max_lease + MAX_SKEW:
@@ -263,7 +265,8 @@ def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
     """
     meta = FaceTheoryCacheMetadata.from_item(item)
     own = None if meta is None else _own(meta, item)
-    token, size = text(item, "generation"), number(item, "body_size")
+    token = text(item, "generation")
+    size = number(item, "body_size")
     return Row(
         None if meta is None else _copy(meta, item, now, others, own),
         meta,
@@ -273,12 +276,12 @@ def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
         extra=bytes(item.get("extra", {}).get("B", b"")) if own else b"",
         size=int(size or 0) if own or token is None else 0,
         token=token,
-        replaced=_replaced(item),
+        replaced=_replaced_generations(item),
         is_pointer=CURRENT in item,
     )
 
 
-def _replaced(item: Item) -> tuple[str, ...]:
+def _replaced_generations(item: Item) -> tuple[str, ...]:
     listed = item.get("replaced", {}).get("L", ())
     generations = (generation.get("S") for generation in listed)
     return tuple(text for text in generations if isinstance(text, str))[:REPLACED_KEPT]
@@ -291,8 +294,9 @@ def _version(item: Item) -> bytes:
 
 
 def _own(meta: FaceTheoryCacheMetadata, item: Item) -> tuple[str, float] | None:
-    """I19: our generation and exact time, if body, time and ETag are those that we wrote."""
-    generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
+    """Our generation and exact time, if body, time and ETag are those that we wrote."""
+    generation = text(item, "generation")
+    fetched_at = number(item, "fetched_at")
     if generation is None or fetched_at is None:
         return None
     is_ours = (
@@ -318,28 +322,31 @@ def _copy(
     if is_changed:
         fresh_for = float(meta.revalidate_seconds)
     if own is not None:
-        (generation, fetched_at), policy = own, Policy(fresh_for, stale_for, error_for)
+        generation, fetched_at = own
+        policy = Policy(fresh_for, stale_for, error_for)
         if is_changed:  # what memory made of the copy says how long it is fresh
             generation = f"{generation}@{meta.revalidate_seconds}"
     else:
-        generation, fetched_at = f"{meta.s3_key}@{meta.generated_at}", float(meta.generated_at)
+        generation = f"{meta.s3_key}@{meta.generated_at}"
+        fetched_at = float(meta.generated_at)
         if meta.etag is not None:  # it tells two bodies apart that were written in one second
             generation = f"{generation}@{meta.etag}"
         policy = Policy(fresh_for, others.stale_for, others.error_for)
-    if MAX_SKEW < fetched_at - now <= MAX_AHEAD:  # I3: further ahead than clocks may differ
+    if MAX_SKEW < fetched_at - now <= MAX_AHEAD:  # further ahead than clocks may differ
         fetched_at = now
     is_absent = own is not None and item.get("absent", {}).get("BOOL")
     mark = _mark(meta, item, policy)
     value = None if is_absent else UNREAD
-    # Another service's update leaves the version here; like a load without one, it keeps it (E35).
+    # Another service's update leaves the version here; like a load without one, it keeps it.
     return Copy(generation, fetched_at, policy, value, mark, _version(item))
 
 
 def _mark(meta: FaceTheoryCacheMetadata, item: Item, policy: Policy) -> Mark:
-    """`revalidate_seconds` of zero is an invalidation by any service (I3)."""
+    """`revalidate_seconds` of zero is an invalidation by any service."""
     if meta.revalidate_seconds:
         return Mark.NONE
-    if mark := number(item, "mark"):
+    mark = number(item, "mark")
+    if mark:
         return Mark.HARD if mark >= Mark.HARD else Mark.SOFT
     return Mark.SOFT if policy.fresh_for >= 1 else Mark.NONE
 

@@ -1,15 +1,15 @@
-"""The whole table, entry by entry: listed, counted, evicted (S1, I5, I7).
+"""Walks over the whole DynamoDB table, entry by entry: listing, counting, evicting.
 
 The keys are hashes, so only rows that contain their kind and id can be listed by them: all rows of
 stillfresh, unless the id is very long. Pages of other services are listed by their raw key, or by
-the name of the row. A page costs a read unit for every 4 KB of its rows: reads
-are consistent, to see leases of a moment ago (E6: `invalidate_all` lists to invalidate). A search
-reads until it has found enough, at worst the whole table.
+the name of the row. A page costs a read unit for every 4 KB of its rows: reads are consistent, to
+see leases of a moment ago, because `invalidate_all` lists to invalidate. A search reads until it
+has found enough, at worst the whole table.
 
 DynamoDB's TTL deletes rows by itself, free of charge, but not their bodies in S3. An eviction drops
 GONE entries with their bodies, and bodies that no row points to: those of rows that TTL deleted,
 and of processes that died between writing a body and publishing it. An entry that was written
-within the last hour leaves a trace (S8), which a later eviction or TTL drops.
+within the last hour leaves a trace, which a later eviction or TTL drops.
 """
 
 from collections.abc import AsyncIterator
@@ -67,13 +67,14 @@ async def entries_of(
     table: Leases, *, after: Item | None = None, rows: int | None = None, consistent: bool = False
 ) -> AsyncIterator[list[Rows]]:
     """The rows of each entry together; an entry may be cut by the end of a page."""
-    kept: list[Item] = []
+    last_group: list[Item] = []  # its other row may be on the next page
     async for page in table.scan(after=after, rows=rows, consistent=consistent):
-        found = [row for row in page["Items"] if row["sk"]["S"] in {META, LOCK}]
-        groups = [list(group) for _, group in groupby([*kept, *found], lambda row: row["pk"])]
-        kept = groups.pop() if groups else []
+        entry_rows = [row for row in page["Items"] if row["sk"]["S"] in {META, LOCK}]
+        by_pk = groupby([*last_group, *entry_rows], lambda row: row["pk"])
+        groups = [list(group) for _, group in by_pk]
+        last_group = groups.pop() if groups else []
         yield [{row["sk"]["S"]: row for row in group} for group in groups]
-    yield [{row["sk"]["S"]: row for row in kept}] if kept else []
+    yield [{row["sk"]["S"]: row for row in last_group}] if last_group else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,49 +88,55 @@ class TableScan:
     ) -> list[StoredEntry]:
         start = None if after is None else key_of(self.table.names.pk(*after), META)
         rows = None if search else max(FEWEST_ROWS, 2 * limit)
-        found: list[StoredEntry] = []
+        entries: list[StoredEntry] = []
         async for page in entries_of(self.table, after=start, rows=rows, consistent=True):
-            listed = [entry for one in page if (entry := self._entry(one)) is not None]
-            found += [it for it in listed if is_listed((it.kind, it.id), kind, search, None)]
-            if len(found) >= limit:
-                return found[:limit]
-        return found
+            for entry_rows in page:
+                entry = self._entry(entry_rows)
+                if entry is not None and is_listed((entry.kind, entry.id), kind, search, None):
+                    entries.append(entry)
+            if len(entries) >= limit:
+                return entries[:limit]
+        return entries
 
     def _entry(self, rows: Rows) -> StoredEntry | None:
-        names = {self.table.names.named(row) for row in rows.values()} - {None}
-        if (name := names.pop() if names else self._of_another(rows)) is None:
+        names = {self.table.names.kind_and_id(row) for row in rows.values()} - {None}
+        name = names.pop() if names else self._of_another(rows)
+        if name is None:
             return None
-        row, lock = self._parsed(rows)
+        row, lock = self._parse(rows)
         has_value = row.copy is not None and row.copy.value is not None
         return StoredEntry(*name, merged(row, lock), row.size if has_value else None)
 
     def _of_another(self, rows: Rows) -> tuple[str, str] | None:
-        """I31: kind and id of a page, or of a first render, of another service."""
+        """Kind and id of a page, or of a first render, of another service."""
         meta = rows.get(META, {})
         if "generation" in meta or (not meta and is_ended(rows[LOCK])):
             return None
         pk = next(iter(rows.values()))["pk"]["S"]
         return self.table.names.of_another(pk, has_page=is_copy(meta))
 
-    def _parsed(self, rows: Rows) -> tuple[Row, Lock]:
+    def _parse(self, rows: Rows) -> tuple[Row, Lock]:
         return row_of(rows.get(META, {}), self.clock()), lock_of(rows.get(LOCK, {}))
 
     async def evict(self, before: float) -> int:
         dropped = 0
         async for entries in entries_of(self.table):
-            dropped += await self._drop_some(entries, before)
+            dropped += await self._drop_gone(entries, before)
         await self._drop_orphans()
         return dropped
 
-    async def _drop_some(self, entries: list[Rows], before: float) -> int:
+    async def _drop_gone(self, entries: list[Rows], before: float) -> int:
+        """Drop entries that are gone, with their bodies, and old traces; how many entries."""
         traces = [rows[LOCK] for rows in entries if META not in rows and is_trace(rows[LOCK])]
-        over = [trace for trace in traces if (number(trace, "ttl") or 0.0) < before]
-        await each(range(len(over)), lambda at: self._drop_trace(over[at]))
-        gone = [rows for rows in entries if self._is_gone(rows, before)]
-        found = await each(range(len(gone)), lambda at: self._drop(gone[at], before))
-        went = [keys for keys in found.values() if keys is not None]
-        await self.bodies.delete([key for keys in went for key in keys])
-        return len(went)
+        old_traces = [trace for trace in traces if (number(trace, "ttl") or 0.0) < before]
+        await each(range(len(old_traces)), lambda at: self._drop_trace(old_traces[at]))
+        gone_entries = [rows for rows in entries if self._is_gone(rows, before)]
+        results = await each(
+            range(len(gone_entries)), lambda at: self._drop(gone_entries[at], before)
+        )
+        body_keys = [keys for keys in results.values() if keys is not None]
+        await self.bodies.delete([key for keys in body_keys for key in keys])
+        return len(body_keys)
 
     async def _drop_trace(self, trace: Item) -> None:
         with suppress(ConditionFailed):
@@ -140,7 +147,7 @@ class TableScan:
         if META not in rows and is_trace(rows[LOCK]):
             return False  # there is no entry
         is_ours = META not in rows or "generation" in rows[META]
-        return is_ours and is_gone(merged(*self._parsed(rows)), before)
+        return is_ours and is_gone(merged(*self._parse(rows)), before)
 
     async def _drop(self, rows: Rows, before: float) -> list[str] | None:
         """Delete both rows in one step; return the body to delete, or None if the rows changed.
@@ -158,7 +165,7 @@ class TableScan:
             end = put_of(trace_item(pk, self.clock()), ended, given)
         else:
             end = deletion(pk, LOCK, ended, given)
-        row, old_lock = self._parsed(rows)
+        row, old_lock = self._parse(rows)
         try:
             await self.table.transact(deletion(pk, META, *as_read(meta, META_FENCE)), end)
         except ConditionFailed:
@@ -173,7 +180,9 @@ class TableScan:
         return max(written_at, ended_at) > self.clock() - LOCK_BUFFER
 
     async def _drop_orphans(self) -> None:
-        names, before = self.table.names, self.clock() - ORPHAN_AFTER
+        """Delete bodies to which no row points."""
+        names = self.table.names
+        before = self.clock() - ORPHAN_AFTER
         async for keys in self.bodies.older(names.bodies, before):
             pks = {key: pk for key in keys if (pk := names.pk_of_body(key)) is not None}
             rows = await self.table.get_many([(pk, META) for pk in set(pks.values())])
@@ -192,12 +201,14 @@ class TableScan:
             copies += sum(row.copy is not None for row in rows)
             leases += sum(end is not None and not is_over(end, now) for end in ends)
             size += sum(row.size for row in rows if row.copy is not None)
-            scanned, pages = scanned + page["ScannedCount"], pages + 1
+            scanned += page["ScannedCount"]
+            pages += 1
             if pages == MOST_PAGES and "LastEvaluatedKey" in page:
                 share = await self._share(scanned)
                 break
-        copies, leases, size = (round(count / share) for count in (copies, leases, size))
-        return StoreStats(copies, leases, size, meter.costs())
+        return StoreStats(
+            round(copies / share), round(leases / share), round(size / share), meter.costs()
+        )
 
     async def _share(self, scanned: int) -> float:
         described: dict[str, Any] = await self.table.describe()

@@ -1,9 +1,9 @@
-"""The FaceTheory cache schema, literally, in this one place (seed 004; I1-I3, I5, I17-I20).
+"""The FaceTheory cache schema, to the letter: names of rows and bodies, and their attributes.
 
 A contract between languages: Go, TypeScript and Python services share the table. Pure: records
-and rows in, rows and records out; kinds and ids in, names of rows and bodies out. What only
-stillfresh writes beside it is in `rows.py`. Times are whole seconds: `now` is floored and an end
-is ceiled, so that a lease is never shorter than asked (I3).
+and rows in, rows and records out; kinds and ids in, names of rows and bodies out. Attributes that
+only stillfresh writes are in `rows.py`. Times are whole seconds: `now` is floored and an end is
+ceiled, so that a lease is never shorter than asked.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ LOCK: Final = "LOCK"
 """The sort key of the item that holds a lease."""
 EPOCH: Final = "EPOCH"
 INVALIDATED: Final = "INVALIDATED"
-"""I26, beside a tag's entries: in which epoch it was invalidated last."""
+"""Beside a tag's entries: in which epoch it was invalidated last."""
 PAGE: Final = "page"
 """The kind whose ids are the cache keys themselves, so that other languages find the rows."""
 S3: Final = "s3://"
@@ -35,7 +35,7 @@ LONGEST_PK: Final = 2_048
 """Bytes; DynamoDB's limit."""
 HASHED: Final = re.compile("[0-9a-f]{64}")
 ROW: Final = re.compile("CACHE#[0-9a-f]{64}")
-"""I31: the id of a page that another service stored under a hash: the row itself is named."""
+"""The id of a page that another service stored under a hash: the row itself is named."""
 RAW: Final = "~"
 """Begins a body's folder whose row cannot be found from it."""
 
@@ -51,7 +51,7 @@ PRINTABLE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 LOCK_BUFFER: Final = 3600
 """Seconds that a lease's row outlives it."""
 MAX_AHEAD: Final = 60
-"""I3: seconds that a writer's clock may run ahead; a copy from further ahead is not fresh."""
+"""Seconds that a writer's clock may run ahead; a copy from further ahead is not fresh."""
 
 
 def cache_pk(cache_key: str, tenant: str | None = None, *, raw: bool = False) -> str:
@@ -79,17 +79,20 @@ def object_metadata(status: int, fields: Mapping[str, str]) -> dict[str, str]:
     """
     kind = fields.get("content-type", "")
     is_type = len(kind) <= LONGEST_TYPE and PRINTABLE.fullmatch(kind)
-    told = {"status": str(status), **fields, "content-type": kind if is_type else UNTYPED}
-    found, room = dict[str, str](), MOST_METADATA
-    for name in dict.fromkeys(["status", "content-type", *told]):
-        size = len(f"x-amz-meta-{ABOUT}{name}{told[name]}")
-        if PRINTABLE.fullmatch(told[name]) and size <= room:
-            found[f"{ABOUT}{name}"], room = told[name], room - size
-    return found
+    described = {"status": str(status), **fields, "content-type": kind if is_type else UNTYPED}
+    metadata: dict[str, str] = {}
+    room = MOST_METADATA
+    for name in dict.fromkeys(["status", "content-type", *described]):
+        value = described[name]
+        size = len(f"x-amz-meta-{ABOUT}{name}{value}")
+        if PRINTABLE.fullmatch(value) and size <= room:
+            metadata[f"{ABOUT}{name}"] = value
+            room -= size
+    return metadata
 
 
 def tag_pk(tag: str, tenant: str | None = None) -> str:
-    """I6: the partition with the rows of the entries that have this tag."""
+    """The partition with the rows of the entries that have this tag."""
     return f"{tenant_prefix(tenant)}TAG#{_hash(tag)}"
 
 
@@ -147,7 +150,7 @@ class FaceTheoryCacheMetadata:
     ttl: int | None = None
 
     def is_fresh(self, now: float) -> bool:
-        """I3: DynamoDB's `ttl` has no say in it."""
+        """True for a fresh page; DynamoDB's `ttl` has no say in it."""
         is_from_now = self.generated_at - now <= MAX_AHEAD
         return is_from_now and now < self.generated_at + self.revalidate_seconds
 
@@ -163,7 +166,8 @@ class FaceTheoryCacheMetadata:
     @classmethod
     def from_item(cls, item: Item) -> "FaceTheoryCacheMetadata | None":
         """Read any writer's item; unknown attributes are ignored. None: not usable."""
-        s3_key, generated_at = text(item, "s3_key"), _integer(item, "generated_at")
+        s3_key = text(item, "s3_key")
+        generated_at = _integer(item, "generated_at")
         revalidate_seconds = _integer(item, "revalidate_seconds")
         if s3_key is None or generated_at is None or revalidate_seconds is None:
             return None
@@ -194,7 +198,7 @@ class FaceTheoryCacheLease:
         return cls(pk, LOCK, token, expires_at, expires_at + LOCK_BUFFER)
 
     def is_held(self, now: float) -> bool:
-        """I3: iff `lease_expires_at > now`."""
+        """True if and only if `lease_expires_at > now`."""
         return self.lease_expires_at > floor(now)
 
     def item(self) -> Item:
@@ -207,7 +211,8 @@ class FaceTheoryCacheLease:
     @classmethod
     def from_item(cls, item: Item) -> "FaceTheoryCacheLease | None":
         """None if it is not a valid lease."""
-        token, expires_at = text(item, "lease_token"), _integer(item, "lease_expires_at")
+        token = text(item, "lease_token")
+        expires_at = _integer(item, "lease_expires_at")
         if token is None or expires_at is None:
             return None
         return cls(item["pk"]["S"], item["sk"]["S"], token, expires_at, _integer(item, "ttl"))
@@ -215,15 +220,15 @@ class FaceTheoryCacheLease:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """From kind and id to the names in the table and in the bucket (I1, I5)."""
+    """From kind and id to the names in the table and in the bucket."""
 
     table: str
     tenant: str | None = None
     bucket: str = ""
     is_raw: bool = False
-    """I20: a page's `pk` contains its cache key unchanged."""
+    """A page's `pk` contains its cache key unchanged."""
     prefix: str = ""
-    """I20: the keys of all bodies begin with it."""
+    """The keys of all bodies begin with it."""
     is_short: bool = False
     """Rows leave the prefix out of `s3_key`, because FaceTheory's S3 store adds it."""
 
@@ -233,19 +238,23 @@ class Names:
         return cache_pk(cache_key(kind, id_), self.tenant, raw=self.is_raw and kind == PAGE)
 
     def hashed(self, pk: str) -> str:
-        """The same with a hash, for the `sk` of a tag's row: it may be half as long as a `pk`."""
+        """The `pk` with a hash of its name, for the `sk` of a tag's row.
+
+        DynamoDB allows an `sk` half as many bytes as a `pk`.
+        """
         name = pk.removeprefix(self.pk_prefix)
         return pk if HASHED.fullmatch(name) else f"{self.pk_prefix}{_hash(name)}"
 
-    def named(self, item: Item) -> tuple[str, str] | None:
+    def kind_and_id(self, item: Item) -> tuple[str, str] | None:
         """The kind and the id of a row; None if they are missing or wrong."""
-        kind, id_ = text(item, "kind"), text(item, "id") or ""
+        kind = text(item, "kind")
+        id_ = text(item, "id") or ""
         if kind is None or self.pk(kind, id_) != text(item, "pk"):
             return None
         return kind, id_
 
     def of_another(self, pk: str, *, has_page: bool) -> tuple[str, str] | None:
-        """I31: the kind and the id of a row that another service wrote: its key, if it is raw.
+        """The kind and the id of a row that another service wrote: its key, if it is raw.
 
         A hash with a page is named by its row. Without one it may be a lease of ours, of any kind.
         """
@@ -283,7 +292,7 @@ class Names:
         return key.removeprefix(self.prefix) if self.is_short else key
 
     def object_key(self, pointer: str) -> str | None:
-        """I19: a key, or `s3://bucket/key` of our own bucket.
+        """The key of a body, from a key or from `s3://bucket/key` of our own bucket.
 
         None for any other bucket: the writer of a row must not choose what our permissions read.
         """

@@ -1,6 +1,9 @@
-"""Steps on one id: read, lease, publish, release, invalidate (I3-I8).
+"""The DynamoDB store's steps on one id: read, lease, publish, release, invalidate.
 
-A read reads the lease's row only where it matters, and the body only if it is unknown (I7).
+A read reads the lease's row only where it matters, and the body only if it is unknown, because each
+request is charged. The order of requests within a step matters, since other processes see every
+state in between: a body is written before the row that points to it, and tags are written before a
+load begins, so that an invalidation by tag finds it.
 """
 
 from asyncio import gather
@@ -35,7 +38,6 @@ from stillfresh.stores.dynamodb.rows import (
     NO_BODY,
     Lock,
     Row,
-    believed,
     has_lease_or_failure,
     is_copy,
     is_ended,
@@ -46,6 +48,7 @@ from stillfresh.stores.dynamodb.rows import (
     row_of,
     tag_set,
     version_of,
+    with_accepted_end,
 )
 from stillfresh.stores.dynamodb.schema import (
     LOCK,
@@ -72,7 +75,7 @@ NO_CLAIM: Final = Claim()
 
 
 class PageOfOthers(StoreError):
-    """I19: stillfresh never replaces this page."""
+    """A page of other services, which stillfresh never replaces."""
 
     def __init__(self, pk: str) -> None:
         super().__init__(f"{pk}: META has current_sk, so only its own services publish it")
@@ -98,7 +101,7 @@ class DynamoSteps:
     )
     """Ids that this process changed: it reads them consistently, whatever lag is allowed."""
     given_up: GivenUpRequests = field(default_factory=lambda: GivenUpRequests(LONGEST_TOKEN))
-    """S15: tokens of requests for a lease that this process no longer waits for."""
+    """Tokens of requests for a lease that this process no longer waits for."""
     claims: TtlCache[str, Claim] = field(
         default_factory=lambda: TtlCache(CLAIM_LASTS, max_entries=REMEMBERED)
     )
@@ -115,31 +118,33 @@ class DynamoSteps:
         self, kind: str, ids: Sequence[str], known: Mapping[str, str], *, lagging: bool
     ) -> dict[str, Record]:
         """One GetItem for a fresh copy; the lease's row is read where it could matter."""
-        now, pks = self.clock(), {id_: self.names.pk(kind, id_) for id_ in ids}
+        now = self.clock()
+        pks = {id_: self.names.pk(kind, id_) for id_ in ids}
         consistent = not lagging or any(self.changed.get(pk) for pk in pks.values())
         rows = await self._rows(kind, [*pks.values()], now, consistent=consistent)
-        closer = [
+        lock_keys = [
             (pk, LOCK) for pk, row in rows.items() if not row.is_fresh(now) or self.leased.get(pk)
         ]
-        locks = await self.table.get_many(closer, consistent=consistent)
+        locks = await self.table.get_many(lock_keys, consistent=consistent)
 
-        async def whole(id_: str) -> Record:
-            pk, row = pks[id_], rows[pks[id_]]
+        async def whole_record(id_: str) -> Record:
+            pk = pks[id_]
+            row = rows[pk]
             lock = lock_of(locks.get((pk, LOCK), {}))
             if lock.token is not None and self.given_up.is_left_behind(lock.token):
                 lock = replace_field(lock, held_until=None)  # callers that wait for it ask again
-            record = merged(row, believed(lock, now, self.table.max_lease))
+            record = merged(row, with_accepted_end(lock, now, self.table.max_lease))
             if row.copy is None or row.generation == known.get(id_):
                 return record
             return await self.with_body(kind, pk, row, record)
 
-        found = await each(pks, whole)
-        return {id_: record for id_, record in found.items() if record != NOTHING}
+        records = await each(pks, whole_record)
+        return {id_: record for id_, record in records.items() if record != NOTHING}
 
     async def _rows(
         self, kind: str, pks: Sequence[str], now: float, *, consistent: bool = True
     ) -> dict[str, Row]:
-        """A META that points to a version's row is read together with that row (I19)."""
+        """A META that points to a version's row is read together with that row."""
         metas = await self.table.get_many([(pk, META) for pk in pks], consistent=consistent)
         items = {pk: metas.get((pk, META), {}) for pk in pks}
         pointers = {pk: sk for pk, item in items.items() if (sk := version_of(item)) is not None}
@@ -160,13 +165,17 @@ class DynamoSteps:
         return (await self._rows(kind, [pk], self.clock()))[pk]
 
     async def with_body(self, kind: str, pk: str, row: Row, record: Record) -> Record:
-        """I8: a row whose body is missing is a miss, unless the row was replaced meanwhile."""
+        """The record with its value. A row whose body is missing is a miss.
+
+        If the row was replaced meanwhile, the body of the new one is read.
+        """
         value = await self._value(kind, row)
         if value is UNREAD:
             fresh = await self.row(kind, pk)
             if fresh.generation == row.generation:
                 return replace(record, copy=None)
-            row, value = fresh, await self._value(kind, fresh)
+            row = fresh
+            value = await self._value(kind, fresh)
         if row.copy is None or value is UNREAD:
             return replace(record, copy=None)
         return replace(record, copy=replace(row.copy, value=value))
@@ -181,7 +190,8 @@ class DynamoSteps:
         body = await self.bodies.get(key)
         if body is None or len(body.data) < row.size:
             return UNREAD
-        if (shape := self.shapes.get(kind)) is None:
+        shape = self.shapes.get(kind)
+        if shape is None:
             return body.data
         terms = row.copy.policy
         return shape.inside(replace(body, etag=row.meta.etag, extra=row.extra, terms=terms))
@@ -196,7 +206,7 @@ class DynamoSteps:
         return key
 
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
-        """E17: a holder is replaced only if the copy is the one seen."""
+        """Ask for the lease; a holder is replaced only if the copy is the one seen."""
         grant = await self._acquire(kind, ask, lease_for)
         if isinstance(grant, Held) and ask.take_over:
             return await self._acquire(kind, ask, lease_for, take_over=True)
@@ -217,8 +227,8 @@ class DynamoSteps:
             grant = await self._ask_for_lease(kind, ask, lease_for, new_token, take_over=take_over)
         finally:
             if grant is None or len(sent) > 1:  # given up, or some were not answered
-                held = grant.token if isinstance(grant, Lease) else None
-                self.given_up.give_up([token for token in sent if token != held], lease_for)
+                granted = grant.token if isinstance(grant, Lease) else None
+                self.given_up.give_up([token for token in sent if token != granted], lease_for)
         return grant
 
     async def _ask_for_lease(
@@ -230,8 +240,9 @@ class DynamoSteps:
         *,
         take_over: bool,
     ) -> Grant:
-        """I4, I6: the lease first, then a second, consistent look at the copy."""
-        now, pk = self.clock(), self.names.pk(kind, ask.id)
+        """Take the lease first, and then look at the copy once more, consistently."""
+        now = self.clock()
+        pk = self.names.pk(kind, ask.id)
         grant: Held | Lease
         before = Lock()
         try:
@@ -249,7 +260,7 @@ class DynamoSteps:
             grant = Held(exc.until)
         self.leased.insert(pk, True)
         try:
-            return await self._looked(kind, pk, ask, grant, before)
+            return await self._look_at_copy(kind, pk, ask, grant, before)
         except StoreError as exc:
             if isinstance(grant, Lease):  # won, and of no use: others need not wait for its end
                 has_copy = isinstance(exc, PageOfOthers)
@@ -257,9 +268,13 @@ class DynamoSteps:
                     await self.table.release(pk, grant.token, has_copy=has_copy, now=now)
             raise
 
-    async def _looked(
+    async def _look_at_copy(
         self, kind: str, pk: str, ask: Ask, grant: Held | Lease, before: Lock
     ) -> Grant:
+        """The grant, or the copy or failure that the caller has not seen; that ends the lease.
+
+        `before`: the LOCK row that the lease replaced.
+        """
         if isinstance(grant, Held):
             return await self._newer(kind, pk, await self.row(kind, pk), ask.seen, grant) or grant
         row, epoch = await gather(self.row(kind, pk), self.table.epoch(), return_exceptions=True)
@@ -281,7 +296,7 @@ class DynamoSteps:
     async def _newer(
         self, kind: str, pk: str, row: Row, seen: str | None, grant: Held | Lease
     ) -> Newer | None:
-        """E5: the copy, if it is not the one seen and its body exists."""
+        """The copy, if it is not the one seen and its body exists."""
         if row.copy is None or row.generation == seen:
             return None
         held_until = grant.until if isinstance(grant, Held) else None
@@ -291,15 +306,15 @@ class DynamoSteps:
     async def _failed_since(
         self, kind: str, pk: str, lease: Lease, row: Row, before: Lock
     ) -> Newer:
-        """E7: put back the failure that the lease's row had kept, and end the lease."""
+        """Put back the failure that the lease's row had kept, and end the lease."""
         record = replace(merged(row, before), held_until=None)
         if row.copy is not None:
             record = await self.with_body(kind, pk, row, record)
         noted = before.failure if before.failure is record.failure else None
-        await self._ended(pk, lease, noted, has_copy=row.meta is not None)
+        await self._end_lease(pk, lease, noted, has_copy=row.meta is not None)
         return Newer(record)
 
-    async def _ended(
+    async def _end_lease(
         self, pk: str, lease: Lease, failure: Failure | None, *, has_copy: bool
     ) -> None:
         now = self.clock()
@@ -309,7 +324,7 @@ class DynamoSteps:
             await self.table.fail(pk, lease.token, failure, now=now)
 
     async def _claim(self, kind: str, ask: Ask, lease: Lease, row: Row, before: Lock) -> None:
-        """I6: write the tags before the load begins, and remove the earlier ones."""
+        """Write the tags before the load begins, and remove the earlier ones."""
         pk = self.names.pk(kind, ask.id)
         await self.table.remove_tags(pk, row, before, but=(*ask.tags, *row.late))
         until = lease.expires_at + TAGGED_FOR
@@ -324,22 +339,25 @@ class DynamoSteps:
     async def publish(
         self, kind: str, id_: str, lease: Lease, copy: Copy, tags: tuple[str, ...] | None = None
     ) -> bool:
-        """I5: write the body, then run the transaction; False if the lease was lost.
+        """Write the body, then run the transaction; False if the lease was lost.
 
-        I26: between them, write the rows of tags that came with it, and check whether one was
+        Between them, write the rows of tags that came with it, and check whether one was
         invalidated.
         """
-        pk, nonce = self.names.pk(kind, id_), uuid4().hex
+        pk = self.names.pk(kind, id_)
+        nonce = uuid4().hex
         claim = self.claims.remove(lease.token, None)
         if claim is None:  # forgotten: too many, or too long ago
             claim = _claim_of(await self.row(kind, pk))
         late = claim.late if tags is None else frozenset(tags)
         key = self.names.body(pk, copy.generation, nonce)
-        s3_key, body, written = self.names.pointer(key), NO_BODY, None
+        s3_key = self.names.pointer(key)
+        body = NO_BODY
+        written_key: str | None = None
         if not copy.version and claim.version:
             copy = replace(copy, version=claim.version)
         if isinstance(copy.value, bytes):
-            written = s3_key
+            written_key = s3_key
             body = self.body_of(kind, copy.value)
             await self.bodies.put(key, body)
         item = name_beside(kind, id_) | meta_item(
@@ -352,17 +370,20 @@ class DynamoSteps:
             late=late,
             replaced=claim.replaced,
         )
-        ttl, token = float(item["ttl"]["N"]), lease.token
+        ttl = float(item["ttl"]["N"])
+        token = lease.token
 
-        async def stored() -> None:
+        async def publish() -> None:
             if await self.table.is_past(tags or (), lease.epoch):
                 await self.table.release(pk, token, has_copy=claim.has_copy, now=self.clock())
             await self.table.publish(item, token, name=nonce, now=self.clock())
 
         try:
-            await self.table.told(stored, claim, late, kind=kind, id_=id_, token=token, ttl=ttl)
+            await self.table.publish_with_tags(
+                publish, claim, late, kind=kind, id_=id_, token=token, ttl=ttl
+            )
         except LeaseLost:
-            self.discard(pk, written)
+            self.discard(pk, written_key)
             return False
         self.leased.remove(pk)
         self.changed.insert(pk, True)
@@ -380,7 +401,8 @@ class DynamoSteps:
             self.trash.add(self.names.ours(s3_key, pk))
 
     async def renew(self, kind: str, lease: Lease, lease_for: float) -> bool:
-        now, pk = self.clock(), self.names.pk(kind, lease.id)
+        now = self.clock()
+        pk = self.names.pk(kind, lease.id)
         self.leased.insert(pk, True)
         try:
             renewed = FaceTheoryCacheLease.until(pk, lease.token, now + lease_for)
@@ -392,21 +414,22 @@ class DynamoSteps:
     async def release(self, kind: str, lease: Lease, failure: Failure | None) -> None:
         pk = self.names.pk(kind, lease.id)
         claim = self.claims.remove(lease.token, NO_CLAIM)
-        await self._ended(pk, lease, failure, has_copy=claim.has_copy)
+        await self._end_lease(pk, lease, failure, has_copy=claim.has_copy)
         self.changed.insert(pk, True)
 
     async def invalidate(self, pk: str, mark: Mark) -> bool:
-        """I3: void the lease, then mark the copy; return whether there was either.
+        """Void the lease, then mark the copy; return whether there was either.
 
-        Only what is as it was read is changed, so a request that arrives late changes nothing that
-        came after it (S8). Without a copy a trace takes the place of the lease. So a put that saw
-        no copy is refused from then on; one that was stored just before is found by the next look.
+        Rows are changed only if they are as they were read, so a request that arrives late changes
+        nothing that came after it. Without a copy a trace takes the place of the lease. So a put
+        that saw no copy is refused from then on; one that was stored just before is found by the
+        next look.
         """
         self.changed.insert(pk, True)
         now = self.clock()
-        found = await self.table.entry(pk)
-        meta = found.meta
-        lock = found.lock
+        entry = await self.table.entry(pk)
+        meta = entry.meta
+        lock = entry.lock
         had_copy = False
         for _ in range(TRIES):
             if CURRENT in meta:
@@ -425,40 +448,47 @@ class DynamoSteps:
                 if not is_copy(meta_now):
                     break
             # The copy was replaced since the last look, and is marked in the next round. The rounds
-            # may end before: whoever replaced it a second time had looked after this call began.
+            # may end before: a process that replaced it once more had looked at the entry after
+            # this call began.
             meta = meta_now
             lock = {}
         self.changed.insert(pk, True)
-        return had_copy or has_lease_or_failure(found.lock)
+        return had_copy or has_lease_or_failure(entry.lock)
 
     async def _invalidate_pointer(self, pk: str, meta: Item, lock: Item, mark: Mark) -> bool:
-        """I19: mark the row that META points to; return whether there is one."""
+        """Mark the row that META points to; return whether there is one."""
         if lock and not is_ended(lock):
             await self.table.void(pk, lock, has_copy=True, now=self.clock())
         version = version_of(meta)
         return version is not None and await self.table.mark_version(pk, version, mark)
 
     async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
-        """Also deletes tag rows of entries that no longer exist."""
+        """Invalidate the tag's entries; also delete tag rows of entries that no longer exist.
+
+        The epoch begins first: a publication that writes its tag rows after this reads them sees
+        the epoch, and is superseded.
+        """
         await self.table.begin_epoch(tag, self.clock() + TAGGED_FOR)
         rows = await self.table.tagged(tag)
 
-        async def reached(named: tuple[str, str]) -> bool:
-            is_there, row = await self.invalidate(self.names.pk(*named), mark), rows[named]
-            if not is_there:
-                sk, token = row["sk"]["S"], text(row, "lease_token")
-                await self.table.drop_tag(row["pk"]["S"], sk, token)
-            return is_there
+        async def invalidate_entry(name: tuple[str, str]) -> bool:
+            kind, id_ = name
+            exists = await self.invalidate(self.names.pk(kind, id_), mark)
+            if not exists:
+                row = rows[name]
+                token = text(row, "lease_token")
+                await self.table.drop_tag(row["pk"]["S"], row["sk"]["S"], token)
+            return exists
 
-        there = await each(rows, reached)
-        return sorted(named for named, is_there in there.items() if is_there)
+        results = await each(rows, invalidate_entry)
+        return sorted(name for name, exists in results.items() if exists)
 
     async def delete(self, pk: str) -> None:
         """Delete both rows, if they are as they were read; a trace stays in the place of LOCK."""
         now = self.clock()
-        found = await self.table.entry(pk)
-        meta = found.meta
-        lock = found.lock
+        entry = await self.table.entry(pk)
+        meta = entry.meta
+        lock = entry.lock
         deleted: Item = {}
         for _ in range(TRIES):
             await self.table.leave_trace(pk, lock, now=now)
@@ -475,17 +505,18 @@ class DynamoSteps:
             meta = meta_now  # it was replaced since the last look: as in `invalidate`
         self.changed.insert(pk, True)
         row = row_of(deleted, now)
-        await self.table.remove_tags(pk, row, lock_of(found.lock))
+        await self.table.remove_tags(pk, row, lock_of(entry.lock))
         self.discard(pk, row.s3_key)
 
 
 def _claim_of(row: Row, tags: tuple[str, ...] = (), tagged_until: float = 0.0) -> Claim:
+    """What a holder must know of the row that its copy will replace."""
     return Claim(
-        row.s3_key,
-        tags,
-        tagged_until,
-        row.late,
-        row.token or "",
-        row.version,
-        row.replaced_next,
+        replaces=row.s3_key,
+        tags=tags,
+        tagged_until=tagged_until,
+        late=row.late,
+        wrote=row.token or "",
+        version=row.version,
+        replaced=row.replaced_next,
     )

@@ -1,7 +1,8 @@
-"""The DynamoDB store: rows in one table, values in S3 (S1, S2, S6; I1-I7).
+"""The DynamoDB store: rows in one table, values in S3.
 
-Maps the contract to the schema's recipes. One request for each row, some at a time: DynamoDB
-has no step for many rows that succeed or fail one by one. No work is done before `open`.
+It maps the contract to the steps of `steps.py` and `puts.py`. One request for each row, some at a
+time: DynamoDB has no step for many rows that succeed or fail one by one. No work is done before
+`open`.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ from stillfresh.stores.rules import checked_limit
 from stillfresh.stores.tenants import checked_tenant
 
 EVENTUALLY: Final = 1.0
-"""Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
+"""Seconds of lag that an eventually consistent read needs to be allowed."""
 LONGEST_PREFIX: Final = 200
 """Bytes: an S3 key has 1,024, also for the table, the tenant, a hash and a token."""
 
@@ -98,9 +99,9 @@ class DynamoStore(Store):
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
-        new_token: Callable[[], str] = lambda: str(uuid4()),  # I4: the form in every language
+        new_token: Callable[[], str] = lambda: str(uuid4()),  # the form in every language
     ) -> None:
-        bucket = _named(bucket, "bucket")
+        bucket = _checked_name(bucket, "bucket")
         self.tenant = checked_tenant(tenant)
         self._names = Names(
             table_name(table),
@@ -125,9 +126,10 @@ class DynamoStore(Store):
         self._stack = AsyncExitStack()
 
     def for_tenant(self, tenant: str) -> "DynamoStore":
-        """I17: the same table and bucket for this tenant; a store of its own, not opened yet."""
+        """The same table and bucket for this tenant; a store of its own, not opened yet."""
         other = copy(self)
-        other.shapes, other.tenant = dict(self.shapes), checked_tenant(tenant)
+        other.shapes = dict(self.shapes)
+        other.tenant = checked_tenant(tenant)
         names = replace(self._names, tenant=tenant)
         closed = {"_steps": None, "_stack": AsyncExitStack(), "_meter": CostMeter()}
         vars(other).update(closed, _names=names)
@@ -138,19 +140,26 @@ class DynamoStore(Store):
         if self._steps is not None:
             return
         async with AsyncExitStack() as stack:
-            steps = await self._connected(stack)
+            steps = await self._connect(stack)
             if self._steps is None:  # otherwise another call was quicker
-                self._steps, self._stack = steps, stack.pop_all()
+                self._steps = steps
+                self._stack = stack.pop_all()
 
-    async def _connected(self, stack: AsyncExitStack) -> DynamoSteps:
-        names, sleep, what = self._names, self._sleep, (self._names.table, self._names.bucket)
+    async def _connect(self, stack: AsyncExitStack) -> DynamoSteps:
+        """The steps, over clients that the stack closes."""
+        names = self._names
         dynamodb, s3 = await open_services(
-            stack, self._place, what, self._meter, sleep=sleep, dice=self._dice
+            stack,
+            self._place,
+            (names.table, names.bucket),
+            self._meter,
+            sleep=self._sleep,
+            dice=self._dice,
         )
         table = Leases(dynamodb, names, max_lease=self._max_lease)
         await check_table(table)
         bodies = S3Bodies(s3, names.bucket)
-        trash = Trash(bodies, self._delete_after, self._clock, sleep)
+        trash = Trash(bodies, self._delete_after, self._clock, self._sleep)
         stack.push_async_callback(trash.close)
         return DynamoSteps(
             table, bodies, self.shapes, self._clock, trash, self._retention, self._new_token
@@ -159,27 +168,30 @@ class DynamoStore(Store):
     async def close(self) -> None:
         """Bodies that may still be read are left to the next eviction."""
         self._steps = None
-        stack, self._stack = self._stack, AsyncExitStack()
+        stack = self._stack
+        self._stack = AsyncExitStack()
         await stack.aclose()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        """I7: with enough allowed lag, an eventually consistent read at half the price."""
+        """With enough allowed lag, an eventually consistent read at half the price."""
         return await self._opened().read(kind, ids, known or {}, lagging=lag >= EVENTUALLY)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         for ask in asks:
             _check_tagged(kind, ask)
-        steps, by_id = self._opened(), {ask.id: ask for ask in asks}
+        steps = self._opened()
+        by_id = {ask.id: ask for ask in asks}
         return await each(by_id, lambda id_: steps.acquire(kind, by_id[id_], lease_for))
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        steps, late = self._opened(), tags or {}
-        for id_, some in late.items():
-            _check_tagged(kind, Ask(id_, tags=some))
+        steps = self._opened()
+        late = tags or {}
+        for id_, late_tags in late.items():
+            _check_tagged(kind, Ask(id_, tags=late_tags))
         stored = await each(
             copies, lambda id_: steps.publish(kind, id_, *copies[id_], late.get(id_))
         )
@@ -198,11 +210,13 @@ class DynamoStore(Store):
         return {lease.id for lease, is_renewed in renewed.items() if not is_renewed}
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
-        steps, failed = self._opened(), failures or {}
+        steps = self._opened()
+        failed = failures or {}
         await each(leases, lambda lease: steps.release(kind, lease, failed.get(lease.id)))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        urgent, mark = self._opened().urgent(), Mark.SOFT if soft else Mark.HARD
+        urgent = self._opened().urgent()
+        mark = Mark.SOFT if soft else Mark.HARD
         await each(ids, lambda id_: urgent.invalidate(self._names.pk(kind, id_), mark))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
@@ -241,7 +255,7 @@ def table_name(table: str | None) -> str:
     name = os.environ.get(TABLE_VARIABLE, "") if table in {None, ""} else table
     if not name:
         raise ConfigError(f"table: name it in the address, or in {TABLE_VARIABLE}")
-    return _named(name, "table")
+    return _checked_name(name, "table")
 
 
 def _is_other(name: str, given: object, usual: str, other: str) -> bool:
@@ -257,7 +271,8 @@ def _checked_prefix(prefix: object) -> str:
             f"s3_prefix: must be text such as isr/, of at most {LONGEST_PREFIX} bytes, "
             f"not {shown(prefix)}"
         )
-    return f"{bare}/" if (bare := prefix.strip("/")) else ""
+    bare = prefix.strip("/")
+    return f"{bare}/" if bare else ""
 
 
 def _check_tagged(kind: str, ask: Ask) -> None:
@@ -267,7 +282,7 @@ def _check_tagged(kind: str, ask: Ask) -> None:
             checked_unicode(what, given)
 
 
-def _named(name: object, what: str) -> str:
+def _checked_name(name: object, what: str) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{what}: must be a name, not {shown(name)}")
     return name

@@ -22,7 +22,7 @@ AT_ONCE: Final = 100
 """Keys in one BatchGetItem: DynamoDB takes no more."""
 TELL: Final = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 WORKERS: Final = 16
-"""Keys that are asked for at the same time, each on its own (S1)."""
+"""Keys that are asked for at the same time, each on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +79,25 @@ class Table:
         if len(keys) == 1:
             item = await self.get(*keys[0], consistent=consistent)
             return {keys[0]: item} if item else {}
-        found: dict[Key, Item] = {}
+        rows: dict[Key, Item] = {}
 
-        async def get_some(start: int) -> None:
+        async def get_batches(start: int) -> None:
             wanted = [key_of(*key) for key in keys[start : start + AT_ONCE]]
             while wanted:
-                wanted = await self._get_batch(wanted, found, consistent=consistent)
+                wanted = await self._get_batch(wanted, rows, consistent=consistent)
 
-        await each(range(0, len(keys), AT_ONCE), get_some)
-        return found
+        await each(range(0, len(keys), AT_ONCE), get_batches)
+        return rows
 
     async def _get_batch(
-        self, wanted: list[Item], found: dict[Key, Item], *, consistent: bool
+        self, wanted: list[Item], rows: dict[Key, Item], *, consistent: bool
     ) -> list[Item]:
-        """Return the keys that DynamoDB left out of its answer; all of them if it was busy."""
+        """Add rows to `rows`; return the keys that DynamoDB left out of its answer."""
         table = self.names.table
 
-        async def answered(answer: dict[str, Any]) -> list[Item]:
+        async def take_rows(answer: dict[str, Any]) -> list[Item]:
             for item in answer.get("Responses", {}).get(table, ()):
-                found[item["pk"]["S"], item["sk"]["S"]] = item
+                rows[item["pk"]["S"], item["sk"]["S"]] = item
             left: list[Item] = answer.get("UnprocessedKeys", {}).get(table, {}).get("Keys", [])
             if len(left) == len(wanted):
                 raise Unanswered(f"{self.service.target}: busy; {len(left)} rows were not read")
@@ -105,7 +105,7 @@ class Table:
 
         left: list[Item] = await self.service.ask(
             "batch_get_item",
-            answered,
+            take_rows,
             urgent=self.urgent,
             RequestItems={table: {"Keys": wanted, "ConsistentRead": consistent}},
             ReturnConsumedCapacity="TOTAL",
@@ -113,7 +113,7 @@ class Table:
         return left
 
     async def put(self, item: Item | Callable[[], Item], condition: str, given: Item) -> Item:
-        """Return the replaced row. If `row` is a function, it makes a new row for each attempt."""
+        """Return the replaced row. If `item` is a function, it makes a new row for each attempt."""
         return await self._replace("put_item", condition, given, Item=item)
 
     async def delete(
@@ -145,13 +145,13 @@ class Table:
     async def transact(self, *actions: Action, name: str | None = None) -> None:
         """All actions or none; with a `name`, once, however often it is sent."""
         items = [{verb: {"TableName": self.names.table, **what}} for verb, what in actions]
-        named: dict[str, Any] = {} if name is None else {"ClientRequestToken": name}
+        token: dict[str, Any] = {} if name is None else {"ClientRequestToken": name}
         await self.service.ask(
             "transact_write_items",
             urgent=self.urgent,
             TransactItems=items,
             ReturnConsumedCapacity="TOTAL",
-            **named,
+            **token,
         )
 
     async def partition(self, pk: str) -> list[Item]:
@@ -194,13 +194,14 @@ class Table:
             **({} if after is None else {"ExclusiveStartKey": after}),
         )
 
-    async def _pages(self, operation: str, **asked: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: ANN401
+    async def _pages(self, operation: str, **arguments: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: ANN401
         while True:
-            page = await self._ask(operation, **asked)
+            page = await self._ask(operation, **arguments)
             yield page
-            if not (last := page.get("LastEvaluatedKey")):
+            last_key = page.get("LastEvaluatedKey")
+            if not last_key:
                 return
-            asked["ExclusiveStartKey"] = last
+            arguments["ExclusiveStartKey"] = last_key
 
     async def describe(self) -> dict[str, Any]:
         answer = await self.service.ask("describe_table", TableName=self.names.table)
@@ -263,6 +264,6 @@ def changes_of(attributes: Item, condition: str, given: Item | None = None) -> d
         "UpdateExpression": "SET " + ", ".join(f"#{name} = :new_{name}" for name in attributes),
         "ConditionExpression": condition,
         "ExpressionAttributeNames": {f"#{name}": name for name in attributes},
-        "ExpressionAttributeValues": {f":new_{name}": it for name, it in attributes.items()}
+        "ExpressionAttributeValues": {f":new_{name}": value for name, value in attributes.items()}
         | (given or {}),
     }
