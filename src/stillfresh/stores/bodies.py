@@ -41,7 +41,7 @@ class Body(Struct, frozen=True):
     encoding: str | None = None
     metadata: dict[str, str] = {}
     cache_control: str | None = None
-    """What an object of another service says to caches."""
+    """The `Cache-Control` of an object of another service."""
 
 
 class Shape(Protocol):

@@ -23,7 +23,7 @@ class Breaker:
         self._pause = self._opened_at = self._next_at = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether a step may ask the server. After that no other may until the pause is over."""
+        """True if a step may ask the server. After that no other may until the pause is over."""
         if self.is_open and now < self._next_at:
             return False
         self._next_at = now + self._pause

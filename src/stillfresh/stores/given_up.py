@@ -26,7 +26,7 @@ class GivenUpRequests:
         self._given_up: BoundedDict[str, float] = BoundedDict(MOST_REMEMBERED)
         """Until when each is remembered, by the monotonic clock."""
         self._sent_again: BoundedDict[str, float] = BoundedDict(MOST_REMEMBERED)
-        """The same, of requests that were sent twice, while this process may hold their lease."""
+        """The same for requests that were sent twice: this process may hold their lease."""
         self._last_until = 0.0
 
     def __bool__(self) -> bool:

@@ -246,7 +246,7 @@ class MemoryStore(Store):
         return [row.entry(*key) for key, row in page]
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
-        """One walk, where every page of `entries` would be another."""
+        """All entries in one walk: each page of `entries` would be another."""
         async for items in sliced(self._opened().items()):
             yield [row.entry(*key) for key, row in items if kind in {None, key[0]}]
 

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from stillfresh.errors import ConfigError, shown
 
 Version: TypeAlias = int | str
-"""What callers give to `put(..., version=)` and `Loaded(..., version=)`."""
+"""A version as callers give it to `put(..., version=)` and `Loaded(..., version=)`."""
 
 NO_VERSION: Final = b""
 INTEGER: Final = b"i"

@@ -34,7 +34,8 @@ class PgChannel(ServerChannel):
         self._schema = schema
         self._pieces: list[str] = []
         """Parts of an announcement that is not complete yet."""
-        self._heard = 0
+        self._reported = 0
+        """Announcements so far; after each slice, other tasks run."""
 
     async def open(self) -> None:
         try:
@@ -81,8 +82,8 @@ class PgChannel(ServerChannel):
             self._pieces = []
             for line in text.split("\n"):
                 self._report(*line.split(" "))
-                self._heard += 1
-                if not self._heard % SLICE:
+                self._reported += 1
+                if not self._reported % SLICE:
                     await asyncio.sleep(0)
 
     def _report(self, first: str, id_: str | None = None, generation: str | None = None) -> None:

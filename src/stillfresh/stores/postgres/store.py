@@ -362,9 +362,10 @@ class PostgresStore(ServerStore[PgLink, str]):
             await self._void("invalidate", _rows(kind, names), mark)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """In slices: no id can be leased with the tag and not be named.
+        """Invalidate the tag in slices.
 
-        If an answer got lost, ids that had nothing but a lease are voided, and missing in it.
+        Every id that was leased with the tag before is in the answer, except that after a lost
+        answer ids that had nothing but a lease are voided and missing in it.
         """
         mark = int(Mark.SOFT if soft else Mark.HARD)
         name = name_of(tag)

@@ -70,7 +70,7 @@ class RoutedCommand(Struct, eq=False):
 
 
 class Cluster:
-    """The same `run` as `Link`, on the nodes that hold the keys."""
+    """Sends each command to the node that holds its key; used in place of one `Link`."""
 
     is_cluster: ClassVar = True
 
@@ -89,7 +89,7 @@ class Cluster:
         self._slots = set(self._bases.values())
         self._links: dict[Address, Link] = {}
         self._primaries: dict[int, Link] = {}
-        """By slot of a bucket."""
+        """The node that holds each slot that has a bucket."""
         self._located_at = float("-inf")
         self._locating: asyncio.Task[None] | None = None
         self._is_closed = False

@@ -160,7 +160,8 @@ class Link(ServerLink):
         self._base_size = len(bases[0]) if bases else 0
         self._life: tuple[list[bytes], HeardStamps] | None = None
         """The server's life, and what was heard in it, of the last connection."""
-        self._heard: WeakKeyDictionary[AbstractConnection, HeardStamps] = WeakKeyDictionary()
+        self._stamps: WeakKeyDictionary[AbstractConnection, HeardStamps] = WeakKeyDictionary()
+        """The stamps that count on each connection: those of the server's life it was opened in."""
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """One round trip; a command that the server refused has its error as reply.
@@ -170,7 +171,7 @@ class Link(ServerLink):
         """
 
         async def exchange(connection: AbstractConnection, limit: asyncio.Timeout) -> list[Any]:
-            stamps = self._heard[connection]
+            stamps = self._stamps[connection]
             sent = [stamps.filled(command, drops_keys=self.drops_keys) for command in commands]
             is_look = time.monotonic() - self._looked_at >= LOOK_EVERY
             if is_look:
@@ -207,7 +208,7 @@ class Link(ServerLink):
         self._about = about
         self._look_at(about)
         stamps = self._stamps_of_life(about)
-        self._heard[connection] = stamps
+        self._stamps[connection] = stamps
         if isinstance(now, list):
             stamps.note_time(int(now[0]) + int(now[1]) / 1e6)
         for base, counter in zip(bases, counters, strict=True):

@@ -49,7 +49,7 @@ async def list_entries(
 async def walk(
     link: Link | Cluster, places: Places, kind: str | None
 ) -> AsyncIterator[list[StoredEntry]]:
-    """Of one kind or of all, in no order, each at least once: one walk, however many."""
+    """All entries of one kind or of all kinds, in no order, each at least once."""
     async for names in _names(link, places, kind, ""):
         yield await _read_entries(link, places, names)
 

@@ -1,4 +1,4 @@
-"""What the scripts of the Redis store share, in Lua, and how a script is called.
+"""The Lua functions that the scripts of the Redis store share, and how a script is called.
 
 A server keeps scripts by their hash. The parts below read and write the fields of `layout.py`; the
 steps themselves are in `scripts.py`.

@@ -455,9 +455,10 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                 raise StoreError(KEEPS_CHANGING)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """In every bucket, in slices: no id can be leased with the tag and not be named.
+        """Invalidate the tag in every bucket, in slices.
 
-        If a reply got lost, ids that had nothing but a lease are voided, and missing in the answer.
+        Every id that was leased with the tag before is in the answer, except that after a lost
+        reply ids that had nothing but a lease are voided and missing in it.
         """
         link = self._opened()
         mark = int(Mark.SOFT if soft else Mark.HARD)
@@ -494,14 +495,14 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         return list(reached)
 
     async def evict(self, before: float) -> int:
-        """By its own clock the server drops ids itself; by a given clock, drop them here."""
+        """Drop ids if the store has a clock of its own; by the server's clock, the server does."""
         self._opened()
         if self._clock is None and before <= time.time():
             return 0
         return await evict(self._opened(), self._place, before)
 
     def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
-        """In no order: one walk, where pages would be many."""
+        """All entries, in no order, in one walk: each page of `entries` would be another."""
         return walk(self._opened(), self._place, kind)
 
     def _now(self) -> str:

@@ -23,7 +23,7 @@ DROPS_KEYS: Final = "this Redis server drops keys: a thread's MGET cannot tell o
 
 
 class ThreadReads:
-    """As many connections as threads read at once."""
+    """Blocking connections, as many as threads read at once."""
 
     def __init__(self, url: str, *, timeout: float, options: Mapping[str, Any]) -> None:
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}

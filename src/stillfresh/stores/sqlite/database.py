@@ -201,7 +201,7 @@ class WriteDatabase:
         """Run a job that only reads, outside any transaction: it needs no lock or disk space."""
         try:
             work.result = self._mending(lambda: work.job(self._ready(writing=False)))
-        except Exception as exc:  # noqa: BLE001 (handed to who asked)
+        except Exception as exc:  # noqa: BLE001 (handed to the caller)
             work.error = exc
             self._explain(work)
 
@@ -209,7 +209,7 @@ class WriteDatabase:
         """Run the jobs; each is committed, or gets its error."""
         try:
             self._mending(lambda: commit(self._ready(writing=True), group, self.claims))
-        except Exception as exc:  # noqa: BLE001 (handed to who asked)
+        except Exception as exc:  # noqa: BLE001 (handed to the caller)
             for work in group:
                 if len(group) == 1 or isinstance(exc, CONCERNS_ALL):
                     work.error = exc

@@ -30,8 +30,9 @@ class SpareReaders:
         self._path = path
         self._identity = identity
         self._idle: list[apsw.Connection] = []
-        self._held: list[apsw.Connection] = []
-        self._made = 0
+        self._held_for_fork: list[apsw.Connection] = []
+        self._open_count = 0
+        """Open connections, idle or borrowed; changed under `_lock`."""
         self._is_closed = False
         self._lock = Lock()
         hold_for_forks(self)
@@ -42,11 +43,11 @@ class SpareReaders:
             return self._idle.pop()
         except IndexError:
             with self._lock:
-                if self._made >= MOST or self._is_closed:
+                if self._open_count >= MOST or self._is_closed:
                     raise StoreError(
                         f"{self._path}: {MOST} threads read it already, the most allowed"
                     ) from None
-                self._made += 1
+                self._open_count += 1
         try:
             return self._connect()
         except BaseException:
@@ -63,7 +64,7 @@ class SpareReaders:
 
     def _forget(self) -> None:
         with self._lock:
-            self._made -= 1
+            self._open_count -= 1
 
     def give_back(self, reader: apsw.Connection) -> None:
         self._idle.append(reader)
@@ -84,15 +85,15 @@ class SpareReaders:
     def hold(self) -> None:
         """Before a fork: take all of them, so that no thread is in the middle of a read."""
         patience = time.monotonic() + REST
-        while len(self._held) < self._made and time.monotonic() < patience:
+        while len(self._held_for_fork) < self._open_count and time.monotonic() < patience:
             try:
-                self._held.append(self._idle.pop())
+                self._held_for_fork.append(self._idle.pop())
             except IndexError:
                 time.sleep(0.0005)
 
     def go_on(self) -> None:
-        readers = self._held
-        self._held = []
+        readers = self._held_for_fork
+        self._held_for_fork = []
         for reader in readers:
             self.give_back(reader)
 
@@ -100,5 +101,5 @@ class SpareReaders:
         """In the child: close the copies, with the parent's locks that SQLite remembers."""
         self._lock = Lock()  # the copy may be held by a thread that the child does not have
         self._is_closed = True
-        while self._held:
-            abandon(self._held.pop())
+        while self._held_for_fork:
+            abandon(self._held_for_fork.pop())

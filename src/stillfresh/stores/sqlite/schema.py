@@ -145,12 +145,12 @@ class Statements:
             t.version, t.id
         FROM {times} t WHERE t.id = ?
     """
-    """What a put has to know: of the value only whether it is one, an absence, or damaged."""
+    """The row for a put: of the value only whether it is one, an absence, or damaged."""
     stored_version = """
         SELECT t.id, t.version FROM {times} t
         WHERE t.id = ? AND t.version IS NOT NULL AND t.generation IS NOT NULL
     """
-    """What a put has to know that cannot be refused: a fifth of the time that `stored` takes."""
+    """For a put that cannot be refused: it takes a fifth of the time of `stored`."""
     lease = """
         INSERT INTO {times}(id, lease_token, lease_expires_at) VALUES (?, ?, ?)
         ON CONFLICT(id) DO UPDATE

@@ -91,7 +91,10 @@ class KindTables:
         return self.sql
 
     def _make(self, connection: apsw.Connection) -> None:
-        """Another process may have done it meanwhile, and this connection may know less."""
+        """Create tables and columns that are missing.
+
+        Another process may have done it meanwhile: this connection's own schema may be older.
+        """
         connection.execute(self.sql.create)
         table = self.sql.times_table
         columns = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
@@ -100,7 +103,7 @@ class KindTables:
                 connection.execute(f'ALTER TABLE "{table}" ADD COLUMN {name} {kind}')
 
     def are_made(self, connection: apsw.Connection) -> bool:
-        """As the file says now: the connection may know less."""
+        """True if the file has the tables now; the connection's own schema may be older."""
         return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
     def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
@@ -124,7 +127,7 @@ class KindTables:
         now: float,
         new_token: Callable[[], str],
     ) -> dict[str, Grant]:
-        """Free ids by one statement each; the others are looked at."""
+        """Lease free ids by one statement each; then look at the others one by one."""
         sql = self.make(connection)
         expires_at = at_least(now + lease_for)
         until = expires_at / 1000
@@ -454,7 +457,7 @@ def invalidate_tag(
 ) -> tuple[list[tuple[str, str]], After]:
     """The next `size` ids that have the tag, and where to go on.
 
-    No id can be leased with the tag before this began, and not be named.
+    Every id that was leased with the tag before this began is named.
     """
     if after == FIRST:
         epoch = epoch_of(connection) + 1

@@ -188,7 +188,7 @@ class SqliteStore(Store):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """In any thread; a file that is no longer valid counts as empty."""
+        """Read in any thread; a file that is no longer valid counts as empty."""
         if time.monotonic() > self._look_at:
             self._is_replaced()
         sql = self._tables(kind).sql
@@ -349,7 +349,7 @@ class SqliteStore(Store):
         await self.run(lambda file: self._tables(kind).invalidate(file, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """In slices, each a job of its own: other writers pass between them."""
+        """Invalidate in slices, each a job of its own: other writers pass between them."""
         reached: dict[tuple[str, str], None] = {}
         after: After = steps.FIRST
         job = partial(steps.invalidate_tag, layout=self._layout, tag=tag, soft=soft, size=SLICE)
@@ -362,7 +362,7 @@ class SqliteStore(Store):
         await self.run(lambda file: self._tables(kind).delete(file, ids))
 
     async def evict(self, before: float) -> int:
-        """In slices, each its own job."""
+        """Evict in slices, each its own job."""
         dropped = 0
         for kind in await self.run(self._layout.kinds, writes=False):
             evict = self._tables(kind).evict
@@ -374,7 +374,7 @@ class SqliteStore(Store):
         return dropped
 
     async def stats(self) -> StoreStats:
-        """In slices, with writers in between; for a large file the last count, for a while."""
+        """Count in slices, with writers in between; the count of a large file is kept for 10 s."""
         now = self._clock()
         if self._counted is not None and 0 <= now - self._counted[0] < COUNTED_FOR:
             return self._counted[1]

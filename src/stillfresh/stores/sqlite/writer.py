@@ -230,7 +230,7 @@ class Writer:
         try:
             with self._turn:
                 self.database.open()
-        except BaseException as exc:  # noqa: BLE001 (handed to who opens)
+        except BaseException as exc:  # noqa: BLE001 (handed to the callers that open)
             self._opened.set_exception(exc)
         else:
             self._opened.set_result(None)
