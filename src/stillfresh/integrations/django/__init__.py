@@ -1,4 +1,4 @@
-"""stillfresh for Django: a cache backend, pages, and invalidation by model (E20).
+"""stillfresh for Django: a cache backend, pages, and invalidation by model.
 
 In `settings.py`: `"BACKEND": "stillfresh.integrations.django.StillfreshCache"`; for the management
 command, `"stillfresh.integrations.django"` in INSTALLED_APPS.

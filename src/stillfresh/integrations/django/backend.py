@@ -1,4 +1,4 @@
-"""The cache backend: Django's cache API over one resource of a SyncCache (E2, E17, E20).
+"""The cache backend: Django's cache API over one resource of a SyncCache.
 
 Values are stored as bytes and decoded for each caller, because Django code changes values that it
 gets. `get` returns only fresh values; `get_or_set` and pages may be served stale ones.
@@ -37,14 +37,17 @@ class OtherTags(Exception):
     """The entry has other tags than its lease would get."""
 
 
-def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
-    """The same for a coroutine. Not in Django's one thread for the ORM: these need not queue."""
+def _as_coroutine(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """The method as a coroutine function.
 
-    async def awaited(*args: Any, **kwargs: Any) -> T:
+    It does not run in Django's single thread for the ORM: cache calls need not queue there.
+    """
+
+    async def run_in_thread(*args: Any, **kwargs: Any) -> T:
         result: T = await sync_to_async(method, thread_sensitive=False)(*args, **kwargs)
         return result
 
-    return awaited
+    return run_in_thread
 
 
 class StillfreshCache(BaseCache):
@@ -68,18 +71,20 @@ class StillfreshCache(BaseCache):
 
     def _known(self, key: str) -> object:
         answer = self._core.hit(key)
-        return self._core.known([key]).get(key) if answer is None else answer
+        if answer is not None:
+            return answer
+        return self._core.known([key]).get(key)
 
     def get_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
-        """Return the values of those keys that have one."""
+        """Return the values of the keys that have one."""
         names = {self.make_and_validate_key(key, version=version): key for key in keys}
         known = self._core.known(list(names)) if names else {}
         values = {name: self._value(known.get(key), MISSING) for key, name in names.items()}
         return {name: value for name, value in values.items() if value is not MISSING}
 
     def _value(self, answer: object, default: Any) -> Any:
-        """The value; one that cannot be decoded, from another release, counts as missing (E11)."""
-        if not isinstance(answer, Answer) or not _is_there(answer):
+        """The value, or the default. Bytes that cannot be decoded (another release) are missing."""
+        if not isinstance(answer, Answer) or not _has_fresh_value(answer):
             return default
         return self._shared.decoded(answer.value, default)
 
@@ -108,7 +113,7 @@ class StillfreshCache(BaseCache):
         if not self._seconds(timeout):
             self._core.delete(names)
         elif names:
-            loaded = {key: self.loaded(it, timeout, tags) for key, it in names.items()}
+            loaded = {key: self.loaded(value, timeout, tags) for key, value in names.items()}
             self._core.put(loaded)
         return []
 
@@ -126,8 +131,8 @@ class StillfreshCache(BaseCache):
         if not fresh_for:
             return self.delete(key, version)
         name = self._key(key, version, ())
-        kept = self._on_terms(KEEP, fresh_for)
-        return self._core.put({name: kept}, When.LIVE_COPY)[name].stored
+        same_value = self._on_terms(KEEP, fresh_for)
+        return self._core.put({name: same_value}, When.LIVE_COPY)[name].stored
 
     def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
         """Add to a number, atomically across machines, and keep its timeout. Raises ValueError."""
@@ -146,7 +151,7 @@ class StillfreshCache(BaseCache):
 
     def delete(self, key: str, version: int | None = None) -> bool:
         """Delete a value. Of many callers at once, one gets True."""
-        return self._update(key, version, lambda it: LEAVE if it is None else DELETE)
+        return self._update(key, version, lambda answer: LEAVE if answer is None else DELETE)
 
     def delete_many(self, keys: Iterable[str], version: int | None = None) -> None:
         """Delete many values."""
@@ -167,32 +172,36 @@ class StillfreshCache(BaseCache):
     def _update(
         self, key: str, version: int | None, change: BytesChange, tags: Sequence[str] = ()
     ) -> bool:
-        """True if there was an entry when it was changed."""
-        was_there = False
+        """Change an entry; return True if it had a fresh value before the change."""
+        had_value = False
 
-        def noted(answer: Answer[bytes] | None) -> object:
-            nonlocal was_there
-            was_there = _is_there(answer)
+        def note_and_change(answer: Answer[bytes] | None) -> object:
+            nonlocal had_value
+            had_value = _has_fresh_value(answer)
             return change(answer)
 
-        self._core.update(self._key(key, version, tags), noted)
-        return was_there
+        self._core.update(self._key(key, version, tags), note_and_change)
+        return had_value
 
     def _amend(self, key: str, version: int | None, change: BytesChange) -> bool:
-        """Change an entry and keep its tags: a lease would replace them by its own."""
+        """Change an entry and keep its tags.
+
+        The lease of an update replaces the entry's tags, and they are known only after the entry
+        was read. So the update starts again with the tags that it read, until they agree.
+        """
         tags: tuple[str, ...] = ()
 
-        def checked(answer: Answer[bytes] | None) -> object:
+        def change_if_same_tags(answer: Answer[bytes] | None) -> object:
             nonlocal tags
-            there = () if answer is None else self._shared.tags(answer.value)
-            if there != tags:
-                tags = there
+            stored_tags = () if answer is None else self._shared.tags(answer.value)
+            if stored_tags != tags:
+                tags = stored_tags
                 raise OtherTags
             return change(answer)
 
         while True:
             with suppress(OtherTags):
-                return self._update(key, version, checked, tags)
+                return self._update(key, version, change_if_same_tags, tags)
 
     def get_or_set(
         self,
@@ -211,21 +220,21 @@ class StillfreshCache(BaseCache):
         returned while `default` is called in the background. For `error_for`, it is returned if
         `default` raises.
         """
-        made: Any = MISSING
+        new_value: Any = MISSING
 
         def load() -> Loaded[bytes]:
-            nonlocal made
-            made = default() if callable(default) else default
-            return self.loaded(made, timeout, tags, stale_for, error_for)
+            nonlocal new_value
+            new_value = default() if callable(default) else default
+            return self.loaded(new_value, timeout, tags, stale_for, error_for)
 
         value = self.read(key, load, version=version, tags=tags)
-        if value is MISSING:  # it was made and cannot be stored, or it cools down
-            loaded = load() if made is MISSING else None
-            value = made
-            if loaded is not None:
-                with suppress(StoreError):  # no reason to withhold the value
-                    self.put(key, loaded, version=version, tags=tags)
-        return value
+        if value is not MISSING:
+            return value
+        if new_value is MISSING:  # the loader was not called: it failed a moment ago
+            loaded = load()
+            with suppress(StoreError):  # no reason to withhold the value
+                self.put(key, loaded, version=version, tags=tags)
+        return new_value
 
     def read(
         self,
@@ -260,7 +269,7 @@ class StillfreshCache(BaseCache):
         return MISSING, False
 
     def is_known_without_store(self, key: str, value: object) -> bool:
-        """E29: True if memory has this value, and the store cannot be asked about it."""
+        """True if memory has this value, and the store cannot be asked about it."""
         known = self._known(self.make_and_validate_key(key))
         if not isinstance(known, Answer) or not known.unverified or not known.found:
             return False
@@ -293,10 +302,12 @@ class StillfreshCache(BaseCache):
         return TaggedKey(name, checked_tags("tags", tags)) if tags else name
 
     def _seconds(self, timeout: Any) -> float:
-        """0: over at once."""
+        """How long a value with this timeout is fresh; 0 if it has expired at once."""
         if timeout is DEFAULT_TIMEOUT:
             timeout = self.default_timeout
-        return NEVER_ENDS if timeout is None else min(max(0.0, float(timeout)), NEVER_ENDS)
+        if timeout is None:
+            return NEVER_ENDS
+        return min(max(0.0, float(timeout)), NEVER_ENDS)
 
     def _on_terms(
         self,
@@ -313,21 +324,21 @@ class StillfreshCache(BaseCache):
         )
 
     async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
-        """Return the value, as `get` does; a value in memory without a thread."""
+        """Return the value, as `get` does. A value in memory needs no thread."""
         answer = self._core.hit(self.make_and_validate_key(key, version=version))
         if answer is not None:
             return self._value(answer, default)
-        return await _awaited(self.get)(key, default, version)
+        return await _as_coroutine(self.get)(key, default, version)
 
-    aget_many = _awaited(get_many)
-    aset = _awaited(set)  # noqa: A003 (the method)
-    aset_many = _awaited(set_many)
-    aadd = _awaited(add)
-    atouch = _awaited(touch)
-    aincr = _awaited(incr)
-    adelete = _awaited(delete)
-    adelete_many = _awaited(delete_many)
-    aclear = _awaited(clear)
+    aget_many = _as_coroutine(get_many)
+    aset = _as_coroutine(set)  # noqa: A003 (the method)
+    aset_many = _as_coroutine(set_many)
+    aadd = _as_coroutine(add)
+    atouch = _as_coroutine(touch)
+    aincr = _as_coroutine(incr)
+    adelete = _as_coroutine(delete)
+    adelete_many = _as_coroutine(delete_many)
+    aclear = _as_coroutine(clear)
 
     async def aget_or_set(self, key: str, default: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the value, as `get_or_set` does; `default` may be a coroutine function."""
@@ -347,8 +358,8 @@ def backend_of(alias: str, what: str) -> StillfreshCache:
     return cache
 
 
-def _is_there(answer: object) -> bool:
-    """Past its timeout, or invalidated, it is not."""
+def _has_fresh_value(answer: object) -> bool:
+    """False if there is no value, it is past its timeout, or it was invalidated."""
     return isinstance(answer, Answer) and answer.found and answer.verdict is Verdict.FRESH
 
 
@@ -357,10 +368,12 @@ def in_background(load: Callable[[], T]) -> Callable[[], T]:
 
     That thread serves no request, so it closes the database connections that it opened.
     """
-    caller, language, zone = get_ident(), get_language(), get_current_timezone()
+    calling_thread = get_ident()
+    language = get_language()
+    zone = get_current_timezone()
 
-    def loaded() -> T:
-        if get_ident() == caller:
+    def load_in_any_thread() -> T:
+        if get_ident() == calling_thread:
             return load()
         try:
             with override_language(language), override_zone(zone):
@@ -368,4 +381,4 @@ def in_background(load: Callable[[], T]) -> Callable[[], T]:
         finally:
             connections.close_all()
 
-    return loaded
+    return load_in_any_thread

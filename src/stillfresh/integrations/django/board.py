@@ -1,4 +1,4 @@
-"""The operator's dashboard in a Django site: one line of `urlpatterns` (G21)."""
+"""The operator's dashboard in a Django site: one line of `urlpatterns`."""
 
 import re
 from io import BytesIO

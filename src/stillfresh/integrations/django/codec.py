@@ -1,4 +1,4 @@
-"""Django's values as bytes that cannot run code: plain data, responses, model instances (E11).
+"""Django's values as bytes that cannot run code: plain data, responses, model instances.
 
 msgpack holds text, numbers, lists, and dicts whose keys are text. Every other type has an extension
 in the table below; types without one can be neither stored nor read. A model's class is looked up
@@ -32,9 +32,9 @@ LEAVES: Final = frozenset({type(None), bool, float, str, bytes})
 INT64: Final = range(-(2**63), 2**64)
 COMPUTED: Final = (property, cached_property, django_cached_property)
 RESPONSES: Final = {
-    name: it
-    for name, it in vars(django.http).items()
-    if isinstance(it, type) and issubclass(it, HttpResponse)
+    name: member
+    for name, member in vars(django.http).items()
+    if isinstance(member, type) and issubclass(member, HttpResponse)
 }
 """The classes of decoded responses; another class becomes its nearest base in this table."""
 ADVICE: Final = (
@@ -42,7 +42,7 @@ ADVICE: Final = (
     "a response or a model instance; or give this cache a codec of its own in OPTIONS['CODEC']"
 )
 
-_packed = msgpack.Encoder().encode
+_pack = msgpack.Encoder().encode
 
 
 class DjangoCodec:
@@ -51,22 +51,22 @@ class DjangoCodec:
     def encode(self, value: object) -> bytes:
         """Return the value as bytes. Raises TypeError if its type cannot be stored."""
         try:
-            return _packed(Encoding().plain(value))
+            return _pack(Encoding().plain(value))
         except RecursionError:
-            said = f"a {type(value).__name__} cannot be cached: it contains itself. {ADVICE}"
-            raise TypeError(said) from None
+            problem = f"a {type(value).__name__} cannot be cached: it contains itself. {ADVICE}"
+            raise TypeError(problem) from None
 
     def decode(self, data: bytes) -> Any:
         """Return the value, equal and of the same type. Raises an error for other bytes."""
-        return _unpacked(data)
+        return _unpack(data)
 
 
 class Encoding:
-    """One value on its way to bytes."""
+    """The encoding of one value. It knows which model instances it is inside of."""
 
     def __init__(self) -> None:
         self._path: list[Model] = []
-        """The instances that the one at hand is a relation of."""
+        """The instances that lead to the current one by their relations."""
 
     def plain(self, value: Any) -> Plain:
         kind = type(value)
@@ -75,9 +75,10 @@ class Encoding:
         if kind is list:
             return self.plain_list(value)
         if kind is dict and all(type(key) is str for key in value):
-            return {key: self.plain(it) for key, it in value.items()}
-        if (extension := _extension_of(kind)) is not None:
-            return msgpack.Ext(extension.code, _packed(extension.parts(self, value)))
+            return {key: self.plain(member) for key, member in value.items()}
+        extension = _extension_of(kind)
+        if extension is not None:
+            return msgpack.Ext(extension.code, _pack(extension.parts(self, value)))
         if isinstance(value, Promise):
             return str(value)
         if isinstance(value, QuerySet):
@@ -85,38 +86,46 @@ class Encoding:
         raise TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be cached. {ADVICE}")
 
     def plain_list(self, value: Any) -> Plain:
-        return [self.plain(it) for it in value]
+        return [self.plain(member) for member in value]
 
     def pairs(self, value: dict[Any, Any]) -> Plain:
-        return [[self.plain(key), self.plain(it)] for key, it in value.items()]
+        return [[self.plain(key), self.plain(member)] for key, member in value.items()]
 
     def response(self, value: Any) -> Plain:
         if not isinstance(value, HttpResponse):
             raise TypeError(f"a {type(value).__name__} cannot be cached: it is sent in a stream")
-        known = next(it.__name__ for it in type(value).__mro__ if RESPONSES.get(it.__name__) is it)
+        known_class = next(
+            base.__name__ for base in type(value).__mro__ if RESPONSES.get(base.__name__) is base
+        )
         status = [value.status_code, value._reason_phrase, value._charset]
-        headers = [list(it) for it in value.headers.items()]
-        return [known, *status, headers, self.plain(value.cookies), value.content]
+        headers = [list(header) for header in value.headers.items()]
+        return [known_class, *status, headers, self.plain(value.cookies), value.content]
 
     def instance(self, value: Any) -> Plain:
         """Its fields, its annotations, and the related instances that it has loaded."""
-        of, state, held = type(value), value._state, value.__dict__
-        fields = [it.attname for it in of._meta.concrete_fields if it.attname in held]
-        others = held.keys() - set(fields)
-        stored = (it for it in others if not isinstance(getattr(of, it, None), COMPUTED))
-        more = sorted(it for it in stored if not it.startswith("_"))
+        model = type(value)
+        state = value._state
+        attributes = value.__dict__
+        fields = [
+            field.attname for field in model._meta.concrete_fields if field.attname in attributes
+        ]
+        annotations = sorted(
+            name
+            for name in attributes.keys() - set(fields)
+            if not name.startswith("_") and not isinstance(getattr(model, name, None), COMPUTED)
+        )
         self._path.append(value)
         try:
             related = {
-                name: self.plain(it)
-                for name, it in state.fields_cache.items()
-                if not any(it is other for other in self._path)
+                name: self.plain(instance)
+                for name, instance in state.fields_cache.items()
+                if not any(instance is outer for outer in self._path)
             }
-            own = {name: self.plain(_file_name(held[name])) for name in fields}
-            values = [own, {name: self.plain(held[name]) for name in more}, related]
+            own = {name: self.plain(_file_name(attributes[name])) for name in fields}
+            more = {name: self.plain(attributes[name]) for name in annotations}
         finally:
             self._path.pop()
-        return [of._meta.label_lower, state.db, state.adding, *values]
+        return [model._meta.label_lower, state.db, state.adding, own, more, related]
 
 
 class Extension(NamedTuple):
@@ -125,7 +134,7 @@ class Extension(NamedTuple):
     code: int
     """Never reused for another type, because it is in the stored bytes."""
     parts: Callable[[Encoding, Any], Plain]
-    made: Callable[[Any], Any]
+    restore: Callable[[Any], Any]
 
 
 def _file_name(value: object) -> object:
@@ -133,18 +142,23 @@ def _file_name(value: object) -> object:
 
 
 def _zone(at: Any) -> Plain:
-    """A name, or seconds from UTC."""
+    """The zone's name, its seconds from UTC, or None."""
     zone = at.tzinfo
-    if zone is None or isinstance(zone, ZoneInfo):
-        return None if zone is None else zone.key
-    if (offset := at.utcoffset()) is None:
+    if zone is None:
+        return None
+    if isinstance(zone, ZoneInfo):
+        return zone.key
+    offset = at.utcoffset()
+    if offset is None:
         raise TypeError(f"a time in the zone {zone!r} cannot be cached: it is not a fixed one")
     return offset.total_seconds()
 
 
 def _zone_of(plain: Plain) -> tzinfo | None:
-    if plain is None or isinstance(plain, str):
-        return None if plain is None else ZoneInfo(plain)
+    if plain is None:
+        return None
+    if isinstance(plain, str):
+        return ZoneInfo(plain)
     return timezone(timedelta(seconds=plain)) if plain else UTC
 
 
@@ -158,7 +172,7 @@ def _moment_of(of: Any, parts: Any) -> Any:
 
 
 def _cookies(_: Encoding, value: SimpleCookie) -> Plain:
-    return [[key, it.value, it.coded_value, dict(it)] for key, it in value.items()]
+    return [[key, morsel.value, morsel.coded_value, dict(morsel)] for key, morsel in value.items()]
 
 
 def _cookies_of(parts: Any) -> SimpleCookie:
@@ -186,7 +200,7 @@ def _instance_of(parts: Any) -> Model:
     """The instance; deferred and new fields are loaded when they are used."""
     label, database, adding, own, more, related = parts
     model = apps.get_model(label)
-    fields = [it.attname for it in model._meta.concrete_fields if it.attname in own]
+    fields = [field.attname for field in model._meta.concrete_fields if field.attname in own]
     if len(fields) < len(own):
         raise LookupError(f"{label} has no such fields any more: {own.keys() - set(fields)}")
     instance = model.from_db(database, fields, [own[name] for name in fields])
@@ -201,33 +215,37 @@ TABLE: Final[dict[type, Extension]] = {
     set: Extension(2, Encoding.plain_list, set),
     frozenset: Extension(3, Encoding.plain_list, frozenset),
     dict: Extension(4, Encoding.pairs, dict),
-    int: Extension(5, lambda _, it: hex(it), lambda it: int(it, 16)),
-    datetime: Extension(6, _moment, lambda it: _moment_of(datetime, it)),
-    date: Extension(7, lambda _, it: it.isoformat(), date.fromisoformat),
-    time: Extension(8, _moment, lambda it: _moment_of(time, it)),
+    int: Extension(5, lambda _, number: hex(number), lambda text: int(text, 16)),
+    datetime: Extension(6, _moment, lambda parts: _moment_of(datetime, parts)),
+    date: Extension(7, lambda _, day: day.isoformat(), date.fromisoformat),
+    time: Extension(8, _moment, lambda parts: _moment_of(time, parts)),
     timedelta: Extension(
-        9, lambda _, it: [it.days, it.seconds, it.microseconds], lambda it: timedelta(*it)
+        9,
+        lambda _, span: [span.days, span.seconds, span.microseconds],
+        lambda parts: timedelta(*parts),
     ),
-    Decimal: Extension(10, lambda _, it: str(it), Decimal),
-    UUID: Extension(11, lambda _, it: it.bytes, lambda it: UUID(bytes=it)),
-    SafeString: Extension(12, lambda _, it: str.__str__(it), SafeString),
+    Decimal: Extension(10, lambda _, number: str(number), Decimal),
+    UUID: Extension(11, lambda _, uuid: uuid.bytes, lambda data: UUID(bytes=data)),
+    SafeString: Extension(12, lambda _, text: str.__str__(text), SafeString),
     SimpleCookie: Extension(13, _cookies, _cookies_of),
     HttpResponseBase: Extension(14, Encoding.response, _response_of),
     Model: Extension(15, Encoding.instance, _instance_of),
 }
-_BY_CODE: Final = {it.code: it.made for it in TABLE.values()}
+_BY_CODE: Final = {extension.code: extension.restore for extension in TABLE.values()}
 
 
 def _extension_of(kind: type) -> Extension | None:
     """The extension of exactly this type; for responses and models, of subclasses too."""
     if kind in TABLE:
         return TABLE[kind]
-    base = next((it for it in (HttpResponseBase, Model) if issubclass(kind, it)), None)
-    return None if base is None else TABLE[base]
+    for base in (HttpResponseBase, Model):
+        if issubclass(kind, base):
+            return TABLE[base]
+    return None
 
 
-def _made(code: int, data: memoryview) -> Any:
-    return _BY_CODE[code](_unpacked(data))
+def _restore(code: int, data: memoryview) -> Any:
+    return _BY_CODE[code](_unpack(data))
 
 
-_unpacked = msgpack.Decoder(ext_hook=_made).decode
+_unpack = msgpack.Decoder(ext_hook=_restore).decode

@@ -1,4 +1,4 @@
-"""Entries that were made of a model are invalidated when it changes, after the commit (E6, E8).
+"""Entries that were made of a model are invalidated when it changes, after the commit.
 
 An entry says what it is made of by its tags: `shop.product` for any product, `shop.product:7` for
 one. Django sends no signals for `update()` and `bulk_create()`: call `invalidate` after them.
@@ -26,7 +26,7 @@ def tag_of(model: Any) -> str:
 
 def invalidate(*models: Any, cache: str = "default") -> None:
     """Invalidate entries that are tagged with these instances or models."""
-    _invalidate(cache, [tag_of(it) for it in models])
+    _invalidate(cache, [tag_of(model) for model in models])
 
 
 def invalidate_on_change(*models: type[Model], cache: str = "default") -> None:
@@ -39,21 +39,23 @@ def invalidate_on_change(*models: type[Model], cache: str = "default") -> None:
     for model in models:
         tag_of(model)
         family: list[type[Model]] = [model._meta.concrete_model]
-        for one in family:
-            family += one.__subclasses__()
+        for member in family:  # the list grows while it is walked, until it has all descendants
+            family += member.__subclasses__()
             for signal in (post_save, post_delete):
-                signal.connect(partial(_changed, cache), one, weak=False, dispatch_uid=uid)
-        back = [it.field for it in model._meta.related_objects if it.many_to_many]
+                receiver = partial(_invalidate_instance, cache)
+                signal.connect(receiver, member, weak=False, dispatch_uid=uid)
+        back = [relation.field for relation in model._meta.related_objects if relation.many_to_many]
         for field in (*model._meta.many_to_many, *back):
-            related = partial(_related, cache, field)
-            m2m_changed.connect(related, field.remote_field.through, weak=False, dispatch_uid=uid)
+            through = field.remote_field.through
+            receiver = partial(_invalidate_relation, cache, field)
+            m2m_changed.connect(receiver, through, weak=False, dispatch_uid=uid)
 
 
-def _changed(cache: str, *, instance: Model, using: str, **_: object) -> None:
-    _after_commit(cache, using, [instance])
+def _invalidate_instance(cache: str, *, instance: Model, using: str, **_: object) -> None:
+    _invalidate_after_commit(cache, using, [instance])
 
 
-def _related(
+def _invalidate_relation(
     cache: str,
     field: Any,
     *,
@@ -71,17 +73,24 @@ def _related(
         pk_set = getattr(instance, name).using(using).values_list("pk", flat=True)
     elif not action.startswith("post_"):
         return
-    _after_commit(cache, using, [instance, *(model(pk=pk) for pk in pk_set or ())])
+    others = [model(pk=pk) for pk in pk_set or ()]
+    _invalidate_after_commit(cache, using, [instance, *others])
 
 
-def _after_commit(cache: str, using: str, changed: list[Model]) -> None:
-    """Invalidate after the commit: earlier, a reader would load the old rows. With parents."""
+def _invalidate_after_commit(cache: str, using: str, instances: list[Model]) -> None:
+    """Invalidate the instances and their parents after the commit.
+
+    Before the commit, a reader would load the old rows again.
+    """
     tags: set[str] = set()
-    for it in changed:
-        concrete = it._meta.concrete_model
+    for instance in instances:
+        concrete = instance._meta.concrete_model
         for model in (concrete, *concrete._meta.get_parent_list()):
-            pk = getattr(it, model._meta.pk.attname, None)
-            tags |= {tag_of(model), f"{tag_of(model)}:{it.pk if pk is None else pk}"}
+            pk = getattr(instance, model._meta.pk.attname, None)
+            if pk is None:
+                pk = instance.pk
+            tags.add(tag_of(model))
+            tags.add(f"{tag_of(model)}:{pk}")
     transaction.on_commit(partial(_invalidate, cache, sorted(tags)), using=using)
 
 

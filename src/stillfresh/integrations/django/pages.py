@@ -1,7 +1,10 @@
-"""Pages: `cache_page` and a middleware that serve stale pages, and render each one once (E2, E5).
+"""Pages: `cache_page` and a middleware that serve stale pages, and render each one once.
 
-Django's own cache middleware decides what may be cached, for how long and under which key. A
-`PageExchange` takes the place of its cache.
+Django's own cache middleware decides what may be cached, for how long and under which key. It asks
+its cache twice for each request: `get` before the view, `set` after it. A `PageExchange` takes the
+place of that cache. Its `get` reads the page through the engine, with the view as the loader, so
+many requests at once call the view once. If the view was called by this request, `get` answers
+None and the middleware returns the response that the exchange has noted.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,11 +55,11 @@ class PageMiddleware(CacheMiddleware):
         """Return the page, fresh or stale; render it with `view` if there is none."""
         exchange = PageExchange(self, request, view, tags)
         rules = self.on(exchange)
-        found: HttpResponse | None = rules.process_request(request)
-        if found is not None:
+        page: HttpResponse | None = rules.process_request(request)
+        if page is not None:
             if exchange.is_unverified:
-                _end_lifetime(found)
-            return found
+                _end_lifetime(page)
+            return page
         if exchange.response is not None:
             return exchange.response
         return rules.process_response(request, _rendered(view(request)))
@@ -65,8 +68,8 @@ class PageMiddleware(CacheMiddleware):
         """Apply Django's rules of which responses may be cached."""
         if _names_visitor(request, response):
             request._cache_update_cache = False
-        judged: HttpResponse = super().process_response(request, response)
-        return judged
+        processed: HttpResponse = super().process_response(request, response)
+        return processed
 
     def on(self, standing_in: object) -> "PageMiddleware":
         """Return this middleware for another cache."""
@@ -113,13 +116,14 @@ class PageExchange:
         if self.response is not None:
             return None
         try:
-            found, is_unverified = self._backend.read_checked(
+            value, is_unverified = self._backend.read_checked(
                 key, lambda: self._load(key), tags=self._tags_of(key)
             )
         except ServerSideError:
             return None
-        self.is_unverified = is_unverified  # of the page, which is read last
-        return None if found is MISSING else found
+        # Django reads the `Vary` entry first and the page last: this is the page's answer.
+        self.is_unverified = is_unverified
+        return None if value is MISSING else value
 
     def set(self, key: str, value: object, timeout: float) -> None:
         """Store a page. If the store is unavailable, the visitor still gets it."""
@@ -136,19 +140,21 @@ class PageExchange:
             self.response = response
         if response.status_code >= 500:
             raise ServerSideError(f"the view answered with status {response.status_code}")
-        kept = Kept()
-        self._rules.on(kept).process_response(request, response)
-        own = kept.pop(key, None)
-        for other, (value, timeout) in kept.items():
+        values = Kept()
+        self._rules.on(values).process_response(request, response)
+        own = values.pop(key, None)
+        for other_key, (value, timeout) in values.items():
             # A put that fails would drop it from memory, and the next visit would render again.
-            if not self._backend.is_known_without_store(other, value):
-                self.set(other, value, timeout)
-        return Private(None, is_noted=False) if own is None else self._loaded(key, *own)
+            if not self._backend.is_known_without_store(other_key, value):
+                self.set(other_key, value, timeout)
+        if own is None:
+            return Private(None, is_noted=False)
+        return self._loaded(key, *own)
 
     def _loaded(self, key: str, value: object, timeout: float) -> Loaded[bytes]:
         """The `Vary` entry of an address outlives its pages, so that it is learned only once."""
-        rules, backend = self._rules, self._backend
-        loaded = backend.loaded(
+        rules = self._rules
+        loaded = self._backend.loaded(
             value, timeout, self._tags_of(key), rules.stale_for, rules.error_for
         )
         if not isinstance(value, HttpResponse):
@@ -161,7 +167,7 @@ class PageExchange:
 
 
 def _end_lifetime(response: HttpResponse) -> None:
-    """E29: nobody knows whether it is still right, so no cache may keep it as fresh."""
+    """Take the lifetime out of an unverified page, so that no other cache keeps it as fresh."""
     fields = [(name.encode(), value.encode("latin-1")) for name, value in response.items()]
     for name, _ in fields:
         del response[name.decode()]
@@ -170,12 +176,13 @@ def _end_lifetime(response: HttpResponse) -> None:
 
 
 def _rendered(response: Any) -> HttpResponse:
+    """The response; a `TemplateResponse` is rendered first."""
     rendered: HttpResponse = response.render() if hasattr(response, "render") else response
     return rendered
 
 
 def _names_visitor(request: Any, response: HttpResponse) -> bool:
-    """True if it is only for this visit. If the session was read, it varies by cookie."""
+    """True if the response is only for this visit. If the session was read, it varies by cookie."""
     session: Any = getattr(request, "session", None)
     messages: Any = getattr(request, "_messages", None)
     has_token = request.META.get("CSRF_COOKIE_NEEDS_UPDATE", False)
@@ -212,21 +219,27 @@ def cache_page(
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         is_async = iscoroutinefunction(view)
-        called = async_to_sync(view) if is_async else view
+        sync_view = async_to_sync(view) if is_async else view
         pages = PageMiddleware(
-            called, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix
+            sync_view, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix
         )
-        pages.stale_for, pages.error_for = stale_for, error_for
+        pages.stale_for = stale_for
+        pages.error_for = error_for
 
         @wraps(view)
         def cached(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-            own = tags(request, *args, **kwargs) if callable(tags) else tags
-            return pages.respond(request, lambda it: called(it, *args, **kwargs), own)
+            page_tags = tags(request, *args, **kwargs) if callable(tags) else tags
+
+            def call_view(page_request: HttpRequest) -> HttpResponse:
+                response: HttpResponse = sync_view(page_request, *args, **kwargs)
+                return response
+
+            return pages.respond(request, call_view, page_tags)
 
         @wraps(view)
-        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        async def cached_async(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             return await sync_to_async(cached)(request, *args, **kwargs)
 
-        return awaited if is_async else cached
+        return cached_async if is_async else cached
 
     return decorate

@@ -45,7 +45,7 @@ class TaggedKey(str):
 
 
 class BlockingCache(SyncCache):
-    """Also called on an event loop, where it holds the loop, as every Django backend does.
+    """A SyncCache that may be called on an event loop. It blocks the loop, as Django backends do.
 
     A template rendered by an async view reads its fragments that way.
     """
@@ -55,7 +55,7 @@ class BlockingCache(SyncCache):
 
 
 class Bytes:
-    """Values of the resource: as they are."""
+    """The codec of the resource: its values are bytes already."""
 
     @staticmethod
     def encode(value: bytes) -> bytes:
@@ -91,33 +91,42 @@ class SharedCache:
     def encoded(self, value: object, tags: tuple[str, ...] = ()) -> bytes:
         """The value with its tags, so that a later change of the entry knows them."""
         data = self.codec.encode(value)
-        return TAGGED + _packed((tags, data)) if tags or data.startswith(TAGGED) else data
+        if tags or data.startswith(TAGGED):
+            return TAGGED + _pack((tags, data))
+        return data
 
     def decoded(self, data: bytes, default: object) -> Any:
-        """The default, if another release or another codec wrote it."""
+        """The value; `default` if another release or another codec wrote the bytes."""
         try:
-            return self.codec.decode(_unpacked(data[1:])[1] if data.startswith(TAGGED) else data)
+            if data.startswith(TAGGED):
+                _, data = _unpack(data[1:])
+            return self.codec.decode(data)
         except Exception:  # noqa: BLE001 (a codec may raise anything)
             return default
 
     def tags(self, data: bytes) -> tuple[str, ...]:
-        return _unpacked(data[1:])[0] if data.startswith(TAGGED) else ()
+        """The tags that were stored with the value."""
+        if not data.startswith(TAGGED):
+            return ()
+        tags, _ = _unpack(data[1:])
+        return tags
 
 
-_packed = msgpack.Encoder().encode
-_unpacked = msgpack.Decoder(tuple[tuple[str, ...], bytes]).decode
+_pack = msgpack.Encoder().encode
+_unpack = msgpack.Decoder(tuple[tuple[str, ...], bytes]).decode
 _caches: dict[tuple[str, str], SharedCache] = {}
 _lock = Lock()
 
 
 def options_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The OPTIONS of an alias. Raises ConfigError for a TIMEOUT that Django reads as 300."""
-    if (timeout := params.get("TIMEOUT")) is not None:
+    timeout = params.get("TIMEOUT")
+    if timeout is not None:
         try:
             int(timeout)
         except (ValueError, TypeError):
-            said = "write a number of seconds, or None for no end"
-            raise ConfigError(f"CACHES: TIMEOUT is {shown(timeout)}; {said}") from None
+            advice = "write a number of seconds, or None for no end"
+            raise ConfigError(f"CACHES: TIMEOUT is {shown(timeout)}; {advice}") from None
     options: Mapping[str, Any] = params.get("OPTIONS", {})
     return options
 
@@ -125,30 +134,35 @@ def options_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
 def shared(location: str, given: Mapping[str, Any]) -> SharedCache:
     """The cache that the backends of this LOCATION and NAME share. Opens nothing."""
     if not location or not isinstance(location, str):
-        said = "write a store's address, such as 'sqlite:///cache.db'"
-        raise ConfigError(f"CACHES: LOCATION is {shown(location)}; {said}")
-    if unknown := sorted(given.keys() - SHARED.keys() - set(OWN)):
+        advice = "write a store's address, such as 'sqlite:///cache.db'"
+        raise ConfigError(f"CACHES: LOCATION is {shown(location)}; {advice}")
+    unknown = sorted(given.keys() - SHARED.keys() - set(OWN))
+    if unknown:
         names = ", ".join([*SHARED, *OWN])
         raise ConfigError(f"CACHES: there is no OPTIONS[{unknown[0]!r}]; there are {names}")
-    options = {**SHARED, **{name: it for name, it in given.items() if name in SHARED}}
+    options: dict[str, Any] = dict(SHARED)
+    options.update((name, value) for name, value in given.items() if name in SHARED)
+    identity = (location, options["NAME"])
     with _lock:
-        there = _caches.get(name := (location, options["NAME"]))
-        if there is None:
-            there = _caches[name] = SharedCache(location, options)
+        cache = _caches.get(identity)
+        if cache is None:
+            cache = SharedCache(location, options)
+            _caches[identity] = cache
     for option, value in options.items():
-        if value != there.options[option]:
+        other_value = cache.options[option]
+        if value != other_value:
             raise ConfigError(
                 f"CACHES: OPTIONS[{option!r}] is {shown(value)} in one alias and "
-                f"{shown(there.options[option])} in another of the same LOCATION; "
+                f"{shown(other_value)} in another of the same LOCATION; "
                 f"write the same in both, or give one of them a NAME of its own"
             )
-    return there
+    return cache
 
 
 def _codec(given: object) -> Codec[Any]:
-    """A codec, or where it can be imported from."""
+    """The codec in OPTIONS: an object, its class, or the import path of either."""
     if given is None:
         return DjangoCodec()
-    found: Any = import_string(given) if isinstance(given, str) else given
-    codec: Codec[Any] = found() if isinstance(found, type) else found
+    imported: Any = import_string(given) if isinstance(given, str) else given
+    codec: Codec[Any] = imported() if isinstance(imported, type) else imported
     return codec

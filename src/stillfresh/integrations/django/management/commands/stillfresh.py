@@ -1,4 +1,4 @@
-"""`manage.py stillfresh`: the commands of `stillfresh` for a cache of settings.CACHES (G10)."""
+"""`manage.py stillfresh`: the commands of `stillfresh` for a cache of settings.CACHES."""
 
 from argparse import REMAINDER, ArgumentParser
 from importlib import import_module
@@ -23,8 +23,9 @@ class StillfreshCommand(BaseCommand):
 
     def handle(self, *, cache: str, action: str, more: list[str], **_: Any) -> None:
         if "--cache" in more:
-            said = "--cache stands before the action"
-            raise CommandError(f"{said}: manage.py stillfresh --cache ALIAS {action}")
+            raise CommandError(
+                f"--cache stands before the action: manage.py stillfresh --cache ALIAS {action}"
+            )
         try:
             backend = backend_of(cache, "these commands")
         except ConfigError as exc:
