@@ -35,12 +35,14 @@ class KeptResponse(msgspec.Struct, frozen=True):
 def check_cache(cache: object, of: type) -> None:
     """Refuse an address, and a Cache where a SyncCache is needed or the other way round."""
     if not isinstance(cache, of):
-        said = f"cache: a {of.__name__} is needed here, not {cache!r}"
-        raise ConfigError(f'{said}; write cache = {of.__name__}("sqlite:///app.db")')
+        raise ConfigError(
+            f"cache: a {of.__name__} is needed here, not {cache!r}; "
+            f'write cache = {of.__name__}("sqlite:///app.db")'
+        )
 
 
 def id_of(kind: str, parts: Sequence[object], what: object, advice: str) -> str:
-    """The id of these parts; `what`: those of them that an error shows."""
+    """The id of these parts; `what`: the parts that an error shows."""
     try:
         text = key_text(parts)
     except (TypeError, ValueError, RecursionError) as exc:
@@ -49,8 +51,8 @@ def id_of(kind: str, parts: Sequence[object], what: object, advice: str) -> str:
 
 
 def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -> bool:
-    """False if only the caller whose request made it may have it."""
+    """False if the response is only for the caller whose request made it."""
     fields = [(name.lower(), value) for name, value in headers]
-    said = directives(values(fields, b"cache-control")).keys()
-    is_own = values(fields, b"set-cookie") or not UNSHARED.isdisjoint(said)
-    return status == 200 and size <= MAX_BODY and not is_own
+    cache_control = directives(values(fields, b"cache-control")).keys()
+    is_personal = values(fields, b"set-cookie") or not UNSHARED.isdisjoint(cache_control)
+    return status == 200 and size <= MAX_BODY and not is_personal

@@ -1,4 +1,4 @@
-"""FastAPI routes that keep their answers fresh: `@fresh`, and the cache's life in the app's (E19).
+"""FastAPI routes that keep their answers fresh: `@fresh`, and the cache's life in the app's.
 
 ```python
 cache = Cache("sqlite:///app.db")

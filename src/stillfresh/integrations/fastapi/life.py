@@ -1,4 +1,4 @@
-"""The caches of an app, and the dashboards that it mounts, opened and closed with it (E13)."""
+"""The caches of an app, and the dashboards that it mounts, opened and closed with it."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ def lifespan(*caches: Cache, own: Own | None = None) -> Own:
         check_cache(cache, Cache)
 
     @asynccontextmanager
-    async def living(app: FastAPI) -> AsyncIterator[Any]:
+    async def run_caches(app: FastAPI) -> AsyncIterator[Any]:
         check_order(app.routes)
         async with AsyncExitStack() as stack:
             state = None if own is None else await stack.enter_async_context(own(app))
@@ -41,11 +41,11 @@ def lifespan(*caches: Cache, own: Own | None = None) -> Own:
                     stack.push_async_callback(mount.app.close)
             yield state
 
-    return living
+    return run_caches
 
 
 async def _open(cache: Cache, stack: AsyncExitStack) -> None:
-    """A store that is unavailable does not keep the app from starting: its routes work uncached."""
+    """Open the cache. If its store is unavailable, the app starts, and its routes work uncached."""
     stack.push_async_callback(cache.close)
     try:
         await cache.open()

@@ -1,4 +1,4 @@
-"""Which parameters of a route make its key, and which it refuses to guess about (E15, E19).
+"""Which parameters of a route make its key, and which it refuses to guess about.
 
 Pure: a signature and options in, the rule of the key out, or a `ConfigError`. Everything that is
 known before the first request belongs here. The rule of the design: nothing personal is shared
@@ -40,14 +40,16 @@ def typed_signature(name: str, function: Callable[..., Any]) -> inspect.Signatur
 
 def kept_type(name: str, signature: inspect.Signature, model: Any) -> Any:  # noqa: ANN401 (types)
     """The type of stored values: `model`, or the return annotation."""
-    kept = signature.return_annotation if model is None else model
-    origin = get_origin(kept) or kept
+    value_type = signature.return_annotation if model is None else model
+    origin = get_origin(value_type) or value_type
     is_stream = isinstance(origin, type) and issubclass(
         origin, StreamingResponse | FileResponse | AsyncIterable
     )
     if is_stream:
-        raise ConfigError(f"{name}: {kept!r} is a stream, which cannot be kept; remove @fresh")
-    return kept
+        raise ConfigError(
+            f"{name}: {value_type!r} is a stream, which cannot be kept; remove @fresh"
+        )
+    return value_type
 
 
 class KeyRule:
@@ -61,22 +63,29 @@ class KeyRule:
         ignored = set([ignore] if isinstance(ignore, str) else ignore)
         known = signature.parameters
         for unknown in (self._by.keys() | ignored) - known.keys():
-            there = ", ".join(known) or "none"
-            raise ConfigError(f"{name}: there is no parameter {unknown!r}; there are: {there}")
+            names = ", ".join(known) or "none"
+            raise ConfigError(f"{name}: there is no parameter {unknown!r}; there are: {names}")
         for both in self._by.keys() & ignored:
             raise ConfigError(f"{name}: {both!r} is in per= and in ignore=; it can be in one")
         for parameter in known.values():
             self._check(parameter, ignored)
-        self._defaults = {it: _default(known[it]) for it in known if it not in ignored}
+        self._defaults = {
+            parameter.name: _default(parameter)
+            for parameter in known.values()
+            if parameter.name not in ignored
+        }
         """The default of each parameter in the key."""
 
     def _check(self, parameter: inspect.Parameter, ignored: set[str]) -> None:
-        name, what = parameter.name, _kind(parameter)
+        name = parameter.name
+        what = _kind(parameter)
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             raise ConfigError(f"{self._name}: *{name} has no name in a request; write each one out")
         if what == "form":
-            said = "cannot be cached, since it can be read only once; take JSON instead"
-            raise ConfigError(f"{self._name}: the form or file {name!r} {said}")
+            raise ConfigError(
+                f"{self._name}: the form or file {name!r} cannot be cached, since it can be read "
+                "only once; take JSON instead"
+            )
         if what and name not in self._by and name not in ignored:
             part = "headers.get('accept-language')" if what == "the Request" else "id"
             raise ConfigError(
@@ -96,23 +105,24 @@ class KeyRule:
 
     def call(self, values: Mapping[str, Any]) -> Call[Any]:
         """The entry of a request; parameters in `per` count by the result of their function."""
-        by = self._by
-        return self._named(
-            {it: by[it](values[it]) if it in by else values[it] for it in self._defaults}
-        )
+        arguments: dict[str, Any] = {}
+        for name in self._defaults:
+            value = values[name]
+            arguments[name] = self._by[name](value) if name in self._by else value
+        return self._entry(arguments)
 
     def named(self, given: Mapping[str, Any]) -> Call[Any]:
-        """The same by hand: with defaults; for `per`, give the result of the function."""
+        """The entry by hand: with defaults; for `per`, give the result of the function."""
         for unknown in given.keys() - self._defaults.keys():
-            there = ", ".join(self._defaults)
-            raise ConfigError(f"{self._name}: {unknown!r} is not in the key; it has: {there}")
-        whole = {**self._defaults, **given}
-        for name, value in whole.items():
+            names = ", ".join(self._defaults)
+            raise ConfigError(f"{self._name}: {unknown!r} is not in the key; it has: {names}")
+        arguments = {**self._defaults, **given}
+        for name, value in arguments.items():
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"{self._name}: {name!r} is in the key, and has no default")
-        return self._named(whole)
+        return self._entry(arguments)
 
-    def _named(self, arguments: dict[str, Any]) -> Call[Any]:
+    def _entry(self, arguments: dict[str, Any]) -> Call[Any]:
         advice = "say in per= what counts, as per={'user': lambda user: user.id}"
         id_ = id_of(self._name, list(arguments.values()), arguments, advice)
         return Call(id_, (), arguments)
@@ -136,12 +146,20 @@ def _default(parameter: inspect.Parameter) -> object:
 def _kind(parameter: inspect.Parameter) -> str:
     """What the parameter is, if it is not plain data of a request; "form" can be read only once."""
     annotation = getattr(parameter.annotation, "__value__", parameter.annotation)  # type X = …
-    of, *said = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
-    said.append(parameter.default)
-    is_type = isinstance(of, type)
-    if any(isinstance(it, params.Depends) for it in said):
+    if get_origin(annotation) is Annotated:
+        declared, *markers = get_args(annotation)
+    else:
+        declared = annotation
+        markers = []
+    markers.append(parameter.default)  # `x = Depends(…)` is the older way to write a marker
+    if any(isinstance(marker, params.Depends) for marker in markers):
         return "a dependency"
-    files = [isinstance(it, type) and issubclass(it, UploadFile) for it in (of, *get_args(of))]
-    if any(isinstance(it, params.Form) for it in said) or any(files):
+    is_file = any(
+        isinstance(part, type) and issubclass(part, UploadFile)
+        for part in (declared, *get_args(declared))
+    )
+    if is_file or any(isinstance(marker, params.Form) for marker in markers):
         return "form"
-    return f"the {of.__name__}" if is_type and issubclass(of, INJECTED) else ""
+    if isinstance(declared, type) and issubclass(declared, INJECTED):
+        return f"the {declared.__name__}"
+    return ""

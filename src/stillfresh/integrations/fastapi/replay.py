@@ -1,4 +1,4 @@
-"""A route's load: by the request that waits for it, or by the same request again (E3).
+"""A route's load: by the request that waits for it, or by the same request again.
 
 A request that waits runs the function itself, with its own dependencies, in its own context. A
 refresh runs after its request has ended, when sessions and connections are closed. So the request
@@ -41,9 +41,10 @@ class Replay:
 
     async def value(self) -> object:
         """Return or raise the function's result, after its dependencies are closed."""
-        asked = self._request.scope
-        scope: Scope = {name: it for name, it in asked.items() if name in KEPT}
-        scope[MARK], scope["state"] = self, dict(asked.get("state", {}))
+        first_scope = self._request.scope
+        scope: Scope = {name: value for name, value in first_scope.items() if name in KEPT}
+        scope[MARK] = self
+        scope["state"] = dict(first_scope.get("state", {}))
         await self._request.app(scope, self._receive, self._send)
         if not self._ended.done():
             raise LoadFailed(
@@ -66,7 +67,7 @@ class Replay:
 
     async def _receive(self) -> Message:
         if self._is_sent:
-            await asyncio.get_running_loop().create_future()  # it never leaves
+            await asyncio.get_running_loop().create_future()  # this client never disconnects
         self._is_sent = True
         return {"type": "http.request", "body": self._body, "more_body": False}
 
@@ -87,7 +88,7 @@ class RouteLoad:
         self._has_left = False
 
     async def __call__(self) -> object:
-        """E3: a cancelled request ends its own run; other callers get the load by replay."""
+        """Run the function. A cancelled request ends its own run; other callers get a replay."""
         if not self._has_left:
             loop = asyncio.get_running_loop()
             self._running = loop.create_task(self._run(), context=self._context)
@@ -100,8 +101,8 @@ class RouteLoad:
 
     def is_handled(self, error: Exception) -> bool:
         """True if the app has its own handler for it: then it is an answer, not a failure."""
-        known = self._request.app.exception_handlers
-        return any(kind in known for kind in type(error).__mro__ if kind is not Exception)
+        handlers = self._request.app.exception_handlers
+        return any(kind in handlers for kind in type(error).__mro__ if kind is not Exception)
 
     async def leave(self) -> None:
         """The request ends, and its dependencies too: stop the run that uses them."""

@@ -1,4 +1,4 @@
-"""`@fresh`: a route's answers are stored, served at once, and refreshed in the background (E19).
+"""`@fresh`: a route's answers are stored, served at once, and refreshed in the background.
 
 FastAPI sees the function's own signature, so validation, dependencies and OpenAPI are as without
 the cache. Dependencies run for every request, so a caller without the right to ask is refused.
@@ -145,9 +145,11 @@ class FreshRoute(Generic[P]):
         self._function = function
         self._key_rule = key_rule
         self._values = values
-        of, added = inspect.Parameter, Depends(exchange)
-        seen = [*signature.parameters.values(), of(EXCHANGE, of.KEYWORD_ONLY, default=added)]
-        like_function(self, function, signature.replace(parameters=seen))
+        added = inspect.Parameter(
+            EXCHANGE, inspect.Parameter.KEYWORD_ONLY, default=Depends(exchange)
+        )
+        parameters = [*signature.parameters.values(), added]
+        like_function(self, function, signature.replace(parameters=parameters))
         with suppress(AttributeError):  # a method of an object
             setattr(function, KEPT_BY, self)
 
@@ -180,23 +182,24 @@ class FreshRoute(Generic[P]):
         return await run_in_threadpool(self._function, *args, **kwargs)
 
     async def _read(self, call: Call[Any], run: Run, given: Exchange) -> object:
-        if (held := self._core.glance(call)) is not None and held.found:
-            return self._marked(held, call, given.response)
+        in_memory = self._core.glance(call)
+        if in_memory is not None and in_memory.found:
+            return self._value_with_fields(in_memory, call, given.response)
         load = RouteLoad(partial(_shareable, run, given.response), given.request, call)
         try:
-            said = await self._core.read(call, partial(self._load, load, call))
+            answer = await self._core.read(call, partial(self._load, load, call))
         finally:
             await load.leave()
-        match said:
+        match answer:
             case Private(HTTPException() as refusal):
                 raise refusal
             case Private(value):
                 return value
             case LoadFailed():
-                self._fail(said)
+                self._fail(answer)
             case Answer(found=False):  # the load was for another caller only
                 return await run()
-        return self._marked(said, call, given.response)
+        return self._value_with_fields(answer, call, given.response)
 
     async def _load(self, load: RouteLoad, call: Call[Any]) -> object:
         """The function's value, ready to be stored; exceptions are never stored."""
@@ -223,8 +226,10 @@ class FreshRoute(Generic[P]):
         pause = f"{pause_after(failed, self._core.memory.now())}"
         raise HTTPException(503, headers={"Retry-After": pause}) from failed
 
-    def _marked(self, answer: Answer[Any], call: Call[Any], response: Response) -> object:
-        """The value; its freshness goes into the header fields of the response."""
+    def _value_with_fields(
+        self, answer: Answer[Any], call: Call[Any], response: Response
+    ) -> object:
+        """Return the value, and write its freshness into the header fields of the response."""
         value = self._values.served(answer.value)
         sent = value if isinstance(value, Response) else response
         if answer.unverified:
@@ -240,17 +245,20 @@ async def _shareable(run: Run, response: Response) -> object:
     """The value; private if the function set a cookie, a status or the like on the response."""
     before = list(response.raw_headers)
     value = await run()
-    added = [it for it in response.raw_headers if it not in before]
-    is_for_any = is_for_all(response.status_code or 200, added, 0)
-    return value if is_for_any else Private(value, is_noted=False)
+    added = [header for header in response.raw_headers if header not in before]
+    if is_for_all(response.status_code or 200, added, 0):
+        return value
+    return Private(value, is_noted=False)
 
 
 def check_order(routes: Iterable[object]) -> None:
     """Raise ConfigError if `@fresh` is above `@app.get`: FastAPI then has only the function."""
     endpoints = list(_endpoints(routes))
     for function in endpoints:
-        kept = None if isinstance(function, FreshRoute) else getattr(function, KEPT_BY, None)
-        if kept is not None and kept not in endpoints:
+        if isinstance(function, FreshRoute):
+            continue
+        route = getattr(function, KEPT_BY, None)
+        if route is not None and route not in endpoints:
             name = getattr(function, "__name__", function)
             raise ConfigError(f"{name}: @fresh stands above the route; write it below @app.get(…)")
 

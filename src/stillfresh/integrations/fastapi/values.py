@@ -1,4 +1,4 @@
-"""A route's values: as the store keeps them, and as FastAPI gets them back (E11, E19).
+"""A route's values: as the store keeps them, and as FastAPI gets them back.
 
 A value is stored by its declared type; a whole response is stored as its bytes, if it can
 be shared. No request may be needed here.
@@ -61,7 +61,8 @@ class RouteValues:
             return value
         is_stream = isinstance(value, StreamingResponse | FileResponse)
         if self._is_response and not is_stream and value.background is None:
-            headers, body = list(value.raw_headers), bytes(value.body)
+            headers = list(value.raw_headers)
+            body = bytes(value.body)
             if is_for_all(value.status_code, headers, len(body)):
                 return KeptResponse(200, headers, body)
         return Private(value, is_noted=False)

@@ -1,4 +1,4 @@
-"""Flask views that keep their answers fresh: the extension, and `@fresh.view` (E20).
+"""Flask views that keep their answers fresh: the extension, and `@fresh.view`.
 
 ```python
 app.config["STILLFRESH_STORE"] = "sqlite:///app.db"

@@ -48,11 +48,14 @@ class Fresh:
 
     def init_app(self, app: Flask) -> None:
         """Read the app's settings. Raises ConfigError for one that cannot be used."""
-        found = {name: it for name, it in app.config.items() if name.startswith(PREFIX)}
-        if self._shared is not None and found:
-            said = f"{', '.join(found)}: this Fresh was given a cache"
-            raise ConfigError(f"{said}; remove the settings, or write Fresh() without cache=")
-        views = self._apps[app] = self._shared or AppViews(_cache_of(found), {})
+        settings = {name: value for name, value in app.config.items() if name.startswith(PREFIX)}
+        if self._shared is not None and settings:
+            raise ConfigError(
+                f"{', '.join(settings)}: this Fresh was given a cache; remove the settings, or "
+                "write Fresh() without cache="
+            )
+        views = self._shared or AppViews(_cache_of(settings), {})
+        self._apps[app] = views
         app.extensions["stillfresh"] = self
         for view in self._views.values():
             _declare(view, views)
@@ -69,22 +72,23 @@ class Fresh:
     def _of_app(self) -> AppViews:
         if self._shared is not None:
             return self._shared
+        views = None
         if has_app_context():
-            found = self._apps.get(app_ctx.app)
-        else:
-            found = next(iter(self._apps.values())) if len(self._apps) == 1 else None
-        if found is None:
+            views = self._apps.get(app_ctx.app)
+        elif len(self._apps) == 1:
+            views = next(iter(self._apps.values()))
+        if views is None:
             raise ConfigError(
                 f"this Fresh has {len(self._apps)} apps, and the current app is none of them: call "
                 f"init_app(app), and outside of requests work in `with app.app_context():`; to "
                 f"decorate functions before there is an app, write Fresh(cache=SyncCache(...))"
             )
-        return found
+        return views
 
     def dashboard(
         self, app: Flask, path: str = "/_stillfresh", *, token: str | None = None
     ) -> None:
-        """Add the operator's dashboard to the app, below this path (G21).
+        """Add the operator's dashboard to the app, below this path.
 
         Without a token, only this machine may see it. Needs `stillfresh[web]`, too.
         """
@@ -131,8 +135,9 @@ class Fresh:
             if kind in self._views:
                 raise ConfigError(f"{kind}: another view has this name; write name='{kind}_2'")
             if any(function in app.view_functions.values() for app in self._apps):
-                said = "@fresh.view stands above the route"
-                raise ConfigError(f"{kind}: {said}; write it below @app.get(…)")
+                raise ConfigError(
+                    f"{kind}: @fresh.view stands above the route; write it below @app.get(…)"
+                )
             spec: RouteSpec = Spec(
                 kind,
                 no_loader,
@@ -157,23 +162,24 @@ class Fresh:
 
 
 def _declare(view: FreshView[Any], views: AppViews) -> None:
-    """Once for each cache."""
+    """Declare the view's entries, once for each cache."""
     if view.kind not in views.cores:
         core = views.cache.declare(view.spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
         views.cores[view.kind] = core
 
 
-def _cache_of(found: Mapping[str, Any]) -> SyncCache:
-    for unknown in found.keys() - SETTINGS.keys():
+def _cache_of(settings: Mapping[str, Any]) -> SyncCache:
+    """The cache that an app's settings describe."""
+    for unknown in settings.keys() - SETTINGS.keys():
         raise ConfigError(f"{unknown}: there is no such setting; there are {', '.join(SETTINGS)}")
-    if "STILLFRESH_STORE" not in found:
+    if "STILLFRESH_STORE" not in settings:
         raise ConfigError(
             "STILLFRESH_STORE is not set; set app.config['STILLFRESH_STORE'] to an address, such "
             "as 'sqlite:///app.db', 'redis://…' or 'memory://'"
         )
-    for name, value in found.items():  # each by itself, so that the error names it
+    for name, value in settings.items():  # each by itself, so that the error names it
         try:
             SyncCache(**{"store": "memory://", SETTINGS[name]: value})
         except ConfigError as exc:
             raise ConfigError(f"{name}: {exc}") from exc
-    return SyncCache(**{SETTINGS[name]: value for name, value in found.items()})
+    return SyncCache(**{SETTINGS[name]: value for name, value in settings.items()})

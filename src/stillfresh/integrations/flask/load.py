@@ -1,8 +1,12 @@
-"""A view's load: by the request that waits for it, or by the same request again (E3, E20).
+"""A view's load: by the request that waits for it, or by the same request again.
 
 A view with a copy for each visitor (`per`) is run by the waiting request itself. All others run in
 a request of their own: a view for all visitors must not see one of them, and a refresh runs after
 its request has ended and its database session is closed.
+
+The repeated request goes through the app's functions and decorators to the view. There the
+`FreshView` finds the `ViewLoad` under `MARK` and calls `run_view`, which notes the outcome. The
+outcome is noted, and not returned, because the app's functions around the view may change it.
 """
 
 from collections.abc import Callable
@@ -32,17 +36,22 @@ Query = list[tuple[str, str]]
 Environ = dict[str, Any]
 
 
-def replayed(environ: Environ, query: Query, *, whole: bool) -> Environ:
+def repeat_environ(environ: Environ, query: Query, *, whole: bool) -> Environ:
     """The same request again, as a GET without a client; `whole`: with the visitor's fields."""
-    kept = {
-        name: it
-        for name, it in environ.items()
-        if name in KEPT or (whole and isinstance(it, str) and not name.startswith("werkzeug."))
+    repeated = {
+        name: value
+        for name, value in environ.items()
+        if name in KEPT or (whole and isinstance(value, str) and not name.startswith("werkzeug."))
     }
-    kept.setdefault("REMOTE_ADDR", "127.0.0.1")
-    kept |= {"REQUEST_METHOD": "GET", "QUERY_STRING": urlencode(query), "CONTENT_LENGTH": "0"}
-    kept |= {"wsgi.input": BytesIO(), "wsgi.multithread": True, "wsgi.multiprocess": True}
-    return {**kept, "wsgi.run_once": False}
+    repeated.setdefault("REMOTE_ADDR", "127.0.0.1")
+    repeated["REQUEST_METHOD"] = "GET"
+    repeated["QUERY_STRING"] = urlencode(query)
+    repeated["CONTENT_LENGTH"] = "0"
+    repeated["wsgi.input"] = BytesIO()
+    repeated["wsgi.multithread"] = True
+    repeated["wsgi.multiprocess"] = True
+    repeated["wsgi.run_once"] = False
+    return repeated
 
 
 class ViewLoad:
@@ -61,21 +70,24 @@ class ViewLoad:
         self._call = call
         self._run = run
         self._own: Environ = request.environ
-        self._environ = replayed(self._own, query, whole=is_personal)
+        self._environ = repeat_environ(self._own, query, whole=is_personal)
         self.report = report
         self._is_personal = is_personal
         has_all = sorted(request.args.items(multi=True)) == sorted(query)
         is_known = any(name in self._own for name in VISITOR)
         self._is_whole = has_all and (is_personal or not is_known)
         """True if no part of the request is left out that might matter."""
-        self._said: KeptResponse | Private[Response | None] | Exception | None = None
+        self._outcome: KeptResponse | Private[Response | None] | Exception | None = None
+        """What the repeated request's view did; None while it has not run."""
 
     def __call__(self) -> object:
         """For the engine: the response to store, or a `Private` for its caller only."""
         is_here = has_request_context() and request.environ is self._own
         if is_here and self._is_personal and self._is_whole and request.method == "GET":
-            response, said = self._judged(self._run)
-            return said if isinstance(said, KeptResponse) else Private(response, is_noted=False)
+            response, outcome = self._call_view(self._run)
+            if isinstance(outcome, KeptResponse):
+                return outcome
+            return Private(response, is_noted=False)
         with self._app.app_context(), self._app.request_context({**self._environ, MARK: self}):
             return self._replay()
 
@@ -87,56 +99,64 @@ class ViewLoad:
         except HTTPException:
             pass  # of the app, before the view; or the view's, which is noted
         except Exception:
-            if self._said is None:
+            if self._outcome is None:
                 raise
-        if isinstance(self._said, Exception):
-            raise self._said
-        if self._said is None:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        if self._outcome is None:
             why = "the app answered a visitor that it does not know before the view ran"
             self.report(why)
             raise Dropped(why)
-        return self._said
+        return self._outcome
 
-    def ran(self, call: Call[Any], run: Run) -> Response:
-        """Called by the repeated request in place of the view's read."""
+    def run_view(self, call: Call[Any], run: Run) -> Response:
+        """Run the view and note its outcome. The repeated request calls it in place of a read."""
         if call != self._call:
-            self._said = Dropped(f"made again, the request is for {call!r}, not {self._call!r}")
-            self.report(f"{self._said}")
-            raise self._said
+            problem = Dropped(f"made again, the request is for {call!r}, not {self._call!r}")
+            self._outcome = problem
+            self.report(f"{problem}")
+            raise problem
         try:
-            response, said = self._judged(run)
+            response, outcome = self._call_view(run)
         except Exception as exc:
-            self._said = exc
+            self._outcome = exc
             raise
-        if said is NOBODYS:
+        if outcome is NOBODYS:
             response.close()
-        self._said = said
+        self._outcome = outcome
         return response
 
-    def _judged(self, run: Run) -> tuple[Response, KeptResponse | Private[Response | None]]:
+    def _call_view(self, run: Run) -> tuple[Response, KeptResponse | Private[Response | None]]:
         """The response, and what to store; the app's error handlers run as always."""
-        app, is_error = self._app, False
+        app = self._app
+        is_error = False
         try:
             response = app.make_response(run())
         except Exception as exc:  # noqa: BLE001 (raised again if the app has no handler for it)
-            response, is_error = app.make_response(app.handle_user_exception(exc)), True
+            response = app.make_response(app.handle_user_exception(exc))
+            is_error = True
             response.make_sequence()  # an HTTPException's comes as a stream
         if response.status_code >= 500:
             raise HTTPException(f"the view responded {response.status}", response)
         if response.is_streamed or response.direct_passthrough:
             return response, NOBODYS
-        if why := "" if self._is_personal else _visitors(response):
+        why = "" if self._is_personal else _why_personal(response)
+        if why:
             self.report(why)
             return response, NOBODYS
-        headers = [(name.encode(), it.encode("latin-1")) for name, it in response.headers]
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in response.headers]
         body = response.get_data()
-        if is_error or not is_for_all(response.status_code, headers, len(body)):
-            return response, Private(response, is_noted=False) if self._is_whole else NOBODYS
-        return response, KeptResponse(response.status_code, headers, body)
+        if not is_error and is_for_all(response.status_code, headers, len(body)):
+            return response, KeptResponse(response.status_code, headers, body)
+        if self._is_whole:
+            return response, Private(response, is_noted=False)
+        return response, NOBODYS
 
 
-def _visitors(response: Response) -> str:
+def _why_personal(response: Response) -> str:
     """Why it is for one visitor, although the view was run without one; empty if it is not."""
     if session.modified:
         return "the view changed the session"
-    return f"it says Vary: {response.vary.to_header()}" if response.vary else ""
+    if response.vary:
+        return f"it says Vary: {response.vary.to_header()}"
+    return ""

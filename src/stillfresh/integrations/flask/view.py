@@ -1,4 +1,4 @@
-"""`@fresh.view`: responses are stored, served at once, and refreshed in the background (E20).
+"""`@fresh.view`: responses are stored, served at once, and refreshed in the background.
 
 Flask's own functions before and after each request run as without the cache, for hits as well.
 """
@@ -79,12 +79,12 @@ class FreshView(Generic[P]):
         if not has_request_context() or request.method not in {"GET", "HEAD"}:
             return self._run(*args, **kwargs)
         run = partial(self._run, *args, **kwargs)
-        query = [(name, it) for name in self._query for it in request.args.getlist(name)]
+        query = [(name, value) for name in self._query for value in request.args.getlist(name)]
         personal = None if self._per is None else self._per()
         call = self._call(query, kwargs, personal)
         load = request.environ.get(MARK)
         if isinstance(load, ViewLoad) and load.report == self.report:
-            return load.ran(call, run)
+            return load.run_view(call, run)
         try:
             return self._read(call, run, query, is_personal=personal is not None)
         except (StoreError, NotOpen):  # it cannot be opened: as without the cache
@@ -97,16 +97,18 @@ class FreshView(Generic[P]):
 
     def _call(self, query: Query, arguments: dict[str, Any], personal: object) -> Call[Any]:
         """The entry: by the path, with its arguments, and by arguments that decorators added."""
-        kind, found = self.kind, request.view_args or {}
-        added = {it: arguments[it] for it in arguments if arguments[it] is not found.get(it)}
+        from_path = request.view_args or {}
+        added = {
+            name: value for name, value in arguments.items() if value is not from_path.get(name)
+        }
         address = [request.scheme, request.host, request.root_path, request.path]
-        said = [*address, query, personal, added]
+        parts = [*address, query, personal, added]
         advice = "let per= return plain data, such as the user's id"
-        id_ = id_of(kind, said, said[5:], advice)
+        id_ = id_of(self.kind, parts, [personal, added], advice)
         tags = self._tags
         if callable(tags):
             tags = tags(**{name: arguments[name] for name in self._tag_names})
-        return Call(id_, checked_tags(kind, tags), {})
+        return Call(id_, checked_tags(self.kind, tags), {})
 
     def _read(
         self, call: Call[Any], run: Callable[[], Any], query: Query, *, is_personal: bool
@@ -114,11 +116,11 @@ class FreshView(Generic[P]):
         core = self._fresh.core_of(self)
         if core.is_past():
             return run()
-        said: Read[KeptResponse] | None = core.at_hand(call)
-        if said is None:
+        result: Read[KeptResponse] | None = core.at_hand(call)
+        if result is None:
             load = ViewLoad(call, run, query, self.report, is_personal=is_personal)
-            said = core.read(call, load)
-        match said:
+            result = core.read(call, load)
+        match result:
             case Private(Response() as response):
                 return response
             case Answer(found=True) as answer:
@@ -130,10 +132,10 @@ class FreshView(Generic[P]):
 
     def _response(self, answer: Answer[KeptResponse], fresh_for: float) -> Response:
         """A new response for each request, because sending may change it."""
-        kept = answer.value
-        fields = without_lifetime(kept.headers) if answer.unverified else kept.headers
-        headers = [(name.decode(), it.decode("latin-1")) for name, it in fields]
-        response: Response = current_app.response_class(kept.body, kept.status, headers)
+        stored = answer.value
+        fields = without_lifetime(stored.headers) if answer.unverified else stored.headers
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in fields]
+        response: Response = current_app.response_class(stored.body, stored.status, headers)
         response.headers.update(freshness_fields(answer, fresh_for))
         if self._per is not None:
             response.headers.setdefault("Cache-Control", "private, no-cache")
@@ -144,9 +146,14 @@ class FreshView(Generic[P]):
 
 def _checked_names(kind: str, function: Callable[..., Any], tags: Callable[..., Any]) -> list[str]:
     """The view's arguments that `tags` takes."""
-    names, known = list(inspect.signature(tags).parameters), inspect.signature(function).parameters
-    takes_any = any(it.kind is it.VAR_KEYWORD for it in known.values())
-    for unknown in [] if takes_any else [name for name in names if name not in known]:
-        said = f"tags= takes {unknown!r}, which the view does not; it takes"
-        raise ConfigError(f"{kind}: {said}: {', '.join(known) or 'nothing'}")
+    names = list(inspect.signature(tags).parameters)
+    known = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return names
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{kind}: tags= takes {name!r}, which the view does not; "
+                f"it takes: {', '.join(known) or 'nothing'}"
+            )
     return names
