@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each load, step of the store and render, and metrics (G15).
+"""OpenTelemetry: a span for each load, step of the store and render, and metrics.
 
 ```python
 telemetry = TelemetryHook()
@@ -45,9 +45,9 @@ class TelemetryHook:
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
     ) -> None:
-        own = version(NAME)
-        self._tracer = trace.get_tracer(NAME, own, tracer_provider)
-        self._meter = metrics.get_meter(NAME, own, meter_provider)
+        release = version(NAME)
+        self._tracer = trace.get_tracer(NAME, release, tracer_provider)
+        self._meter = metrics.get_meter(NAME, release, meter_provider)
         self._seconds = {
             "load": self._histogram("load", "Time that the loader took."),
             "store": self._histogram("store", "Time that a step of the store took."),
@@ -60,67 +60,77 @@ class TelemetryHook:
     @contextmanager
     def __call__(self, span: Span) -> Iterator[None]:
         parent, links = _place(span)
-        known = {"stillfresh.kind": span.kind}
+        attributes = {"stillfresh.kind": span.kind}
         if span.step:
-            known["stillfresh.step"] = span.step
+            attributes["stillfresh.step"] = span.step
         kind = SpanKind.CLIENT if span.what == "store" else SpanKind.INTERNAL
         name = " ".join(filter(None, (NAME, span.step or span.what, span.kind)))
-        told = self._tracer.start_span(name, parent, kind, {**known}, links)
-        told.set_attribute("stillfresh.keys", len(span.keys))
-        token = attach(trace.set_span_in_context(told, parent))
+        otel_span = self._tracer.start_span(name, parent, kind, {**attributes}, links)
+        otel_span.set_attribute("stillfresh.keys", len(span.keys))
+        token = attach(trace.set_span_in_context(otel_span, parent))
         try:
             yield
         finally:
             detach(token)
-            ended = {"verdict": span.verdict, "origin": span.origin}
-            known |= {f"{NAME}.{name}": str(it) for name, it in ended.items() if it is not None}
-            told.set_attributes({**known})
+            if span.verdict is not None:
+                attributes[f"{NAME}.verdict"] = str(span.verdict)
+            if span.origin is not None:
+                attributes[f"{NAME}.origin"] = str(span.origin)
+            otel_span.set_attributes({**attributes})
             if span.status is not None:
-                told.set_attribute("http.response.status_code", span.status)
+                otel_span.set_attribute("http.response.status_code", span.status)
             if span.error is not None:
-                told.record_exception(span.error)
-                told.set_status(Status(StatusCode.ERROR, error_text(span.error)))
-            told.end()
-            self._seconds[span.what].record(span.seconds, {**known})
+                otel_span.record_exception(span.error)
+                otel_span.set_status(Status(StatusCode.ERROR, error_text(span.error)))
+            otel_span.end()
+            self._seconds[span.what].record(span.seconds, {**attributes})
 
     def observe(self, cache: Cache | SyncCache) -> None:
         """Give the counts of `cache.stats()` to the meter, as `stillfresh.reads` and the others.
 
         Once for each cache. The names of the resources of all caches have to differ.
         """
-        counted = _Recent(cache.counts)
-        counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_gauge
-        counter(f"{NAME}.reads", [counted.reads], description="Reads by origin and verdict.")
+        recent = _RecentCounts(cache.counts)
+        counter = self._meter.create_observable_counter
+        gauge = self._meter.create_observable_gauge
+        counter(f"{NAME}.reads", [recent.reads], description="Reads by origin and verdict.")
         for name, what in COUNTERS:
-            counter(f"{NAME}.{name}", [counted.of(name)], description=what)
+            counter(f"{NAME}.{name}", [recent.of(name)], description=what)
         for name, what in GAUGES:
-            gauge(f"{NAME}.{name}", [counted.of(name)], description=what)
+            gauge(f"{NAME}.{name}", [recent.of(name)], description=what)
 
 
-class _Recent:
+class _RecentCounts:
     """The counts of a cache, as several instruments ask for them at once."""
 
     def __init__(self, count: Callable[[], CacheStats]) -> None:
-        self._count, self._due = count, float("-inf")
+        self._count = count
+        self._due = float("-inf")
 
     def stats(self) -> CacheStats:
-        if (now := time.monotonic()) >= self._due:
-            self._stats, self._due = self._count(), now + COUNTED_EVERY
+        now = time.monotonic()
+        if now >= self._due:
+            self._stats = self._count()
+            self._due = now + COUNTED_EVERY
         return self._stats
 
     def reads(self, options: CallbackOptions) -> Iterable[Observation]:
         del options
-        for kind, one in self.stats().resources.items():
-            for origin, reads in one.reads_by_origin.items():
+        for kind, counts in self.stats().resources.items():
+            for origin, reads in counts.reads_by_origin.items():
                 for verdict, count in reads.items():
-                    named = {"kind": kind, "origin": str(origin), "verdict": str(verdict)}
-                    yield Observation(count, {f"{NAME}.{it}": of for it, of in named.items()})
+                    attributes = {
+                        f"{NAME}.kind": kind,
+                        f"{NAME}.origin": str(origin),
+                        f"{NAME}.verdict": str(verdict),
+                    }
+                    yield Observation(count, attributes)
 
     def of(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
             del options
-            for kind, one in self.stats().resources.items():
-                yield Observation(getattr(one, name), {f"{NAME}.kind": kind})
+            for kind, counts in self.stats().resources.items():
+                yield Observation(getattr(counts, name), {f"{NAME}.kind": kind})
 
         return observe
 
@@ -129,10 +139,13 @@ def _place(span: Span) -> tuple[Context | None, list[Link]]:
     """The parent's context, and links. None: the current span, as for the steps of a load."""
     if trace.get_current_span().get_span_context().is_valid:
         return None, []
-    asked = [caller.run(get_current) for caller in span.callers]
-    by = [(it, trace.get_current_span(it).get_span_context()) for it in asked]
-    named = [(it, of) for it, of in by if of.is_valid]
+    callers: list[tuple[Context, trace.SpanContext]] = []
+    for caller in span.callers:
+        context = caller.run(get_current)
+        caller_span = trace.get_current_span(context).get_span_context()
+        if caller_span.is_valid:
+            callers.append((context, caller_span))
     if not span.is_waited:
-        return Context(), [Link(of) for _, of in named]
-    parent = named[0][0] if named else Context()
-    return parent, [Link(of) for _, of in named[1:]]
+        return Context(), [Link(caller_span) for _, caller_span in callers]
+    parent = callers[0][0] if callers else Context()
+    return parent, [Link(caller_span) for _, caller_span in callers[1:]]

@@ -1,4 +1,4 @@
-"""A cache's metrics in your own registry of prometheus-client, by the names of `/metrics` (G15).
+"""A cache's metrics in your own registry of prometheus-client, by the names of `/metrics`.
 
 ```python
 REGISTRY.register(CacheCollector(cache))
@@ -31,18 +31,19 @@ class CacheCollector(Collector):
 
     def __init__(self, cache: Cache | SyncCache, *others: Cache | SyncCache) -> None:
         self._caches = (cache, *others)
-        for it in self._caches:
-            if not isinstance(it, Cache | SyncCache):
-                raise ConfigError(f"CacheCollector: takes caches, not {shown(it)}")
+        for candidate in self._caches:
+            if not isinstance(candidate, Cache | SyncCache):
+                raise ConfigError(f"CacheCollector: takes caches, not {shown(candidate)}")
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, for prometheus-client."""
-        stats = reduce(_together, (cache.counts() for cache in self._caches))
+        stats = reduce(_combine, (cache.counts() for cache in self._caches))
         yield from text_string_to_metric_families(prometheus_text(stats))
 
 
-def _together(one: CacheStats, other: CacheStats) -> CacheStats:
-    steps = dict(one.store_seconds)
-    for step, timing in other.store_seconds.items():
+def _combine(first: CacheStats, second: CacheStats) -> CacheStats:
+    """The stats of two caches as those of one."""
+    steps = dict(first.store_seconds)
+    for step, timing in second.store_seconds.items():
         steps[step] = steps[step] + timing if step in steps else timing
-    return CacheStats(one.resources | other.resources, None, one.lags | other.lags, steps)
+    return CacheStats(first.resources | second.resources, None, first.lags | second.lags, steps)

@@ -1,4 +1,4 @@
-"""An outbox: changes in a PostgreSQL database invalidate tags (E6, E8).
+"""An outbox: changes in a PostgreSQL database invalidate tags.
 
 ```python
 await create_outbox(DATABASE, {"products": "product:{id}"})      # once, or in a migration

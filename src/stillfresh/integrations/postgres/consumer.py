@@ -126,8 +126,12 @@ class OutboxConsumer:
         """Everything that was committed before this time, by our clock, was delivered."""
         self._looked: tuple[float, str] | None = None
         """When it last looked, and the snapshot then."""
-        self._wake, self._cycled = asyncio.Event(), asyncio.Event()
+        self._wake = asyncio.Event()
+        """Set if the next cycle is to begin at once."""
+        self._cycled = asyncio.Event()
+        """Set at the end of the current cycle; each cycle has an event of its own."""
         self._waiting = 0
+        """Callers in `caught_up()`."""
 
     @property
     def lag(self) -> float:
@@ -172,13 +176,15 @@ class OutboxConsumer:
 
     async def __aexit__(self, *_: object) -> None:
         self._cache.lags.pop(self.name, None)
-        task, self._task = self._task, None
+        task = self._task
+        self._task = None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._pulse()
+        self._wake_waiting_callers()
 
     async def _run(self) -> None:
+        """Connect, and run cycles until the connection fails; then pause and connect again."""
         failures = 0
         while True:
             try:
@@ -188,17 +194,21 @@ class OutboxConsumer:
                     while True:
                         await self._cycle(link)
                         failures = 0
-                        await self._rest(link)
+                        await self._pause(link)
             except StillfreshError as exc:
                 logger.warning("outbox %s: failed, and is tried again: %s", self.name, exc)
             except Exception:
                 logger.exception("outbox %s: internal error; it is tried again", self.name)
-            self._pulse()
+            self._wake_waiting_callers()
             failures += 1
             pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
             await asyncio.sleep(spread(pause, random.random))
 
     async def _cycle(self, link: OutboxLink) -> None:
+        """One transaction: take the turn, deliver the new rows, and note that they are delivered.
+
+        Without the turn, it only looks how far another process has come.
+        """
         self._wake.clear()
         began = time.monotonic()
         await link.ask(BEGIN)
@@ -220,7 +230,7 @@ class OutboxConsumer:
             if not is_done or swept == SWEPT:
                 self._wake.set()
         await link.ask("COMMIT")
-        self._pulse()
+        self._wake_waiting_callers()
 
     def _compare(self, began: float, seen: str, now: str) -> None:
         """Note if another process has delivered everything that this one saw at its last look."""
@@ -240,26 +250,32 @@ class OutboxConsumer:
             await self._invalidate_all(link, "it is new, or its database was restored")
             return True
         failed: list[BaseException] = []
-        place: tuple[str, int] = seen.partition(":")[0], 0
-        while rows := await link.ask(NEW_ROWS, *place, now, seen, now, ROWS):
+        place: tuple[str, int] = (seen.partition(":")[0], 0)
+        while True:
+            rows = await link.ask(NEW_ROWS, *place, now, seen, now, ROWS)
+            if not rows:
+                break
             tags = sorted({tag for _, _, tag in rows})
             if "" in tags:
                 why = "a table was emptied or mapped, or this consumer was too long behind"
                 await self._invalidate_all(link, why)
                 return True
             await self._while_alive(link, self._invalidate(tags, failed))
-            place = rows[-1][0], rows[-1][1]
+            last_xid, last_number, _ = rows[-1]
+            place = (last_xid, last_number)
         if failed:
             raise failed[0]
         return False
 
     async def _invalidate(self, tags: Sequence[str], failed: list[BaseException]) -> None:
-        named = [it for it in map(self._named, tags) if len(it.encode()) <= MAX_TAGS]
-        for first in range(0, len(named), AT_ONCE):
-            some = named[first : first + AT_ONCE]
-            steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in some)
-            told = await asyncio.gather(*steps, return_exceptions=True)
-            failed += (it for it in told if isinstance(it, BaseException))
+        """Invalidate the tags, some at a time; add the errors to `failed`."""
+        cache_tags = [self._named(tag) for tag in tags]
+        valid_tags = [tag for tag in cache_tags if len(tag.encode()) <= MAX_TAGS]
+        for first in range(0, len(valid_tags), AT_ONCE):
+            batch = valid_tags[first : first + AT_ONCE]
+            steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in batch)
+            results = await asyncio.gather(*steps, return_exceptions=True)
+            failed += (result for result in results if isinstance(result, BaseException))
             if len(failed) >= AT_ONCE:  # the store is unavailable
                 raise failed[0]
 
@@ -271,29 +287,31 @@ class OutboxConsumer:
         """Keep the turn while the work runs; it ends if the connection is lost."""
         task = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait([task], timeout=SAID_EVERY))[0]:
+            while True:
+                done, _ = await asyncio.wait([task], timeout=SAID_EVERY)
+                if done:
+                    break
                 await link.ask("SELECT 1")
         finally:
             task.cancel()
             await asyncio.wait([task])
         task.result()
 
-    async def _rest(self, link: OutboxLink) -> None:
+    async def _pause(self, link: OutboxLink) -> None:
         """Wait until a change is notified, a caller waits for it, or `poll` is over."""
         longest = LOOKED_EVERY if self._waiting else self._poll
-        tasks = [
-            asyncio.ensure_future(link.notified()),
-            asyncio.ensure_future(self._wake.wait()),
-        ]
+        notification = asyncio.ensure_future(link.notified())
+        tasks = [notification, asyncio.ensure_future(self._wake.wait())]
         try:
             await asyncio.wait(tasks, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        if not tasks[0].cancelled():
-            tasks[0].result()
+        if not notification.cancelled():
+            notification.result()  # raises if the connection was lost
 
-    def _pulse(self) -> None:
+    def _wake_waiting_callers(self) -> None:
+        """A cycle has ended: let `caught_up()` look, and give the next cycle its own event."""
         self._cycled.set()
         self._cycled = asyncio.Event()

@@ -133,15 +133,19 @@ def outbox_sql(tables: Tables) -> str:
     Run it in one transaction. It can be run again: tables whose templates changed get new triggers,
     and tables that are left out lose theirs.
     """
-    named = [_triggered(table, templates_of(table, told)) for table, told in tables.items()]
-    names = ",".join(name for name, _ in named)
-    return SETUP + "".join(sql for _, sql in named) + OTHERS_DROPPED.format(names=names)
+    functions = [
+        _trigger_sql(table, templates_of(table, templates)) for table, templates in tables.items()
+    ]
+    names = ",".join(name for name, _ in functions)
+    return SETUP + "".join(sql for _, sql in functions) + OTHERS_DROPPED.format(names=names)
 
 
-def _triggered(table: str, templates: Sequence[str]) -> tuple[str, str]:
+def _trigger_sql(table: str, templates: Sequence[str]) -> tuple[str, str]:
     """The name of the table's function, which contains a hash of its text, and the SQL."""
-    quoted, values = quoted_table(table), ", ".join(f"({_value(it)})" for it in templates)
-    new, old = (TAGS.format(rows, values, MAX_TAGS) for rows in ("new_rows", "old_rows"))
+    quoted = quoted_table(table)
+    values = ", ".join(f"({_value(template)})" for template in templates)
+    new = TAGS.format("new_rows", values, MAX_TAGS)
+    old = TAGS.format("old_rows", values, MAX_TAGS)
     body = FUNCTION.format(new=new, old=old, kept=KEPT_BY_WRITERS)
     name = "changed_" + hashlib.sha256(f"{quoted} {body}".encode()).hexdigest()[:16]
     triggers = "\n".join(
@@ -149,31 +153,35 @@ def _triggered(table: str, templates: Sequence[str]) -> tuple[str, str]:
         f"{rows} FOR EACH STATEMENT EXECUTE FUNCTION stillfresh_outbox.{name}();"
         for what, rows in TRIGGERS.items()
     )
-    text = _literal(quoted)
-    return name, TRIGGERED.format(
-        table_text=text, name=name, body=body, triggers=triggers, count=len(TRIGGERS)
+    sql = TRIGGERED.format(
+        table_text=_literal(quoted), name=name, body=body, triggers=triggers, count=len(TRIGGERS)
     )
+    return name, sql
 
 
 def covers(seen: str, earlier: str) -> bool:
     """Whether all transactions that had ended in the snapshot `earlier` had ended in `seen`."""
-    (end, running), (earlier_end, earlier_running) = map(_snapshot, (seen, earlier))
-    return earlier_end <= end and {it for it in running if it < earlier_end} <= earlier_running
+    end, running = _snapshot(seen)
+    earlier_end, earlier_running = _snapshot(earlier)
+    still_running = {xid for xid in running if xid < earlier_end}
+    return earlier_end <= end and still_running <= earlier_running
 
 
 def _snapshot(text: str) -> tuple[int, set[int]]:
     """Read PostgreSQL's `xmin:xmax:running`: the end, and the transactions that still ran."""
     _, end, running = text.split(":")
-    return int(end), set(map(int, running.split(","))) if running else set()
+    if not running:
+        return int(end), set()
+    return int(end), {int(xid) for xid in running.split(",")}
 
 
-def templates_of(table: str, told: object) -> list[str]:
+def templates_of(table: str, given: object) -> list[str]:
     """One template or several, each checked."""
-    templates = [told] if isinstance(told, str) else told
+    templates = [given] if isinstance(given, str) else given
     if not isinstance(templates, list | tuple) or not templates:
         raise ConfigError(
             f"table {shown(table)}: its tags are a template such as 'product:{{id}}', or a list of "
-            f"them, not {shown(told)}"
+            f"them, not {shown(given)}"
         )
     for template in templates:
         columns_of(table, template)
@@ -182,28 +190,28 @@ def templates_of(table: str, told: object) -> list[str]:
 
 def columns_of(table: str, template: object) -> list[str]:
     """The columns that a template names. Raises ConfigError if it cannot be used."""
-    said = f"table {shown(table)}: the template {shown(template)}"
+    subject = f"table {shown(table)}: the template {shown(template)}"
     try:
         parts = list(_parts(template)) if isinstance(template, str) else []
     except ValueError as exc:
-        raise ConfigError(f"{said}: {exc}; write columns as {{id}}") from None
+        raise ConfigError(f"{subject}: {exc}; write columns as {{id}}") from None
     if not any(text for text, _ in parts):
-        raise ConfigError(f"{said}: write a name and then columns, as 'product:{{id}}'")
+        raise ConfigError(f"{subject}: write a name and then columns, as 'product:{{id}}'")
     if QUOTE in str(template) or "\0" in str(template):
-        raise ConfigError(f"{said}: may hold neither {QUOTE} nor a zero byte")
+        raise ConfigError(f"{subject}: may hold neither {QUOTE} nor a zero byte")
     return [column for _, column in parts if column is not None]
 
 
 def quoted_table(table: object) -> str:
     """The name for SQL: folded and quoted."""
-    found = TABLE.fullmatch(table) if isinstance(table, str) else None
-    if found is None or QUOTE in found[0]:
+    match = TABLE.fullmatch(table) if isinstance(table, str) else None
+    if match is None or QUOTE in match[0]:
         raise ConfigError(
             f"table {shown(table)}: write a table's name as SQL has it: products, shop.products "
             'or shop."Products"'
         )
-    parts = (part for part in found.groups() if part is not None)
-    return ".".join(part if part[0] == '"' else f'"{part.lower()}"' for part in parts)
+    parts = [part for part in match.groups() if part is not None]
+    return ".".join(part if part.startswith('"') else f'"{part.lower()}"' for part in parts)
 
 
 def _parts(template: str) -> Iterator[tuple[str, str | None]]:
@@ -216,11 +224,13 @@ def _parts(template: str) -> Iterator[tuple[str, str | None]]:
 
 def _value(template: str) -> str:
     """The tag of row `r` in SQL; NULL if a column is. Compared byte by byte, as in the cache."""
-    parts = (
-        (_literal(text) if text else None, column and f"r.{_identifier(column)}::text")
-        for text, column in _parts(template)
-    )
-    return '({}) COLLATE "C"'.format(" || ".join(it for pair in parts for it in pair if it))
+    operands: list[str] = []
+    for text, column in _parts(template):
+        if text:
+            operands.append(_literal(text))
+        if column:
+            operands.append(f"r.{_identifier(column)}::text")
+    return '({}) COLLATE "C"'.format(" || ".join(operands))
 
 
 def _literal(text: str) -> str:

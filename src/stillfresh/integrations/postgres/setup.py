@@ -40,12 +40,13 @@ async def create_outbox(database: str, tables: Tables) -> None:
     """
     sql = outbox_sql(tables)
     async with connected(database) as link:
-        found: dict[int, str] = {}
-        for table, told in tables.items():
-            oid = await _checked(link, table, templates_of(table, told))
-            if (other := found.setdefault(oid, table)) != table:
+        names: dict[int, str] = {}
+        for table, templates in tables.items():
+            oid = await _checked_oid(link, table, templates_of(table, templates))
+            first_name = names.setdefault(oid, table)
+            if first_name != table:
                 raise ConfigError(
-                    f"table {shown(table)}: is the same as {shown(other)}; name it once"
+                    f"table {shown(table)}: is the same as {shown(first_name)}; name it once"
                 )
         await link.ask(ONE_AT_A_TIME)
         await link.ask(sql)
@@ -66,8 +67,8 @@ async def consumer_lags(database: str) -> dict[str, float]:
         return dict(await link.ask(LAGS))
 
 
-async def _checked(link: OutboxLink, table: str, templates: list[str]) -> int:
-    """The table's own number, if it can have these tags."""
+async def _checked_oid(link: OutboxLink, table: str, templates: list[str]) -> int:
+    """The table's number in the database. Raises ConfigError if it cannot have these tags."""
     rows = await link.ask(TABLE, quoted_table(table))
     if not rows:
         raise ConfigError(
@@ -85,12 +86,14 @@ async def _checked(link: OutboxLink, table: str, templates: list[str]) -> int:
 
 
 def _check_column(table: str, template: str, column: str, columns: dict[str, str]) -> None:
-    said = f"table {shown(table)}: the template {shown(template)} names the column {shown(column)}"
+    subject = (
+        f"table {shown(table)}: the template {shown(template)} names the column {shown(column)}"
+    )
     if column not in columns:
         near = difflib.get_close_matches(column, columns, 1) or [", ".join(columns)]
-        raise ConfigError(f"{said}, which is not there; did you mean: {near[0]}")
+        raise ConfigError(f"{subject}, which is not there; did you mean: {near[0]}")
     if columns[column] not in TYPES:
         raise ConfigError(
-            f"{said}, of type {columns[column]}, whose text differs from Python's; "
+            f"{subject}, of type {columns[column]}, whose text differs from Python's; "
             f"allowed are {', '.join(TYPES)}"
         )
