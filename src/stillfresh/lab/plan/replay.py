@@ -2,6 +2,11 @@
 
 The cache is a real one on `memory://`. Its loader takes as long as the recorded loads took at that
 time, and fails where they failed. Nothing here knows when a copy is fresh.
+
+The virtual loop's clock begins at 0 with the first recorded event. `run` moves it to the time of
+each event, which lets the refreshes that are due before it happen first, and then does what was
+recorded. After the last event it runs on for the longest recorded load, so that no read that
+waits is left out of the figures.
 """
 
 import asyncio
@@ -50,20 +55,25 @@ def planned(
     advance: Callable[[int], None] = lambda _: None,
 ) -> Planned:
     """Try times for each kind, and choose; `advance` is called with the number of reads."""
-    recorded = {name: replayed(it, None, advance) for name, it in kinds.items()}
-    tried = {name: _tried(it, recorded[name], limits, advance) for name, it in kinds.items()}
-    today = {name: it.waited for name, it in recorded.items()}
-    choice = choose(tried, limits, budget, today) if limits or budget is not None else None
+    recorded = {name: replayed(traffic, None, advance) for name, traffic in kinds.items()}
+    tried = {
+        name: _try_terms(traffic, recorded[name], limits, advance)
+        for name, traffic in kinds.items()
+    }
+    choice = None
+    if limits or budget is not None:
+        waiting_today = {name: figures.waited for name, figures in recorded.items()}
+        choice = choose(tried, limits, budget, waiting_today)
     return Planned(kinds, recorded, tried, limits, budget, choice)
 
 
-def _tried(
+def _try_terms(
     traffic: Traffic, recorded: Figures, limits: Sequence[Limit], advance: Callable[[int], None]
 ) -> list[Figures]:
-    """The recorded times are among them: to change nothing is a proposal, too."""
+    """The figures of all tries, and of the recorded times: to change nothing is a proposal, too."""
     replay = partial(replayed, traffic, advance=advance)
-    found = search(traffic.seconds, limits, replay, recorded.waited)
-    return found if recorded in found else [*found, recorded]
+    figures = search(traffic.seconds, limits, replay, recorded.waited)
+    return figures if recorded in figures else [*figures, recorded]
 
 
 def replayed(
@@ -98,27 +108,38 @@ class Replaying:
         self._resource: Resource[str, int] = declare(self._load)
         self._hit = self._resource.core.memory.hit
         self._ages = array("d")
-        self._stale = self._waited = self._failed = self._requests = self._loaded = 0
+        """The age of each copy when it was served."""
         self._reads = 0
+        self._stale = 0
+        self._waited = 0
+        self._failed = 0
+        self._requests = 0
+        self._loaded = 0
         self._copies = 0
-        self._watched: Counter[str] = Counter()
+        self._viewers: Counter[str] = Counter()
+        """How many viewers each key has now."""
         self._seen: dict[str, float] = {}
+        """When the copy that a watched key's viewers see was fetched."""
 
     def run(self, advance: Callable[[int], None]) -> Figures:
-        loop, events = self._loop, self._traffic.events
-        began, lasts = events[0].at, events[-1].at - events[0].at
+        loop = self._loop
+        events = self._traffic.events
+        began = events[0].at
+        lasts = events[-1].at - began
         with loop.running():
             loop.create_task(self._cache.open())
-            self._watch = self._resource.watch(tell=self._told).__enter__()
+            self._watch = self._resource.watch(tell=self._note_update).__enter__()
             for look in range(1, LOOKS + 1):
-                loop.call_at(lasts * look / LOOKS, lambda: loop.create_task(self._look()))
+                loop.call_at(lasts * look / LOOKS, lambda: loop.create_task(self._count_copies()))
             for done, event in enumerate(events, 1):
-                if (at := event.at - began) > loop.time():
+                at = event.at - began
+                if at > loop.time():
                     loop.advance(at)
                 self._do(event)
                 if done % STEP == 0:
                     advance(STEP)
-            loop.advance(lasts + max((it.took for it in self._traffic.loads), default=0.0))
+            longest_load = max((load.took for load in self._traffic.loads), default=0.0)
+            loop.advance(lasts + longest_load)
             loop.create_task(self._cache.close())
             loop.advance(loop.time() + CLOSING)
         loop.end()
@@ -128,16 +149,18 @@ class Replaying:
         if event.what == "read":
             self._read(event.ids)
         elif event.what in {"watch", "unwatch"}:
-            self._look_at(event.ids, is_new=event.what == "watch")
+            self._change_viewers(event.ids, is_new=event.what == "watch")
         else:
             self._loop.create_task(self._change(event))
 
     def _read(self, ids: Sequence[str]) -> None:
         """A hit in memory needs no task, as in the engine."""
-        now, missing = self._loop.time(), list[str]()
+        now = self._loop.time()
+        missing: list[str] = []
         self._reads += len(ids)
         for id_ in ids:
-            if (answer := self._hit(id_, now)) is None:
+            answer = self._hit(id_, now)
+            if answer is None:
                 missing.append(id_)
             else:
                 self._count(answer, now)
@@ -145,7 +168,8 @@ class Replaying:
             self._loop.create_task(self._wait(missing))
 
     async def _wait(self, ids: list[str]) -> None:
-        for answer in (await self._resource.get_many(ids)).values():
+        answers = await self._resource.get_many(ids)
+        for answer in answers.values():
             self._waited += answer.origin not in HITS
             if answer.error is not None and not answer.found:
                 self._failed += 1
@@ -164,20 +188,23 @@ class Replaying:
         else:
             await self._resource.invalidate(*event.ids, soft=event.what == "soft")
 
-    def _look_at(self, ids: Sequence[str], *, is_new: bool) -> None:
-        """A watched key counts at each refresh, with the age that its viewers saw before."""
-        self._watched.update(dict.fromkeys(ids, 1 if is_new else -1))
-        self._watch.add(*(it for it in ids if self._watched[it] > 0))
-        self._watch.discard(*(it for it in ids if self._watched[it] <= 0))
+    def _change_viewers(self, ids: Sequence[str], *, is_new: bool) -> None:
+        """Viewers of these keys come or leave."""
+        self._viewers.update(dict.fromkeys(ids, 1 if is_new else -1))
+        self._watch.add(*(id_ for id_ in ids if self._viewers[id_] > 0))
+        self._watch.discard(*(id_ for id_ in ids if self._viewers[id_] <= 0))
 
-    def _told(self, update: Update[str, int]) -> None:
-        if (before := self._seen.get(update.key)) is not None:
+    def _note_update(self, update: Update[str, int]) -> None:
+        """A watched key counts at each refresh, with the age that its viewers saw before."""
+        before = self._seen.get(update.key)
+        if before is not None:
             self._ages.append(self._loop.time() - before)
         self._seen[update.key] = update.answer.fetched_at
 
     async def _load(self, ids: list[str]) -> dict[str, Any]:
-        now, traffic = self._loop.time(), self._traffic
-        at = now + traffic.events[0].at
+        """The loader: as slow as the recorded load at this time, with the same failures."""
+        traffic = self._traffic
+        at = self._loop.time() + traffic.events[0].at
         self._requests += 1
         self._loaded += len(ids)
         load = traffic.load_at(at)
@@ -185,28 +212,38 @@ class Replaying:
             await asyncio.sleep(load.took)
         if load is not None and len(load.failed) == len(load.ids):
             raise LoadFailed("as recorded")
-        return {id_: value for id_ in ids if (value := self._value(id_, at)) is not None}
+        values = {id_: self._value(id_, at) for id_ in ids}
+        return {id_: value for id_, value in values.items() if value is not None}
 
     def _value(self, id_: str, at: float) -> int | Loaded[int] | LoadFailed | None:
+        """The value of one key as it was recorded; None if it was absent."""
         load = self._traffic.load_at(at, id_)
-        if load is not None and id_ in load.failed:
+        if load is None:
+            return 0
+        if id_ in load.failed:
             return LoadFailed("as recorded")
-        if load is None or load.terms is None or not self._is_as_recorded:
-            return None if load is not None and id_ in load.absent else 0
-        fresh_for, stale_for, error_for = load.terms
-        return Loaded(0, fresh_for=fresh_for, stale_for=stale_for, error_for=error_for)
+        if load.terms is not None and self._is_as_recorded:
+            fresh_for, stale_for, error_for = load.terms
+            return Loaded(0, fresh_for=fresh_for, stale_for=stale_for, error_for=error_for)
+        return None if id_ in load.absent else 0
 
-    async def _look(self) -> None:
-        """How many copies can be served."""
+    async def _count_copies(self) -> None:
+        """Note how many copies can be served now, if that is the most so far."""
         await self._cache.evict()
-        if (store := (await self._cache.stats()).store) is not None:
-            self._copies = max(self._copies, store.copies)
+        stats = await self._cache.stats()
+        if stats.store is not None:
+            self._copies = max(self._copies, stats.store.copies)
 
     def _figures(self) -> Figures:
-        traffic, ages = self._traffic, sorted(self._ages)
-        served, share = len(ages) + self._failed, traffic.share
-        # Of sampled keys a call holds fewer than it did: then as many as recorded count.
-        requests = self._requests if share == 1 else self._loaded / traffic.keys_per_load / share
+        traffic = self._traffic
+        share = traffic.share
+        ages = sorted(self._ages)
+        served = len(ages) + self._failed
+        requests: float = self._requests
+        if share != 1:
+            # A replayed load has only the sampled keys, fewer than a real one. So the loaded keys
+            # are counted, and divided by the keys that a recorded load had.
+            requests = self._loaded / traffic.keys_per_load / share
         copies = round(self._copies / share)
         return Figures(
             self._terms,
@@ -222,4 +259,6 @@ class Replaying:
 
 
 def _quantile(ages: Sequence[float], share: float) -> float:
-    return ages[min(len(ages) - 1, int(len(ages) * share))] if ages else 0.0
+    if not ages:
+        return 0.0
+    return ages[min(len(ages) - 1, int(len(ages) * share))]

@@ -5,6 +5,7 @@ Pure: text and figures in, decisions out. No replay, no clock, no files.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from operator import le
 from types import MappingProxyType
@@ -20,7 +21,7 @@ LADDER: Final = (
     *(420.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0, 7200.0, 10_800.0, 21_600.0, 43_200.0),
     *(86_400.0, 172_800.0, 604_800.0),
 )
-"""The durations that are tried: those that people write."""
+"""The durations that are tried: the ones that people write."""
 STALE: Final = (0.0, 1.0, 5.0)
 """`stale_for`, as a multiple of `fresh_for`."""
 MORE_STALE: Final = (0.5, 2.0, 20.0)
@@ -80,7 +81,8 @@ class Limit(Struct, frozen=True):
         return value / self.below
 
     def __str__(self) -> str:
-        return f"{self.name}<{duration(self.below) if self.name in AGES else percent(self.below)}"
+        below = duration(self.below) if self.name in AGES else percent(self.below)
+        return f"{self.name}<{below}"
 
 
 class Choice(Struct, frozen=True):
@@ -103,32 +105,37 @@ def objective_of(text: str) -> tuple[Limit, ...]:
 
 
 def _limit(part: str) -> Limit:
-    try:
-        if (found := LIMIT.fullmatch(part)) is not None:
-            age, most, name, share = found.groups()
-            if age:
+    match = LIMIT.fullmatch(part)
+    if match is not None:
+        age, most, name, share = match.groups()
+        if age:
+            with suppress(ConfigError):  # not a duration; the error below says what to write
                 return Limit(age, seconds(most, positive=True))
-            if 0 < float(share) <= 100:
-                return Limit(name, float(share) / 100)
-    except ConfigError:
-        pass
+        elif 0 < float(share) <= 100:
+            return Limit(name, float(share) / 100)
     raise ConfigError(f"objective: cannot read {shown(part)}; {WRITE}")
 
 
 def budget_of(text: str) -> float:
     """`50/s`, as requests a second."""
-    found = BUDGET.fullmatch(text)
-    if found is None or not float(found[1]):
-        said = "write requests and a unit of time: '50/s', '200/m', '1000/h'"
-        raise ConfigError(f"budget: cannot read {shown(text)}; {said}")
-    return float(found[1]) / SECONDS_PER_UNIT[found[2]]
+    match = BUDGET.fullmatch(text)
+    if match is None or not float(match[1]):
+        advice = "write requests and a unit of time: '50/s', '200/m', '1000/h'"
+        raise ConfigError(f"budget: cannot read {shown(text)}; {advice}")
+    requests, unit = match.groups()
+    return float(requests) / SECONDS_PER_UNIT[unit]
 
 
 def duration(value: float) -> str:
     """As a setting is written: `90s`, `5m`."""
-    whole = [it for it in SECONDS_PER_UNIT.items() if it[1] >= 1 and value % it[1] == 0]
-    unit, size = max(whole, key=lambda it: it[1]) if whole and value else ("s", 1.0)
-    return f"{value / size:g}{unit}"
+    best_unit = "s"
+    best_size = 1.0
+    if value:
+        for unit, size in SECONDS_PER_UNIT.items():
+            if size > best_size and value % size == 0:
+                best_unit = unit
+                best_size = size
+    return f"{value / best_size:g}{best_unit}"
 
 
 def percent(share: float) -> str:
@@ -138,45 +145,54 @@ def percent(share: float) -> str:
 
 def rungs(length: float) -> tuple[float, ...]:
     """Durations that a recording of this length can judge: half of it at most."""
-    return tuple(it for it in LADDER if it <= length / 2)
+    return tuple(rung for rung in LADDER if rung <= length / 2)
 
 
 def search(
     length: float,
     limits: Sequence[Limit],
-    tried: Callable[[Candidate], Figures],
+    replay: Callable[[Candidate], Figures],
     today: float = inf,
 ) -> list[Figures]:
-    """Have terms tried. Ages grow with `fresh_for`, so its longest that is fresh enough is found
-    by halves; a few others show what else there is. `today`: the share of reads that wait now.
+    """Replay with different terms, and return the figures of each.
+
+    Ages grow with `fresh_for`, so a binary search finds the longest that is fresh enough; a few
+    others show what else there is. `today`: the share of reads that wait now.
     """
-    ladder, found = rungs(length), dict[Candidate, Figures]()
+    ladder = rungs(length)
+    tried: dict[Candidate, Figures] = {}
 
-    def at(place: int, times: float) -> Figures:
-        stale_for = max((it for it in LADDER if it <= ladder[place] * times), default=0.0)
-        terms = Candidate(ladder[place], stale_for)
-        found[terms] = found.get(terms) or tried(terms)
-        return found[terms]
+    def try_terms(place: int, times: float) -> Figures:
+        fresh_for = ladder[place]
+        stale_for = max((rung for rung in LADDER if rung <= fresh_for * times), default=0.0)
+        terms = Candidate(fresh_for, stale_for)
+        if terms not in tried:
+            tried[terms] = replay(terms)
+        return tried[terms]
 
-    def halve(multiples: Sequence[float]) -> None:
+    def find_longest(multiples: Sequence[float]) -> None:
         """For each multiple, find the longest `fresh_for` that is fresh enough."""
         for times in multiples:
-            _halve(len(ladder), lambda place: _is_met(ages, at(place, times)))  # noqa: B023 (now)
 
-    ages = [it for it in limits if it.name in AGES]
+            def is_fresh_enough(place: int, times: float = times) -> bool:
+                return _is_met(ages, try_terms(place, times))
+
+            _halve(len(ladder), is_fresh_enough)
+
+    ages = [limit for limit in limits if limit.name in AGES]
     if ages:
-        halve(STALE)
-        fits = [it for it in found.values() if _is_met(limits, it)]
+        find_longest(STALE)
+        fits = [figures for figures in tried.values() if _is_met(limits, figures)]
         if fits and _cheapest(fits).waited > waiting_allowed(limits, today):
-            halve(MORE_STALE)
+            find_longest(MORE_STALE)
     for place in range(len(ladder) - 1, -1, -COARSE):
         for times in STALE[:2] if ages else STALE:
-            at(place, times)
-    return list(found.values())
+            try_terms(place, times)
+    return list(tried.values())
 
 
 def _halve(count: int, is_met: Callable[[int], bool]) -> None:
-    """Ask for places between those that meet it, which come first, and those that do not."""
+    """Call `is_met` with places by binary search. The places that meet it come first."""
     low = -1
     high = count
     while high - low > 1:
@@ -193,7 +209,7 @@ def waiting_allowed(limits: Sequence[Limit], today: float) -> float:
 
 
 def choose(
-    found: Mapping[str, Sequence[Figures]],
+    tried: Mapping[str, Sequence[Figures]],
     limits: Sequence[Limit],
     budget: float | None,
     today: Mapping[str, float] = NOT_RECORDED,
@@ -201,11 +217,11 @@ def choose(
     """The fewest requests that meet the objective; without one, the freshest within the budget.
 
     `today`: the share of reads of each kind that wait now. No proposal lets more of them wait,
-    unless the objective has a limit of its own for that (G23).
+    unless the objective has a limit of its own for that.
     """
     allowed = {
-        kind: _patient(tried, waiting_allowed(limits, today.get(kind, inf)))
-        for kind, tried in found.items()
+        kind: _patient(tries, waiting_allowed(limits, today.get(kind, inf)))
+        for kind, tries in tried.items()
     }
     within = _within(allowed, budget) if budget is not None else None
     if not limits and within is not None:
@@ -213,60 +229,67 @@ def choose(
     chosen: dict[str, Figures] = {}
     missed: list[str] = []
     waiting: dict[str, Figures] = {}
-    for kind, tried in allowed.items():
-        right = [it for it in tried if _is_met(limits, it)]
+    for kind, tries in allowed.items():
+        right = [figures for figures in tries if _is_met(limits, figures)]
         if not right:
             missed.append(kind)
-            right = _nearest(tried, limits)
-            others = [it for it in found[kind] if _is_met(limits, it)]
+            right = _nearest(tries, limits)
+            others = [figures for figures in tried[kind] if _is_met(limits, figures)]
             if others:
-                waiting[kind] = min(others, key=lambda it: (it.waited, it.requests))
+                waiting[kind] = min(others, key=lambda figures: (figures.waited, figures.requests))
         chosen[kind] = _cheapest(right)
-    total = sum(it.requests for it in chosen.values())
+    total = sum(figures.requests for figures in chosen.values())
     is_over = budget is not None and total > budget
     is_met = not missed and not is_over
     return Choice(chosen, total, is_met, tuple(missed), within if is_over else None, waiting)
 
 
-def _nearest(tried: Sequence[Figures], limits: Sequence[Limit]) -> list[Figures]:
-    """Those that miss the objective by the least; within 5 %, all count as equal."""
-    excess = {it: max(limit.excess(it) for limit in limits) for it in tried}
+def _nearest(tries: Sequence[Figures], limits: Sequence[Limit]) -> list[Figures]:
+    """The tries that miss the objective by the least; within 5 %, all count as equal."""
+    excess = {figures: max(limit.excess(figures) for limit in limits) for figures in tries}
     most = min(excess.values()) * NEAR
-    return [it for it in tried if excess[it] <= most]
+    return [figures for figures in tries if excess[figures] <= most]
 
 
 def _is_met(limits: Sequence[Limit], figures: Figures) -> bool:
     return all(limit.excess(figures) < 1 for limit in limits)
 
 
-def _patient(tried: Sequence[Figures], most: float) -> Sequence[Figures]:
+def _patient(tries: Sequence[Figures], most: float) -> Sequence[Figures]:
     """The tries that let no more reads wait; if there is none, the one that lets the fewest."""
-    return [it for it in tried if it.waited <= most] or [min(tried, key=lambda it: it.waited)]
+    patient = [figures for figures in tries if figures.waited <= most]
+    return patient or [min(tries, key=lambda figures: figures.waited)]
 
 
-def _cheapest(found: Sequence[Figures]) -> Figures:
-    most = min(it.requests for it in found) * NEAR
-    near = (it for it in found if it.requests <= most)
-    return min(near, key=lambda it: (it.waited, it.p99, -it.terms.fresh_for))
+def _cheapest(tries: Sequence[Figures]) -> Figures:
+    """The try with the fewest requests; of those within 5 %, the one that lets the fewest wait."""
+    most = min(figures.requests for figures in tries) * NEAR
+    near = [figures for figures in tries if figures.requests <= most]
+    return min(near, key=lambda figures: (figures.waited, figures.p99, -figures.terms.fresh_for))
 
 
-def _within(found: Mapping[str, Sequence[Figures]], budget: float) -> Choice | None:
+def _within(tried: Mapping[str, Sequence[Figures]], budget: float) -> Choice | None:
     """The lowest p99 for all kinds whose requests are within the budget."""
-    for most in sorted({it.p99 for all_ in found.values() for it in all_}):
-        right = {kind: [it for it in all_ if it.p99 <= most] for kind, all_ in found.items()}
-        if all(right.values()):
-            chosen = {kind: _cheapest(all_) for kind, all_ in right.items()}
-            if (total := sum(it.requests for it in chosen.values())) <= budget:
+    ages = sorted({figures.p99 for tries in tried.values() for figures in tries})
+    for age in ages:
+        fresh_enough = {
+            kind: [figures for figures in tries if figures.p99 <= age]
+            for kind, tries in tried.items()
+        }
+        if all(fresh_enough.values()):
+            chosen = {kind: _cheapest(tries) for kind, tries in fresh_enough.items()}
+            total = sum(figures.requests for figures in chosen.values())
+            if total <= budget:
                 return Choice(chosen, total)
     return None
 
 
 def frontier(tried: Sequence[Figures]) -> list[Figures]:
     """Tries that no other beats in requests, ages and waiting; most requests first."""
-    marks = {it: (it.requests, it.p99, it.waited) for it in tried}
+    marks = {figures: (figures.requests, figures.p99, figures.waited) for figures in tried}
     best = [
-        it
-        for it, mark in marks.items()
+        figures
+        for figures, mark in marks.items()
         if not any(all(map(le, other, mark)) and other != mark for other in marks.values())
     ]
-    return sorted(best, key=lambda it: -it.requests)
+    return sorted(best, key=lambda figures: -figures.requests)

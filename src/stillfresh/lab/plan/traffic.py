@@ -1,7 +1,8 @@
 """A recording as it is replayed: for each kind its reads and changes in order, and its loads.
 
-Read line by line, so that memory is bounded by what is kept: of more reads than `most`, those of
-some keys.
+The file is read line by line, and twice. The first pass counts the reads. If there are more than
+`most`, the second pass takes only the lines of some keys, which bounds the memory. Whether a key is
+taken depends on a hash of its id, so all its reads and loads are taken or none.
 """
 
 from bisect import bisect_right
@@ -45,26 +46,33 @@ class Traffic:
         """The share of all keys that is in it."""
         self._by_id: dict[str, list[RecordedLoad]] = {}
 
-    def add(self, line: RecordedUse | RecordedLoad, kept: float) -> None:
-        """Add a share of its keys."""
+    def add(self, line: RecordedUse | RecordedLoad, share: float) -> None:
+        """Add a line, with this share of its keys."""
 
-        def some(ids: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(it for it in ids if crc32(it.encode()) < kept * 2**32)
+        def sample(ids: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(id_ for id_ in ids if crc32(id_.encode()) < share * 2**32)
 
-        if not (ids := some(line.ids)):
+        ids = sample(line.ids)
+        if not ids:
             return
         if isinstance(line, RecordedUse):
             self.events.append(replace(line, ids=ids))
             return
-        size, failed, absent = line.size * len(ids) / len(line.ids), line.failed, line.absent
-        line = replace(line, ids=ids, size=size, failed=some(failed), absent=some(absent))
-        self.loads.append(line)
+        load = replace(
+            line,
+            ids=ids,
+            size=line.size * len(ids) / len(line.ids),
+            failed=sample(line.failed),
+            absent=sample(line.absent),
+        )
+        self.loads.append(load)
 
     def finish(self, seconds: float, share: float) -> None:
-        """Sort: several processes may have written it."""
-        self.seconds, self.share = seconds, share
-        self.events.sort(key=lambda it: it.at)
-        self.loads.sort(key=lambda it: it.at)
+        """Sort the lines: several processes may have written them."""
+        self.seconds = seconds
+        self.share = share
+        self.events.sort(key=lambda event: event.at)
+        self.loads.sort(key=lambda load: load.at)
         for load in self.loads:
             for id_ in load.ids:
                 self._by_id.setdefault(id_, []).append(load)
@@ -72,26 +80,35 @@ class Traffic:
     @property
     def keys_per_load(self) -> float:
         """Over all calls, also of keys that were not recorded: each key counts its part."""
-        keys = sum(len(it.ids) for it in self.loads)
-        return keys / sum(len(it.ids) / it.of for it in self.loads) if keys else 1.0
+        keys = sum(len(load.ids) for load in self.loads)
+        if not keys:
+            return 1.0
+        return keys / sum(len(load.ids) / load.of for load in self.loads)
 
     @property
     def value_size(self) -> float:
         """Bytes of a value, on average."""
-        values = sum(len(it.ids) - len(it.failed) - len(it.absent) for it in self.loads)
-        return sum(it.size for it in self.loads) / values if values else 0.0
+        values = sum(len(load.ids) - len(load.failed) - len(load.absent) for load in self.loads)
+        if not values:
+            return 0.0
+        return sum(load.size for load in self.loads) / values
 
     @property
     def recorded_terms(self) -> tuple[float, float]:
         """The times that most loads gave, or else those of the kind."""
-        own = Counter(it.terms[:2] for it in self.loads if it.terms is not None)
-        return own.most_common(1)[0][0] if own else (self.kind.fresh_for, self.kind.stale_for)
+        counts = Counter(load.terms[:2] for load in self.loads if load.terms is not None)
+        if not counts:
+            return self.kind.fresh_for, self.kind.stale_for
+        [(terms, _)] = counts.most_common(1)
+        return terms
 
     def load_at(self, at: float, id_: str | None = None) -> RecordedLoad | None:
         """The load that began last before this time, of this key or of any."""
-        found = self.loads if id_ is None else self._by_id.get(id_, ())
-        place = bisect_right(found, at + ROUNDED, key=lambda it: it.at) - 1
-        return found[max(0, place)] if found else None
+        loads = self.loads if id_ is None else self._by_id.get(id_, ())
+        if not loads:
+            return None
+        place = bisect_right(loads, at + ROUNDED, key=lambda load: load.at) - 1
+        return loads[max(0, place)]
 
 
 def traffic_of(file: str | Path, most: int = MOST_READS) -> tuple[dict[str, Traffic], int | None]:
@@ -99,29 +116,35 @@ def traffic_of(file: str | Path, most: int = MOST_READS) -> tuple[dict[str, Traf
 
     At most about so many reads: of a longer recording, those of fewer keys.
     """
-    path, kinds, cut, share = Path(file), dict[str, Traffic](), None, 1.0
-    uses = (len(it.ids) for _, it in _lines(path) if isinstance(it, RecordedUse))
-    kept = min(1.0, most / max(1, sum(uses)))
-    first, last = inf, -inf
+    path = Path(file)
+    uses = sum(len(line.ids) for _, line in _lines(path) if isinstance(line, RecordedUse))
+    sampled_share = min(1.0, most / max(1, uses))
+    kinds: dict[str, Traffic] = {}
+    recorded_share = 1.0
+    cut_line = None
+    first = inf
+    last = -inf
     for number, line in _lines(path):
         if line is None:
-            cut = number
+            cut_line = number
         elif isinstance(line, RecordingHead):
-            share = line.share
+            recorded_share = line.share
         elif isinstance(line, RecordedKind):
             kinds.setdefault(line.kind, Traffic(line))
         else:
-            first, last = min(first, line.at), max(last, line.at)
-            kinds[line.kind].add(line, kept)
-    used = {name: it for name, it in kinds.items() if it.events}
+            first = min(first, line.at)
+            last = max(last, line.at)
+            kinds[line.kind].add(line, sampled_share)
+    used = {name: traffic for name, traffic in kinds.items() if traffic.events}
     for traffic in used.values():
-        traffic.finish(max(0.001, last - first), share * kept)
-    return used, cut
+        traffic.finish(max(0.001, last - first), recorded_share * sampled_share)
+    return used, cut_line
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Line | None]]:
-    """None: the last one, which has no end."""
-    number, kinds = 0, set[str]()
+    """The lines with their numbers; None for a last line that was cut off."""
+    number = 0
+    kinds: set[str] = set()
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n") and number > 1:
@@ -145,8 +168,9 @@ def _check(line: Line, number: int, kinds: set[str]) -> None:
         raise ConfigError(NO_RECORDING if number == 1 else "another recording begins here")
     if isinstance(line, RecordingHead):
         if line.version != VERSION:
-            said = f"version {line.version}; this stillfresh reads version {VERSION}"
-            raise ConfigError(f"{said}: record anew")
+            raise ConfigError(
+                f"version {line.version}; this stillfresh reads version {VERSION}: record anew"
+            )
     elif isinstance(line, RecordedKind):
         kinds.add(line.kind)
     elif line.kind not in kinds:

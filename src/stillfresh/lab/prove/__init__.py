@@ -1,4 +1,4 @@
-"""`stillfresh prove`: does a store keep its promises while processes and connections fail? (T11)
+"""`stillfresh prove`: does a store keep its promises while processes and connections fail?
 
 Real processes read, load and invalidate (`worker`) and log everything (`witness`). Faults come one
 after another (`crowd`, `proxy`), and `history` judges the log.

@@ -1,4 +1,4 @@
-"""The processes of a proof: started, killed, paused, their clock moved, ended (T4)."""
+"""The processes of a proof: started, killed, paused, their clock moved, ended."""
 
 import os
 import random
@@ -40,15 +40,22 @@ class Crowd:
         self._complaints.touch()
         move_clock(self.clock, 0.0)
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it
-        forkserver.ensure_running()  # or a terminal's Ctrl-C would end them too
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # The workers inherit this mask. Without it, a terminal's Ctrl-C would end them, too.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        forkserver.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def start(self, count: int) -> None:
         for _ in range(count):
             stage = replace(self._stage, faults={})
-            files = self.log, self.clock, self._complaints
-            job = ProofJob(*files, dict(os.environ), self._dice.random(), stage)
+            job = ProofJob(
+                log=self.log,
+                clock=self.clock,
+                complaints=self._complaints,
+                environment=dict(os.environ),
+                seed=self._dice.random(),
+                stage=stage,
+            )
             process = FORKS.Process(target=main, args=(job,))
             process.start()
             self._processes.append(process)
@@ -58,14 +65,15 @@ class Crowd:
         return {process.pid for process in self._processes if process.pid is not None}
 
     def kill(self, count: int) -> None:
-        """`kill -9`, wherever they are; others take their place."""
+        """Kill so many processes with SIGKILL, whatever they do; others take their place."""
         for process in self._dice.sample(self._processes, count):
             process.kill()
             process.join(PATIENCE)
             self._processes.remove(process)
             self.start(1)
 
-    def some(self) -> int:
+    def any_pid(self) -> int:
+        """One of the processes, by the seed."""
         return self._dice.choice(sorted(self.pids))
 
     def finish(self) -> list[str]:
@@ -75,8 +83,9 @@ class Crowd:
         for process in self._processes:
             process.join(PATIENCE)
         codes = [process.exitcode for process in self._processes]
-        said = [line for line in self._complaints.read_text().splitlines() if is_complaint(line)]
-        return [f"a process ended with {code}" for code in codes if code not in ENDED] + said
+        bad_ends = [f"a process ended with {code}" for code in codes if code not in ENDED]
+        lines = self._complaints.read_text().splitlines()
+        return bad_ends + [line for line in lines if is_complaint(line)]
 
     def end(self) -> None:
         for process in self._processes:
@@ -95,7 +104,7 @@ def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, F
 
     @contextmanager
     def paused(dice: random.Random) -> Iterator[None]:
-        pid = crowd.some()
+        pid = crowd.any_pid()
         os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(dice.uniform(1.5, 3) * LEASE_FOR)

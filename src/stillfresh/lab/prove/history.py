@@ -1,7 +1,13 @@
-"""What a history of real processes must never show (T4, and T2 as far as it can be seen outside).
+"""What a history of real processes must never show.
 
 Pure: the events of a log in, sentences out. A step without a known end may have been done at any
 time after it began, or never, so it proves no mistake.
+
+A step has two times in the log: its beginning and its end. The store did it at some time between
+them. So a check compares only what is certain: a read accuses the store of a lost invalidation
+if the invalidation had ended before the read began, and the load had begun before the invalidation
+began. `Latest` answers the question that all checks ask: of the steps that had ended by a moment,
+when did the latest one begin?
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,10 +39,11 @@ class ProofHistory:
     ) -> None:
         """`lag`: seconds for which changes by others may be missed (`memory_for`).
 
-        `may_forget`: a copy that is gone is only a miss.
+        `may_forget`: a copy that is no longer in the store is only a miss.
         """
         self.fresh_for = fresh_for
-        self.lag, self.may_forget = lag, may_forget
+        self.lag = lag
+        self.may_forget = may_forget
         self._by: dict[str, dict[str, list[Seen]]] = defaultdict(lambda: defaultdict(list))
         for event in sorted(events, key=lambda event: event.at):
             self._by[event.what][event.key].append(event)
@@ -62,7 +69,7 @@ class ProofHistory:
     def is_sighted(self, event: Seen) -> bool:
         """True if the process could ask the store, and the load had a lease and was stored.
 
-        Only counted: a read is judged whether the store could be asked or not (E29).
+        Only for the count: a read is judged whether the store could be asked or not.
         """
         load = self.loads.get(event.load)
         return not event.blind and load is not None and load.lease not in self._unstored
@@ -72,20 +79,23 @@ class ProofHistory:
 
     def publication(self, token: str) -> tuple[float, float]:
         """The earliest and the latest time of a publication."""
-        if (done := self._published.get(token)) is not None:
+        done = self._published.get(token)
+        if done is not None:
             return done.at, done.ended
         begun = self._publishing.get(token)
-        return (begun.at if begun is not None else -NEVER), NEVER
+        if begun is not None:
+            return begun.at, NEVER
+        return -NEVER, NEVER
 
-    def ends(self, held: Seen, before: float) -> bool:
+    def ends(self, leased: Seen, before: float) -> bool:
         """True if its own holder or an invalidation may have ended this lease early."""
-        own = [*self.of("publishing", held.key), *self.of("releasing", held.key)]
-        if any(event.lease == held.lease and event.at <= before for event in own):
+        own = [*self.of("publishing", leased.key), *self.of("releasing", leased.key)]
+        if any(event.lease == leased.lease and event.at <= before for event in own):
             return True
-        done = {event.at: event.ended for event in self.of("invalidated", held.key)}
+        ends = {event.at: event.ended for event in self.of("invalidated", leased.key)}
         return any(
-            event.at <= before and done.get(event.at, NEVER) >= held.at
-            for event in self.of("invalidating", held.key)
+            event.at <= before and ends.get(event.at, NEVER) >= leased.at
+            for event in self.of("invalidating", leased.key)
         )
 
 
@@ -105,13 +115,16 @@ class Latest:
 def named(load: str) -> str:
     """A load in words; `LoadNames` names it by process, number and key."""
     parts = load.split("-", NAME_PARTS - 1)
-    return f"load {parts[1]} of process {parts[0]}" if len(parts) == NAME_PARTS else f"load {load}"
+    if len(parts) != NAME_PARTS:
+        return f"load {load}"
+    process, number, _ = parts
+    return f"load {number} of process {process}"
 
 
 def outlived(history: ProofHistory) -> Iterator[tuple[Seen, float]]:
     """Reads that were served, as fresh or stale, a copy from before an invalidation; with its time.
 
-    All reads are looked at, also those of processes that could not ask the store.
+    All reads are looked at, also from processes that could not ask the store.
     """
     latest = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
     for event in history.all("served"):
@@ -124,7 +137,7 @@ def outlived(history: ProofHistory) -> Iterator[tuple[Seen, float]]:
 
 
 def is_excused(event: Seen) -> bool:
-    """E29: it said itself that it is stale, and that the store could not be asked."""
+    """True if the answer itself said that it is stale, and that the store could not be asked."""
     return event.verdict == "stale" and event.unverified
 
 
@@ -183,7 +196,7 @@ def ages(history: ProofHistory) -> Iterator[str]:
 
 def loads(history: ProofHistory) -> Iterator[str]:
     """One load for a key and lease."""
-    counts = Counter((it.key, it.lease) for it in history.all("load") if it.lease)
+    counts = Counter((load.key, load.lease) for load in history.all("load") if load.lease)
     for (key, token), count in counts.items():
         if count > 1:
             yield f"{key}: {count} loads with the lease {token}"
@@ -192,11 +205,11 @@ def loads(history: ProofHistory) -> Iterator[str]:
 def holders(history: ProofHistory) -> Iterator[str]:
     """One holder for a key: the next lease is given when the one before has ended."""
     for key in history.keys("leased"):
-        for one, other in pairwise(history.of("leased", key)):
-            overlaps = one.ended < other.at and other.wall < one.until
-            excused = history.moved(one.at, other.ended)
-            if overlaps and not excused and not history.ends(one, other.ended):
-                yield f"{key}: {other.lease} was leased while {one.lease} was held"
+        for first, second in pairwise(history.of("leased", key)):
+            overlaps = first.ended < second.at and second.wall < first.until
+            excused = history.moved(first.at, second.ended)
+            if overlaps and not excused and not history.ends(first, second.ended):
+                yield f"{key}: {second.lease} was leased while {first.lease} was held"
 
 
 def voided(history: ProofHistory) -> Iterator[str]:
@@ -214,8 +227,8 @@ def kept(history: ProofHistory) -> Iterator[str]:
     """The store has the last published copy, or a later one."""
     for event in outdated(history):
         if event.lease or not history.may_forget:
-            there = event.lease or "nothing"
-            yield f"{event.key}: {there} was found, and something newer had been published"
+            copy = event.lease or "nothing"
+            yield f"{event.key}: {copy} was found, and something newer had been published"
 
 
 def outdated(history: ProofHistory) -> Iterator[Seen]:
@@ -223,7 +236,9 @@ def outdated(history: ProofHistory) -> Iterator[Seen]:
     for key in history.keys("found"):
         latest = Latest(history.of("published", key))
         for event in history.of("found", key):
-            ended = history.publication(event.lease)[1] if event.lease else -NEVER
+            ended = -NEVER
+            if event.lease:
+                _, ended = history.publication(event.lease)
             if ended < latest.before(event.at):
                 yield event
 
@@ -264,7 +279,7 @@ CHECKS: Final[Checks] = {
     RECOVERED: recovered,
 }
 """Each promise, and the function that finds where a history breaks it."""
-PEER_CHECKS: Final[Checks] = {it: CHECKS[it] for it in (LOST, ANSWERED, RECOVERED)}
+PEER_CHECKS: Final[Checks] = {promise: CHECKS[promise] for promise in (LOST, ANSWERED, RECOVERED)}
 """Checks that suit any cache: other libraries have no leases and state no freshness."""
 
 
@@ -275,18 +290,21 @@ def violations(history: ProofHistory, checks: Checks = CHECKS) -> dict[str, list
 
 def ages_at_serving(history: ProofHistory) -> dict[str, float]:
     """The ages of served copies in seconds, at times when the clock was not moved."""
-    served = (it for it in history.all("served") if not history.moved(it.at - 1, it.ended))
-    ages = sorted(max(0.0, it.wall - it.fetched_at) for it in served) or [0.0]
+    served = [
+        event for event in history.all("served") if not history.moved(event.at - 1, event.ended)
+    ]
+    ages = sorted(max(0.0, event.wall - event.fetched_at) for event in served) or [0.0]
     return {"p50": ages[len(ages) // 2], "p99": ages[len(ages) * 99 // 100], "max": ages[-1]}
 
 
 def loads_together(history: ProofHistory) -> int:
     """Loads that began while another load of the same key was under way."""
-    ends = {it.load: it.at for it in history.all("loaded")}
+    ends = {event.load: event.at for event in history.all("loaded")}
     count = 0
     for key in history.keys("load"):
-        over = -NEVER
+        latest_end = -NEVER
         for load in history.of("load", key):
-            count += load.at < over
-            over = max(over, ends.get(load.load, load.at))
+            if load.at < latest_end:
+                count += 1
+            latest_end = max(latest_end, ends.get(load.load, load.at))
     return count

@@ -36,41 +36,53 @@ class PeerShelf:
         library: Any = import_module("redis.asyncio")
         execute = library.Redis.execute_command
 
-        async def counted(client: object, *command: object, **options: object) -> object:
+        async def execute_and_count(client: object, *command: object, **options: object) -> object:
             try:
                 return await execute(client, *command, **options)
             except (library.ConnectionError, library.TimeoutError, OSError):
                 self._troubles += 1
                 raise
 
-        library.Redis.execute_command = counted
+        library.Redis.execute_command = execute_and_count
 
     close: Callable[[], Awaitable[object]]
 
     async def open(self) -> None:
-        """It connects when it is used."""
+        """Do nothing: the library connects when it is used."""
 
     async def load(self, key: str) -> str:
         wall = self._clock()
-        name = (await self._names.loaded({key: "its own"}))[key]
+        names = await self._names.load({key: "its own"})
         self._log.tell(Seen("published", time.monotonic(), time.monotonic(), key=key))
-        return f"{wall} {name}"
+        return f"{wall} {names[key]}"
 
     async def read(self, keys: list[str]) -> list[Seen]:
-        return [await self._one(key) for key in keys]
+        return [await self._read_key(key) for key in keys]
 
-    async def _one(self, key: str) -> Seen:
-        troubles, wall, asked = self._troubles, self._clock(), time.monotonic()
+    async def _read_key(self, key: str) -> Seen:
+        troubles = self._troubles
+        wall = self._clock()
+        began = time.monotonic()
         try:
-            fetched_at, _, load = (await self.get(key)).partition(" ")
+            value = await self.get(key)
+            fetched_at, _, load = value.partition(" ")
         except Exception as exc:
             raise LoadFailed(error_text(exc)) from exc
-        served = Seen("served", asked, time.monotonic(), key=key, load=load, verdict="fresh")
-        served.wall, served.fetched_at = wall, float(fetched_at)
-        served.blind = self._troubles != troubles
-        if served.blind:  # it does not say how fresh its answer is, so nothing is claimed of it
-            served.verdict = "unknown"
-        return served
+        ended = time.monotonic()
+        blind = self._troubles != troubles
+        return Seen(
+            "served",
+            began,
+            ended,
+            key=key,
+            load=load,
+            wall=wall,
+            # The library does not say how fresh its answer is: if it could not ask the server,
+            # nothing is claimed of it.
+            verdict="unknown" if blind else "fresh",
+            fetched_at=float(fetched_at),
+            blind=blind,
+        )
 
     async def invalidate(self, key: str) -> None:
         began = time.monotonic()
@@ -105,7 +117,8 @@ class AiocacheShelf(PeerShelf):
     def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
         super().__init__(job, log, clock)
         place, name = peer_place(job.stage.url)
-        parts, library = urlsplit(place), import_module("aiocache")
+        parts = urlsplit(place)
+        library = import_module("aiocache")
 
         async def price(sku: str) -> str:
             return await self.load(sku)
@@ -145,6 +158,7 @@ def checked_peer(name: str, address: str) -> str:
     try:
         import_module(name)
     except ImportError as exc:
-        said = f"--peer {name}: the library is not installed ({exc}); run pip install {name}"
-        raise ConfigError(said) from exc
+        raise ConfigError(
+            f"--peer {name}: the library is not installed ({exc}); run pip install {name}"
+        ) from exc
     return name

@@ -1,4 +1,4 @@
-"""From a user's store to one under proof: its own namespace, and a proxy in front (T11)."""
+"""From a user's store to one under proof: its own namespace, and a proxy in front."""
 
 import asyncio
 import time
@@ -34,19 +34,23 @@ MEANING: Final = {
 def proving(address: str, peer: str = "") -> Iterator[Stage]:
     """The store, and the faults of its connections; entries of the proof are deleted at the end."""
     bare, tenant = split_tenant(address)
-    if tenant is not None or bare.startswith("memory:"):
-        is_named = "tenant: a proof has its own; leave '?tenant=' out"
-        is_alone = "memory:// is in one process; name a store that processes share"
-        raise ConfigError(is_named if tenant is not None else is_alone)
-    mark = f"{'&' if '?' in bare else '?'}tenant=prove-{uuid4().hex[:12]}"
+    if tenant is not None:
+        raise ConfigError("tenant: a proof has its own; leave '?tenant=' out")
+    if bare.startswith("memory:"):
+        raise ConfigError("memory:// is in one process; name a store that processes share")
+    own_tenant = f"prove-{uuid4().hex[:12]}"
+    option = f"{'&' if '?' in bare else '?'}tenant={own_tenant}"
     with ExitStack() as stack:
-        url, faults = bare, dict[str, Fault]()
-        if (place := tcp_place(bare)) is not None:
-            proxy = stack.enter_context(Proxy(*place))
-            url, faults = through(bare, proxy.port), faults_of_connections(proxy)
+        url = bare
+        faults: dict[str, Fault] = {}
+        server = tcp_place(bare)
+        if server is not None:
+            proxy = stack.enter_context(Proxy(*server))
+            url = through(bare, proxy.port)
+            faults = faults_of_connections(proxy)
         is_far = bare.startswith("dynamodb:")
         stage = Stage(
-            url + mark,
+            url + option,
             faults,
             count=8 if is_far else 32,
             pace=0.02 if is_far else 0.004,
@@ -55,7 +59,7 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             may_forget=True,
         )
         try:
-            asyncio.run(_cleaned(bare + mark, stage))
+            asyncio.run(_delete_entries(bare + option, stage))
         except StoreError as exc:
             hint = "" if bare.startswith("sqlite:") else "; is it running, and is the port right?"
             raise StoreError(f"{exc}{hint}") from exc
@@ -63,13 +67,12 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
             yield stage
         finally:
             try:
-                asyncio.run(_cleaned(bare + mark, stage))
+                asyncio.run(_delete_entries(bare + option, stage))
             except StoreError as exc:
-                tenant = mark.rpartition("=")[2]
-                stage.left = f"the entries of {tenant} could not be deleted, and expire: {exc}"
+                stage.left = f"the entries of {own_tenant} could not be deleted, and expire: {exc}"
 
 
-async def _cleaned(url: str, stage: Stage) -> None:
+async def _delete_entries(url: str, stage: Stage) -> None:
     async with running(store_for(url, time.time)) as store:
         await store.delete(KIND, stage.keys)
 
@@ -79,23 +82,28 @@ def tcp_place(url: str) -> tuple[str, int] | None:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     if parts.scheme == "dynamodb":
-        end = urlsplit(options.get("endpoint", ""))
-        return (end.hostname, end.port or 80) if end.scheme == "http" and end.hostname else None
-    is_one = parts.hostname is not None and "," not in parts.netloc and "host" not in options
-    is_checked = options.get("sslmode", "").startswith("verify")
-    if parts.scheme not in PORTS or not is_one or is_checked or parts.hostname is None:
+        endpoint = urlsplit(options.get("endpoint", ""))
+        if endpoint.scheme == "http" and endpoint.hostname:
+            return endpoint.hostname, endpoint.port or 80
+        return None
+    if parts.scheme not in PORTS or parts.hostname is None:
+        return None
+    has_several_hosts = "," in parts.netloc or "host" in options
+    checks_certificate = options.get("sslmode", "").startswith("verify")
+    if has_several_hosts or checks_certificate:
         return None
     return parts.hostname, parts.port or PORTS[parts.scheme]
 
 
 def through(url: str, port: int) -> str:
     """The same address, with a proxy in place of its server."""
-    parts, place = urlsplit(url), f"{HOST}:{port}"
+    parts = urlsplit(url)
+    place = f"{HOST}:{port}"
     if parts.scheme == "dynamodb":
         options = dict(parse_qsl(parts.query)) | {"endpoint": f"http://{place}"}
         return urlunsplit(parts._replace(query=urlencode(options, quote_via=quote)))
-    name, mark, _ = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{name}{mark}{place}"))
+    user, at_sign, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}{at_sign}{place}"))
 
 
 def faults_of_connections(proxy: Proxy) -> dict[str, Fault]:

@@ -45,7 +45,8 @@ class Proxy:
             writer.transport.abort()
 
     async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
         server = await asyncio.start_server(self._relay, HOST, 0)
         self.port = server.sockets[0].getsockname()[1]
         self._is_open.set()

@@ -1,4 +1,10 @@
-"""One proof: processes under load, faults, and the judgement of the history (T11)."""
+"""One proof: processes under load, faults, and the judgement of the history.
+
+The processes write all that they do and see to one log file. This process starts them, causes a
+fault, and reads the log until every process is served again and something was published. Then it
+looks into the store from outside, and causes the next fault. The history is judged once, after all
+processes have ended.
+"""
 
 import asyncio
 import math
@@ -9,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from stillfresh.errors import StoreError
@@ -58,13 +63,16 @@ class Report:
 
     @property
     def nines(self) -> float:
-        """The nines that so many judged reads support, if none of them was wrong (T15)."""
-        return max(0.0, math.log10(self.judged / 3)) if self.judged else 0.0
+        """The nines that so many judged reads support, if none of them was wrong."""
+        if not self.judged:
+            return 0.0
+        return max(0.0, math.log10(self.judged / 3))
 
     @property
     def sentences(self) -> list[str]:
         """The broken promises, in sentences; empty after a good run."""
-        return [each for found in self.broken.values() for each in found] + self.complaints
+        broken = [sentence for sentences in self.broken.values() for sentence in sentences]
+        return broken + self.complaints
 
 
 class Reader:
@@ -81,31 +89,39 @@ class Reader:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        fresh = events_of(whole)
-        self.events += fresh
-        return fresh
+        new_events = events_of(whole)
+        self.events += new_events
+        return new_events
 
 
 def await_work(reader: Reader, pids: set[int], since: float, over: threading.Event) -> bool:
-    """Everybody is served by the store again, and something was published; or it is over."""
-    published, served = False, set[int]()
+    """Wait until the store serves all processes and something was published, or it is over."""
+    is_published = False
+    served: set[int] = set()
     while time.monotonic() < since + PATIENCE:
         for event in reader.look():
-            published |= event.what == "published" and event.at > since
-            if event.what == "served" and event.at > since and not event.blind:
+            if event.at <= since:
+                continue
+            if event.what == "published":
+                is_published = True
+            elif event.what == "served" and not event.blind:
                 served.add(event.pid)
-        if (published and served >= pids) or over.wait(0.02):
+        if (is_published and served >= pids) or over.wait(0.02):
             return True
     return False
 
 
-async def found(stage: Stage, clock: MovedClock) -> list[Seen]:
+async def look_into_store(stage: Stage, clock: MovedClock) -> list[Seen]:
     """The copy of each key in the store, read from outside."""
     async with running(store_for(stage.url, clock)) as store:
         at, records = await patiently_read(store, stage.keys)
-    copies = {key: record.copy for key, record in records.items()}
-    tokens = {key: copy.generation if (copy := copies.get(key)) else "" for key in stage.keys}
-    return [Seen("found", at, key=key, lease=token) for key, token in tokens.items()]
+    events: list[Seen] = []
+    for key in stage.keys:
+        record = records.get(key)
+        copy = None if record is None else record.copy
+        token = "" if copy is None else copy.generation
+        events.append(Seen("found", at, key=key, lease=token))
+    return events
 
 
 async def patiently_read(store: Store, keys: Sequence[str]) -> tuple[float, dict[str, Record]]:
@@ -136,8 +152,7 @@ class ProofRun:
     ) -> None:
         """When `over` is set, the run ends, and the events so far are judged."""
         self._over = over or threading.Event()
-        times = stage.fresh_for, stage.stale_for
-        self.report = Report(name, seed, workers, stage.peer, *times)
+        self.report = Report(name, seed, workers, stage.peer, stage.fresh_for, stage.stale_for)
         self._stage = stage
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
         self._crowd = Crowd(stage, folder, seed)
@@ -152,18 +167,20 @@ class ProofRun:
     def decks(self, seconds: float) -> Iterator[str]:
         """Each kind of fault before any comes again, for so long from the first one on."""
         until = time.monotonic() + seconds
-        for name in chain.from_iterable(iter(self.deck, None)):
-            if not time.monotonic() < until or self._over.is_set():
-                return
-            yield name
+        while True:
+            for name in self.deck():
+                if time.monotonic() >= until or self._over.is_set():
+                    return
+                yield name
 
     def go(self, faults: Iterable[str]) -> Report:
         """Cause the faults one after another, and judge the events."""
         began = time.monotonic()
         try:
             self._crowd.start(self.report.workers)
-            for name in faults if self._settle("the start", began) else ():
-                self._suffer(name)
+            if self._settle("the start", began):
+                for name in faults:
+                    self._suffer(name)
             complaints = self._crowd.finish()
             self.report.complaints = [] if self._stage.peer else complaints
             self._look_into_the_store()
@@ -197,21 +214,22 @@ class ProofRun:
             return
         clock = MovedClock(self._crowd.clock)
         with suppress(StoreError):  # still unavailable: the promises are judged without it
-            self._log.tell(*asyncio.run(found(self._stage, clock)))
+            self._log.tell(*asyncio.run(look_into_store(self._stage, clock)))
 
     def _judge(self) -> None:
         self._reader.look()
         events = self._reader.events
         self.report.counts = Counter(event.what for event in events)
-        stage, counts = self._stage, self.report.counts
+        stage = self._stage
+        counts = self.report.counts
         history = ProofHistory(
             events, stage.fresh_for, stage.memory_for, may_forget=stage.may_forget
         )
         counts["forgotten"] = sum(not event.lease for event in outdated(history))
         counts["blind"] = counts["served"] - len(history.sighted())
         counts["excused"] = sum(1 for _ in excused(history))
-        counts["unknown"] = sum(it.verdict == "unknown" for it in history.all("served"))
+        counts["unknown"] = sum(event.verdict == "unknown" for event in history.all("served"))
+        counts["together"] = loads_together(history)
         self.report.ages = ages_at_serving(history)
-        self.report.counts["together"] = loads_together(history)
-        asked = PEER_CHECKS if self._stage.peer else CHECKS
-        self.report.broken = violations(history, asked)
+        checks = PEER_CHECKS if stage.peer else CHECKS
+        self.report.broken = violations(history, checks)

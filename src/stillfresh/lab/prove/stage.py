@@ -19,7 +19,7 @@ class Stage:
     count: int = 32
     pace: float = 0.004
     memory_for: float = 0.0
-    """Changes by others may be missed for this time, and no longer (S10)."""
+    """Changes by others may be missed for this time, and no longer."""
     fresh_for: float = 1.0
     peer: str = ""
     """Another library, whose answers are judged instead."""
@@ -41,7 +41,7 @@ class Stage:
 
 
 def lasting(begin: Callable[[], object], end: Callable[[], object], *hold: float) -> Fault:
-    """Something begins, lasts for a while, and ends."""
+    """A fault that begins, lasts for one of the times in `hold` (in seconds), and ends."""
 
     @contextmanager
     def fault(dice: random.Random) -> Iterator[None]:

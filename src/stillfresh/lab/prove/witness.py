@@ -1,4 +1,4 @@
-"""What happened to a store, as one process saw it: appended to a log that all processes share (T4).
+"""What happened to a store, as one process saw it: appended to a log that all processes share.
 
 A line is written in one system call, so a killed process leaves whole lines, and its begun steps
 are known. Times are of the machine's monotonic clock, which all processes share.
@@ -60,7 +60,8 @@ class Seen(msgspec.Struct, omit_defaults=True):
     text: str = ""
 
 
-_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Seen)
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Seen)
 
 
 def events_of(lines: bytes) -> list[Seen]:
@@ -96,12 +97,13 @@ class MovedClock:
 
 
 def move_clock(path: Path, by: float) -> None:
-    """For all processes at once."""
+    """Move the clock of all processes at once by so many seconds."""
     if not path.exists():
         path.write_bytes(OFFSET.pack(by))
         return
     with path.open("r+b") as file, mmap.mmap(file.fileno(), OFFSET.size) as offset:
-        OFFSET.pack_into(offset, 0, OFFSET.unpack_from(offset)[0] + by)
+        (before,) = OFFSET.unpack_from(offset)
+        OFFSET.pack_into(offset, 0, before + by)
 
 
 class LoadNames:
@@ -113,8 +115,8 @@ class LoadNames:
         self._log = log
         self._clock = clock
 
-    async def loaded(self, leases: Mapping[str, str]) -> dict[str, str]:
-        """A value for each key; it takes a while."""
+    async def load(self, leases: Mapping[str, str]) -> dict[str, str]:
+        """Load a value for each key; it takes a while."""
         names = {key: f"{os.getpid()}-{next(self._numbers)}-{key}" for key in leases}
         self._tell("load", names, leases)
         await asyncio.sleep(self._dice.random() * LONGEST_LOAD)
@@ -122,7 +124,8 @@ class LoadNames:
         return names
 
     def _tell(self, what: str, names: Mapping[str, str], leases: Mapping[str, str]) -> None:
-        at, wall = time.monotonic(), self._clock()
+        at = time.monotonic()
+        wall = self._clock()
         events = (
             Seen(what, at, key=key, load=name, lease=leases[key], wall=wall)
             for key, name in names.items()
@@ -162,15 +165,19 @@ class Witness(WrappedStore):
         for ask in asks:
             self.tokens.pop(ask.id, None)
         grants = await super().acquire(kind, asks, lease_for)
-        ended, wall = time.monotonic(), self._clock()
-        leases = {id_: lease for id_, lease in grants.items() if isinstance(lease, Lease)}
-        self.tokens.update((id_, lease.token) for id_, lease in leases.items())
-        self._log.tell(
-            *(
-                Seen("leased", began, ended, 0, id_, "", it.token, wall, it.expires_at)
-                for id_, it in leases.items()
+        ended = time.monotonic()
+        wall = self._clock()
+        events: list[Seen] = []
+        for id_, lease in grants.items():
+            if not isinstance(lease, Lease):
+                continue
+            token = lease.token
+            self.tokens[id_] = token
+            until = lease.expires_at
+            events.append(
+                Seen("leased", began, ended, key=id_, lease=token, wall=wall, until=until)
             )
-        )
+        self._log.tell(*events)
         return grants
 
     async def publish(
@@ -191,15 +198,18 @@ class Witness(WrappedStore):
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        self._tell("releasing", {it.id: it.token for it in leases}, time.monotonic())
+        tokens = {lease.id: lease.token for lease in leases}
+        self._tell("releasing", tokens, time.monotonic())
         await super().release(kind, leases, failures)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        began, leases = time.monotonic(), dict.fromkeys(ids, "")
-        self._tell("invalidating", leases, began)
+        began = time.monotonic()
+        no_tokens = dict.fromkeys(ids, "")
+        self._tell("invalidating", no_tokens, began)
         await super().invalidate(kind, ids, soft=soft)
-        self._tell("invalidated", leases, began, time.monotonic())
+        self._tell("invalidated", no_tokens, began, time.monotonic())
 
-    def _tell(self, what: str, leases: Mapping[str, str], at: float, ended: float = 0.0) -> None:
-        """The tokens of the leases, by key."""
-        self._log.tell(*(Seen(what, at, ended, key=it, lease=of) for it, of in leases.items()))
+    def _tell(self, what: str, tokens: Mapping[str, str], at: float, ended: float = 0.0) -> None:
+        """Log a step. `tokens`: of the leases, by key."""
+        events = [Seen(what, at, ended, key=key, lease=token) for key, token in tokens.items()]
+        self._log.tell(*events)

@@ -1,7 +1,7 @@
-"""One of several processes under load on one store (T4).
+"""One of several processes under load on one store.
 
 Visitors read and sometimes invalidate, and log what they were served. It ends cleanly on SIGTERM,
-or when its parent is gone; other ends are faults of the proof.
+or when its parent has ended; other ends are faults of the proof.
 """
 
 import asyncio
@@ -48,10 +48,11 @@ class StillfreshShelf:
         self._clock = clock
         self._witness = Witness(store_for(job.stage.url, clock), log, clock)
         self._cache = Cache(self._witness, clock=clock)
-        self._prices = self._declared(job)
-        self.open, self.close = self._cache.open, self._cache.close
+        self._prices = self._declare_prices(job)
+        self.open = self._cache.open
+        self.close = self._cache.close
 
-    def _declared(self, job: ProofJob) -> Resource[str, str]:
+    def _declare_prices(self, job: ProofJob) -> Resource[str, str]:
         @self._cache.batched(
             KIND,
             fresh_for=job.stage.fresh_for,
@@ -62,7 +63,8 @@ class StillfreshShelf:
             max_batch=8,
         )
         async def prices(skus: list[str]) -> Mapping[str, str]:
-            return await self._names.loaded({it: self._witness.tokens.pop(it, "") for it in skus})
+            tokens = {sku: self._witness.tokens.pop(sku, "") for sku in skus}
+            return await self._names.load(tokens)
 
         return prices
 
@@ -70,13 +72,16 @@ class StillfreshShelf:
         await self._prices.invalidate(key)
 
     async def read(self, keys: list[str]) -> list[Seen]:
-        troubles, wall, asked = self._witness.troubles, self._clock(), time.monotonic()
+        troubles = self._witness.troubles
+        wall = self._clock()
+        began = time.monotonic()
         answers = await self._answers(keys)
-        ended, blind = time.monotonic(), self._witness.troubles != troubles
+        ended = time.monotonic()
+        blind = self._witness.troubles != troubles
         return [
             Seen(
                 "served",
-                asked,
+                began,
                 ended,
                 key=key,
                 load=answer.value or "",
@@ -99,7 +104,8 @@ class Life:
     """The work of one process, from start to end."""
 
     def __init__(self, job: ProofJob, log: Log, shelf: StillfreshShelf | PeerShelf) -> None:
-        self._keys, self._pace = job.stage.keys, job.stage.pace
+        self._keys = job.stage.keys
+        self._pace = job.stage.pace
         self._log = log
         self._dice = random.Random(job.seed)  # noqa: S311 (no secret)
         self._stop = asyncio.Event()
@@ -108,7 +114,8 @@ class Life:
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        if (parent := parent_process()) is not None:
+        parent = parent_process()
+        if parent is not None:
             loop.add_reader(parent.sentinel, self._stop.set)
         await self._shelf.open()
         try:
@@ -136,11 +143,11 @@ class Life:
             self._log.tell(Seen("refused", began, time.monotonic(), key=key, text=str(exc)))
 
     async def _read(self, keys: list[str]) -> None:
-        asked = time.monotonic()
+        began = time.monotonic()
         try:
             self._log.tell(*await self._shelf.read(keys))
         except StillfreshError as exc:
-            self._log.tell(Seen("failed", asked, time.monotonic(), key=keys[0], text=repr(exc)))
+            self._log.tell(Seen("failed", began, time.monotonic(), key=keys[0], text=repr(exc)))
 
 
 def main(job: ProofJob) -> None:
@@ -150,10 +157,12 @@ def main(job: ProofJob) -> None:
         os.dup2(file.fileno(), sys.stderr.fileno())
     if not job.stage.peer:
         warnings.simplefilter("error")
-    asyncio.run(_lived(job))
+    asyncio.run(_live(job))
 
 
-async def _lived(job: ProofJob) -> None:
-    log, clock = Log(job.log), MovedClock(job.clock)
-    make = PEERS[job.stage.peer] if job.stage.peer else StillfreshShelf
-    await Life(job, log, make(job, log, clock)).live()
+async def _live(job: ProofJob) -> None:
+    log = Log(job.log)
+    clock = MovedClock(job.clock)
+    make_shelf = PEERS[job.stage.peer] if job.stage.peer else StillfreshShelf
+    shelf = make_shelf(job, log, clock)
+    await Life(job, log, shelf).live()
