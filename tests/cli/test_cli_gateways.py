@@ -245,7 +245,7 @@ class TestG18Stats:
             if len(pauses) % 2 == 0:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(counting, "_looked", looked)
+        monkeypatch.setattr(counting, "_report_of", looked)
         monkeypatch.setattr("stillfresh.cli.counting.time.sleep", sleep)
         lines = call("stats", "http://x", "--watch", "--json").stdout.splitlines()
         assert [json.loads(line)["at"] for line in lines] == [2, 4]

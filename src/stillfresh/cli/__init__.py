@@ -1,4 +1,4 @@
-"""The command line (G10): it chooses the adapters and prints their answers.
+"""The command line: it chooses the adapters and prints their answers.
 
 It decides nothing, and imports nothing large before a command needs it.
 """

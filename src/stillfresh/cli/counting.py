@@ -1,4 +1,4 @@
-"""`stillfresh stats`: how much a store holds, or what a running gateway counts (G18)."""
+"""`stillfresh stats`: how much a store holds, or what a running gateway counts."""
 
 import asyncio
 import os
@@ -52,25 +52,26 @@ def stats(*, target: str, watch: bool, every: str, is_json: bool) -> None:
     pause = seconds(every, name="--every", positive=True)
     before: dict[str, Any] | None = None
     while True:
-        found = asyncio.run(_looked(target))
+        report = asyncio.run(_report_of(target))
         if watch and not is_json:
             click.clear()
         if is_json:
-            print_json(found, by_line=watch)
+            print_json(report, by_line=watch)
         else:
-            _print(found, before)
+            _print(report, before)
         if not watch:
             return
-        before = found
+        before = report
         time.sleep(pause)
 
 
-async def _looked(target: str) -> dict[str, Any]:
-    named = {"at": time.time(), "target": without_password(target)}
+async def _report_of(target: str) -> dict[str, Any]:
+    """The document that `stats --json` prints."""
+    report = {"at": time.time(), "target": without_password(target)}
     if target.startswith(("http://", "https://")):
-        return {**named, **counted(await _metrics(target))}
+        return {**report, **_counts_of(await _metrics(target))}
     async with opened(target) as store:
-        return {**named, "store": sizes(await store.stats())}
+        return {**report, "store": sizes(await store.stats())}
 
 
 async def _metrics(url: str) -> str:
@@ -78,65 +79,73 @@ async def _metrics(url: str) -> str:
     token = os.environ.get("STILLFRESH_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     base = str(client.checked_url(url, "URL")).rstrip("/")
-    async with client.httpx2.AsyncClient(timeout=WITHIN, headers=headers) as asking:
+    async with client.httpx2.AsyncClient(timeout=WITHIN, headers=headers) as http:
         try:
-            answer = await asking.get(f"{base}/metrics")
+            response = await http.get(f"{base}/metrics")
         except client.request_errors() as exc:
             raise StillfreshError(f"{base}: no gateway answers: {error_text(exc)}") from exc
-    if answer.status_code == 401:
+    if response.status_code == 401:
         raise ConfigError(f"{base}: the gateway wants its token; set STILLFRESH_TOKEN")
-    if answer.status_code != 200 or "stillfresh_" not in answer.text:
-        raise StillfreshError(f"{base}/metrics: not a gateway (HTTP {answer.status_code})")
-    return str(answer.text)
+    if response.status_code != 200 or "stillfresh_" not in response.text:
+        raise StillfreshError(f"{base}/metrics: not a gateway (HTTP {response.status_code})")
+    return str(response.text)
 
 
-def counted(text: str) -> dict[str, Any]:
+def _counts_of(metrics: str) -> dict[str, Any]:
     """The numbers of `/metrics`, by kind and for the whole gateway."""
     kinds: dict[str, dict[str, float]] = {}
     whole = {"connections": 0.0, "bypassed": 0.0}
-    for found in filter(None, map(SAMPLE.fullmatch, text.splitlines())):
-        name, labels, number = found[1], dict(LABEL.findall(found[2] or "")), float(found[3])
-        kind = kinds.setdefault(labels.get("resource", ""), dict.fromkeys(SUMMED, 0.0))
+    for line in metrics.splitlines():
+        sample = SAMPLE.fullmatch(line)
+        if sample is None:
+            continue
+        name = sample[1]
+        labels = dict(LABEL.findall(sample[2] or ""))
+        number = float(sample[3])
+        counts = kinds.setdefault(labels.get("resource", ""), dict.fromkeys(SUMMED, 0.0))
         if name == "reads":
-            kind["reads"] = kind.get("reads", 0.0) + number
             is_hit = labels["origin"] in HITS
-            kind["hits"] = kind.get("hits", 0.0) + (number if is_hit else 0.0)
+            counts["reads"] = counts.get("reads", 0.0) + number
+            counts["hits"] = counts.get("hits", 0.0) + (number if is_hit else 0.0)
         elif name in SUMMED:
-            kind[name] += number
+            counts[name] += number
         elif name in whole:
             whole[name] += number
-    kinds.pop("", None)
+    kinds.pop("", None)  # samples of the whole gateway name no resource
     return {**whole, "kinds": kinds}
 
 
 def sizes(stats: StoreStats) -> dict[str, int]:
     """The counts of a store; a feed also has topics and comments."""
-    named = structs.asdict(stats).items()
-    return {name: value for name, value in named if name != "costs" and value is not None}
+    fields = structs.asdict(stats).items()
+    return {name: value for name, value in fields if name != "costs" and value is not None}
 
 
-def size_rows(found: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    for name, number in found.items():
+def size_rows(store_sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for name, number in store_sizes.items():
         yield name, size_text(number) if name in SIZES else f"{number:,}"
 
 
-def _print(found: dict[str, Any], before: dict[str, Any] | None) -> None:
-    if (held := found.get("store")) is not None:
-        print_table(("", ""), [("store", found["target"]), *size_rows(held)])
+def _print(report: dict[str, Any], before: dict[str, Any] | None) -> None:
+    """Print tables. `before`: the report of the last look, from which reads per second follow."""
+    store_sizes = report.get("store")
+    if store_sizes is not None:
+        print_table(("", ""), [("store", report["target"]), *size_rows(store_sizes)])
         return
-    whole = [(name, f"{found[name]:,.0f}") for name in ("connections", "bypassed")]
-    print_table(("", ""), [("gateway", found["target"]), *whole])
+    whole = [(name, f"{report[name]:,.0f}") for name in ("connections", "bypassed")]
+    print_table(("", ""), [("gateway", report["target"]), *whole])
     click.echo()
-    head = ("kind", "reads", *(("reads/s",) if before else ()), "hits", *SUMMED)
-    passed = max(found["at"] - before["at"], 0.001) if before else 0.0
+    head = ["kind", "reads", "hits", *SUMMED]
+    if before:
+        head.insert(2, "reads/s")
     rows = []
-    for kind, it in sorted(found["kinds"].items()):
-        share = f"{100 * it['hits'] / it['reads']:.1f} %" if it.get("reads") else "-"
-        reads = it.get("reads", 0.0)
-        speed = []
+    for kind, counts in sorted(report["kinds"].items()):
+        reads = counts.get("reads", 0.0)
+        share = f"{100 * counts['hits'] / reads:.1f} %" if reads else "-"
+        row = [kind, f"{reads:,.0f}", share, *(f"{counts[name]:,.0f}" for name in SUMMED)]
         if before:
-            speed = [f"{(reads - before['kinds'].get(kind, {}).get('reads', reads)) / passed:,.1f}"]
-        rows.append(
-            (kind, f"{reads:,.0f}", *speed, share, *(f"{it[name]:,.0f}" for name in SUMMED))
-        )
+            passed = max(report["at"] - before["at"], 0.001)
+            reads_before = before["kinds"].get(kind, {}).get("reads", reads)
+            row.insert(2, f"{(reads - reads_before) / passed:,.1f}")
+        rows.append(row)
     print_table(head, rows, right=head[1:])

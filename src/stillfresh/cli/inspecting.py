@@ -1,4 +1,4 @@
-"""`stillfresh inspect` and `stillfresh explain`: what is in a store, and why (G10, E12)."""
+"""`stillfresh inspect` and `stillfresh explain`: what is in a store, and why."""
 
 import time
 from collections import Counter
@@ -130,26 +130,39 @@ def _print_entries(entries: list[Listed]) -> None:
     if not entries:
         click.echo("No entries.")
         return
-    now, rows = time.time(), []
+    now = time.time()
+    rows = []
     for entry in entries:
-        is_fresh = entry.fresh_until is not None and entry.verdict is Verdict.FRESH
-        left = age_text((entry.fresh_until or 0) - now) if is_fresh else "-"
-        sized = (age_text(entry.age), left, size_text(entry.size))
-        rows.append((entry.kind, entry.id, entry.verdict, *sized, _notes(entry)))
+        left = "-"
+        if entry.fresh_until is not None and entry.verdict is Verdict.FRESH:
+            left = age_text(entry.fresh_until - now)
+        rows.append(
+            (
+                entry.kind,
+                entry.id,
+                entry.verdict,
+                age_text(entry.age),
+                left,
+                size_text(entry.size),
+                _notes(entry),
+            )
+        )
     head = ("kind", "id", "verdict", "age", "fresh for", "size", "")
     print_table(head, rows, right=head[3:6])
 
 
 def _notes(entry: Listed) -> str:
-    absence = "not shared" if entry.kind == PAGE else "absent upstream"  # each visitor's own page
-    times = "once" if entry.failures == 1 else f"{entry.failures} times"
-    notes = {
-        absence: entry.absent,
-        "invalidated": entry.invalidated,
-        "being loaded": entry.held_until is not None,
-        f"failed {times}: {entry.error}": entry.failures,
-    }
-    return ", ".join(note for note, is_so in notes.items() if is_so)
+    notes: list[str] = []
+    if entry.absent:  # a page that is absent is each visitor's own
+        notes.append("not shared" if entry.kind == PAGE else "absent upstream")
+    if entry.invalidated:
+        notes.append("invalidated")
+    if entry.held_until is not None:
+        notes.append("being loaded")
+    if entry.failures:
+        times = "once" if entry.failures == 1 else f"{entry.failures} times"
+        notes.append(f"failed {times}: {entry.error}")
+    return ", ".join(notes)
 
 
 @command(
@@ -171,20 +184,20 @@ async def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     JSON; for a page its whole URL. Write -- before an id that begins with -.
     """
     async with opened(store) as looked_at:
-        found = await looked_at.read(kind, [id_])
-        hint = None if found else await about_names(looked_at, kind)
-    record = found.get(id_, Record())
+        records = await looked_at.read(kind, [id_])
+        hint = None if records else await about_names(looked_at, kind)
+    record = records.get(id_, Record())
     now = time.time()
-    told = explained(kind, id_, record, now, loading_here=False, in_memory=False)
+    explanation = explained(kind, id_, record, now, loading_here=False, in_memory=False)
     value = None if record.copy is None else record.copy.value
     size = len(value) if isinstance(value, bytes) else None
     (entry,) = listed([StoredEntry(kind, id_, record, size)], now)
     terms = dict.fromkeys(TERMS) if record.copy is None else asdict(record.copy.policy)
     say(hint, is_json=is_json)
     if is_json:
-        print_json({**asdict(entry), **terms, "text": told.text})
+        print_json({**asdict(entry), **terms, "text": explanation.text})
         return
-    click.echo(plain(told.text))
+    click.echo(plain(explanation.text))
     if record.copy is not None or record.failure is not None:
         click.echo()
         print_table(("", ""), _rows(entry, terms, now))

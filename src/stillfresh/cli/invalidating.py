@@ -1,4 +1,4 @@
-"""`stillfresh invalidate` and `stillfresh evict`: what they reach is counted (G10, E6)."""
+"""`stillfresh invalidate` and `stillfresh evict`: what they reach is counted."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -53,26 +53,30 @@ async def invalidate(
     ways = [bool(ids), bool(tags), is_all]
     if sum(ways) != 1 or (kind is None) is bool(ids) or (whole_kind is not None) is not is_all:
         raise click.UsageError("name KIND and ID..., or --tag TAG, or --kind KIND --all.")
-    named = kind or whole_kind or ""
+    named_kind = kind or whole_kind or ""
     with working("Invalidating:") as advance:
         async with opened(store, to_change=True) as changed:
             if tags:
-                found = [await changed.invalidate_tag(tag, soft=soft) for tag in tags]
-                count = len(set(chain.from_iterable(found)))
+                entries = [await changed.invalidate_tag(tag, soft=soft) for tag in tags]
+                count = len(set(chain.from_iterable(entries)))
             elif ids:
-                count = len(await changed.read(named, ids))
-                await changed.invalidate(named, ids, soft=soft)  # a missing one may be loading
+                count = len(await changed.read(named_kind, ids))
+                # All of the ids: one that is not in the store may be loading.
+                await changed.invalidate(named_kind, ids, soft=soft)
             else:
-                count = await _all_of(changed, named, advance, soft=soft)
+                count = await _invalidate_kind(changed, named_kind, advance, soft=soft)
             hint = None
-            if not count:
-                no_tag = f"no entry has the tag {' or '.join(tags)}"
-                hint = no_tag if tags else await about_names(changed, named)
+            if not count and tags:
+                hint = f"no entry has the tag {' or '.join(tags)}"
+            elif not count:
+                hint = await about_names(changed, named_kind)
     say(hint, is_json=is_json)
     _tell("invalidated", count, is_json=is_json)
 
 
-async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, soft: bool) -> int:
+async def _invalidate_kind(
+    store: Store, kind: str, advance: Callable[[int], None], *, soft: bool
+) -> int:
     count = 0
     async for page in store.walk(kind):
         for first in range(0, len(page), SLICE):

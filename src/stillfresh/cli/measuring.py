@@ -1,4 +1,4 @@
-"""`stillfresh bench`: how fast the stores are on this machine; in a checkout, all of it (G10)."""
+"""`stillfresh bench`: how fast the stores are on this machine; in a checkout, all of it."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from stillfresh.stores import store_for
 
 KIND: Final = "bench"
 LASTS: Final = 5.0
-"""Seconds for each measurement: seven of them are well within a minute (G18)."""
+"""Seconds for each measurement: seven of them are well within a minute."""
 MOST: Final = 200_000
 FEWEST: Final = 20
 BATCH: Final = 100
@@ -79,40 +79,49 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
             raise ConfigError("--all: run it in a clone of stillfresh, beside `benchmarks`")
         sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=here))
     with working("Measuring:") as advance:
-        found = (asyncio.run(_measured(it, seconds, advance)) for it in stores or DEFAULT)
-        rows = [row for rows in found for row in rows]
+        results: list[Measured] = []
+        for address in stores or DEFAULT:
+            results += asyncio.run(_measure(address, seconds, advance))
     if is_json:
-        print_json(rows)
+        print_json(results)
         return
     head = ("store", "operation", "a second", "median", "p99")
-    lines = (
-        (it.store, it.operation, f"{1e6 / it.median_us:,.0f}", _us(it.median_us), _us(it.p99_us))
-        for it in rows
-    )
-    print_table(head, lines, right=head[2:])
+    rows = [
+        (
+            result.store,
+            result.operation,
+            f"{1e6 / result.median_us:,.0f}",
+            _us(result.median_us),
+            _us(result.p99_us),
+        )
+        for result in results
+    ]
+    print_table(head, rows, right=head[2:])
 
 
 def _us(microseconds: float) -> str:
     return f"{microseconds:,.1f} µs" if microseconds < 1000 else f"{microseconds / 1000:,.2f} ms"
 
 
-async def _measured(address: str, lasts: float, advance: Callable[[int], None]) -> list[Measured]:
-    name = without_password(address if address != TEMPORARY else "sqlite (temporary file)")
-    rows: list[Measured] = []
+async def _measure(address: str, lasts: float, advance: Callable[[int], None]) -> list[Measured]:
+    name = "sqlite (temporary file)" if address == TEMPORARY else without_password(address)
+    results: list[Measured] = []
     with quietly(logging.CRITICAL), own_file(address, "bench") as place:
         async with _bench(place) as operations:
             for operation, step in operations.items():
-                times = await _timed(step, lasts, advance)
-                slow = quantiles(times, n=100)[98]
-                rows.append(Measured(name, operation, len(times), median(times), slow))
-    return rows
+                times = await _times_of(step, lasts, advance)
+                p99 = quantiles(times, n=100)[98]
+                results.append(Measured(name, operation, len(times), median(times), p99))
+    return results
 
 
 @asynccontextmanager
 async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
     """The measured operations, each of one id; their entries are deleted at the end."""
     is_memory = address.startswith("memory:")
-    store, ids = store_for(address, time.time), [uuid4().hex]
+    store = store_for(address, time.time)
+    ids = [uuid4().hex]
+    """The id of the hits, and those of the misses so far."""
     cache = Cache(address if is_memory else store)
 
     @cache.batched(KIND, fresh_for="1h")
@@ -127,9 +136,9 @@ async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
         return await load(id_)
 
     async def misses(id_: str) -> object:
-        some = [f"{id_}-{number}" for number in range(BATCH)]
-        ids.extend(some)
-        return await load.get_many(some)
+        batch = [f"{id_}-{number}" for number in range(BATCH)]
+        ids.extend(batch)
+        return await load.get_many(batch)
 
     async def read(_: str) -> object:
         return await store.read(KIND, ids[:1])
@@ -144,14 +153,15 @@ async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
             many = f"{BATCH} misses in one call"
             yield {"hit": hit, **reads, "miss, loaded and stored": miss, many: misses}
         finally:
-            for first in range(0, 0 if is_memory else len(ids), SLICE):
-                await store.delete(KIND, ids[first : first + SLICE])
+            if not is_memory:
+                for first in range(0, len(ids), SLICE):
+                    await store.delete(KIND, ids[first : first + SLICE])
     finally:
         await cache.close()  # also waits for an opening that was given up
 
 
-async def _timed(step: Step, lasts: float, advance: Callable[[int], None]) -> list[float]:
-    """Microseconds of each, for so many seconds."""
+async def _times_of(step: Step, lasts: float, advance: Callable[[int], None]) -> list[float]:
+    """Repeat the step for so many seconds; return the microseconds of each call."""
     times: list[float] = []
     began = time.perf_counter()
     while len(times) < MOST and (time.perf_counter() - began < lasts or len(times) < FEWEST):

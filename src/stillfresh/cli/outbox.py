@@ -1,4 +1,4 @@
-"""`stillfresh outbox …`: a PostgreSQL database says what is stale (E6, E8)."""
+"""`stillfresh outbox …`: a PostgreSQL database says what is stale."""
 
 import asyncio
 import logging
@@ -132,8 +132,9 @@ async def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
     lags: dict[str, float] = await extra(PACKAGE, "postgres").consumer_lags(database)
     if is_json:
         print_json(lags)
-    for name, lag in lags.items() if not is_json else ():
-        click.echo(plain(f"{name:20} {age_text(lag)} behind at most"))
+    else:
+        for name, lag in lags.items():
+            click.echo(plain(f"{name:20} {age_text(lag)} behind at most"))
     if limit is not None and max(lags.values(), default=inf) > limit:
         raise click.exceptions.Exit(1)
 

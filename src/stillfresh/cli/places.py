@@ -1,4 +1,4 @@
-"""From STORE on the command line to an existing store: looking never creates one (G10).
+"""From STORE on the command line to an existing store: looking never creates one.
 
 Also a hint on stderr, for people, if a store does not have the given name. A missing id is not an
 error, because it may be loading just now.
@@ -33,12 +33,13 @@ async def opened(address: str, *, to_change: bool = False) -> AsyncIterator[Stor
     """Open a store to read it; a file is not changed, even if damaged. `to_change`: to write."""
     with quietly(logging.CRITICAL):  # the command's own error says the same
         path = file_of(address)
-        async with _at(address) if path is None else _file(path, address, to_change) as store:
+        opening = _open_address(address) if path is None else _open_file(path, address, to_change)
+        async with opening as store:
             yield store
 
 
 @asynccontextmanager
-async def _at(address: str) -> AsyncIterator[Store]:
+async def _open_address(address: str) -> AsyncIterator[Store]:
     if address.startswith("memory:"):
         raise ConfigError(
             "store memory://: lives in the process that uses it; look at it there, on its dashboard"
@@ -48,7 +49,7 @@ async def _at(address: str) -> AsyncIterator[Store]:
 
 
 @asynccontextmanager
-async def _file(path: str, address: str, to_change: bool) -> AsyncIterator[Store]:
+async def _open_file(path: str, address: str, to_change: bool) -> AsyncIterator[Store]:
     """Open a file; before a change it is read first, to check that it exists and is ours."""
     from stillfresh.stores.sqlite import SqliteStore, SqliteView  # noqa: PLC0415
     from stillfresh.systems.feed.view import FeedView, edited, is_feed  # noqa: PLC0415 (only when named)
@@ -75,18 +76,22 @@ def file_of(address: str) -> str | None:
     """
     if address and (":" not in address or ("://" not in address and Path(address).is_file())):
         return address
-    is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
-    return unquote(urlsplit(address).path[1:]) if is_store else None
+    if not address.startswith("sqlite:"):
+        return None
+    store_for(address, time.time)  # raises ConfigError if the address is wrong
+    return unquote(urlsplit(address).path[1:])
 
 
 @contextmanager
 def own_file(address: str, command: str) -> Iterator[str]:
     """For a SQLite store, a temporary file beside it, so that the store itself is not changed."""
-    path = None if address == TEMPORARY else file_of(address)
-    if path is None and address != TEMPORARY:
-        yield address
-        return
-    beside = None if path is None else Path(path).absolute().parent
+    beside = None  # the system's directory for temporary files
+    if address != TEMPORARY:
+        path = file_of(address)
+        if path is None:
+            yield address
+            return
+        beside = Path(path).absolute().parent
     with tempfile.TemporaryDirectory(prefix=f".stillfresh-{command}-", dir=beside) as directory:
         yield f"sqlite:///{quote(str(Path(directory) / f'{command}.db'))}"
 
@@ -98,11 +103,14 @@ async def about_names(store: Store, kind: str) -> str:
         return f"the store has no such id; `inspect` lists those it has{whole}"
     page = await store.entries(None, "", None, LOOKED_AT)
     kinds = sorted({entry.kind for entry in page})
-    near = [f"did you mean {it}?" for it in get_close_matches(kind, kinds, 1)]
-    listed = ", ".join(kinds + (["…"] if len(page) == LOOKED_AT else []))
-    return " ".join(
-        [f"the store has no kind {kind};", *near, f"it has: {listed}" if kinds else "it is empty"]
-    )
+    hint = f"the store has no kind {kind};"
+    for similar in get_close_matches(kind, kinds, 1):
+        hint += f" did you mean {similar}?"
+    if not kinds:
+        return f"{hint} it is empty"
+    if len(page) == LOOKED_AT:
+        kinds.append("…")
+    return f"{hint} it has: {', '.join(kinds)}"
 
 
 def say(hint: str | None, *, is_json: bool) -> None:

@@ -35,7 +35,8 @@ from stillfresh.lab.plan import (
 )
 
 HEAD: Final = ("terms", "requests/s", "p50", "p99", "stale", "waited", "copies", "memory")
-COLUMNS, LINES = 60, 12
+COLUMNS: Final = 60
+LINES: Final = 12
 MOST_ASKED: Final = 0.999
 """The share of waiting reads up to which an objective can ask for it."""
 STYLE: Final = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -76,76 +77,106 @@ def plan(
     kinds, cut = traffic_of(file)
     if not kinds:
         raise ConfigError(f"{file}: no reads were recorded")
-    length = max(it.seconds for it in kinds.values())
+    length = max(traffic.seconds for traffic in kinds.values())
     if not rungs(length):
-        said = f"covers {length:.3g} s, too short to try anything; record 2 s at least, or an hour"
-        raise ConfigError(f"{file}: {said}")
+        raise ConfigError(
+            f"{file}: covers {length:.3g} s, too short to try anything; "
+            "record 2 s at least, or an hour"
+        )
     if cut is not None:
         say(f"line {cut} is cut off, and left out", is_json=is_json)
     with working("Reads replayed:") as advance:
-        found = planned(kinds, limits, most, advance)
+        result = planned(kinds, limits, most, advance)
     if page is not None:
-        Path(page).write_text("\n".join(_html(found, f"Plan for {Path(file).name}")))
+        Path(page).write_text("\n".join(_html(result, f"Plan for {Path(file).name}")))
     if is_json:
-        told = {"file": file, "seconds": length, "limits": limits, "budget": most}
-        told |= {"recorded": found.recorded, "tried": found.tried, "choice": found.choice}
-        print_json(told)
+        print_json(
+            {
+                "file": file,
+                "seconds": length,
+                "limits": limits,
+                "budget": most,
+                "recorded": result.recorded,
+                "tried": result.tried,
+                "choice": result.choice,
+            }
+        )
         return
-    for line in _sentences(found):
+    for line in _sentences(result):
         click.echo(plain(line))
     for name in kinds:
         click.echo()
-        print_table((name, *HEAD), _rows(name, found), right=HEAD[1:])
-        click.echo("\n" + "\n".join(_plot(name, found)))
+        print_table((name, *HEAD), _rows(name, result), right=HEAD[1:])
+        click.echo("\n" + "\n".join(_plot(name, result)))
 
 
-def _marked(name: str, found: Planned, others: Iterable[Figures]) -> list[tuple[str, Figures]]:
-    """The proposed and the recorded come last: in a plot they cover the others."""
-    recorded = found.recorded[name]
-    proposed = [] if found.choice is None else [("P", found.choice.chosen[name])]
-    marked = [(".", it) for it in others if ("P", it) not in proposed and it != recorded]
-    return [*marked, ("R", recorded), *proposed]
+def _with_marks(name: str, plan: Planned, others: Iterable[Figures]) -> list[tuple[str, Figures]]:
+    """Figures with the letter of each; the proposed and the recorded come last.
+
+    In a plot, the last ones cover the others.
+    """
+    recorded = plan.recorded[name]
+    proposed = None if plan.choice is None else plan.choice.chosen[name]
+    marked = [(".", figures) for figures in others if figures not in (proposed, recorded)]
+    marked.append(("R", recorded))
+    if proposed is not None:
+        marked.append(("P", proposed))
+    return marked
 
 
-def _rows(name: str, found: Planned) -> Iterator[tuple[str, ...]]:
+def _rows(name: str, plan: Planned) -> Iterator[tuple[str, ...]]:
     """The policies worth a look, as `HEAD` names their cells; the proposed one first."""
-    for mark, it in reversed(_marked(name, found, reversed(frontier(found.tried[name])))):
-        ages, shares = map(age_text, (it.p50, it.p99)), map(percent, (it.stale, it.waited))
-        sizes = f"{it.copies:,}", size_text(it.bytes)
-        yield mark.strip("."), str(it.terms), f"{it.requests:.3g}", *ages, *shares, *sizes
+    marked = _with_marks(name, plan, reversed(frontier(plan.tried[name])))
+    for mark, figures in reversed(marked):
+        yield (
+            mark.strip("."),
+            str(figures.terms),
+            f"{figures.requests:.3g}",
+            age_text(figures.p50),
+            age_text(figures.p99),
+            percent(figures.stale),
+            percent(figures.waited),
+            f"{figures.copies:,}",
+            size_text(figures.bytes),
+        )
 
 
-def _plot(name: str, found: Planned) -> Iterator[str]:
+def _plot(name: str, plan: Planned) -> Iterator[str]:
     """A plot of all tries; both axes are logarithmic."""
-    marked = _marked(name, found, found.tried[name])
-    ages, requests = [it.p99 for _, it in marked], [it.requests for _, it in marked]
+    marked = _with_marks(name, plan, plan.tried[name])
+    ages = [figures.p99 for _, figures in marked]
+    requests = [figures.requests for _, figures in marked]
     grid = [[" "] * COLUMNS for _ in range(LINES)]
-    for mark, it in marked:
-        line = grid[LINES - 1 - _place(it.p99, ages, LINES)]
-        line[_place(it.requests, requests, COLUMNS)] = mark
-    sides = {0: age_text(max(ages)), LINES - 1: age_text(min(ages))}
-    first, last = f"{min(requests):.3g}/s", f"{max(requests):.3g}/s"
+    for mark, figures in marked:
+        line = grid[LINES - 1 - _place(figures.p99, ages, LINES)]
+        line[_place(figures.requests, requests, COLUMNS)] = mark
+    labels = {0: age_text(max(ages)), LINES - 1: age_text(min(ages))}
     yield "age at serving, p99 (R as recorded, P proposed, . tried)"
-    yield from (f"{sides.get(at, ''):>9} |{''.join(it).rstrip()}" for at, it in enumerate(grid))
+    for number, cells in enumerate(grid):
+        yield f"{labels.get(number, ''):>9} |{''.join(cells).rstrip()}"
     yield f"{'':9} +{'-' * COLUMNS}"
+    first = f"{min(requests):.3g}/s"
+    last = f"{max(requests):.3g}/s"
     yield f"{'':11}{first}{last:>{COLUMNS - len(first)}} upstream"
 
 
 def _place(value: float, among: Sequence[float], count: int) -> int:
+    """The value's place among `count` places of a logarithmic axis."""
     low = max(min(among), max(among) / 1e6, 1e-9)
     high = max(*among, low)
     return round(log(max(value, low) / low) / (log(high / low) or 1.0) * (count - 1))
 
 
-def _html(found: Planned, title: str) -> Iterator[str]:
+def _html(plan: Planned, title: str) -> Iterator[str]:
     """One page: no script, nothing from elsewhere, light or dark."""
     yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
     yield f"<style>{STYLE}</style><h1>{escape(title)}</h1>"
-    yield from (f"<p>{escape(line)}</p>" for line in _sentences(found))
-    for name in found.kinds:
-        plot = escape("\n".join(_plot(name, found)))
+    for line in _sentences(plan):
+        yield f"<p>{escape(line)}</p>"
+    for name in plan.kinds:
+        plot = escape("\n".join(_plot(name, plan)))
         yield f"<h2>{escape(name)}</h2><pre>{plot}</pre><table>"
-        for row in [("", *HEAD), *_rows(name, found)]:
+        for row in [("", *HEAD), *_rows(name, plan)]:
             yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         yield "</table>"
     yield "</html>\n"
@@ -166,45 +197,55 @@ def _sentences(plan: Planned) -> Iterator[str]:
         yield from _verdict(plan, plan.choice)
 
 
-def _sentence(it: Figures) -> str:
+def _sentence(figures: Figures) -> str:
     """The figures of one policy."""
-    waits = f", {percent(it.waited)} of reads wait for a load" if it.waited >= 0.001 else ""
-    return f"{it.terms}: {_each(it.requests)}, 99% of reads younger than {age_text(it.p99)}{waits}"
+    sentence = (
+        f"{figures.terms}: {_per_second(figures.requests)}, "
+        f"99% of reads younger than {age_text(figures.p99)}"
+    )
+    if figures.waited >= 0.001:
+        sentence += f", {percent(figures.waited)} of reads wait for a load"
+    return sentence
 
 
-def _each(count: float) -> str:
+def _per_second(count: float) -> str:
     shown = f"{count:.3g}"
-    return f"{shown} request{'s' * (shown != '1')} a second"
+    return f"{shown} {'request' if shown == '1' else 'requests'} a second"
 
 
 def _waiting(name: str, plan: Planned, figures: Figures) -> Iterator[str]:
     """The objective takes more waiting than today: what that would give, and how to ask for it."""
     objective = ", ".join(map(str, plan.limits))
     today = percent(plan.recorded[name].waited)
-    said = f"nothing that was tried meets {objective} without making more reads wait"
-    yield f"{name}: {said} than today ({today})."
+    yield (
+        f"{name}: nothing that was tried meets {objective} without making more reads wait "
+        f"than today ({today})."
+    )
     if figures.waited < MOST_ASKED:
-        asked = f"waited<{(floor(figures.waited * 1_000) + 1) / 10:g}%"
-        yield f'  With --objective "{objective}, {asked}" it can be met: {_sentence(figures)}'
+        limit = f"waited<{(floor(figures.waited * 1_000) + 1) / 10:g}%"
+        yield f'  With --objective "{objective}, {limit}" it can be met: {_sentence(figures)}'
 
 
 def _verdict(plan: Planned, choice: Choice) -> Iterator[str]:
+    """Which objectives were missed, and whether the proposal is within the budget."""
     for name in choice.missed:
-        worst = max(plan.limits, key=lambda it: it.excess(choice.chosen[name]))
-        value = getattr(choice.chosen[name], worst.name)
-        got = age_text(value) if worst.name.startswith("p") else percent(value)
         if name in choice.waiting:
             yield from _waiting(name, plan, choice.waiting[name])
             continue
+        nearest = choice.chosen[name]
+        excesses = [limit.excess(nearest) for limit in plan.limits]
+        worst = plan.limits[excesses.index(max(excesses))]
+        value = getattr(nearest, worst.name)
+        got = age_text(value) if worst.name.startswith("p") else percent(value)
         yield f"{name}: nothing that was tried meets {worst}; the nearest has {worst.name} = {got}."
     if plan.budget is not None:
-        yield from _spent(plan, choice, plan.budget)
+        yield from _budget_verdict(plan, choice, plan.budget)
 
 
-def _spent(plan: Planned, choice: Choice, budget: float) -> Iterator[str]:
+def _budget_verdict(plan: Planned, choice: Choice, budget: float) -> Iterator[str]:
     """Whether the proposal is within the budget, and what would be."""
-    most = _each(budget)
-    total = _each(choice.total)
+    most = _per_second(budget)
+    total = _per_second(choice.total)
     if choice.total <= budget:
         yield f"Within the budget: {total} of {most}."
         return
@@ -213,12 +254,15 @@ def _spent(plan: Planned, choice: Choice, budget: float) -> Iterator[str]:
     if choice.missed:
         yield f"Over the budget of {most}: the proposal takes {total}, {over}."
     elif plan.limits:
-        both = f"The objective {objective} and the budget of {most} cannot both be met"
-        yield f"{both}: {total} are needed, {over}."
+        yield (
+            f"The objective {objective} and the budget of {most} cannot both be met: "
+            f"{total} are needed, {over}."
+        )
     else:
         yield f"The budget of {most} cannot be met: {total} are needed, {over}."
     if choice.within is not None:
-        yield f"Within the budget ({_each(choice.within.total)}), the freshest that was tried:"
+        within = _per_second(choice.within.total)
+        yield f"Within the budget ({within}), the freshest that was tried:"
         for name, figures in choice.within.chosen.items():
             yield f"  {name}: {_sentence(figures)}"
     elif plan.limits:

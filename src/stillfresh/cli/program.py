@@ -1,4 +1,4 @@
-"""What every command shares: its help, its output, and its exit codes (G10).
+"""What every command shares: its help, its output, and its exit codes.
 
 Tables for people, one JSON document for scripts. An error is one line and an exit code: 1, it
 failed; 2, it was called wrongly; 130, Ctrl-C. Any other exception is a mistake of ours. Ids, errors
@@ -65,7 +65,7 @@ def plain(text: str) -> str:
 
 
 def without_promises(text: str) -> str:
-    """The text without promises to try again: the command ends, and nobody would (G23)."""
+    """The text without promises to try again: the command ends, and nobody would."""
     return PROMISE.sub("", text)
 
 
@@ -78,7 +78,7 @@ class CommandLog(logging.Handler):
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """`serve` and `outbox follow`, which go on, have handlers of their own."""
+    """Print warnings as lines. `serve` and `outbox follow`, which go on, have own handlers."""
     before = logging.lastResort
     logging.lastResort = CommandLog(logging.WARNING)
     try:
@@ -92,10 +92,11 @@ def size_text(size: float | None) -> str:
         return "-"
     power = 0
     while size >= 1000 and power < len(UNITS) - 1:
-        size, power = size / 1000, power + 1
-    return (
-        f"{size:.0f} {UNITS[power]}" if power == 0 or size >= 100 else f"{size:.3g} {UNITS[power]}"
-    )
+        size = size / 1000
+        power += 1
+    if power == 0 or size >= 100:
+        return f"{size:.0f} {UNITS[power]}"
+    return f"{size:.3g} {UNITS[power]}"
 
 
 def age_text(seconds: float | None) -> str:
@@ -104,7 +105,9 @@ def age_text(seconds: float | None) -> str:
         return "-"
     size, unit = next((span for span in SPANS if abs(seconds) >= 2 * span[0]), SPANS[-1])
     count = seconds / size
-    return f"{count:.1f} {unit}" if unit == "s" and 0 < abs(count) < 10 else f"{count:.0f} {unit}"
+    if unit == "s" and 0 < abs(count) < 10:
+        return f"{count:.1f} {unit}"
+    return f"{count:.0f} {unit}"
 
 
 def moment_text(at: float | None, now: float) -> str:
@@ -116,7 +119,9 @@ def moment_text(at: float | None, now: float) -> str:
     except (OverflowError, ValueError, OSError):
         return "for ever" if at > now else "never"
     away = age_text(abs(at - now))
-    return f"{when} ({f'in {away}' if at > now else f'{away} ago'})"
+    if at > now:
+        return f"{when} (in {away})"
+    return f"{when} ({away} ago)"
 
 
 def print_json(document: Any, *, by_line: bool = False) -> None:  # noqa: ANN401 (any JSON)
@@ -128,12 +133,12 @@ def print_json(document: Any, *, by_line: bool = False) -> None:  # noqa: ANN401
 
 def console(*, err: bool = False) -> "Console":
     """Imported when something is printed: a tenth of a second that --help need not wait."""
-    found: Console = extra("rich.console", "cli").Console(
+    rich_console: Console = extra("rich.console", "cli").Console(
         stderr=err, highlight=False, soft_wrap=False
     )
-    if not found.is_terminal:
-        found.width = WIDE
-    return found
+    if not rich_console.is_terminal:
+        rich_console.width = WIDE
+    return rich_console
 
 
 def print_table(
@@ -149,11 +154,13 @@ def print_table(
         table.add_column(name, justify=side, no_wrap=name in right, overflow="fold")
     for row in rows:
         table.add_row(*(text_of(cell, style=COLOURS.get(cell, "")) for cell in map(plain, row)))
-    place = console()
-    with place.capture() as text:
-        place.print(table)
-    lines = text.get().splitlines()
-    click.echo("\n".join(lines if place.is_terminal else map(str.rstrip, lines)), color=True)
+    terminal = console()
+    with terminal.capture() as captured:
+        terminal.print(table)
+    lines = captured.get().splitlines()
+    if not terminal.is_terminal:
+        lines = [line.rstrip() for line in lines]
+    click.echo("\n".join(lines), color=True)
 
 
 @contextmanager
@@ -162,19 +169,23 @@ def working(what: str) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    shown = extra("rich.progress", "cli")
-    counted = shown.TextColumn("{task.description} {task.completed:,}")
-    columns = shown.SpinnerColumn(), counted, shown.TimeElapsedColumn()
-    bar = shown.Progress(*columns, console=console(err=True), transient=True)
+    progress = extra("rich.progress", "cli")
+    bar = progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description} {task.completed:,}"),
+        progress.TimeElapsedColumn(),
+        console=console(err=True),
+        transient=True,
+    )
     task = bar.add_task(what, total=None)
-    late = threading.Timer(PATIENCE, bar.start)
-    late.daemon = True
-    late.start()
+    starter = threading.Timer(PATIENCE, bar.start)
+    starter.daemon = True
+    starter.start()
     try:
         yield lambda done: bar.advance(task, done)
     finally:
-        late.cancel()
-        late.join()
+        starter.cancel()
+        starter.join()
         bar.stop()
 
 
@@ -248,18 +259,19 @@ class Program(CommandGroup):
         sys.stdout = sys.stdout or _nowhere()
         sys.stderr = sys.stderr or _nowhere()
         for stream in (sys.stdout, sys.stderr):
-            if callable(reconfigure := getattr(stream, "reconfigure", None)):
-                reconfigure(errors="backslashreplace")  # ids are anybody's, terminals are ASCII
+            reconfigure = getattr(stream, "reconfigure", None)
+            if callable(reconfigure):  # ids may have any character, and a terminal may be ASCII
+                reconfigure(errors="backslashreplace")
         try:
             with _logging():
                 code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.Abort:
             sys.exit(INTERRUPTED)
         except click.ClickException as exc:
-            click.echo(_line(exc), err=True)
+            click.echo(_usage_error_text(exc), err=True)
             sys.exit(exc.exit_code)
         except (StillfreshError, OSError) as exc:
-            click.echo(_lines(_said(exc)), err=True)
+            click.echo(_error_lines(_failure_text(exc)), err=True)
             sys.exit(WRONG_USE if isinstance(exc, ConfigError) else 1)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -269,19 +281,22 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "w")  # noqa: PTH123 (for as long as the program runs)
 
 
-def _said(exc: Exception) -> str:
+def _failure_text(exc: Exception) -> str:
     if not isinstance(exc, OSError):
         return without_promises(str(exc))
-    return ": ".join(str(it) for it in (exc.filename, exc.strerror or exc) if it is not None)
+    problem = str(exc.strerror or exc)
+    return problem if exc.filename is None else f"{exc.filename}: {problem}"
 
 
-def _line(exc: click.ClickException) -> str:
+def _usage_error_text(exc: click.ClickException) -> str:
     """The error, and how to get help; without arguments the help itself."""
     if isinstance(exc, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return exc.format_message()
-    ctx = exc.ctx if isinstance(exc, click.UsageError) else None
-    return _lines(exc.format_message() + (f" Try: {ctx.command_path} --help" if ctx else ""))
+    message = exc.format_message()
+    if isinstance(exc, click.UsageError) and exc.ctx:
+        message += f" Try: {exc.ctx.command_path} --help"
+    return _error_lines(message)
 
 
-def _lines(text: str) -> str:
+def _error_lines(text: str) -> str:
     return "\n".join(f"Error: {plain(line)}" for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""`stillfresh prove`: a store under faults, and what its readers saw (T11)."""
+"""`stillfresh prove`: a store under faults, and what its readers saw."""
 
 import logging
 import random
@@ -102,7 +102,9 @@ def prove(
     the report.
     """
     seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
-    names = ["", *([checked_peer(peer, store)] if peer is not None else [])]
+    names = [""]  # stillfresh itself
+    if peer is not None:
+        names.append(checked_peer(peer, store))
     reports: list[Report] = []
     _write(file, b"")  # before the work, if it cannot be written
     with ending() as over, working("Faults survived:") as advance, quietly(logging.CRITICAL):
@@ -112,28 +114,36 @@ def prove(
                 proving(place, name) as stage,
                 tempfile.TemporaryDirectory(prefix="stillfresh-prove-") as folder,
             ):
-                begun = f"Proving {name or 'stillfresh'} for {age_text(minutes * 60)}, seed {seed}."
-                click.echo(f"{begun} Ctrl-C ends it early, with the report.", err=True)
-                run = ProofRun(name or "stillfresh", stage, Path(folder), seed, workers, over=over)
-                faults = _counted(run.decks(minutes * 60), advance)
+                library = name or "stillfresh"
+                click.echo(
+                    f"Proving {library} for {age_text(minutes * 60)}, seed {seed}. "
+                    "Ctrl-C ends it early, with the report.",
+                    err=True,
+                )
+                run = ProofRun(library, stage, Path(folder), seed, workers, over=over)
+                faults = _count_faults(run.decks(minutes * 60), advance)
                 reports.append(run.go(faults))
             if stage.left:
                 click.echo(plain(stage.left), err=True)
             if over.is_set():
                 break
     tell(reports)
-    told = {"store": without_password(store), "reports": reports}
-    _write(file, msgspec.json.encode(told) + b"\n")
-    sys.exit(1 if reports[0].sentences else INTERRUPTED * over.is_set())
+    document = {"store": without_password(store), "reports": reports}
+    _write(file, msgspec.json.encode(document) + b"\n")
+    if reports[0].sentences:
+        sys.exit(1)
+    sys.exit(INTERRUPTED if over.is_set() else 0)
 
 
-def _write(file: Path | None, told: bytes) -> None:
-    if file is not None:
-        try:
-            file.write_bytes(told)
-        except OSError as exc:
-            said, ctx = f"cannot write {file}: {exc.strerror}.", click.get_current_context()
-            raise click.BadParameter(said, ctx, param_hint="'--json'") from exc
+def _write(file: Path | None, data: bytes) -> None:
+    if file is None:
+        return
+    try:
+        file.write_bytes(data)
+    except OSError as exc:
+        problem = f"cannot write {file}: {exc.strerror}."
+        ctx = click.get_current_context()
+        raise click.BadParameter(problem, ctx, param_hint="'--json'") from exc
 
 
 @contextmanager
@@ -146,7 +156,7 @@ def ending() -> Iterator[threading.Event]:
         for number in before:
             signal.signal(number, signal.default_int_handler)
 
-    before = {it: signal.signal(it, end) for it in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield over
     finally:
@@ -154,30 +164,31 @@ def ending() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _counted(names: Iterator[str], advance: Callable[[int], None]) -> Iterator[str]:
+def _count_faults(names: Iterator[str], advance: Callable[[int], None]) -> Iterator[str]:
     for name in names:
         yield name
         advance(1)
 
 
 def tell(reports: list[Report]) -> None:
-    head = ("", *(it.store for it in reports))
-    columns = [_figures(it) for it in reports]
-    rows = ((name, *(it.get(name, "-") for it in columns)) for name in columns[0])
+    """Print the figures of the reports side by side, and then the broken promises."""
+    head = ("", *(report.store for report in reports))
+    columns = [_figures(report) for report in reports]
+    rows = [(name, *(column.get(name, "-") for column in columns)) for name in columns[0]]
     print_table(head, rows, right=head[1:])
     click.echo()
     for report in reports:
-        for line in _judged(report):
+        for line in _sentences_about_reads(report):
             click.echo(f"{report.store}: {line}")
     for name, note in NOTES.items():
-        if any(it.counts[name] for it in reports):
+        if any(report.counts[name] for report in reports):
             click.echo(note)
     for report in reports:
         click.echo()
         _tell_broken(report)
 
 
-def _judged(report: Report) -> Iterator[str]:
+def _sentences_about_reads(report: Report) -> Iterator[str]:
     """How many reads were judged, and what was not, with the reason."""
     counts = report.counts
     if counts["blind"]:
@@ -204,25 +215,25 @@ def _tell_broken(report: Report) -> None:
         click.echo(f"{report.store}: every promise was kept{ended}:")
         for promise in report.broken:
             click.echo(f"  {promise}.")
-    for promise, found in report.broken.items():
-        if found:
-            click.echo(f"{report.store}: broken ({len(found):,}): {promise}.")
-            meaning = "" if report.peer else MEANING.get(promise, "")
-            for line in filter(None, (*found[:SHOWN], meaning)):
+    for promise, sentences in report.broken.items():
+        if sentences:
+            click.echo(f"{report.store}: broken ({len(sentences):,}): {promise}.")
+            for line in sentences[:SHOWN]:
                 click.echo(f"  {plain(line)}")
+            if not report.peer and promise in MEANING:
+                click.echo(f"  {plain(MEANING[promise])}")
     for line in report.complaints[:SHOWN]:
         click.echo(f"{report.store}: {plain(line)}")
 
 
-def _figures(it: Report) -> dict[str, str]:
-    """What a run came to, in words and numbers."""
-    counts = it.counts
-    doubled = sum(len(it.broken.get(name, ())) for name in DOUBLED)
-    return {
-        "seed": str(it.seed),
-        "lasted": age_text(it.seconds),
-        "fresh_for": age_text(it.fresh_for),
-        "stale_for": age_text(it.stale_for),
+def _figures(report: Report) -> dict[str, str]:
+    """The figures of a run by their names, as rows of the table."""
+    counts = report.counts
+    figures = {
+        "seed": str(report.seed),
+        "lasted": age_text(report.seconds),
+        "fresh_for": age_text(report.fresh_for),
+        "stale_for": age_text(report.stale_for),
         "reads": f"{counts['served']:,}",
         "reads without the store": f"{counts['blind']:,}",
         "reads that said so of an older copy": f"{counts['excused']:,}",
@@ -231,10 +242,17 @@ def _figures(it: Report) -> dict[str, str]:
         "loads beside another of the same key": f"{counts['together']:,}",
         "invalidations confirmed": f"{counts['invalidated']:,}",
         "invalidations refused": f"{counts['refused']:,}",
-        "invalidations lost": f"{len(it.broken[LOST]):,}",
-        **({"leases doubled": f"{doubled:,}"} if DOUBLED[0] in it.broken else {}),
-        **({"copies that were gone": f"{counts['forgotten']:,}"} if counts["forgotten"] else {}),
-        **{f"age at serving, {name}": f"{age:.3g} s" for name, age in it.ages.items()},
-        **{f"fault: {name}": f"{times:,}" for name, times in sorted(it.faults.items())},
-        "longest until all worked again": f"{max(it.recoveries, default=0.0):.1f} s",
+        "invalidations lost": f"{len(report.broken[LOST]):,}",
     }
+    if DOUBLED[0] in report.broken:  # peers have no leases
+        doubled = sum(len(report.broken.get(promise, ())) for promise in DOUBLED)
+        figures["leases doubled"] = f"{doubled:,}"
+    if counts["forgotten"]:
+        figures["copies that were gone"] = f"{counts['forgotten']:,}"
+    for name, age in report.ages.items():
+        figures[f"age at serving, {name}"] = f"{age:.3g} s"
+    for name, times in sorted(report.faults.items()):
+        figures[f"fault: {name}"] = f"{times:,}"
+    longest = max(report.recoveries, default=0.0)
+    figures["longest until all worked again"] = f"{longest:.1f} s"
+    return figures

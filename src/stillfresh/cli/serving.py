@@ -1,4 +1,4 @@
-"""`stillfresh serve`, `check`, `demo`: a gateway of settings, and a site to see it by (G1, G8)."""
+"""`stillfresh serve`, `check`, `demo`: a gateway of settings, and a site to see it by."""
 
 import os
 from functools import partial
@@ -19,8 +19,8 @@ def routes_of(
     """`/blog/*=10m`: a path, and how long its pages are fresh."""
     for text in texts:
         if "=" not in text:
-            said = f"{text!r}: write PATH=DURATION, as '/blog/*=10m'"
-            raise click.BadParameter(said, ctx, param)
+            problem = f"{text!r}: write PATH=DURATION, as '/blog/*=10m'"
+            raise click.BadParameter(problem, ctx, param)
     pairs = (text.rpartition("=") for text in texts)
     return {path: duration for path, _, duration in pairs} or None
 
@@ -30,7 +30,8 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     tables: dict[str, dict[str, Any]] = {}
     options: dict[str, str] = {}
     for param in ctx.command.params:
-        name, value = str(param.name), ctx.params[str(param.name)]
+        name = str(param.name)
+        value = ctx.params[name]
         if "__" in name and value is not None and value != ():
             table, key = name.split("__")
             tables.setdefault(table, {})[key] = list(value) if isinstance(value, tuple) else value
@@ -199,22 +200,27 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     Several processes, on several machines, may share one --store.
     """
     tables, options = given(ctx)
-    is_told = any(it.startswith(("STILLFRESH_PAGES__", "STILLFRESH_KINDS__")) for it in os.environ)
-    if file is None and "pages.upstream" not in options and not is_told:
+    has_variables = any(
+        name.startswith(("STILLFRESH_PAGES__", "STILLFRESH_KINDS__")) for name in os.environ
+    )
+    if file is None and "pages.upstream" not in options and not has_variables:
         raise click.UsageError("name a FILE of settings, or --upstream URL.")
     config = extra("stillfresh.gateway.config", "web")
     serving = extra("stillfresh.gateway.serving", "web")
     try:
         settings = config.load(file, tables)
     except config.Mistakes as exc:
-        told = ((it, config.by_name(it, options)) for it in exc.mistakes)
-        lines = (it if to == it else to.replace(NUMBER, "") for it, to in told)
+        lines: list[str] = []
+        for mistake in exc.mistakes:
+            by_option = config.by_name(mistake, options)
+            is_of_option = by_option != mistake
+            lines.append(by_option.replace(NUMBER, "") if is_of_option else mistake)
         raise ConfigError("\n".join(lines)) from exc
     read = None if file is None else partial(config.load, file, tables)
-    serving.serve(settings, click.echo, read, _following)
+    serving.serve(settings, click.echo, read, _outbox_consumer)
 
 
-def _following(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (of extras that may be absent)
+def _outbox_consumer(outbox: Any, pages: object) -> Any:  # noqa: ANN401 (extras may be absent)
     """A consumer that polls often enough to stay below `max_lag`, even while it stands by."""
     postgres = extra("stillfresh.integrations.postgres", "postgres")
     poll = min(5.0, max(outbox.max_lag, 1.0) / 4)

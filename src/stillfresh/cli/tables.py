@@ -1,4 +1,4 @@
-"""`stillfresh table create|describe`: makes and shows what a store needs to be there (S6, S11)."""
+"""`stillfresh table create|describe`: makes and shows what a store needs to be there."""
 
 import asyncio
 from collections.abc import Callable
@@ -66,8 +66,12 @@ def create(
     DynamoDB: creates the table (on-demand billing, TTL on) and its bucket. What exists already is
     not changed.
     """
-    given = {"unlogged": unlogged, "pushes": pushes}
-    show("create", options, {name: it for name, it in given.items() if it is not None}, is_json)
+    how: dict[str, bool] = {}
+    if unlogged is not None:
+        how["unlogged"] = unlogged
+    if pushes is not None:
+        how["pushes"] = pushes
+    show("create", options, how, is_json)
 
 
 @table.command(
@@ -80,25 +84,28 @@ def describe(*, is_json: bool, **options: str | None) -> None:
 
 
 def show(step: str, options: dict[str, str | None], how: dict[str, bool], is_json: bool) -> None:
-    made = asyncio.run(done(step, options, how))
+    """Run a step, and print the table that it returns."""
+    description = asyncio.run(run_step(step, options, how))
     if is_json:
-        print_json(made)
+        print_json(description)
         return
-    for name, value in made.items():
+    for name, value in description.items():
         click.echo(f"{name.replace('_', ' '):15} {'-' if value is None else value}")
 
 
-async def done(step: str, given: dict[str, str | None], how: dict[str, bool]) -> dict[str, Any]:
+async def run_step(step: str, given: dict[str, str | None], how: dict[str, bool]) -> dict[str, Any]:
     """Run the step. An address of a store is checked as the store itself would check it."""
     address = given["table"] or ""
     if address.startswith(("postgresql://", "postgres://")):
-        if wrong := [name for name, it in given.items() if it is not None and name != "table"]:
-            raise ConfigError(f"--{wrong[0].replace('_', '-')} is for a dynamodb:// store only")
+        for name, value in given.items():
+            if value is not None and name != "table":
+                raise ConfigError(f"--{name.replace('_', '-')} is for a dynamodb:// store only")
         steps = extra("stillfresh.stores.postgres", "postgres")
         return asdict(await getattr(steps, step)(split_tenant(address)[0], **how))
     if how:
         raise ConfigError("--unlogged and --push are for a postgresql:// store only")
-    admin, aws = extra("stillfresh.stores.dynamodb.admin"), extra("stillfresh.stores.aws")
+    admin = extra("stillfresh.stores.dynamodb.admin")
+    aws = extra("stillfresh.stores.aws")
     stores = extra("stillfresh.stores.dynamodb.store")
     if "://" in address:
         options = dynamodb_options(address)

@@ -1,4 +1,4 @@
-"""`stillfresh warm`: fills a cache by requesting pages and entities before visitors do (G18).
+"""`stillfresh warm`: fills a cache by requesting pages and entities before visitors do.
 
 A store does not know where its entries come from. So the command asks a running gateway over HTTP,
 or runs one itself for a while, from a file of settings or from a store and a site.
@@ -77,28 +77,29 @@ def warm(
     """
     counts: Counter[str] = Counter()
 
-    async def warmed() -> None:
+    async def request_all() -> None:
         async with _gateway(target, upstream) as client:
             turns = _turns(rate)
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
-                    group.create_task(_ask_all(client, paths, turns, counts, advance))
+                    group.create_task(_request_lines(client, paths, turns, counts, advance))
 
     # Opened before the event loop runs: opening a pipe waits for its writer.
     with working("Asking for:") as advance, click.open_file(source) as lines:
-        asked = (line.strip() for line in lines)
-        paths = (line for line in asked if line and not line.startswith("#"))
-        asyncio.run(warmed())
+        stripped = (line.strip() for line in lines)
+        paths = (line for line in stripped if line and not line.startswith("#"))
+        asyncio.run(request_all())
     if is_json:
-        print_json({it.replace(" ", "_"): counts[it] for it in OUTCOMES})
+        print_json({outcome.replace(" ", "_"): counts[outcome] for outcome in OUTCOMES})
     else:
-        click.echo(", ".join(f"{counts[it]:,} {it}" for it in OUTCOMES))
+        click.echo(", ".join(f"{counts[outcome]:,} {outcome}" for outcome in OUTCOMES))
     ctx.exit(1 if counts["failed"] else 0)
 
 
 def _turns(rate: float) -> Callable[[], float]:
     """Seconds that the next request has to wait for its turn."""
-    due, now = 0.0, asyncio.get_running_loop().time
+    due = 0.0
+    now = asyncio.get_running_loop().time
 
     def turn() -> float:
         nonlocal due
@@ -109,28 +110,31 @@ def _turns(rate: float) -> Callable[[], float]:
     return turn
 
 
-async def _ask_all(
+async def _request_lines(
     client: "httpx2.AsyncClient",
     paths: Iterator[str],
     turn: Callable[[], float],
     counts: Counter[str],
     advance: Callable[[int], None],
 ) -> None:
+    """Request one line after another; several of these tasks share the lines."""
     for line in paths:
         await asyncio.sleep(turn())
-        outcome, why = await _asked(client, line)
+        outcome, why = await _request_line(client, line)
         counts[outcome] += 1
         advance(1)
         if why and counts["failed"] <= MOST_SHOWN:
             click.echo(plain(f"{why}: {line}"), err=True)
 
 
-async def _asked(client: "httpx2.AsyncClient", line: str) -> tuple[str, str]:
-    """How it went; and why, if it failed."""
+async def _request_line(client: "httpx2.AsyncClient", line: str) -> tuple[str, str]:
+    """One of `OUTCOMES`; and why, if it failed."""
     request_errors = extra("stillfresh.http.client", "web").request_errors
     try:
         parts = urlsplit(line)
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = parts.path or "/"
+        if parts.query:
+            path += f"?{parts.query}"
         if not path.startswith("/") or (parts.scheme and not parts.netloc):
             return "failed", "neither a path nor an address"
         host = {"host": parts.netloc} if parts.netloc else {}
@@ -141,10 +145,12 @@ async def _asked(client: "httpx2.AsyncClient", line: str) -> tuple[str, str]:
         return "failed", f"{type(exc).__name__} {exc}".strip()
     if response.status_code >= 400:
         return "failed", f"HTTP {response.status_code}"
-    said = response.headers.get("cache-status", "").rpartition("stillfresh;")[2]
-    if "hit" in said.split(";")[0]:
+    _, _, cache_status = response.headers.get("cache-status", "").rpartition("stillfresh;")
+    if "hit" in cache_status.split(";")[0]:
         return "there already", ""
-    return ("stored" if "stored" in said else "not kept"), ""
+    if "stored" in cache_status:
+        return "stored", ""
+    return "not kept", ""
 
 
 @asynccontextmanager
@@ -154,8 +160,8 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
     if target.startswith(("http://", "https://")):
         _refuse(upstream, "a URL")
         base: Any = client.checked_url(target, "URL")
-        async with client.httpx2.AsyncClient(base_url=base, timeout=WITHIN) as asking:
-            yield asking
+        async with client.httpx2.AsyncClient(base_url=base, timeout=WITHIN) as http:
+            yield http
         return
     settings = _settings(target, upstream)
     if settings.store.url.startswith("memory:"):
@@ -166,12 +172,12 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
     serving = extra("stillfresh.gateway.serving", "web")
     async with client.new_client(serving.LONGEST_WAIT, kept=serving.KEPT) as sources:
         app = serving.gateway_of(settings, sources, checks_page_names=False)
-        here = client.httpx2.ASGITransport(app=app)
+        transport = client.httpx2.ASGITransport(app=app)
         async with (
             app,
-            client.httpx2.AsyncClient(transport=here, base_url="http://localhost") as asking,
+            client.httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http,
         ):
-            yield asking
+            yield http
 
 
 def _settings(target: str, upstream: str | None) -> Any:  # noqa: ANN401 (its module is an extra's)
