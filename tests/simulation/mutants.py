@@ -30,7 +30,7 @@ from stillfresh.testing import Promise
 from stillfresh.testing.simulator import nodes
 from stillfresh.testing.simulator.server import FencedServer
 from stillfresh.testing.simulator.simulate import Scenario
-from stillfresh.testing.simulator.wire import Asking
+from stillfresh.testing.simulator.wire import LeaseRequest
 from tests.simulation.put_mutants import PUT_MUTANTS
 from tests.simulation.scenarios import SCENARIOS
 
@@ -138,7 +138,7 @@ def a_change_is_confirmed_before_the_replica_has_it(patch: pytest.MonkeyPatch) -
 @mutant(Promise.FRESH, "while_slots_move")
 def an_invalidation_leaves_out_what_has_moved(patch: pytest.MonkeyPatch) -> None:
     """S9: the old node has refused it, and nobody asks the new one."""
-    before = nodes.ClusterWire._done
+    before = nodes.ClusterWire._do
 
     def done(self: Any, request: Any, some: Any) -> Any:
         try:
@@ -148,15 +148,15 @@ def an_invalidation_leaves_out_what_has_moved(patch: pytest.MonkeyPatch) -> None
                 raise
             return moved.result
 
-    patch.setattr(nodes.ClusterWire, "_done", done)
+    patch.setattr(nodes.ClusterWire, "_do", done)
 
 
 @mutant(Promise.FRESH, "on_late_requests")
 def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
     """S8, T7: so did the Redis and the DynamoDB store: a late request revives a voided lease."""
-    before = Asking.acquired
+    before = LeaseRequest._acquire
 
-    def acquired(self: Asking, some: Any) -> Any:
+    def acquired(self: LeaseRequest, some: Any) -> Any:
         grants = before(self, some)
         for id_, lease in grants.items():
             if isinstance(lease, Lease) and (first := self.leases.get(id_)) is not None:
@@ -164,7 +164,7 @@ def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
                 grants[id_] = Lease(id_, first.token, lease.expires_at)
         return grants
 
-    patch.setattr(Asking, "acquired", acquired)
+    patch.setattr(LeaseRequest, "_acquire", acquired)
 
 
 @mutant(Promise.FRESH, "of_pages")

@@ -77,7 +77,7 @@ def stamps_are_kept_for_the_next_server(patch: pytest.MonkeyPatch) -> None:
     """The replica does not have the newest ones, and gives the same numbers again."""
     before = StoreWire._disconnect
     heard: dict[tuple[StoreWire, int | None], dict[str, int]] = {}
-    connected = StoreWire._connected
+    connected = StoreWire._connect
 
     def disconnect(self: StoreWire, request: StoreRequest[Any]) -> None:
         if request.link is not None:
@@ -91,7 +91,7 @@ def stamps_are_kept_for_the_next_server(patch: pytest.MonkeyPatch) -> None:
         return link
 
     patch.setattr(StoreWire, "_disconnect", disconnect)
-    patch.setattr(StoreWire, "_connected", connect)
+    patch.setattr(StoreWire, "_connect", connect)
 
 
 @put_mutant(Promise.LATE, "of_puts_on_a_server_that_forgets")
@@ -110,13 +110,13 @@ def a_counter_begins_at_zero(patch: pytest.MonkeyPatch) -> None:
 @put_mutant(Promise.LATE, "of_puts_on_a_file")
 def a_queued_step_outlives_its_caller(patch: pytest.MonkeyPatch) -> None:
     """S13: on a file nothing else stops it."""
-    before = StoreWire._done
+    before = StoreWire._do
 
     def done(self: StoreWire, request: StoreRequest[Any], some: Any) -> Any:
         request.is_given_up = False
         return before(self, request, some)
 
-    patch.setattr(StoreWire, "_done", done)
+    patch.setattr(StoreWire, "_do", done)
 
 
 @put_mutant(Promise.LOST, "of_put_steps")
@@ -153,8 +153,8 @@ def a_second_attempt_has_a_new_id(patch: pytest.MonkeyPatch) -> None:
     def settled(self: StoreWire, request: StoreRequest[Any], result: Any) -> Any:
         return result
 
-    patch.setattr(StoreWire, "_repeated", repeated)
-    patch.setattr(StoreWire, "_settled", settled)
+    patch.setattr(StoreWire, "_repetition_of", repeated)
+    patch.setattr(StoreWire, "_settle_repetition", settled)
 
 
 @put_mutant(Promise.STORED, "of_late_puts")
@@ -172,7 +172,7 @@ def an_add_is_a_put(patch: pytest.MonkeyPatch) -> None:
 def an_unsure_increment_begins_again(patch: pytest.MonkeyPatch) -> None:
     """Its first attempt was stored and replaced more often than the store remembers."""
     patch.setattr(fence, "REPLACED_IDS", 0)
-    patch.setattr(StoreWire, "_settled", lambda _, __, result: result)
+    patch.setattr(StoreWire, "_settle_repetition", lambda _, __, result: result)
 
 
 @put_mutant(Promise.STORED, "of_puts_over_a_cluster")

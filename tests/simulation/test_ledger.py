@@ -138,7 +138,7 @@ class TestT2Updates:
 
     def test_one_that_is_acknowledged_and_not_stored(self, ledger: Ledger) -> None:
         """S9: a failover has undone it."""
-        value, kept = self.put(ledger, "it"), ledger.kept(KEY)
+        value, kept = self.put(ledger, "it"), ledger.snapshot(KEY)
         ledger.stored(KEY, value, 1.0)
         ledger.has_updated(KEY, value)
         ledger.restore(KEY, kept)

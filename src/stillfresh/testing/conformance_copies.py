@@ -1,4 +1,4 @@
-"""Tests of what a store keeps: copies, marks, tags, failures, and listings (S1)."""
+"""Tests of what a store keeps: copies, marks, tags, failures, and listings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -125,7 +125,8 @@ class CopyConformance(ConformanceKit):
     async def test_a_tag_that_was_invalidated_while_loading_supersedes(self, store: Store) -> None:
         """I26, the law for tags that come with the load; the next caller gets the lease."""
         await self.publish(store, await self.lease(store, "tagged"), tags=("eu",))
-        lease, other = await self.lease(store, "a", None, "shop"), await self.lease(store, "b")
+        lease = await self.lease(store, "a", None, "shop")
+        other = await self.lease(store, "b")
         assert await store.invalidate_tag("eu") == [(KIND, "tagged")]
         assert await self.publish(store, lease, other, tags=("us", "eu")) == {"a", "b"}
         assert await store.read(KIND, ["a", "b"]) == {}
@@ -265,11 +266,11 @@ class CopyConformance(ConformanceKit):
         absent = await self.published(store, "b", None)
         await self.lease(store, "a", copy.generation)
         await self.lease(store, "c")
-        held = (await self.record(store, "a")).held_until
+        held_until = (await self.record(store, "a")).held_until
         loading = [StoredEntry(KIND, "c", await self.record(store, "c"))]
-        found = await store.entries()
-        assert sorted(found, key=lambda entry: entry.id) == [
-            StoredEntry(KIND, "a", Record(replace(copy, value=UNREAD), held), 4),
+        entries = await store.entries()
+        assert sorted(entries, key=lambda entry: entry.id) == [
+            StoredEntry(KIND, "a", Record(replace(copy, value=UNREAD), held_until), 4),
             StoredEntry(KIND, "b", Record(absent)),
             *(loading if self.LISTS_LOADS else ()),
         ]
@@ -303,8 +304,8 @@ class CopyConformance(ConformanceKit):
         first = await store.entries(limit=10)
         await store.delete(KIND, [entry.id for entry in first])
         last = (first[-1].kind, first[-1].id)
-        rest = await store.entries(after=last)
-        assert {entry.id for entry in [*first, *rest]} == {f"{n:02}" for n in range(20)}
+        second = await store.entries(after=last)
+        assert {entry.id for entry in [*first, *second]} == {f"{n:02}" for n in range(20)}
 
     async def test_a_listing_is_asked_for_by_the_page(self, store: Store) -> None:
         """A limit below 1, or too large, is refused."""

@@ -1,4 +1,4 @@
-"""What the two conformance suites share, and the late requests that leases withstand (S8, T7).
+"""What the two conformance suites share, and the late requests that leases withstand.
 
 A chapter is a short history of one entry. It is played once for every step and every later point:
 the request of that step is sent, and arrives at the server a second time at that point. After each
@@ -122,8 +122,9 @@ class ConformanceKit:
         self, store: Store, *leases: Lease, kind: str = KIND, tags: tuple[str, ...] | None = None
     ) -> set[str]:
         """A copy for each lease, with these tags; returns the ids that were superseded."""
-        late = None if tags is None else {it.id: tags for it in leases}
-        return await store.publish(kind, {it.id: (it, self.copy(it)) for it in leases}, late)
+        copies = {lease.id: (lease, self.copy(lease)) for lease in leases}
+        late = None if tags is None else {lease.id: tags for lease in leases}
+        return await store.publish(kind, copies, late)
 
     async def published(self, store: Store, id_: str = "a", value: bytes | None = b"value") -> Copy:
         known = (await self.record(store, id_)).copy
@@ -165,13 +166,14 @@ def on_open_stores(suite: type[Suite]) -> type[Suite]:
 
 
 def _on_an_open_store(test: Callable[[Any, Store], Awaitable[None]]) -> object:
-    async def tested(suite: ConformanceKit) -> None:
+    async def test_on_store(suite: ConformanceKit) -> None:
         async with suite.opened() as store:
             await test(suite, store)
 
-    tested.__name__, tested.__qualname__ = test.__name__, test.__qualname__
-    tested.__doc__ = test.__doc__
-    return tested
+    test_on_store.__name__ = test.__name__
+    test_on_store.__qualname__ = test.__qualname__
+    test_on_store.__doc__ = test.__doc__
+    return test_on_store
 
 
 @dataclass
@@ -201,7 +203,7 @@ class History:
     """The name of the late step, once its request has arrived again."""
 
     async def acquire(self, *, take_over: bool = False) -> Lease:
-        """Take the lease, or take it over as a put does (E17).
+        """Take the lease, or take it over as a put does.
 
         A lease that a late request took ends by itself: its sender does not know of it.
         """
@@ -227,7 +229,8 @@ class History:
 
     async def publish(self, lease: Lease, *tags: str) -> None:
         copy = Copy(lease.token, self.suite.clock(), LASTING, b"value")
-        copies, late = {self.id: (lease, copy)}, {self.id: tags} if tags else None
+        copies = {self.id: (lease, copy)}
+        late = {self.id: tags} if tags else None
         superseded = await self._step("publish", self.store.publish(KIND, copies, late))
         self._check_holds(lease, is_lost=bool(superseded))
         if not superseded:

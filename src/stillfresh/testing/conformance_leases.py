@@ -1,4 +1,4 @@
-"""Tests of who may write, and when: leases, the law, late requests; and the suite (S1, S2, S8).
+"""Tests of who may write, and when: leases, the law, late requests; and the suite.
 
     class TestMyStore(LeaseConformance):
         async def new_store(self, clock):
@@ -6,7 +6,7 @@
 
 The tests are coroutines: run them with pytest-asyncio or anyio. A store with a clock
 of its own (a server's) overrides `pass_time`. A store over a network overrides `delayed`, so that
-the suite can let requests arrive late (S8), and `unanswered`, so that it can lose answers (S2).
+the suite can let requests arrive late, and `unanswered`, so that it can lose answers.
 """
 
 from collections.abc import AsyncIterator
@@ -113,7 +113,8 @@ class LeaseConformance(ConformanceKit):
 
     async def test_a_lease_that_ends_now_is_over(self, store: Store) -> None:
         """S2: held while `expires_at > now`; at its end nobody publishes, renews or holds it."""
-        publishing, renewing = await self.lease(store, "a"), await self.lease(store, "b")
+        publishing = await self.lease(store, "a")
+        renewing = await self.lease(store, "b")
         await self.lease(store, "c")
         await self.pass_time(self.LEASE)
         assert await self.publish(store, publishing) == {"a"}
@@ -208,8 +209,8 @@ class LeaseConformance(ConformanceKit):
         With a copy, which is returned too, and without one.
         """
         copy = await self.published(store, "b")
-        for id_, kept in (("a", None), ("b", copy)):
-            seen = kept.generation if kept is not None else None
+        for id_, stored in (("a", None), ("b", copy)):
+            seen = stored.generation if stored is not None else None
             failure = Failure(2, self.clock() + 50, "TimeoutError: upstream")
             lease = await self.lease(store, id_, seen)
             late = [Ask(id_, seen, failures=1)]
@@ -217,8 +218,8 @@ class LeaseConformance(ConformanceKit):
             await store.release(KIND, [lease], {id_: failure})
             for _ in range(2):
                 denied = (await store.acquire(KIND, late, self.LEASE))[id_]
-                assert denied == Newer(Record(kept, None, failure))
-                assert await self.record(store, id_) == Record(kept, None, failure)
+                assert denied == Newer(Record(stored, None, failure))
+                assert await self.record(store, id_) == Record(stored, None, failure)
             informed = [Ask(id_, seen, failures=2)]
             granted = (await store.acquire(KIND, informed, self.LEASE))[id_]
             assert isinstance(granted, Lease)
@@ -258,7 +259,8 @@ class LeaseConformance(ConformanceKit):
     ) -> None:
         """S2: another copy replaced it before the store could look: it is known, or `unsure`."""
         await self.published(store, "other")  # a server may have to learn the step
-        lease, superseded = await self.lease(store), set[str]()
+        lease = await self.lease(store)
+        superseded: set[str] = set()
         with suppress(StoreError):
             superseded = await self.unanswered(
                 self.publish(store, lease), partial(self.published, store, "a", b"next")
@@ -282,8 +284,8 @@ class LeaseConformance(ConformanceKit):
             await store.invalidate(KIND, ["a"], soft=soft)
             assert await self.publish(store, lease) == {"a"}
             assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
-            kept = await self.kept(store)
-            assert (kept.generation, kept.value) == (copy.generation, copy.value)
+            stored = await self.kept(store)
+            assert (stored.generation, stored.value) == (copy.generation, copy.value)
 
     async def test_the_law_for_a_key_without_a_copy(self, store: Store) -> None:
         """A first load is overtaken just the same, and the trailing one gets the lease at once."""

@@ -1,4 +1,4 @@
-"""Tests of `put`, the step that stores a value without a lease (S13, E35).
+"""Tests of `put`, the step that stores a value without a lease.
 
     class TestMyStore(PutConformance):
         async def new_store(self, clock):
@@ -123,7 +123,7 @@ class PutConformance(ConformanceKit):
         }
         many = {f"{number}": self.new_put(store) for number in range(150)}
         results = await store.put(KIND, puts | many)
-        again = {id_ for id_, it in results.items() if it.outcome is PutOutcome.AGAIN}
+        again = {id_ for id_, result in results.items() if result.outcome is PutOutcome.AGAIN}
         for id_ in again:
             results[id_] = await self.put(store, (puts | many)[id_], id_)
         outcomes = {id_: results[id_].outcome for id_ in puts}
@@ -167,8 +167,8 @@ class PutConformance(ConformanceKit):
         await store.invalidate_tag("eu")
         await store.invalidate_tag("us")
         assert await self.put_value(store, b"after", tags=("eu",), late=("us",)) is STORED
-        kept = await self.kept(store)
-        assert (kept.value, kept.mark) == (b"after", Mark.NONE)
+        stored = await self.kept(store)
+        assert (stored.value, stored.mark) == (b"after", Mark.NONE)
 
     async def test_no_live_copy(self, store: Store) -> None:
         """E35, `add`: stored if there is no copy, an old, an absent or an invalidated one."""
@@ -246,9 +246,8 @@ class PutConformance(ConformanceKit):
                 for writer in range(self.WRITERS)
             ]
             outcomes = await asyncio.gather(*puts)
-            assert sorted(it.value for it in outcomes) == ["refused"] * (self.WRITERS - 1) + [
-                "stored"
-            ]
+            refusals = ["refused"] * (self.WRITERS - 1)
+            assert sorted(outcome.value for outcome in outcomes) == [*refusals, "stored"]
 
     async def test_a_greater_version_stays(self, store: Store) -> None:
         """E35: smaller is not stored, equal and greater are; integers by their value."""
@@ -327,9 +326,9 @@ class PutConformance(ConformanceKit):
         for when in (When.ALWAYS, When.UNCHANGED):
             await self.put_value(store, version=TEN)
             put = self.new_put(store, None)
-            gone = replace(put.copy, policy=Policy(0))
+            expired = replace(put.copy, policy=Policy(0))
             seen = await self.generation(store)
-            await self.put(store, replace(put, copy=gone, when=when, seen=seen))
+            await self.put(store, replace(put, copy=expired, when=when, seen=seen))
             assert await self.put_value(store, version=TEXT) is STORED
             await store.delete(KIND, ["a"])
 
@@ -338,11 +337,11 @@ class PutConformance(ConformanceKit):
         await self.published(store)
         for turn in range(self.ROUNDS):
             values = [b"%d of %d" % (writer, turn) for writer in range(self.WRITERS)]
-            outcomes = await asyncio.gather(*(self.put_value(store, it) for it in values))
+            outcomes = await asyncio.gather(*(self.put_value(store, value) for value in values))
             assert set(outcomes) <= {STORED, REPLACED}
-            kept = await self.kept(store)
-            assert kept.value in values
-            assert kept.mark is Mark.NONE
+            stored = await self.kept(store)
+            assert stored.value in values
+            assert stored.mark is Mark.NONE
 
     async def test_a_put_after_a_deletion_is_stored(self, store: Store) -> None:
         """E35: also if the store keeps a trace of the deletion, and only for a while."""
@@ -377,13 +376,13 @@ class PutConformance(ConformanceKit):
                     assert await self.put_value(store, b"later %d" % number) is STORED
 
             result = await self.unanswered(self.put(store, put), meanwhile)
-            kept = await self.kept(store)
+            stored = await self.kept(store)
             if changes:
                 assert result.outcome in {REPLACED, STORED}
-                assert kept.value == b"later %d" % (changes - 1)
+                assert stored.value == b"later %d" % (changes - 1)
             else:
                 assert result.outcome is STORED
-                assert kept == put.copy
+                assert stored == put.copy
 
     async def test_a_conditional_put_whose_answer_was_lost_is_not_done_twice(
         self, store: Store

@@ -1,4 +1,4 @@
-"""Every history of a small model, up to a depth: the shortest one that breaks a promise (W13).
+"""Every history of a small model, up to a depth: the shortest one that breaks a promise.
 
 For any code that is driven by events: write the world around it (messages on their way, possible
 faults) as a frozen, hashable state, and a function that lists every next state. Nothing here knows
@@ -55,27 +55,29 @@ def explore(
     `steps(state)` lists `(label, next state)`. Without a `depth`: until nothing new is found.
     """
     _check_arguments(start, steps, promises, depth, max_states)
-    found: dict[S, tuple[S, object] | None] = {start: None}
+    origins: dict[S, tuple[S, object] | None] = {start: None}
     """Each state with the one before it and the step between: the way back to the start."""
-    _check(start, promises, found)
-    frontier, reached = [start], 0
+    _check(start, promises, origins)
+    frontier = [start]
+    reached = 0
     while frontier and (depth is None or reached < depth):
         new: list[S] = []
         for state in frontier:
             for label, after in steps(state):
-                if after in found:
+                if after in origins:
                     continue
-                if len(found) >= max_states:  # before each: one state may have steps without end
+                if len(origins) >= max_states:  # before each: one state may have steps without end
                     raise ConfigError(
                         f"explore: more than max_states={max_states:,} states within "
                         f"{reached + 1} steps; give a smaller model, a depth, or more room"
                     )
-                found[after] = (state, label)
-                _check(after, promises, found)
+                origins[after] = (state, label)
+                _check(after, promises, origins)
                 new.append(after)
-        # An empty frontier is no depth of its own: nothing is that far away.
-        frontier, reached = new, reached + bool(new)
-    return Explored(len(found), reached, is_whole=not frontier)
+        frontier = new
+        if new:  # an empty frontier is no depth of its own: nothing is that far away
+            reached += 1
+    return Explored(len(origins), reached, is_whole=not frontier)
 
 
 def _check_arguments(
@@ -84,8 +86,9 @@ def _check_arguments(
     try:
         hash(start)
     except TypeError as exc:
-        said = f"start: must be hashable, frozen all through, not {shown(start)}"
-        raise ConfigError(said) from exc
+        raise ConfigError(
+            f"start: must be hashable, frozen all through, not {shown(start)}"
+        ) from exc
     checked_function("steps", steps, "a function of a state")
     if not isinstance(promises, Mapping) or not all(map(callable, promises.values())):
         raise ConfigError(f"promises: must map names to functions, not {shown(promises)}")
@@ -94,11 +97,18 @@ def _check_arguments(
     checked_whole("max_states", most)
 
 
-def _check(state: S, promises: Promises[S], found: Mapping[S, tuple[S, object] | None]) -> None:
+def _check(state: S, promises: Promises[S], origins: Mapping[S, tuple[S, object] | None]) -> None:
     for promise, holds in promises.items():
         if not holds(state):
-            labels, at = list[object](), state
-            while (before := found[at]) is not None:
-                at, label = before
-                labels.append(label)
-            raise PromiseBroken(promise, tuple(reversed(labels)), state)
+            raise PromiseBroken(promise, _history_of(state, origins), state)
+
+
+def _history_of(state: S, origins: Mapping[S, tuple[S, object] | None]) -> tuple[object, ...]:
+    """The labels of the steps from the start to this state."""
+    labels: list[object] = []
+    origin = origins[state]
+    while origin is not None:
+        before, label = origin
+        labels.append(label)
+        origin = origins[before]
+    return tuple(reversed(labels))

@@ -1,4 +1,4 @@
-"""The judge of puts, invalidations and deletions: which call changed which entry, when (T2, S8).
+"""The judge of puts, invalidations and deletions: which call changed which entry, when.
 
 A call of a caller begins, acts in the store, perhaps more than once, and ends: acknowledged, or
 given up. Its messages may still be on their way then. The judge knows nothing of stamps. It looks
@@ -151,12 +151,12 @@ class ChangeJudge:
         """Return the key under which invalidations of a tag are noted."""
         return f"#{tag}", bucket
 
-    def kept(self, key: Key) -> int:
+    def count(self, key: Key) -> int:
         """Return how much has happened to a key."""
         return len(self._acts[key])
 
     def restore(self, key: Key, count: int, *, waits: bool) -> None:
-        """S9: a failover has undone later changes. `waits`: none of them may be acknowledged."""
+        """A failover has undone later changes. `waits`: none of them may be acknowledged."""
         undone = self._acts[key][count:]
         del self._acts[key][count:]
         for call in [act.call for act in undone if act.call is not None]:

@@ -1,4 +1,4 @@
-"""The channel on which the simulated store announces changes (T7, S10).
+"""The channel on which the simulated store announces changes.
 
 Messages are late, come twice and out of order. Sometimes the channel breaks silently: then nothing
 comes any more, and no beat either. A beat comes back after all earlier announcements.
@@ -44,7 +44,9 @@ class SimulatedChannel(Channel):
 
     def __init__(self, process: "Process", tell: Tell) -> None:
         self.number = process.number
-        self._process, self._world, self._tell = process, process.world, tell
+        self._process = process
+        self._world = process.world
+        self._tell = tell
         self._quiet_at = 0.0
         """When everything sent so far has arrived."""
         self._is_broken = False

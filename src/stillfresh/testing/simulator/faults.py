@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when (T1).
+"""What goes wrong in a run, and when.
 
 A plan is drawn from the seed before the run, so that a run can be repeated with fewer faults.
 During the run, `Weather` says which faults are on.
@@ -44,7 +44,7 @@ REQUESTS: Final = 400
 RATES: Final = (0.0, 0.02, 0.1, 0.25)
 CLOCKS: Final = 8
 NODES: Final = 3
-"""Nodes of a cluster (S9)."""
+"""Nodes of a cluster."""
 SLOWNESS: Final = 2.0
 """Seconds that a slow store adds, at most, each way."""
 
@@ -79,11 +79,12 @@ class Faults:
 
     def __post_init__(self) -> None:
         for kinds, drawn in ((Trouble, self.troubles), (Blow, self.blows)):
-            if drawn is not None and not all(isinstance(it, kinds) for it in drawn):
+            if drawn is not None and not all(isinstance(fault, kinds) for fault in drawn):
                 raise ConfigError(f"faults: {kinds.__name__}s, not {shown(drawn)}")
         checked_whole("most_blows", self.most_blows, 0)
         for name in ("within", "skew"):
-            if not isinstance(value := getattr(self, name), float | int) or value < 0:
+            value = getattr(self, name)
+            if not isinstance(value, float | int) or value < 0:
                 raise ConfigError(f"{name}: seconds, 0 or more, not {shown(value)}")
 
     @classmethod
@@ -102,7 +103,7 @@ class Plan:
     strikes: tuple[Strike, ...] = ()
     skews: tuple[float, ...] = field(default=(0.0,) * CLOCKS)
     resends: bool = False
-    """A request without an answer is sent once more, as the real clients do (S8)."""
+    """A request without an answer is sent once more, as the real clients do."""
     shuffled: bool = True
     """Ready callbacks run in any order; otherwise in the order in which they came."""
     steps: int | None = None
@@ -130,29 +131,33 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"request {number} {trouble}" for number, trouble in self.troubles]
         lines += [str(strike) for strike in self.strikes]
-        apart = [f"{n + 1}: {skew:+.1f} s" for n, skew in enumerate(self.skews) if skew]
-        lines += [f"clocks are wrong by {', '.join(apart)}"] if apart else []
-        lines += ["a request without an answer is sent again"] if self.resends else []
-        lines += [] if self.shuffled else ["what is ready runs in order"]
+        skews = [f"{n + 1}: {skew:+.1f} s" for n, skew in enumerate(self.skews) if skew]
+        if skews:
+            lines.append(f"clocks are wrong by {', '.join(skews)}")
+        if self.resends:
+            lines.append("a request without an answer is sent again")
+        if not self.shuffled:
+            lines.append("what is ready runs in order")
         return "\n".join(f"  {line}" for line in lines) or "  nothing goes wrong"
 
 
 def planned(seed: int, faults: Faults) -> Plan:
+    """Draw a plan. The order of the draws matters: another order gives each seed another plan."""
     dice = random.Random(f"faults {seed}")  # noqa: S311 (a seed, no secret)
     troubles = sorted(Trouble if faults.troubles is None else faults.troubles)
     blows = sorted(Blow if faults.blows is None else faults.blows)
     rate = dice.choice(RATES) if troubles else 0.0
-    met = [number for number in range(REQUESTS) if dice.random() < rate]
+    troubled = [number for number in range(REQUESTS) if dice.random() < rate]
     count = dice.randint(0, faults.most_blows) if blows else 0
-    apart = faults.skew if dice.random() < 0.5 else 0.0
-    met_troubles = tuple((number, dice.choice(troubles)) for number in met)
+    skew = faults.skew if dice.random() < 0.5 else 0.0
+    troubles_by_request = tuple((number, dice.choice(troubles)) for number in troubled)
     strikes = [_strike(dice, blows, faults.within) for _ in range(count)]
     return Plan(
         seed,
-        met_troubles,
+        troubles_by_request,
         tuple(sorted(strikes, key=attrgetter("at"))),
-        tuple(round(dice.uniform(-apart, apart), 1) for _ in range(CLOCKS)),
-        resends=bool(met) and dice.random() < 0.5,
+        tuple(round(dice.uniform(-skew, skew), 1) for _ in range(CLOCKS)),
+        resends=bool(troubled) and dice.random() < 0.5,
     )
 
 
@@ -178,7 +183,8 @@ class Weather:
         self._struck: dict[Blow, int] = {}
 
     def next_request(self) -> tuple[int, Trouble | None]:
-        number, self.requests = self.requests, self.requests + 1
+        number = self.requests
+        self.requests += 1
         trouble = self._troubles.get(number)
         self.faults += trouble is not None
         return number, trouble

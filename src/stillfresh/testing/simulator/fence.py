@@ -1,4 +1,4 @@
-"""The fence of stamps: no message acts after a change that came after it was sent (S8, S13).
+"""The fence of stamps: no message acts after a change that came after it was sent.
 
 Each change of an entry takes a stamp, the next number of the counter of its bucket. A message says
 the highest stamp that its sender had heard from that bucket (`as_of`). If the entry has changed

@@ -1,4 +1,4 @@
-"""SQLite files in a simulation: real ones, written at once and without a thread (T1).
+"""SQLite files in a simulation: real ones, written at once and without a thread.
 
 The writer's jobs are done in the caller's turn, in the same transactions. A full or unavailable
 store is a disk that cannot be written.
@@ -37,7 +37,7 @@ def inline_files(world: "World") -> Iterator[None]:
 
 
 class InlineWriter(Writer):
-    """For threads, of which there is one, and for the loop."""
+    """A writer without a thread of its own: a job is done in its caller's turn."""
 
     simulated: "World"
 

@@ -1,7 +1,22 @@
-"""The ledger: who holds which lease, what was loaded under it, what was invalidated when (T2).
+"""The ledger: who holds which lease, what was loaded under it, what was invalidated when.
 
 It compares the store's steps with the answers of callers, and trusts neither. The upstream is here
 too: a version for each key, raised by every change, so that "old" is a comparison of numbers.
+
+Methods in the past tense note an event: `acquired`, `published` and `voided` are called by the
+wire in the moment in which the store does the step, `granted`, `unread` and `unstored` when a
+process learns of it, or gives up. The two differ, because answers get lost.
+
+How an answer is judged (`served`). A value is a `Version`: the upstream's number, and which load
+asked for it. An invalidation notes the upstream's number when it began. An answer is too old if its
+number is smaller than that of an invalidation which had ended before the caller asked. A put makes
+this less sharp: it is not known whether an invalidation that ran beside it came first, so such an
+invalidation proves nothing (`KeyLoad.put_until`). A stale answer may also be excused: its process
+could not ask the store, and the answer claims nothing.
+
+How a lease is judged. Each lease is a permit for one load by the process that got it (`_permits`);
+a load without a permit breaks a promise, unless the store did not answer. The holder of each key is
+noted as the store grants, renews and ends leases. A publication by another one breaks a promise.
 """
 
 from collections import Counter, defaultdict
@@ -39,9 +54,9 @@ class KeyLoad:
     is_published: bool = False
     is_refused: bool = False
     is_unstored: bool = False
-    """The store did not confirm it: only its own process may serve it, as STALE (S5, E29)."""
+    """The store did not confirm it: only its own process may serve it, as STALE."""
     put_until: float = float("-inf")
-    """E17: when a put was stored; an invalidation that began before may come before the put."""
+    """When a put was stored; an invalidation that began before may come before the put."""
     ended_at: float = float("inf")
     """When the caller of a put had its answer, or gave up."""
     update: object = None
@@ -56,7 +71,7 @@ class Holder:
     until: float
 
 
-class KeptKey(NamedTuple):
+class KeySnapshot(NamedTuple):
     """What the ledger knows of a key, for a failover that goes back to it."""
 
     holder: Holder | None
@@ -100,8 +115,11 @@ class Ledger:
         self._stored: defaultdict[Key, tuple[int, ...]] = defaultdict(tuple)
         """The loads and puts whose values were stored, in order."""
         self._permits: dict[tuple[int, Key], str | None] = {}
+        """The token of the lease with which a process may load a key; None: without a lease."""
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
+        """The invalidations that have ended."""
         self._unread: dict[tuple[int, Key], float] = {}
+        """When a process could last not read a key from the store."""
         self.reads = 0
         """Answers that were judged."""
         self.excused: Counter[str] = Counter()
@@ -126,7 +144,7 @@ class Ledger:
         return Version(self.upstream[key], len(self.loads) - 1)
 
     def put(self, process: int, key: Key, **how: Any) -> Version:  # noqa: ANN401 (of KeyLoad)
-        """A process begins to put the upstream's version (E17)."""
+        """A process begins to put the upstream's version."""
         self.loads.append(KeyLoad(process, key, None, put_until=float("inf"), **how))
         return Version(self.upstream[key], len(self.loads) - 1)
 
@@ -136,19 +154,24 @@ class Ledger:
             self.loads[value.load].ended_at = now
 
     def acknowledged(self, values: Iterable[Version], now: float) -> None:
-        """Of a put whose caller was told that it is done: what is not stored by now never is."""
-        for put in [self.loads[value.load] for value in values]:
-            put.is_refused, put.put_until = put.put_until > now, min(put.put_until, now)
+        """The caller of a put was told that it is done: what is not stored by now never is."""
+        for value in values:
+            put = self.loads[value.load]
+            put.is_refused = put.put_until > now
+            put.put_until = min(put.put_until, now)
 
     def stored(self, key: Key, value: Version, now: float) -> None:
         """The store has the value now. That of an update replaces the one that it was made of."""
-        put, before = self.loads[value.load], self._stored[key]
+        put = self.loads[value.load]
+        before = self._stored[key]
         if put.put_until > float("-inf"):
             put.put_until = now  # the last time: a failover may have undone the first one
         if put.made_of is not None and before[-1:] != (put.made_of,):
             self._broken(Promise.ONCE, f"an update of {_name(key)} replaced what it had not seen")
-        present = set(before[_last_index(before, LOSS) + 1 :])
-        if put.update is not None and any(self.loads[it].update is put.update for it in present):
+        since_loss = set(before[_last_index(before, LOSS) + 1 :])
+        if put.update is not None and any(
+            self.loads[load].update is put.update for load in since_loss
+        ):
             self._broken(Promise.ONCE, f"an update of {_name(key)} was stored twice")
         self._stored[key] = (*before, value.load)
 
@@ -167,16 +190,21 @@ class Ledger:
                 self._grant(process, (kind, id_), grant, now)
 
     def _grant(self, process: int, key: Key, lease: Lease, now: float) -> None:
-        held, lease_for = self._holders.get(key), lease.expires_at - now
-        if held is not None and not is_lease_over(held.until, now, lease_for):
-            said = f"was given to process {process} while process {held.process} has it"
-            self._broken(Promise.HOLDER, f"{_name(key)} {said}")
+        holder = self._holders.get(key)
+        lease_for = lease.expires_at - now
+        if holder is not None and not is_lease_over(holder.until, now, lease_for):
+            self._broken(
+                Promise.HOLDER,
+                f"{_name(key)} was given to process {process} while process {holder.process} "
+                "has it",
+            )
         self._holders[key] = Holder(lease.token, process, lease.expires_at)
 
     def renewed(self, kind: str, leases: Sequence[Lease], lost: Set[str], until: float) -> None:
         for lease in leases:
-            if lease.id not in lost and (held := self._held(kind, lease)) is not None:
-                held.until = until
+            holder = self._holder_of(kind, lease)
+            if lease.id not in lost and holder is not None:
+                holder.until = until
 
     def published(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], superseded: Set[str], now: float
@@ -187,17 +215,19 @@ class Ledger:
                 if load is not None:
                     load.is_refused = True
                 continue
-            held = self._held(kind, lease)
-            if held is None or is_over(held.until, now):
-                said = f"{_name((kind, id_))} was published by one who has no lease for it"
-                self._broken(Promise.LOST, said)
+            holder = self._holder_of(kind, lease)
+            if holder is None or is_over(holder.until, now):
+                self._broken(
+                    Promise.LOST,
+                    f"{_name((kind, id_))} was published by one who has no lease for it",
+                )
             self._holders.pop((kind, id_), None)
             if load is not None:
                 load.is_published = True
 
     def released(self, kind: str, leases: Iterable[Lease]) -> None:
         for lease in leases:
-            if self._held(kind, lease) is not None:
+            if self._holder_of(kind, lease) is not None:
                 del self._holders[kind, lease.id]
 
     def voided(self, kind: str, ids: Iterable[str]) -> None:
@@ -205,27 +235,30 @@ class Ledger:
             self._holders.pop((kind, id_), None)
 
     def holds(self, kind: str, lease: Lease, now: float) -> bool:
-        held = self._held(kind, lease)
-        return held is not None and not is_over(held.until, now)
+        holder = self._holder_of(kind, lease)
+        return holder is not None and not is_over(holder.until, now)
 
-    def _held(self, kind: str, lease: Lease) -> Holder | None:
-        held = self._holders.get((kind, lease.id))
-        return held if held is not None and held.token == lease.token else None
+    def _holder_of(self, kind: str, lease: Lease) -> Holder | None:
+        """The holder of the key, if this lease is the one that it holds."""
+        holder = self._holders.get((kind, lease.id))
+        if holder is None or holder.token != lease.token:
+            return None
+        return holder
 
-    def kept(self, key: Key) -> KeptKey:
+    def snapshot(self, key: Key) -> KeySnapshot:
         holder = copy(self._holders.get(key))
-        return KeptKey(holder, self._stored[key], self.changes.kept(key))
+        return KeySnapshot(holder, self._stored[key], self.changes.count(key))
 
-    def restore(self, key: Key, kept: KeptKey, *, waits: bool = True) -> None:
-        """S9: a failover has undone later changes of its lease and value.
+    def restore(self, key: Key, snapshot: KeySnapshot, *, waits: bool = True) -> None:
+        """A failover has undone later changes of its lease and value.
 
         `waits`: changes were acknowledged only when a replica had them.
         """
         self._holders.pop(key, None)
-        self._stored[key] = kept.stored
-        if kept.holder is not None:
-            self._holders[key] = kept.holder
-        self.changes.restore(key, kept.changes, waits=waits)
+        self._stored[key] = snapshot.stored
+        if snapshot.holder is not None:
+            self._holders[key] = snapshot.holder
+        self.changes.restore(key, snapshot.changes, waits=waits)
 
     def lost(self) -> None:
         """The server has lost everything: leases, copies and updates."""
@@ -241,17 +274,18 @@ class Ledger:
                 self._permits[process, (kind, id_)] = grant.token
 
     def unleased(self, process: int, kind: str, ids: Iterable[str]) -> None:
-        """S5: ids whose lease request got no answer are loaded without a lease."""
+        """Ids whose lease request got no answer are loaded without a lease."""
         self._permits |= {(process, (kind, id_)): None for id_ in ids}
 
     def unread(self, process: int, kind: str, ids: Iterable[str], now: float) -> None:
-        """S5: ids that the store could not read are answered from memory."""
+        """Ids that the store could not read are answered from memory."""
         self._unread |= {(process, (kind, id_)): now for id_ in ids}
 
     def unstored(self, tokens: Iterable[str]) -> None:
-        """S5: copies that the store did not confirm are served as STALE by their loader."""
+        """Copies that the store did not confirm are served as STALE by their loader."""
         for token in tokens:
-            if (load := self._by_token.get(token)) is not None:
+            load = self._by_token.get(token)
+            if load is not None:
                 load.is_unstored = True
 
     def invalidated(
@@ -263,48 +297,62 @@ class Ledger:
         ended: float,
         began: float | None = None,
     ) -> None:
-        """`versions`: those of the upstream when the invalidation began."""
-        began = ended if began is None else began
+        """`versions`: the upstream's versions when the invalidation began."""
+        if began is None:
+            began = ended
         for key, version in versions.items():
             self._ended[key].append(Invalidation(began, ended, process, version, soft))
 
     def served(
         self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool, now: float
     ) -> None:
+        """Judge an answer that a caller got now."""
         self.reads += 1
-        load, is_fresh = self.loads[value.load], verdict is Verdict.FRESH
+        load = self.loads[value.load]
+        is_fresh = verdict is Verdict.FRESH
         if is_fresh and load.is_refused and not (load.is_published or load.is_unstored):
-            said = f"was served {_name(reading.key)} by a load whose publication was refused"
-            self._broken(Promise.LOST, f"process {reading.process} {said}")
+            self._broken(
+                Promise.LOST,
+                f"process {reading.process} was served {_name(reading.key)} "
+                "by a load whose publication was refused",
+            )
         reasons: set[str] = set()
-        for one in self._ended[reading.key]:
-            if one.version <= value.number or not self._is_before(one, reading, load):
+        for invalidation in self._ended[reading.key]:
+            if invalidation.version <= value.number:
                 continue
-            if is_fresh or not (one.soft or failed):
-                if not is_fresh and (reason := self._excuse(one, reading, load)) is not None:
+            if not self._is_before(invalidation, reading, load):
+                continue
+            if not is_fresh:
+                if invalidation.soft or failed:  # then a stale answer is what was promised
+                    continue
+                reason = self._excuse(invalidation, reading, load)
+                if reason is not None:
                     reasons.add(reason)
                     continue
-                said = f"asked for {_name(reading.key)} at {reading.asked:.3f} and was served"
-                said += f" version {value.number} as {verdict} at {now:.3f}; version {one.version}"
-                said += f" was announced by process {one.process} until {one.ended:.3f}"
-                self._broken(Promise.FRESH, f"process {reading.process} {said}")
+            self._broken(
+                Promise.FRESH,
+                f"process {reading.process} asked for {_name(reading.key)} at "
+                f"{reading.asked:.3f} and was served version {value.number} as {verdict} at "
+                f"{now:.3f}; version {invalidation.version} was announced by process "
+                f"{invalidation.process} until {invalidation.ended:.3f}",
+            )
         self.excused.update(reasons)
 
-    def _is_before(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
+    def _is_before(self, invalidation: Invalidation, reading: Reading, load: KeyLoad) -> bool:
         """True if it had ended when the caller asked, and came after the load or put."""
-        is_next = one.process == load.process and one.began >= load.ended_at
-        if one.began <= load.put_until and not is_next:
+        is_next = invalidation.process == load.process and invalidation.began >= load.ended_at
+        if invalidation.began <= load.put_until and not is_next:
             return False
-        if one.process == reading.process:
-            return one.ended <= reading.asked
-        return one.ended <= reading.asked - reading.lag
+        if invalidation.process == reading.process:
+            return invalidation.ended <= reading.asked
+        return invalidation.ended <= reading.asked - reading.lag
 
-    def _excuse(self, one: Invalidation, reading: Reading, load: KeyLoad) -> str | None:
-        """Why the caller's process could not know of it; an answer that says FRESH has none (E29).
+    def _excuse(self, invalidation: Invalidation, reading: Reading, load: KeyLoad) -> str | None:
+        """Why the caller's process could not know of the invalidation; None: it could.
 
-        Such an answer says that it is STALE, so it claims nothing that is wrong.
+        Only for an answer that says that it is STALE, so it claims nothing that is wrong.
         """
-        if one.process == reading.process:
+        if invalidation.process == reading.process:
             return None
         if load.is_unstored and load.process == reading.process:
             return "stale, and it could not be stored"

@@ -1,4 +1,4 @@
-"""A simulated cluster: three nodes with a part of the keys each, and their replicas (T7, S9).
+"""A simulated cluster: three nodes with a part of the keys each, and their replicas.
 
 A step on keys of several nodes is one request to each; reads and leases may be answered in part. A
 change is confirmed when the node's replica has it. If a node fails, its replica takes over, without
@@ -44,7 +44,8 @@ class Moved(StoreError):
 
     def __init__(self, result: Any, ids: Sequence[str]) -> None:  # noqa: ANN401 (of any step)
         super().__init__(f"{','.join(ids)} moved")
-        self.result, self.ids = result, ids
+        self.result = result
+        self.ids = ids
 
 
 @dataclass(slots=True)
@@ -60,13 +61,18 @@ class Node:
     def done(self, now: float, lag: float, undo: Callable[[], None]) -> float:
         """One more step; returns when the replica has it."""
         self.caught_up_at = max(self.caught_up_at, now + lag)
-        self.steps = [it for it in self.steps if it[0] > now]
+        self.steps = [
+            (confirmed_at, undo_step)
+            for confirmed_at, undo_step in self.steps
+            if confirmed_at > now
+        ]
         self.steps.append((self.caught_up_at, undo))
         return self.caught_up_at
 
     def fail(self, now: float) -> None:
         """The replica takes over."""
-        steps, self.steps = self.steps, []
+        steps = self.steps
+        self.steps = []
         self.failovers += 1
         for confirmed_at, undo in reversed(steps):
             if confirmed_at > now:
@@ -97,60 +103,64 @@ class ClusterWire(StoreWire):
         """The nodes of ids whose slots have moved, as far as this process was told."""
         return {}
 
-    async def _asked(self, request: StoreRequest[T]) -> T:
-        ids = defaultdict[int, list[str]](list)
+    async def _exchange(self, request: StoreRequest[T]) -> T:
+        """Send each node its part, and put the answers together."""
+        ids_by_node = defaultdict[int, list[str]](list)
         for id_ in request.ids:
-            ids[self._route.get(id_, first_node(id_))].append(id_)
-        parts = [replace(request, ids=some, node=node) for node, some in ids.items()]
-        asked = map(super()._asked, parts or [request])
-        ended = await asyncio.gather(*asked, return_exceptions=True)
-        lost = [it for it in ended if isinstance(it, BaseException)]
-        if lost and not (len(lost) < len(ended) and request.step in PARTLY):
-            raise lost[0]
-        whole = _together([it for it in ended if not isinstance(it, BaseException)])
+            ids_by_node[self._route.get(id_, first_node(id_))].append(id_)
+        parts = [replace(request, ids=ids, node=node) for node, ids in ids_by_node.items()]
+        exchanges = map(super()._exchange, parts or [request])
+        results = await asyncio.gather(*exchanges, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors and not (len(errors) < len(results) and request.step in PARTLY):
+            raise errors[0]
+        whole = _combine([result for result in results if not isinstance(result, BaseException)])
         if request.step == "read":
-            away = [part for part, it in zip(parts, ended, strict=True) if it in lost]
-            whole |= {id_: AWAY for part in away for id_ in part.ids}
+            for part, result in zip(parts, results, strict=True):
+                if isinstance(result, BaseException):
+                    whole |= dict.fromkeys(part.ids, AWAY)
         return whole  # type: ignore[no-any-return]
 
-    async def _tried(self, request: StoreRequest[T]) -> T:
-        """Ask the node to which a refused part has moved."""
+    async def _attempt(self, request: StoreRequest[T]) -> T:
+        """Send it; ask the node to which a refused part has moved."""
         try:
-            return await super()._tried(request)
+            return await super()._attempt(request)
         except Moved as moved:
             self._route.update((id_, self._world.node_of(id_)) for id_ in moved.ids)
-            rest = await self._asked(replace(request, ids=moved.ids))
-            return _together([moved.result, rest])  # type: ignore[no-any-return]
+            moved_result = await self._exchange(replace(request, ids=moved.ids))
+            return _combine([moved.result, moved_result])  # type: ignore[no-any-return]
 
-    def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
+    def _do(self, request: StoreRequest[T], ids: Sequence[str]) -> T:
         """Do the part of the ids that this node has."""
-        here = self._here(request, some)
+        here = self._ids_of_node(request, ids)
         settled = [id_ for id_ in here if not self._is_split(request, id_)]
-        result = super()._done(request, settled)
+        result = super()._do(request, settled)
         for id_ in here:
             if id_ not in settled:
-                result = _together([_come_again(request, id_), result])
-        if len(here) < len(some):
-            raise Moved(result, [id_ for id_ in some if id_ not in here])
+                result = _combine([_come_again(request, id_), result])
+        if len(here) < len(ids):
+            raise Moved(result, [id_ for id_ in ids if id_ not in here])
         return result
 
     def _is_split(self, request: StoreRequest[Any], id_: str) -> bool:
         """True if the counter of a fenced step is on the way to this node."""
         return request.step in SPLIT and self._world.is_moving(id_)
 
-    def _here(self, request: StoreRequest[Any], some: Sequence[str]) -> Sequence[str]:
-        return [id_ for id_ in some if self._world.node_of(id_) == request.node]
+    def _ids_of_node(self, request: StoreRequest[Any], ids: Sequence[str]) -> Sequence[str]:
+        return [id_ for id_ in ids if self._world.node_of(id_) == request.node]
 
-    def _undoing(
+    def _undo_of(
         self,
         request: StoreRequest[Any],
-        some: Sequence[str],
+        ids: Sequence[str],
         answer: "asyncio.Future[Any] | None",
     ) -> Callable[[], None] | None:
         if request.node is None or request.step in READS:
             return None
-        rows, server, ledger = self._store._rows, self._server, self._ledger  # noqa: SLF001
-        here = self._here(request, some)
+        rows = self._store._rows  # noqa: SLF001 (all of it)
+        server = self._server
+        ledger = self._ledger
+        here = self._ids_of_node(request, ids)
         if request.step == "invalidate_tag":
             tag = request.kind
             keys = [key for key, _ in rows.items() if key[1] in here]
@@ -158,20 +168,21 @@ class ClusterWire(StoreWire):
         else:
             keys = [(request.kind, id_) for id_ in here]
         before = [
-            (key, copy(rows.get(key)), server.kept(key[1], key), ledger.kept(key)) for key in keys
+            (key, copy(rows.get(key)), server.snapshot(key[1], key), ledger.snapshot(key))
+            for key in keys
         ]
 
         def undo() -> None:
-            for key, row, fenced, kept in before:
+            for key, row, fence_snapshot, ledger_snapshot in before:
                 _restore(rows, key, row)
-                server.restore(key[1], key, fenced)
-                ledger.restore(key, kept, waits=self.waits)
+                server.restore(key[1], key, fence_snapshot)
+                ledger.restore(key, ledger_snapshot, waits=self.waits)
             if answer is not None:
                 self._settle(0.0, answer, NoAnswer("the node failed before it answered"))
 
         return undo
 
-    def _confirmed_after(
+    def _confirmation_delay(
         self, request: StoreRequest[Any], result: object, undo: Callable[[], None] | None
     ) -> float:
         if undo is None or request.node is None or _is_undone(result):
@@ -191,12 +202,12 @@ def _come_again(request: StoreRequest[Any], id_: str) -> Any:  # noqa: ANN401 (o
 def _is_undone(result: object) -> bool:
     """True if nothing was done, so that there is nothing to confirm."""
     if isinstance(result, dict):
-        outcomes = [it.outcome for it in result.values() if isinstance(it, PutResult)]
-        return bool(outcomes) and all(it is PutOutcome.AGAIN for it in outcomes)
+        outcomes = [part.outcome for part in result.values() if isinstance(part, PutResult)]
+        return bool(outcomes) and all(outcome is PutOutcome.AGAIN for outcome in outcomes)
     return isinstance(result, StoreError) and not isinstance(result, Moved)
 
 
-def _together(results: Sequence[Any]) -> Any:  # noqa: ANN401 (of any step)
+def _combine(results: Sequence[Any]) -> Any:  # noqa: ANN401 (of any step)
     """The results of the parts of one request."""
     whole, *others = results
     for other in others:
@@ -214,6 +225,8 @@ def _restore(rows: MemoryRows, key: Key, row: MemoryRow | None) -> None:
         rows.publish(key, lease, row.copy, float("-inf"), row.late)
     if row.token is not None:
         rows.lease(key, row.token, row.held_until, row.tags)
-    elif (restored := rows.get(key)) is not None:
-        rows.end_lease(key, restored)
+    else:
+        restored = rows.get(key)
+        if restored is not None:
+            rows.end_lease(key, restored)
     rows.part(key)[key].failure = row.failure

@@ -1,4 +1,4 @@
-"""One simulated process: its own clock, its own way to the store, its own caches (T1)."""
+"""One simulated process: its own clock, its own way to the store, its own caches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -32,8 +32,10 @@ class Process:
     """A simulated process, made by `world.process()` or `world.launch(...)`."""
 
     def __init__(self, world: "World", number: int, skew: float) -> None:
-        self.world, self.number = world, number
-        self.is_alive, self.is_closed = True, False
+        self.world = world
+        self.number = number
+        self.is_alive = True
+        self.is_closed = False
         self.is_cut_off = False
         """True while this process cannot reach the shared store. A scenario sets it."""
         self.failure_rate = FAILS
@@ -71,9 +73,12 @@ class Process:
         `inline`: the store is a file. `pushes`: the store reports what others do. `cluster`: it is
         three nodes, any of which may be replaced by its replica.
         """
-        store = self.file_store if inline else self.store
-        if pushes or cluster:
-            store = (ClusterWire if cluster else StoreWire)(self, pushes=pushes)
+        if cluster:
+            store: StoreWire = ClusterWire(self, pushes=pushes)
+        elif pushes:
+            store = StoreWire(self, pushes=pushes)
+        else:
+            store = self.file_store if inline else self.store
         cache = Cache(store, clock=self.clock, dice=self.dice.random, grace=GRACE)
         self.at_close(cache.close)
         return cache
@@ -86,18 +91,19 @@ class Process:
         `leased`: the ids belong to a resource on the shared store, whose leases are checked.
         """
         world = self.world
-        found: dict[str, Version | Exception] = {}
+        results: dict[str, Version | Exception] = {}
         for id_ in ids:
-            key, now = (kind, id_), world.time()
-            found[id_] = world.ledger.load(self.number, key, leased=leased, now=now)
+            results[id_] = world.ledger.load(
+                self.number, (kind, id_), leased=leased, now=world.time()
+            )
         world.note(self, f"loads {kind} {','.join(ids)}")
         await asyncio.sleep(self.dice.choice(LOAD_TAKES) * self.dice.random())
         if self.dice.random() < self.failure_rate / 2:
             raise ConnectionError("upstream failed")
         for id_ in ids:
             if self.dice.random() < self.failure_rate:
-                found[id_] = ConnectionError("upstream failed for this one")
-        return found
+                results[id_] = ConnectionError("upstream failed for this one")
+        return results
 
     def observe(
         self, kind: str, resource: Resource[str, Version], *, lag: float = 0.0
@@ -117,7 +123,8 @@ class Process:
         self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool = False
     ) -> None:
         """Check an answer. `failed`: it says that loading failed."""
-        world, (kind, id_) = self.world, reading.key
+        world = self.world
+        kind, id_ = reading.key
         world.note(self, f"is served {kind} {id_}: version {value.number}, {verdict}")
         world.ledger.served(reading, value, verdict, failed=failed, now=world.time())
 
@@ -129,9 +136,11 @@ class Process:
 
         Yields the versions that are promised afterwards; the block may take some out.
         """
-        world, began = self.world, self.world.time()
+        world = self.world
+        began = world.time()
         versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
-        names, what = ",".join(versions), what or "invalidate"
+        names = ",".join(versions)
+        what = what or "invalidate"
         world.note(self, f"{what}s {kind} {names}")
         try:
             with self.calling(what):
@@ -170,8 +179,8 @@ class Process:
         Nor as stale, unless `soft`, or loading fails. `began`: since then, not since now.
         """
         world = self.world
-        told = ", ".join(f"{id_} (version {version})" for id_, version in versions.items())
-        world.note(self, f"has announced {kind} {told}")
+        names = ", ".join(f"{id_} (version {version})" for id_, version in versions.items())
+        world.note(self, f"has announced {kind} {names}")
         keys = {(kind, id_): version for id_, version in versions.items()}
         world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time(), began=began)
 
@@ -219,25 +228,25 @@ class Observed:
             answer = await self.resource.get(key)
         except (LoadFailed, NotOpen):
             return None
-        self._served(reading, answer)
+        self._check(reading, answer)
         return answer
 
     def peek(self, key: str) -> Answer[Version] | None:
         """Return what memory holds."""
         answer = self.resource.peek(key)
         if answer is not None and answer.verdict is Verdict.FRESH:
-            self._served(self.process.reading(self.kind, key, lag=self.lag), answer)
+            self._check(self.process.reading(self.kind, key, lag=self.lag), answer)
         return answer
 
     async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
         """Return an answer for each key."""
-        asked = {key: self.process.reading(self.kind, key, lag=self.lag) for key in keys}
+        readings = {key: self.process.reading(self.kind, key, lag=self.lag) for key in keys}
         answers = await self.resource.get_many(keys)
         for key, answer in answers.items():
-            self._served(asked[key], answer)
+            self._check(readings[key], answer)
         return answers
 
-    def _served(self, reading: Reading, answer: Answer[Version]) -> None:
+    def _check(self, reading: Reading, answer: Answer[Version]) -> None:
         if answer.found:
             failed = answer.error is not None
             self.process.served(reading, answer.value, answer.verdict, failed=failed)
@@ -261,21 +270,21 @@ class Observed:
         `versioned`: so that a greater version stays. `only_if_absent`: no live copy is replaced.
         """
         self.process.world.change(self.kind, *keys)
-        values = {key: self._begins(key) for key in keys}
+        values = {key: self._begin_put(key) for key in keys}
         given: dict[str, Version | Loaded[Version]] = dict(values)
         if versioned:
-            given = {key: Loaded(it, version=it.number) for key, it in values.items()}
+            given = {key: Loaded(value, version=value.number) for key, value in values.items()}
         async with self._putting("put", keys, values) as promised:
             if only_if_absent:
                 results = await self.resource.core.put(given, when=When.NO_LIVE_COPY)
             else:
                 results = await self.resource.put_many(given)
             for key, result in results.items():
-                self._settled(key, values[key], result)
+                self._check_put(key, values[key], result)
                 if not result.stored:
                     del promised[key]
 
-    def _settled(self, key: str, value: Version, result: Stored) -> None:
+    def _check_put(self, key: str, value: Version, result: Stored) -> None:
         """Check what the caller of a put was told."""
         call = CALL.get()
         version = packed_version(value.number)
@@ -298,15 +307,15 @@ class Observed:
 
         def change(answer: Answer[Version] | None) -> Version:
             made_of = answer.value.load if answer is not None and answer.found else None
-            values[key] = self._begins(key, update=values, made_of=made_of)
+            values[key] = self._begin_put(key, update=values, made_of=made_of)
             return values[key]
 
         async with self._putting("update", [key], values):
             await self.resource.update(key, change)
             self.process.world.ledger.has_updated((self.kind, key), values[key])
-            self._settled(key, values[key], Stored(stored=True))
+            self._check_put(key, values[key], Stored(stored=True))
 
-    def _begins(self, key: str, **how: object) -> Version:
+    def _begin_put(self, key: str, **how: object) -> Version:
         return self.process.world.ledger.put(self.process.number, (self.kind, key), **how)
 
     @asynccontextmanager

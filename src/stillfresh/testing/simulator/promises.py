@@ -1,4 +1,4 @@
-"""The promises of a simulation, and the error that says which one did not hold (T2)."""
+"""The promises of a simulation, and the error that says which one did not hold."""
 
 from enum import StrEnum
 

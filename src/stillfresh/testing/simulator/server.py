@@ -1,4 +1,4 @@
-"""The simulated server: the memory store behind the fence of stamps (S8, S13).
+"""The simulated server: the memory store behind the fence of stamps.
 
 Every step is atomic. `fence.py` decides whether a message may be late; the `MemoryStore` does the
 rest. A step without `sent` comes from a process on the same machine, as on SQLite: nothing of it
@@ -149,18 +149,18 @@ class FencedServer:
         self._heads.clear()
         self._buckets.clear()
 
-    def kept(self, bucket: str, key: Key) -> UndoneRow:
+    def snapshot(self, bucket: str, key: Key) -> UndoneRow:
         """Return the fence's state of an entry."""
         return UndoneRow(self._heads.get(key), self._buckets.get(bucket))
 
-    def restore(self, bucket: str, key: Key, kept: UndoneRow) -> None:
+    def restore(self, bucket: str, key: Key, snapshot: UndoneRow) -> None:
         """Go back to that state."""
         self._heads.pop(key, None)
         self._buckets.pop(bucket, None)
-        if kept.head is not None:
-            self._heads[key] = kept.head
-        if kept.bucket is not None:
-            self._buckets[bucket] = kept.bucket
+        if snapshot.head is not None:
+            self._heads[key] = snapshot.head
+        if snapshot.bucket is not None:
+            self._buckets[bucket] = snapshot.bucket
 
     def _is_late(self, bucket: str, key: Key, sent: Sent | None) -> bool:
         return sent is not None and fence.has_changed(self._head(key), sent.as_of.get(bucket, 0))

@@ -1,4 +1,4 @@
-"""`simulate(scenario, seed=…)`: one run, exactly repeatable; a failing one made small (T1, T3)."""
+"""`simulate(scenario, seed=…)`: one run, exactly repeatable; a failing one made small."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ class Simulated:
     faults: int
     """Faults that happened, out of those planned."""
     reads: int
-    """Answers that were judged. None is left out because the store was away (E29)."""
+    """Answers that were judged. None is left out because the store was away."""
     excused: Mapping[str, int]
     """Of these, how many were old, said so, and broke no promise, by the reason."""
     trace: tuple[str, ...]
@@ -80,7 +80,8 @@ def simulate(
     first = run(scenario, planned(seed, Faults() if faults is None else faults))
     if first.broken is None:
         return first
-    smallest, promise = first, first.broken.promise
+    smallest = first
+    promise = first.broken.promise
     if shrink:
 
         def fails(plan: Plan) -> bool:
@@ -92,27 +93,30 @@ def simulate(
 
 
 def run(scenario: Scenario, plan: Plan) -> Simulated:
-    """Once, as planned."""
+    """Run the scenario once, as planned."""
     world = World(plan)
     with alone(world):
         try:
-            broken, weather = _broken(world, scenario), world.weather
-            took, loads = (world.loop.steps, world.time()), len(world.ledger.loads)
-            counts = (*took, weather.requests, loads, weather.faults)
+            broken = _run_in(world, scenario)
             return Simulated(
-                plan.seed,
-                plan,
-                *counts,
-                world.ledger.reads,
-                dict(world.ledger.excused),
-                tuple(world.trace),
-                broken,
+                seed=plan.seed,
+                plan=plan,
+                steps=world.loop.steps,
+                seconds=world.time(),
+                requests=world.weather.requests,
+                loads=len(world.ledger.loads),
+                faults=world.weather.faults,
+                reads=world.ledger.reads,
+                excused=dict(world.ledger.excused),
+                trace=tuple(world.trace),
+                broken=broken,
             )
         finally:
             world.end()
 
 
-def _broken(world: World, scenario: Scenario) -> BrokenPromise | None:
+def _run_in(world: World, scenario: Scenario) -> BrokenPromise | None:
+    """Run the scenario; return the promise that it broke, or None."""
     try:
         world.run(scenario)
     except Deadlock as exc:
@@ -144,8 +148,12 @@ def alone(world: World) -> Iterator[None]:
     from the seed too. Garbage is collected when the run ends, so that it is noticed at the same
     step; earlier garbage is skipped, which saves time.
     """
-    dice, log, listener = random.getstate(), logging.getLogger("stillfresh"), LogListener(world)
-    propagates, is_collecting, is_first = log.propagate, gc.isenabled(), not gc.get_freeze_count()
+    dice_state = random.getstate()
+    log = logging.getLogger("stillfresh")
+    propagates = log.propagate
+    listener = LogListener(world)
+    is_collecting = gc.isenabled()
+    is_first = not gc.get_freeze_count()
     random.seed(world.plan.seed)
     log.propagate = False
     log.addHandler(listener)
@@ -156,7 +164,7 @@ def alone(world: World) -> Iterator[None]:
         with inline_files(world):
             yield
     finally:
-        random.setstate(dice)
+        random.setstate(dice_state)
         log.propagate = propagates
         log.removeHandler(listener)
         if is_first:
@@ -181,13 +189,19 @@ class LogListener(logging.Handler):
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """Greedy: the first simpler plan that fails too is the next to be made simpler."""
-    left = iter(range(MOST_RUNS))
+    runs = 0
     while True:
-        simpler = (it for it in simpler_than(plan) if it.size < plan.size)
-        found = next((it for it, _ in zip(simpler, left, strict=False) if fails(it)), None)
-        if found is None:
+        for simpler in simpler_than(plan):
+            if simpler.size >= plan.size:
+                continue
+            if runs == MOST_RUNS:
+                return plan
+            runs += 1
+            if fails(simpler):
+                plan = simpler
+                break
+        else:
             return plan
-        plan = found
 
 
 def simpler_than(plan: Plan) -> Iterator[Plan]:

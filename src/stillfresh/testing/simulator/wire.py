@@ -1,4 +1,4 @@
-"""The shared store as one process sees it: over a network, or as a file (T1, S1).
+"""The shared store as one process sees it: over a network, or as a file.
 
 A request is on its way, meets trouble, takes effect, and is answered or not. What the store does is
 done by the real `MemoryStore`, in the name of nobody: a process that is killed or paused does not
@@ -7,6 +7,24 @@ take its requests back.
 Over a network, puts, invalidations and deletions are fenced by stamps (`fence.py`). A `ServerLife`
 is a connection: it knows the highest stamps that it has heard, and each message takes them along. A
 file needs no fence: a step that waits for its turn is dropped when its caller gives up.
+
+The way of a request, in the order in which it is called:
+
+1. A method of the store (`acquire`, `publish`, `put`, …) makes a `StoreRequest`. Its `effect` is a
+   function of ids, because a request may arrive for half of its ids, or twice.
+2. `_exchange` sends it, and once more if its answer was lost and real clients would do so. In the
+   end it notes in the ledger what the process does not know.
+3. `_attempt` asks the weather for this request's trouble, and waits for an answer. A fenced request
+   first gets a connection (`_address`), whose stamps say what the sender had heard when it sent.
+4. `_send` schedules the arrival, in the name of the world, and the sender's giving up, in the name
+   of the process. From here on nothing stops the message.
+5. `_take_effect` runs when it arrives. `_do` refuses it if the server is away, full or another one
+   by now, and otherwise runs the effect and tells the ledger in the same callback. So the ledger
+   knows the order of the store's steps.
+6. `_settle` schedules the answer, in the name of the process: a paused one gets it later, a killed
+   one never. The stamps are heard when the answer arrives, not when the step is done.
+
+`ClusterWire` (`nodes.py`) overrides steps 2, 3 and 5, because there a request has parts.
 """
 
 import asyncio
@@ -69,12 +87,12 @@ ON_A_FILE: Final = {
 }
 """A change of a file is done once or not at all, and never after its caller has left."""
 UNSURE: Final = frozenset({When.NO_LIVE_COPY, When.UNCHANGED})
-"""S13: if an answer was lost, a put on such a condition that is refused may have been stored."""
+"""If an answer was lost, a put on such a condition that is refused may have been stored."""
 
 
-def _nothing(some: Sequence[str]) -> Any:  # noqa: ANN401 (of any step)
+def _nothing(ids: Sequence[str]) -> Any:  # noqa: ANN401 (of any step)
     """The effect of a fenced step is known when it is sent."""
-    raise AssertionError(some)
+    raise AssertionError(ids)
 
 
 class NoAnswer(StoreError):
@@ -91,9 +109,9 @@ class StoreRequest(Generic[T]):
     effect: Callable[[Sequence[str]], T]
     tokens: Sequence[str] = ()
     node: int | None = None
-    """S9: the node that it goes to, in a cluster."""
+    """The node that it goes to, in a cluster."""
     fenced: "Callable[[Sent | None, Sequence[str]], T] | None" = None
-    """S8: its effect, if that depends on what the message says about its time."""
+    """Its effect, if that depends on what the message says about its time."""
     link: "ServerLife | None" = None
     """The connection on which it was sent."""
     is_given_up: bool = False
@@ -104,18 +122,23 @@ class StoreRequest(Generic[T]):
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
 
 
-def _told(result: object) -> str:
+def _result_text(result: object) -> str:
+    """The result of a step, as the trace shows it."""
     if isinstance(result, dict):
-        return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
-    return f" → not {','.join(sorted(result))}" if isinstance(result, set) and result else ""
+        return " → " + ", ".join(f"{id_} {_grant_text(grant)}" for id_, grant in result.items())
+    if isinstance(result, set) and result:
+        return f" → not {','.join(sorted(result))}"
+    return ""
 
 
-def _grant(grant: Grant | PutResult) -> str:
+def _grant_text(grant: Grant | PutResult) -> str:
     if isinstance(grant, PutResult):
         return f"{grant.outcome.value}"
     if isinstance(grant, Lease):
         return f"granted ({grant.token})"
-    return "is held" if isinstance(grant, Held) else "has a newer copy"
+    if isinstance(grant, Held):
+        return "is held"
+    return "has a newer copy"
 
 
 Server: TypeAlias = tuple[int | None, int]
@@ -146,8 +169,8 @@ class ServerLife:
 
 
 @dataclass(slots=True)
-class Asking:
-    """A request for leases, which may arrive more than once: it knows its granted leases (S8)."""
+class LeaseRequest:
+    """A request for leases, which may arrive more than once: it knows its granted leases."""
 
     process: "Process"
     kind: str
@@ -155,24 +178,26 @@ class Asking:
     lease_for: float
     leases: dict[str, Lease] = field(default_factory=dict)
 
-    def arrives(self, some: Sequence[str]) -> dict[str, Grant]:
+    def take_effect(self, ids: Sequence[str]) -> dict[str, Grant]:
         """A lease that it holds is its own; any other is a new one, with a new token."""
-        ledger, now = self.process.world.ledger, self.process.world.store_now()
-        own: dict[str, Grant] = {
-            id_: lease
-            for id_ in some
-            if (lease := self.leases.get(id_)) and ledger.holds(self.kind, lease, now)
-        }
-        asked = [id_ for id_ in some if id_ not in own]
-        grants = self.acquired(asked)
-        taken = [id_ for id_ in asked if self.asks[id_].take_over]
-        ledger.voided(self.kind, [id_ for id_ in taken if isinstance(grants[id_], Lease)])
+        ledger = self.process.world.ledger
+        now = self.process.world.store_now()
+        own: dict[str, Grant] = {}
+        for id_ in ids:
+            lease = self.leases.get(id_)
+            if lease is not None and ledger.holds(self.kind, lease, now):
+                own[id_] = lease
+        others = [id_ for id_ in ids if id_ not in own]
+        grants = self._acquire(others)
+        leases = {id_: grant for id_, grant in grants.items() if isinstance(grant, Lease)}
+        # A lease that is taken over ends first: two holders at once would break a promise.
+        ledger.voided(self.kind, [id_ for id_ in leases if self.asks[id_].take_over])
         ledger.acquired(self.process.number, self.kind, grants, now)
-        self.leases.update((id_, it) for id_, it in grants.items() if isinstance(it, Lease))
-        return {id_: own.get(id_) or grants[id_] for id_ in some}
+        self.leases.update(leases)
+        return {id_: own.get(id_) or grants[id_] for id_ in ids}
 
-    def acquired(self, some: Sequence[str]) -> dict[str, Grant]:
-        asks = [self.asks[id_] for id_ in some]
+    def _acquire(self, ids: Sequence[str]) -> dict[str, Grant]:
+        asks = [self.asks[id_] for id_ in ids]
         return finished(self.process.world.store.acquire(self.kind, asks, self.lease_for))
 
 
@@ -181,19 +206,23 @@ class StoreWire(WrappedStore):
 
     def __init__(self, process: "Process", *, inline: bool = False, pushes: bool = False) -> None:
         super().__init__(process.world.store)
-        self.reads_inline, self.pushes = inline, pushes
-        self.outlives_loops = self.never_waits = False
-        self._process, self._world = process, process.world
-        self._store, self._ledger = process.world.store, process.world.ledger
+        self.reads_inline = inline
+        self.pushes = pushes
+        self.outlives_loops = False
+        self.never_waits = False
+        self._process = process
+        self._world = process.world
+        self._store = process.world.store
+        self._ledger = process.world.ledger
         self._server = process.world.server
         self._links: dict[int | None, ServerLife] = {}
         """The open connections, by node."""
 
     async def open(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing to do: the store is shared."""
+        """Do nothing: the store is shared."""
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         """A step without ids."""
@@ -202,14 +231,14 @@ class StoreWire(WrappedStore):
     async def _ask(
         self, step: str, kind: str, ids: Iterable[str], effect: Callable[[Sequence[str]], T]
     ) -> T:
-        return await self._asked(StoreRequest(step, kind, list(ids), effect))
+        return await self._exchange(StoreRequest(step, kind, list(ids), effect))
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
         is_away = self._world.is_over or self._world.weather.is_now(Blow.AWAY)
         if is_away or self._process.is_cut_off:
-            self._unanswered(StoreRequest("read", kind, ids, len))
+            self._note_no_answer(StoreRequest("read", kind, ids, len))
             raise StoreError("the store does not answer")
         return self._store.read_now(kind, ids, known)
 
@@ -218,13 +247,13 @@ class StoreWire(WrappedStore):
     ) -> dict[str, Record]:
         del lag
         return await self._ask(
-            "read", kind, ids, lambda some: self._store.read_now(kind, some, known)
+            "read", kind, ids, lambda part: self._store.read_now(kind, part, known)
         )
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        asking = Asking(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
+        request = LeaseRequest(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
         step = "take over" if any(ask.take_over for ask in asks) else "acquire"
-        grants = await self._ask(step, kind, asking.asks, asking.arrives)
+        grants = await self._ask(step, kind, request.asks, request.take_effect)
         if step == "acquire":
             self._ledger.granted(self._process.number, kind, grants)
         return grants
@@ -232,31 +261,40 @@ class StoreWire(WrappedStore):
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
-        def effect(some: Sequence[str]) -> set[str]:
+        def effect(ids: Sequence[str]) -> set[str]:
             now = self._world.store_now()
-            those = {id_: copies[id_] for id_ in some}
-            before = {id_: self._server.copy((kind, id_)) for id_ in some}
-            late = {id_: tags[id_] for id_ in some if id_ in tags} if tags else None
-            superseded = finished(self._store.publish(kind, those, late))
-            self._ledger.published(kind, those, superseded, now)
-            self._ledger.released(kind, [those[id_][0] for id_ in superseded & (late or {}).keys()])
-            for id_ in sorted(those.keys() - superseded):
-                self._world.tell(kind, id_, those[id_][1].generation)
-                self._note_value((kind, id_), those[id_][1])
-                self._note_publication((kind, id_), before[id_], those[id_][1])
-            found = self._store.read_now(kind, list(those))  # S2: one sent again is settled so
-            there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
-            return superseded - {i for i, (_, it) in those.items() if there.get(i) == it.generation}
+            part = {id_: copies[id_] for id_ in ids}
+            before = {id_: self._server.copy((kind, id_)) for id_ in ids}
+            late = {id_: tags[id_] for id_ in ids if id_ in tags} if tags else None
+            superseded = finished(self._store.publish(kind, part, late))
+            self._ledger.published(kind, part, superseded, now)
+            if late:
+                refused = superseded & late.keys()
+                self._ledger.released(kind, [part[id_][0] for id_ in refused])
+            for id_ in sorted(part.keys() - superseded):
+                _, copy = part[id_]
+                self._world.tell(kind, id_, copy.generation)
+                self._note_value((kind, id_), copy)
+                self._note_publication((kind, id_), before[id_], copy)
+            # A publication that is sent twice is superseded by itself: it counts as stored if
+            # the store has its copy.
+            records = self._store.read_now(kind, list(part))
+            stored: set[str] = set()
+            for id_, record in records.items():
+                _, copy = part[id_]
+                if record.copy is not None and record.copy.generation == copy.generation:
+                    stored.add(id_)
+            return superseded - stored
 
         tokens = [lease.token for lease, _ in copies.values()]
-        return await self._asked(StoreRequest("publish", kind, list(copies), effect, tokens))
+        return await self._exchange(StoreRequest("publish", kind, list(copies), effect, tokens))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        def effect(some: Sequence[str]) -> set[str]:
+        def effect(ids: Sequence[str]) -> set[str]:
             now = self._world.store_now()
-            those = [lease for lease in leases if lease.id in some]
-            lost = finished(self._store.renew(kind, those, lease_for))
-            self._ledger.renewed(kind, those, lost, now + lease_for)
+            part = [lease for lease in leases if lease.id in ids]
+            lost = finished(self._store.renew(kind, part, lease_for))
+            self._ledger.renewed(kind, part, lost, now + lease_for)
             return lost
 
         return await self._ask("renew", kind, (lease.id for lease in leases), effect)
@@ -264,10 +302,10 @@ class StoreWire(WrappedStore):
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        def effect(some: Sequence[str]) -> None:
-            those = [lease for lease in leases if lease.id in some]
-            finished(self._store.release(kind, those, failures))
-            self._ledger.released(kind, those)
+        def effect(ids: Sequence[str]) -> None:
+            part = [lease for lease in leases if lease.id in ids]
+            finished(self._store.release(kind, part, failures))
+            self._ledger.released(kind, part)
 
         await self._ask("release", kind, (lease.id for lease in leases), effect)
 
@@ -281,8 +319,8 @@ class StoreWire(WrappedStore):
         is_own_call = CALL.get() is None
         changes = self._ledger.changes
         with self._calling("put") as call:
-            # a message on its way does not change with what its sender does next
-            results = await self._asked(self._put_request(call, kind, dict(puts)))
+            # A copy of `puts`: a message on its way does not change with its sender's next steps.
+            results = await self._exchange(self._put_request(call, kind, dict(puts)))
             if is_own_call:
                 for id_, result in results.items():
                     changes.settled(call, (kind, id_), puts[id_].copy.version, result)
@@ -293,12 +331,12 @@ class StoreWire(WrappedStore):
     def _put_request(
         self, call: ChangeCall, kind: str, puts: Mapping[str, Put]
     ) -> StoreRequest[dict[str, PutResult]]:
-        def effect(sent: Sent | None, some: Sequence[str]) -> dict[str, PutResult]:
-            return {id_: self._put_one(call, (kind, id_), puts[id_], sent) for id_ in some}
+        def effect(sent: Sent | None, ids: Sequence[str]) -> dict[str, PutResult]:
+            return {id_: self._put_entry(call, (kind, id_), puts[id_], sent) for id_ in ids}
 
         return StoreRequest("put", kind, list(puts), _nothing, fenced=effect, puts=puts, call=call)
 
-    def _put_one(
+    def _put_entry(
         self, call: ChangeCall, key: tuple[str, str], put: Put, sent: Sent | None
     ) -> PutResult:
         kind, id_ = key
@@ -318,42 +356,43 @@ class StoreWire(WrappedStore):
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         with self._calling("invalidation") as call:
-            await self._invalidated(call, kind, ids, soft=soft)
+            await self._invalidate_ids(call, kind, ids, soft=soft)
 
-    async def _invalidated(
+    async def _invalidate_ids(
         self, call: ChangeCall, kind: str, ids: Sequence[str], *, soft: bool
     ) -> None:
-        def effect(sent: Sent | None, some: Sequence[str]) -> set[str]:
-            return {id_ for id_ in some if not self._void_one(call, (kind, id_), sent, soft=soft)}
+        def effect(sent: Sent | None, part: Sequence[str]) -> set[str]:
+            return {id_ for id_ in part if not self._void_entry(call, (kind, id_), sent, soft=soft)}
 
-        await self._until_done(StoreRequest("invalidate", kind, list(ids), _nothing, fenced=effect))
+        request = StoreRequest("invalidate", kind, list(ids), _nothing, fenced=effect)
+        await self._repeat_until_done(request)
 
-    def _void_one(
+    def _void_entry(
         self, call: ChangeCall, key: tuple[str, str], sent: Sent | None, *, soft: bool
     ) -> bool:
-        kind, id_ = key
+        _, id_ = key
         before = self._server.copy(key)
         is_done = self._server.invalidate(self.bucket_of(id_), key, sent, soft=soft)
         if is_done:
-            self._voided(kind, [id_])
+            self._note_voided(key)
             self._ledger.changes.voided(call, "invalidation", key, before, self._server.copy(key))
         return is_done
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         with self._calling("invalidation by tag") as call:
 
-            def effect(sent: Sent | None, some: Sequence[str]) -> dict[tuple[str, str], bool]:
-                return self._void_tag(call, tag, sent, some, soft=soft)
+            def effect(sent: Sent | None, buckets: Sequence[str]) -> dict[tuple[str, str], bool]:
+                return self._void_tag(call, tag, sent, buckets, soft=soft)
 
-            buckets = self._all_buckets()
-            request = StoreRequest("invalidate_tag", tag, buckets, _nothing, fenced=effect)
-            done = await self._asked(request)
+            all_buckets = self._all_buckets()
+            request = StoreRequest("invalidate_tag", tag, all_buckets, _nothing, fenced=effect)
+            done = await self._exchange(request)
             changed: dict[str, list[str]] = {}
             for (kind, id_), is_done in done.items():
                 if not is_done:
                     changed.setdefault(kind, []).append(id_)
             for kind, ids in changed.items():
-                await self._invalidated(call, kind, ids, soft=soft)
+                await self._invalidate_ids(call, kind, ids, soft=soft)
             return list(done)
 
     def _all_buckets(self) -> list[str]:
@@ -362,7 +401,8 @@ class StoreWire(WrappedStore):
     def _void_tag(
         self, call: ChangeCall, tag: str, sent: Sent | None, buckets: Sequence[str], *, soft: bool
     ) -> dict[tuple[str, str], bool]:
-        changes, rows = self._ledger.changes, self._store._rows  # noqa: SLF001 (all of it)
+        changes = self._ledger.changes
+        rows = self._store._rows  # noqa: SLF001 (all of it)
         keys = rows.tagged.keys(tag) + rows.late.keys(tag)
         before = {key: self._server.copy(key) for key in keys}
         done = self._server.invalidate_tag(buckets, self.bucket_of, tag, sent, soft=soft)
@@ -370,7 +410,7 @@ class StoreWire(WrappedStore):
         for bucket in buckets:
             changes.tag_invalidated(call, tag, bucket)
         for key in [key for key, is_done in done.items() if is_done]:
-            self._voided(key[0], [key[1]])
+            self._note_voided(key)
             after = self._server.copy(key)
             changes.voided(call, "invalidation by tag", key, before[key], after)
         return done
@@ -378,17 +418,18 @@ class StoreWire(WrappedStore):
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         with self._calling("deletion") as call:
 
-            def effect(sent: Sent | None, some: Sequence[str]) -> set[str]:
-                return {id_ for id_ in some if not self._delete_one(call, (kind, id_), sent)}
+            def effect(sent: Sent | None, part: Sequence[str]) -> set[str]:
+                return {id_ for id_ in part if not self._delete_entry(call, (kind, id_), sent)}
 
-            await self._until_done(StoreRequest("delete", kind, list(ids), _nothing, fenced=effect))
+            request = StoreRequest("delete", kind, list(ids), _nothing, fenced=effect)
+            await self._repeat_until_done(request)
 
-    def _delete_one(self, call: ChangeCall, key: tuple[str, str], sent: Sent | None) -> bool:
-        kind, id_ = key
+    def _delete_entry(self, call: ChangeCall, key: tuple[str, str], sent: Sent | None) -> bool:
+        _, id_ = key
         before = self._server.copy(key)
         is_done = self._server.delete(self.bucket_of(id_), key, sent)
         if is_done:
-            self._voided(kind, [id_])
+            self._note_voided(key)
             self._ledger.changes.voided(call, "deletion", key, before, None)
         return is_done
 
@@ -402,11 +443,11 @@ class StoreWire(WrappedStore):
         with self._process.calling(what) as call:
             yield call
 
-    async def _until_done(self, request: StoreRequest[set[str]]) -> None:
+    async def _repeat_until_done(self, request: StoreRequest[set[str]]) -> None:
         """Ask again for the ids that have changed since the message was sent."""
         left: Sequence[str] = request.ids
         for _ in range(MOST_ATTEMPTS):
-            changed = await self._asked(replace(request, ids=left))
+            changed = await self._exchange(replace(request, ids=left))
             left = [id_ for id_ in left if id_ in changed]
             if not left:
                 return
@@ -418,7 +459,7 @@ class StoreWire(WrappedStore):
             self._ledger.stored(key, value, self._world.time())
 
     def _note_publication(self, key: tuple[str, str], before: Copy | None, copy: Copy) -> None:
-        """S8: a publication takes a stamp, too."""
+        """A publication takes a stamp, too."""
         old = None if before is None else before.generation
         self._server.published(self.bucket_of(key[1]), key, old)
         after = self._server.copy(key)
@@ -428,33 +469,34 @@ class StoreWire(WrappedStore):
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
         return listening(self._process, tell)
 
-    def _voided(self, kind: str, ids: Sequence[str]) -> None:
-        self._ledger.voided(kind, ids)
-        for id_ in ids:
-            self._world.tell(kind, id_, None)
+    def _note_voided(self, key: tuple[str, str]) -> None:
+        """An entry's lease has ended, and its copy has changed: tell ledger and listeners."""
+        kind, id_ = key
+        self._ledger.voided(kind, [id_])
+        self._world.tell(kind, id_, None)
 
-    async def _asked(self, request: StoreRequest[T]) -> T:
+    async def _exchange(self, request: StoreRequest[T]) -> T:
         """Send it and wait; StoreError if there is no answer."""
         try:
             try:
-                return await self._tried(request)
+                return await self._attempt(request)
             except NoAnswer:
                 if not self._sends_again(request):
                     raise
-            result = await self._tried(self._repeated(request))
-            return self._settled(request, result)
+            result = await self._attempt(self._repetition_of(request))
+            return self._settle_repetition(request, result)
         except (StoreError, asyncio.CancelledError):
-            self._unanswered(request)
+            self._note_no_answer(request)
             raise
 
-    def _repeated(self, request: StoreRequest[T]) -> StoreRequest[T]:
-        """S8: a put is the same step with the same generation."""
+    def _repetition_of(self, request: StoreRequest[T]) -> StoreRequest[T]:
+        """The request as it is sent again: a put is the same step with the same generation."""
         return request
 
-    def _settled(self, request: StoreRequest[T], result: Any) -> T:  # noqa: ANN401 (of any step)
+    def _settle_repetition(self, request: StoreRequest[T], result: Any) -> T:  # noqa: ANN401
         """The answer to a request that was sent twice, because the first answer was lost."""
         if request.step == "publish":
-            # S2: as Redis and PostgreSQL, which cannot tell whether the first one was stored
+            # As Redis and PostgreSQL, which cannot tell whether the first one was stored.
             return Superseded(result, result)  # type: ignore[return-value]
         if request.step == "put":
             for id_, answer in result.items():
@@ -463,15 +505,17 @@ class StoreWire(WrappedStore):
                     raise StoreError(f"it is not known whether {id_} was stored")
         return result  # type: ignore[no-any-return]
 
-    def _unanswered(self, it: StoreRequest[Any]) -> None:
-        ledger, number = self._ledger, self._process.number
-        match it.step:
+    def _note_no_answer(self, request: StoreRequest[Any]) -> None:
+        """Note what the process may do now, because it does not know what the store did."""
+        ledger = self._ledger
+        number = self._process.number
+        match request.step:
             case "acquire":
-                ledger.unleased(number, it.kind, it.ids)
+                ledger.unleased(number, request.kind, request.ids)
             case "read":
-                ledger.unread(number, it.kind, it.ids, self._world.time())
+                ledger.unread(number, request.kind, request.ids, self._world.time())
             case "publish":
-                ledger.unstored(it.tokens)
+                ledger.unstored(request.tokens)
 
     def _sends_again(self, request: StoreRequest[Any]) -> bool:
         """A put without an answer is always settled; a file always answers."""
@@ -479,14 +523,15 @@ class StoreWire(WrappedStore):
             return False
         return request.step == "put" or self._world.plan.resends
 
-    async def _tried(self, request: StoreRequest[T]) -> T:
+    async def _attempt(self, request: StoreRequest[T]) -> T:
+        """Send it once, with the trouble that it meets, and wait for its answer."""
         world = self._world
         if world.is_over:
             raise StoreError("the simulation is over")
         if self._process.is_cut_off:
             await asyncio.sleep(world.weather.dice.uniform(*LATENCY))
             raise StoreError("this process cannot reach the store")
-        request = await self._addressed(request)
+        request = await self._address(request)
         answer: asyncio.Future[T] = world.loop.create_future()
         number, trouble = world.weather.next_request()
         if self.reads_inline and request.fenced is not None and trouble is not None:
@@ -504,18 +549,18 @@ class StoreWire(WrappedStore):
             self._disconnect(request)
             raise
 
-    async def _addressed(self, request: StoreRequest[T]) -> StoreRequest[T]:
+    async def _address(self, request: StoreRequest[T]) -> StoreRequest[T]:
         """The request as it is sent now: on a connection, with what was heard on it."""
         fenced = request.fenced
         if fenced is None:
             return replace(request, link=self._links.get(request.node))
         if self.reads_inline:
             return replace(request, effect=partial(fenced, None))
-        link = await self._connected(request.node)
+        link = await self._connect(request.node)
         sent = link.sent(self._world.time())
         return replace(request, link=link, effect=partial(fenced, sent))
 
-    async def _connected(self, node: int | None) -> ServerLife:
+    async def _connect(self, node: int | None) -> ServerLife:
         """The open connection to a server, or a new one, which asks for the present stamps."""
         link = self._links.get(node)
         if link is not None:
@@ -543,24 +588,29 @@ class StoreWire(WrappedStore):
     ) -> None:
         weather = self._world.weather
         dice = weather.dice
-        there = dice.uniform(*LATENCY) + weather.slowness()
-        gives_up = dice.uniform(*PATIENCE)
-        some, is_answered = request.ids, trouble in {None, Trouble.SLOW, Trouble.TWICE}
-        back = dice.choice((0.0, dice.uniform(*SLOW))) if trouble is Trouble.SLOW else 0.0
+        arrives_after = dice.uniform(*LATENCY) + weather.slowness()
+        gives_up_after = dice.uniform(*PATIENCE)
+        answer_delay = 0.0
+        ids = request.ids
         match trouble:
-            case Trouble.SLOW if not back:
-                there += dice.uniform(*SLOW)
+            case Trouble.SLOW:
+                answer_delay = dice.choice((0.0, dice.uniform(*SLOW)))
+                if not answer_delay:  # then the request is slow, and not its answer
+                    arrives_after += dice.uniform(*SLOW)
             case Trouble.TWICE:
-                self._arrive(there + self._lateness(), request, some, None)
+                self._arrive(arrives_after + self._lateness(), request, ids, None)
             case Trouble.LATE:
-                there = gives_up + self._lateness()
+                arrives_after = gives_up_after + self._lateness()
             case Trouble.HALF:
-                some = some[: len(some) // 2]
+                ids = ids[: len(ids) // 2]
+        is_answered = trouble in {None, Trouble.SLOW, Trouble.TWICE}
         if not is_answered:
-            waits = gives_up if trouble in {Trouble.LOST, Trouble.LATE} else max(gives_up, there)
-            self._settle(waits, answer, NoAnswer("no answer from the store"))
+            if trouble not in {Trouble.LOST, Trouble.LATE}:
+                # It takes effect before its sender gives up.
+                gives_up_after = max(gives_up_after, arrives_after)
+            self._settle(gives_up_after, answer, NoAnswer("no answer from the store"))
         if trouble is not Trouble.LOST:
-            self._arrive(there, request, some, answer if is_answered else None, back)
+            self._arrive(arrives_after, request, ids, answer if is_answered else None, answer_delay)
 
     def _lateness(self) -> float:
         dice = self._world.weather.dice
@@ -576,47 +626,50 @@ class StoreWire(WrappedStore):
     def _take_effect(
         self,
         request: StoreRequest[Any],
-        some: Sequence[str],
+        ids: Sequence[str],
         answer: "asyncio.Future[Any] | None",
-        back: float = 0.0,
+        answer_delay: float = 0.0,
     ) -> None:
+        """The message has arrived: do the step, and send the answer if there is to be one."""
         weather = self._world.weather
-        undo = self._undoing(request, some, answer)
+        undo = self._undo_of(request, ids, answer)
         try:
-            result = self._done(request, some)
+            result = self._do(request, ids)
         except StoreError as exc:
             result = exc
-        back += self._confirmed_after(request, result, undo)
+        answer_delay += self._confirmation_delay(request, result, undo)
         if answer is not None:
-            back += weather.dice.uniform(*LATENCY)
-            back += 0.0 if isinstance(result, StoreError) else weather.slowness()
-            self._settle(back, answer, result, self._told_by(request, some))
+            answer_delay += weather.dice.uniform(*LATENCY)
+            if not isinstance(result, StoreError):
+                answer_delay += weather.slowness()
+            self._settle(answer_delay, answer, result, self._on_answer(request, ids))
 
-    def _undoing(
+    def _undo_of(
         self,
         request: StoreRequest[Any],
-        some: Sequence[str],
+        ids: Sequence[str],
         answer: "asyncio.Future[Any] | None",
     ) -> Callable[[], None] | None:
-        """S9: what undoes the step if the node fails before its replica has it."""
-        del request, some, answer
+        """In a cluster: what undoes the step if the node fails before its replica has it."""
+        del request, ids, answer
         return None
 
-    def _confirmed_after(
+    def _confirmation_delay(
         self, request: StoreRequest[Any], result: object, undo: Callable[[], None] | None
     ) -> float:
-        """S9: seconds until a replica has the step."""
+        """In a cluster: seconds until a replica has the step."""
         del request, result, undo
         return 0.0
 
-    def _told_by(self, request: StoreRequest[Any], some: Sequence[str]) -> Callable[[], None]:
-        """What the process knows of stamps when the answer arrives."""
-        link, world = request.link, self._world
+    def _on_answer(self, request: StoreRequest[Any], ids: Sequence[str]) -> Callable[[], None]:
+        """The function that notes the answer's stamps when it arrives."""
+        link = request.link
+        world = self._world
         if link is None:
             return lambda: None
         server_time = world.server_now()
         stamps: dict[str, int] = {}
-        for id_ in self._here(request, some):
+        for id_ in self._ids_of_node(request, ids):
             bucket = self.bucket_of(id_)
             if request.step == "read":
                 stamp = self._server.changed((request.kind, id_))
@@ -632,12 +685,13 @@ class StoreWire(WrappedStore):
 
         return hear
 
-    def _here(self, request: StoreRequest[Any], some: Sequence[str]) -> Sequence[str]:
+    def _ids_of_node(self, request: StoreRequest[Any], ids: Sequence[str]) -> Sequence[str]:
         """The ids that the server of a request has."""
         del request
-        return some
+        return ids
 
-    def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
+    def _do(self, request: StoreRequest[T], ids: Sequence[str]) -> T:
+        """Do the step in the store. Raises StoreError if the server does not do it."""
         world = self._world
         server = request.node, world.incarnation(request.node)
         link = request.link if request.fenced is not None else None
@@ -652,11 +706,11 @@ class StoreWire(WrappedStore):
             raise StoreError("the store is full")
         world.asked_by = self._process
         try:
-            result = request.effect(some)
+            result = request.effect(ids)
         finally:
             world.asked_by = None
         if request.step != "read":
-            world.note(self._process, f"{request}{_told(result)}")
+            world.note(self._process, f"{request}{_result_text(result)}")
         return result
 
     def _settle(
@@ -664,12 +718,14 @@ class StoreWire(WrappedStore):
         after: float,
         answer: "asyncio.Future[T]",
         result: T | StoreError,
-        hear: Callable[[], None] = lambda: None,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
+        """Schedule the answer, in the name of the process that waits for it."""
+
         def settle() -> None:
             if answer.done():
                 return
-            hear()
+            on_answer()
             if isinstance(result, StoreError):
                 answer.set_exception(result)
             else:

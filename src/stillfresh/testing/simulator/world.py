@@ -1,4 +1,18 @@
-"""The world of a simulation: virtual time, processes that share a store, and their faults (T1)."""
+"""The world of a simulation: virtual time, processes that share a store, and their faults.
+
+The world owns the loop, and the loop drives everything. `run` schedules the planned blows and
+starts the scenario as a task of the loop. After every callback, `_after_step` checks the promises:
+those that the scenario added, errors that no code handled, and now and then how much there is of
+everything. Code below the loop cannot raise a broken promise itself, because the code under test
+might catch it. So it calls `fail`, which notes the first one, and `_after_step` raises it.
+
+Three clocks are in use. `time()` is the loop's, in seconds since the start. `wall()` is a wall
+clock that is right. `store_now()` is the clock that the store reads in a step: the server's own,
+or, as for a file, that of the process whose request it is doing (`asked_by`).
+
+When the scenario has ended, the world closes the processes that live, and looks for tasks that they
+left behind. A process that was killed is started again with the same app, some time later.
+"""
 
 import asyncio
 import gc
@@ -60,10 +74,10 @@ class World:
         """Seconds by which a message may be late, at most."""
         self._starts = 0
         self.channels: set[SimulatedChannel] = set()
-        """S10: channels to the listening processes."""
+        """Channels to the listening processes."""
         self.longest_lag = LONGEST_LAG
         self.nodes = [Node() for _ in range(NODES)]
-        """S9: of the store, if it is a cluster."""
+        """The nodes of the store, if it is a cluster."""
         self._moved: dict[str, int] = {}
         self._settles_at: dict[str, float] = {}
         """When the slot of an id has arrived with all its keys."""
@@ -125,24 +139,24 @@ class World:
 
     def tell(self, kind: str, id_: str, generation: str | None) -> None:
         """The store has done this to an id."""
-        for channel in sorted(self.channels, key=lambda it: it.number):
+        for channel in sorted(self.channels, key=lambda channel: channel.number):
             channel.send(kind, id_, generation)
 
     def fail_over(self, node: int) -> None:
-        """S9: one node's replica takes over, without the changes that it does not have yet."""
+        """One node's replica takes over, without the changes that it does not have yet."""
         self.note(None, f"the replica of node {node} takes over")
         self.nodes[node].fail(self.time())
         for channel in self.channels:
             channel.cut()
 
     def node_of(self, id_: str) -> int:
-        """S9: the node that has the id's slot now."""
+        """The node that has the id's slot now."""
         return self._moved.get(id_, first_node(id_))
 
     def move(self, id_: str, node: int) -> None:
-        """S9: an id's slot moves to another node, whose replica has it, too, from then on."""
-        for each in (self.node_of(id_), node):
-            self.nodes[each].steps.clear()
+        """An id's slot moves to another node, whose replica has it, too, from then on."""
+        for number in (self.node_of(id_), node):
+            self.nodes[number].steps.clear()
         self._moved[id_] = node
         self._settles_at[id_] = self.time() + self.dice.uniform(*MOVING)
         self.note(None, f"{id_} moves to node {node}")
@@ -150,7 +164,7 @@ class World:
             channel.cut()
 
     def is_moving(self, id_: str) -> bool:
-        """S9: some keys of the id's slot are not there yet."""
+        """True if some keys of the id's slot have not arrived at its node yet."""
         return self.time() < self._settles_at.get(id_, 0.0)
 
     def note(self, process: Process | None, text: str) -> None:
@@ -166,7 +180,7 @@ class World:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            waiting = _named(self._busy())
+            waiting = _task_names(self._busy())
             raise BrokenPromise(
                 Promise.ALIVE, f"after {within:g} s these wait still: {waiting}"
             ) from None
@@ -181,8 +195,9 @@ class World:
         return Path(self._folder.name)
 
     def fail(self, broken: BrokenPromise) -> None:
-        """The first promise that was broken; the simulation ends with this step."""
-        self._broken = self._broken or broken
+        """Note a broken promise; the simulation ends after this step, with the first one."""
+        if self._broken is None:
+            self._broken = broken
 
     def started(self, process: Process | None, job: "asyncio.Task[Any]") -> None:
         self._jobs[job] = process
@@ -191,7 +206,10 @@ class World:
     def _ended(self, job: "asyncio.Task[Any]") -> None:
         process = self._jobs.pop(job)
         self._changed.set()
-        if job.cancelled() or (error := job.exception()) is None:
+        if job.cancelled():
+            return
+        error = job.exception()
+        if error is None:
             return
         if not isinstance(error, BrokenPromise):
             who = "a restart" if process is None else f"process {process.number}"
@@ -203,7 +221,8 @@ class World:
     def killed(self, process: Process) -> None:
         """Start it again, some time later."""
         self._changed.set()
-        if (app := self._apps.pop(process, None)) is not None:
+        app = self._apps.pop(process, None)
+        if app is not None:
             with self.loop.acting(WORLD):
                 self.started(None, self.loop.create_task(self._restart(app)))
 
@@ -216,7 +235,7 @@ class World:
         return self.wall() + self.server_skew
 
     def store_now(self) -> float:
-        """S2: a server has its own clock; for a file, the caller's clock counts."""
+        """Return the time that the store reads: a server's own, or for a file the caller's."""
         if self._asks_callers and self.asked_by is not None:
             return self.asked_by.clock()
         return self.server_now()
@@ -250,14 +269,21 @@ class World:
         """Run the scenario and everything it started; check that closing leaves nothing behind."""
         await scenario(self)
         await self.joined()
-        while opened := [process for process in self._living() if not process.is_closed]:
-            for process in opened:
+        while True:  # while these close, a process that was killed may start again
+            not_closed = [process for process in self._living() if not process.is_closed]
+            if not not_closed:
+                break
+            for process in not_closed:
                 process.start(process.close())
             await self.joined()
-        running = ((task, owner) for task, (_, owner) in self.loop.tasks.items() if not task.done())
         living = {process.number for process in self._living()}
-        if left := [task for task, owner in running if owner in living]:
-            raise BrokenPromise(Promise.BOUND, f"left behind by close: {_named(left)}")
+        left = [
+            task
+            for task, (_, owner) in self.loop.tasks.items()
+            if not task.done() and owner in living
+        ]
+        if left:
+            raise BrokenPromise(Promise.BOUND, f"left behind by close: {_task_names(left)}")
 
     def end(self) -> None:
         """Nothing is left: no task, no file."""
@@ -272,28 +298,33 @@ class World:
         if self._broken is not None:
             raise self._broken
         for promise, check in self._checks:
-            if (what := check()) is not None:
+            what = check()
+            if what is not None:
                 raise BrokenPromise(promise, what)
-        if self.loop.errors and (broken := self._heard()) is not None:
-            raise broken
+        if self.loop.errors:
+            broken = self._unhandled_error()
+            if broken is not None:
+                raise broken
         if self.loop.steps % LOOK_EVERY == 0:
-            self._look()
+            self._check_bounds()
 
     def unheard(self) -> BrokenPromise | None:
         """The first error that no code handled, after garbage was collected; or None."""
         gc.collect()
-        return self._heard()
+        return self._unhandled_error()
 
-    def _heard(self) -> BrokenPromise | None:
+    def _unhandled_error(self) -> BrokenPromise | None:
+        """The first error that no code handled; those of killed processes do not count."""
         for owner, error in self.loop.errors:
             if owner == WORLD or self.processes[owner - 1].is_alive:
                 return BrokenPromise(Promise.WHOLE, error)
         return None
 
-    def _look(self) -> None:
+    def _check_bounds(self) -> None:
         if len(self.loop.tasks) > MAX_TASKS:
             raise BrokenPromise(Promise.BOUND, f"{len(self.loop.tasks)} tasks are running")
-        if (copies := finished(self.store.stats()).copies) > MAX_COPIES:
+        copies = finished(self.store.stats()).copies
+        if copies > MAX_COPIES:
             raise BrokenPromise(Promise.BOUND, f"the store holds {copies} copies")
 
     def _living(self) -> list[Process]:
@@ -304,21 +335,27 @@ class World:
             self.note(None, f"{strike.blow} for {strike.amount:g} s")
             if strike.blow is Blow.AWAY:
                 self.fail_over(strike.process % NODES)
-        elif living := self._living():
-            process = living[strike.process % len(living)]
-            match strike.blow:
-                case Blow.KILL:
-                    process.kill()
-                case Blow.PAUSE:
-                    process.pause(strike.amount)
-                case _:
-                    process.jump(strike.amount)
+            return
+        living = self._living()
+        if not living:
+            return
+        process = living[strike.process % len(living)]
+        match strike.blow:
+            case Blow.KILL:
+                process.kill()
+            case Blow.PAUSE:
+                process.pause(strike.amount)
+            case _:
+                process.jump(strike.amount)
 
 
-def _named(tasks: Iterable["asyncio.Task[Any]"]) -> str:
+def _task_names(tasks: Iterable["asyncio.Task[Any]"]) -> str:
     return "; ".join(f"{task.get_name()} in {_place(task)}" for task in tasks)
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
     frames = task.get_stack(limit=1)
-    return f"{frames[0].f_code.co_name}, line {frames[0].f_lineno}" if frames else "nothing"
+    if not frames:
+        return "nothing"
+    [frame] = frames
+    return f"{frame.f_code.co_name}, line {frame.f_lineno}"
