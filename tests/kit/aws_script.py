@@ -25,8 +25,8 @@ class Script:
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     async def ask(self, operation: str, then: Any = None, /, **arguments: Any) -> Any:
-        made = {name: it() if callable(it) else it for name, it in arguments.items()}
-        self.asked.append((operation, made))
+        values = {name: value() if callable(value) else value for name, value in arguments.items()}
+        self.asked.append((operation, values))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -42,7 +42,7 @@ def table_of(script: Script, **options: Any) -> Leases:
 
 
 def refused(item: Item | None = None, *reasons: str) -> ConditionFailed:
-    answer: dict[str, Any] = {"CancellationReasons": [{"Code": it} for it in reasons]}
+    answer: dict[str, Any] = {"CancellationReasons": [{"Code": reason} for reason in reasons]}
     return ConditionFailed("no", "ConditionalCheckFailedException", answer | {"Item": item})
 
 
@@ -85,7 +85,8 @@ class Steps:
     """The store's steps on a script; what would be deleted later is noted."""
 
     def __init__(self, *answers: Any) -> None:
-        self.script, self.trash = Script(*answers), list[str]()
+        self.script = Script(*answers)
+        self.trash: list[str] = []
         self.now = NOW
         bodies = S3Bodies(cast("AwsService", self.script), "b")
         trash = cast("Trash", SimpleNamespace(add=self.trash.extend))
@@ -95,9 +96,10 @@ class Steps:
 
     async def read(self, known: str | None = None, *, lagging: bool = False) -> Any:
         names = {} if known is None else {"a": known}
-        found = await self.run.read("post", ["a"], names, lagging=lagging)
-        return found.get("a")
+        records = await self.run.read("post", ["a"], names, lagging=lagging)
+        return records.get("a")
 
     def looks(self) -> list[bool]:
         """Of each read, whether it was consistent."""
-        return [it["ConsistentRead"] for name, it in self.script.asked if name == "get_item"]
+        requests = [values for name, values in self.script.asked if name == "get_item"]
+        return [values["ConsistentRead"] for values in requests]

@@ -60,8 +60,8 @@ class Site:
 
     @property
     def subscribed(self) -> dict[str, int]:
-        found: dict[str, int] = self.gateway.live.snapshot()["subscriptions"]
-        return found
+        counts: dict[str, int] = self.gateway.live.snapshot()["subscriptions"]
+        return counts
 
     def watched(self) -> set[str]:
         return {

@@ -64,9 +64,10 @@ async def put(
 ) -> None:
     """A copy of each, as it was at that time."""
     asks = [Ask(id_, tags=tags) for id_ in ids]
-    leases = [it for it in (await store.acquire(kind, asks, 10)).values() if isinstance(it, Lease)]
+    grants = await store.acquire(kind, asks, 10)
+    leases = [grant for grant in grants.values() if isinstance(grant, Lease)]
     assert len(leases) == len(asks)
-    copies = {it.id: (it, Copy(it.token, at, policy, b"value")) for it in leases}
+    copies = {lease.id: (lease, Copy(lease.token, at, policy, b"value")) for lease in leases}
     assert await store.publish(kind, copies) == set()
 
 
@@ -93,5 +94,5 @@ def filled(path: Path, work: Any) -> Path:
 
 def neighbours(path: Path) -> dict[str, bytes]:
     """The file and what lies beside it, but for the lock that openers share."""
-    found = (it for it in path.parent.iterdir() if it.is_file() and it.suffix != ".lock")
-    return {it.name: it.read_bytes() for it in found}
+    files = [file for file in path.parent.iterdir() if file.is_file() and file.suffix != ".lock"]
+    return {file.name: file.read_bytes() for file in files}

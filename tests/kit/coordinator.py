@@ -95,10 +95,10 @@ class Site:
     def rows(self, table: str) -> dict[str, int]:
         """As another program reads them."""
         with apsw.Connection(str(self.file), flags=apsw.SQLITE_OPEN_READONLY) as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 f"SELECT id, last_updated_at FROM {table} WHERE last_updated_at IS NOT NULL"
             ).fetchall()
-        return {str(id_): int(row) for id_, row in found}  # type: ignore[arg-type]
+        return {str(id_): int(updated_at) for id_, updated_at in rows}  # type: ignore[arg-type]
 
     def write(self, sql: str, *values: Any) -> None:
         """As another process writes."""

@@ -52,7 +52,8 @@ class Sleeper:
 
     def wake(self, passed: float = float("inf")) -> None:
         """So much time has passed: sleeps that are over end, the others go on."""
-        sleeping, self._sleeping = self._sleeping, []
+        sleeping = self._sleeping
+        self._sleeping = []
         for left, future in sleeping:
             if future.done():
                 continue

@@ -72,12 +72,12 @@ def comment(uuid: str, topic_uuid: str = "a", **fields: Any) -> Comment:
 
 def uuids(topics: Iterable[Topic] | None) -> list[str]:
     assert topics is not None
-    return [found.topic_uuid for found in topics]
+    return [topic.topic_uuid for topic in topics]
 
 
 def said(comments: Iterable[Comment] | None) -> list[str]:
     assert comments is not None
-    return [found.comment_uuid for found in comments]
+    return [comment.comment_uuid for comment in comments]
 
 
 def day_of(moment: float) -> date:
@@ -157,28 +157,28 @@ class Network:
 
     async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
         self.lookups.append((day, category))
-        found = [
-            msgspec.structs.replace(one, body=None, tags=[], verified=False)
-            for one in self.topics.values()
-            if day_of(one.created_at) == day
-            and (category is None or normal(one.category_id) == normal(category))
+        topics = [
+            msgspec.structs.replace(topic, body=None, tags=[], verified=False)
+            for topic in self.topics.values()
+            if day_of(topic.created_at) == day
+            and (category is None or normal(topic.category_id) == normal(category))
         ]
         await self._slow()
         if day in self.failing_days:
             raise ConnectionError(f"no answer for {day}")
-        return found
+        return topics
 
     async def topic(self, uuid: str) -> Topic | None:
         self.asked.append(f"topic {uuid}")
-        found = self.topics.get(uuid)
+        topic = self.topics.get(uuid)
         await self._slow()
-        return found
+        return topic
 
     async def comments(self, uuid: str) -> Sequence[Comment]:
         self.asked.append(f"comments {uuid}")
-        found = list(self.talk.get(uuid, []))
+        comments = list(self.talk.get(uuid, []))
         await self._slow()
-        return found
+        return comments
 
     async def _write(self, what: str) -> bool:
         self.asked.append(what)
@@ -232,7 +232,8 @@ class Sleeper:
         await future
 
     def wake(self) -> None:
-        sleeping, self._sleeping = self._sleeping, []
+        sleeping = self._sleeping
+        self._sleeping = []
         for future in sleeping:
             if not future.done():
                 future.set_result(None)
@@ -241,7 +242,8 @@ class Sleeper:
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until something has happened."""
     loop = asyncio.get_running_loop()
-    deadline, turn = loop.time() + PATIENCE, 0
+    deadline = loop.time() + PATIENCE
+    turn = 0
     while not condition():
         assert loop.time() < deadline, "waited in vain"
         turn += 1

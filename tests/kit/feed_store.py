@@ -78,17 +78,18 @@ class FeedAsStore(Store):
         return f"{PREFIX}{chr(FIRST + self.kinds.index(kind))}{id_}"
 
     def name(self, key: str) -> tuple[str, str]:
-        rest = key.removeprefix(PREFIX)
-        return self.kinds[ord(rest[0]) - FIRST], rest[1:]
+        name = key.removeprefix(PREFIX)
+        return self.kinds[ord(name[0]) - FIRST], name[1:]
 
     def value(self, key: str) -> bytes | None:
-        found = self.cache.get_comments(key.removeprefix(PREFIX)) or []
-        return found[0].body.encode("latin-1") if found else None
+        comments = self.cache.get_comments(key.removeprefix(PREFIX)) or []
+        return comments[0].body.encode("latin-1") if comments else None
 
     def fetched(self, key: str, value: bytes | Unread | None) -> bytes:
         if not isinstance(value, bytes):
             return InRows.of(Fetched())
-        text, uuid = value.decode("latin-1"), key.removeprefix(PREFIX)
+        text = value.decode("latin-1")
+        uuid = key.removeprefix(PREFIX)
         return InRows.of(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
 
     def record(self, key: str, record: Record) -> Record:
@@ -115,8 +116,8 @@ class FeedAsStore(Store):
     ) -> dict[str, Record]:
         del lag
         keys = {self.key(kind, id_): id_ for id_ in ids}
-        found = await self.store.read(KIND, list(keys), known)
-        records = {keys[key]: self.record(key, found.get(key, Record())) for key in keys}
+        stored = await self.store.read(KIND, list(keys), known)
+        records = {keys[key]: self.record(key, stored.get(key, Record())) for key in keys}
         return {id_: record for id_, record in records.items() if record != Record()}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -146,9 +147,8 @@ class FeedAsStore(Store):
                 replace(lease, id=key),
                 replace(copy, value=self.fetched(key, copy.value)),
             )
-        superseded = await self.store.publish(
-            KIND, named, {self.key(kind, id_): some for id_, some in (tags or {}).items()}
-        )
+        late = {self.key(kind, id_): id_tags for id_, id_tags in (tags or {}).items()}
+        superseded = await self.store.publish(KIND, named, late)
         for key in named.keys() - superseded:
             lease, copy = named[key]
             self.hard.discard(key)
@@ -197,12 +197,13 @@ class FeedAsStore(Store):
         limit: int = 100,
     ) -> list[StoredEntry]:
         """The kinds of the suite are one to the feed."""
-        found: list[StoredEntry] = []
+        entries: list[StoredEntry] = []
         last = None if after is None else (KIND, self.key(*after))
         while page := await self.store.entries(KIND, search, last, limit):
             last = KIND, page[-1].id
             for entry in page:
-                its_kind, id_ = self.name(entry.id)
-                if kind in {None, its_kind}:
-                    found.append(StoredEntry(its_kind, id_, self.record(entry.id, entry.record)))
-        return found[:limit]
+                entry_kind, id_ = self.name(entry.id)
+                if kind in {None, entry_kind}:
+                    record = self.record(entry.id, entry.record)
+                    entries.append(StoredEntry(entry_kind, id_, record))
+        return entries[:limit]

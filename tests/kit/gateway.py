@@ -60,13 +60,13 @@ class Api:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise NotImplementedError
-        asked = msgspec.json.decode(await Request(scope, receive).body())
-        self.asked.append(asked)
+        request = msgspec.json.decode(await Request(scope, receive).body())
+        self.asked.append(request)
         self.headers_seen.append({a.decode(): b.decode() for a, b in scope["headers"]})
         if self.silent:
             await receive()
             return
-        body = self.views(asked) if self.body is None else self.body
+        body = self.views(request) if self.body is None else self.body
         headers = dict(self.headers)
         if headers.get("content-encoding") == "gzip":
             body = gzip.compress(body)

@@ -49,8 +49,8 @@ class SteppedStore(WrappedStore):
 
         def is_late(id_: str, put: Put) -> bool:
             tags = (*(put.tags or ()), *(put.late or ()))
-            stamps = [self._changed.get((kind, id_), 0), *(self._voided.get(it, 0) for it in tags)]
-            return max(stamps) > as_of
+            tag_stamps = [self._voided.get(tag, 0) for tag in tags]
+            return max([self._changed.get((kind, id_), 0), *tag_stamps]) > as_of
 
         async def work() -> dict[str, PutResult]:
             late = {id_ for id_, put in puts.items() if is_late(id_, put)}

@@ -45,11 +45,13 @@ class Site(Gated):
         while (await receive()).get("more_body"):
             pass
         await self.called()
-        asked = dict(scope["headers"])
-        status, body = self.status, text.encode() if self.body is None else self.body
+        request_headers = dict(scope["headers"])
+        status = self.status
+        body = text.encode() if self.body is None else self.body
         own = dict(self.headers)
-        if self.validates and own.get(b"etag", b"-") == asked.get(b"if-none-match"):
-            status, body = 304, b""
+        if self.validates and own.get(b"etag", b"-") == request_headers.get(b"if-none-match"):
+            status = 304
+            body = b""
         await send({"type": "http.response.start", "status": status, "headers": self.headers})
         await send({"type": "http.response.body", "body": body})
 

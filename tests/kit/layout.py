@@ -10,10 +10,10 @@ LOOKS = 40
 
 async def wrong_with(page: Page, width: int) -> list[str]:
     """What stays wrong: a page that was just made wider may still be settling."""
-    found: list[str] = []
+    sentences: list[str] = []
     for _ in range(LOOKS):
-        found = await page.evaluate(WRONG, width)
-        if not found:
+        sentences = await page.evaluate(WRONG, width)
+        if not sentences:
             break
         await page.wait_for_timeout(100)
-    return found
+    return sentences

@@ -124,8 +124,8 @@ class Viewer:
 
     async def hear(self) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE):
-            heard: dict[str, Any] = json.loads(await self.socket.recv())
-        return heard
+            message: dict[str, Any] = json.loads(await self.socket.recv())
+        return message
 
     async def hear_all(self, count: int) -> list[dict[str, Any]]:
         return [await self.hear() for _ in range(count)]
@@ -133,17 +133,20 @@ class Viewer:
     async def nothing(self) -> None:
         """Said so far; what follows a ping is answered after it."""
         await self.say("ping")
-        if (heard := await self.hear()) != {"type": "pong"}:
-            raise AssertionError(heard)
+        message = await self.hear()
+        if message != {"type": "pong"}:
+            raise AssertionError(message)
 
     async def end(self) -> tuple[list[dict[str, Any]], int, str]:
         """What is heard until the server closes, and how it closed."""
-        heard = []
+        messages = []
         try:
             while True:
-                heard.append(await self.hear())
+                messages.append(await self.hear())
         except ConnectionClosed as exc:
-            return heard, *((exc.rcvd.code, exc.rcvd.reason) if exc.rcvd else (1006, ""))
+            if exc.rcvd is None:
+                return messages, 1006, ""
+            return messages, exc.rcvd.code, exc.rcvd.reason
 
 
 @asynccontextmanager
@@ -189,7 +192,8 @@ async def handshaken(port: int) -> socket.socket:
 
 async def sent_raw(raw: socket.socket, message: dict[str, Any]) -> None:
     """As one masked text frame."""
-    body, mask = json.dumps(message).encode(), random.randbytes(4)
+    body = json.dumps(message).encode()
+    mask = random.randbytes(4)
     masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(body))
     size = bytes([0x80 | len(body)]) if len(body) < 126 else b"\xfe" + len(body).to_bytes(2)
     await asyncio.get_running_loop().sock_sendall(raw, b"\x81" + size + mask + masked)

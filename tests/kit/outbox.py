@@ -55,7 +55,7 @@ class Shop:
         @cache.cached("product", fresh_for="1d", tags=lambda number: [f"product:{number}"])
         async def name(number: int) -> str | None:
             self.loads += 1
-            found = rows(link, "SELECT name FROM products WHERE id = %s", number)
-            return found[0][0] if found else None
+            names = rows(link, "SELECT name FROM products WHERE id = %s", number)
+            return names[0][0] if names else None
 
         self.name = name

@@ -40,7 +40,9 @@ def recorded_shop(
     watched: int = 0,
 ) -> ShopRun:
     """A few keys are read often, many now and then; each load takes about `took`."""
-    loop, dice, run = VirtualLoop(None), random.Random(seed), ShopRun()
+    loop = VirtualLoop(None)
+    dice = random.Random(seed)
+    run = ShopRun()
     cache = Cache("memory://", clock=loop.time, dice=lambda: 0.5)
 
     @cache.batched(name, fresh_for=fresh_for, stale_for=stale_for, max_batch=20)

@@ -59,17 +59,17 @@ class Proxy:
         self.upstream = upstream
         self._log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         serve = [*program, "--upstream", self.upstream, "--port", "0", *options]
-        self.process, said = started(stack, serve, self._log)
-        found = re.match(r"(http://\S+) in front of", said)
-        assert found, said + self.log()
-        self.url = found[1]
+        self.process, first_line = started(stack, serve, self._log)
+        match = re.match(r"(http://\S+) in front of", first_line)
+        assert match, first_line + self.log()
+        self.url = match[1]
         self.client = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
 
     def get(
         self, path: str, headers: dict[str, str] | None = None, /, **says: str
     ) -> httpx.Response:
-        query = f"?{urlencode({name.replace('_', '-'): it for name, it in says.items()})}"
-        return self.client.get(path + (query if says else ""), headers=headers)
+        query = urlencode({name.replace("_", "-"): value for name, value in says.items()})
+        return self.client.get(f"{path}?{query}" if says else path, headers=headers)
 
     def count(self, path: str) -> int:
         return int(self.client.get(f"/count?{path}").text)
@@ -147,8 +147,8 @@ def _one_request(connection: socket.socket) -> bytes:
             return b""
         request += part
     head, _, body = request.partition(b"\r\n\r\n")
-    found = re.search(rb"(?i)content-length: *(\d+)", head)
-    while found and len(body) < int(found[1]) and (part := connection.recv(65_536)):
+    length = re.search(rb"(?i)content-length: *(\d+)", head)
+    while length and len(body) < int(length[1]) and (part := connection.recv(65_536)):
         body += part
     is_chunked = b"transfer-encoding: chunked" in head.lower()
     while is_chunked and not body.endswith(b"0\r\n\r\n") and (part := connection.recv(65_536)):

@@ -60,7 +60,7 @@ def value(store: SqliteStore, id_: str = "a", kind: str = "post") -> object:
 
 def neighbours(path: Path) -> set[str]:
     """What lies beside the file, but for the lock that openers share."""
-    return {found.name for found in path.parent.iterdir()} - {path.name, f"{path.name}.lock"}
+    return {file.name for file in path.parent.iterdir()} - {path.name, f"{path.name}.lock"}
 
 
 def elsewhere(script: str, *arguments: object) -> None:

@@ -161,11 +161,11 @@ class StoreModel(RuleBasedStateMachine):
             puts[id_] = Put(copy, tags, late, when, seen, data.draw(st.sampled_from(Mark)))
             self.generations.append(copy.generation)
         expected = self.runner.run(self.memory.put(kind, puts))
-        asked = puts
-        while asked:
-            results = self.runner.run(self.store.put(kind, asked))
-            asked = {id_: puts[id_] for id_ in asked if results[id_].outcome is PutOutcome.AGAIN}
-            for id_ in results.keys() - asked.keys():
+        left = puts
+        while left:
+            results = self.runner.run(self.store.put(kind, left))
+            left = {id_: puts[id_] for id_ in left if results[id_].outcome is PutOutcome.AGAIN}
+            for id_ in results.keys() - left.keys():
                 assert replace(results[id_], stamp=0) == expected[id_]
 
     def draw_tags(self, data: st.DataObject, id_: str) -> tuple[str, ...]:

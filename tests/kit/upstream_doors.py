@@ -96,8 +96,8 @@ class GatewayDoor(Door):
         answer = await self.client.get("/v1/post/a")
         if answer.status_code != 200:
             return None
-        found: int = answer.json()["version"]
-        return found
+        version: int = answer.json()["version"]
+        return version
 
     async def cold(self) -> str | None:
         answer = await self.client.get(f"/v1/post/{self.another()}")

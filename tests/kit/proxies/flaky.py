@@ -65,7 +65,8 @@ class HastyAsyncio:
         return limit
 
     def end(self) -> None:
-        limits, self._limits = self._limits, []
+        limits = self._limits
+        self._limits = []
         for limit in limits:
             with suppress(RuntimeError):  # over already
                 limit.reschedule(asyncio.get_running_loop().time())

@@ -105,8 +105,9 @@ class LossyProxy:
 
 
 def row_of(asked: dict[str, Any]) -> str:
-    """The keys that a request names: of a transaction, those of all its actions."""
-    actions = [what for it in asked.get("TransactItems", ()) for what in it.values()] or [asked]
+    """The keys that a request names: of a transaction, the keys of all its actions."""
+    items = asked.get("TransactItems", ())
+    actions = [action for item in items for action in item.values()] or [asked]
     keys = [action.get("Key") or action["Item"] for action in actions]
     return " ".join(f"{key['pk']['S']} {key['sk']['S']}" for key in keys)
 
@@ -114,9 +115,9 @@ def row_of(asked: dict[str, Any]) -> str:
 def without_name(request: bytes) -> bytes:
     """The same transaction, without the name by which a server knows it again."""
     head, body = request.split(b"\r\n\r\n", 1)
-    asked = json.loads(body)
-    asked.pop("ClientRequestToken", None)
-    nameless = json.dumps(asked).encode()
+    transaction = json.loads(body)
+    transaction.pop("ClientRequestToken", None)
+    nameless = json.dumps(transaction).encode()
     size = header(head, b"content-length").encode()
     lines = [
         b"Content-Length: %d" % len(nameless)

@@ -88,11 +88,14 @@ def running(command: list[str], url: str, **environment: str) -> Iterator[subpro
 @contextmanager
 def dynamodb(port: int | None = None, file: Path | None = None) -> Iterator[str]:
     """The address of a DynamoDB server; with a file, what it holds survives it."""
-    port, binary = port or free_port(), dynoxide()
+    port = port or free_port()
+    binary = dynoxide()
     assert binary is not None, missing()
     url = f"http://127.0.0.1:{port}"
-    kept = [] if file is None else ["--db-path", str(file)]
-    with running([str(binary), "serve", "--host", "127.0.0.1", "--port", str(port), *kept], url):
+    command = [str(binary), "serve", "--host", "127.0.0.1", "--port", str(port)]
+    if file is not None:
+        command += ["--db-path", str(file)]
+    with running(command, url):
         yield url
 
 
@@ -149,7 +152,8 @@ class Aws:
     @asynccontextmanager
     async def raw(self, table: str) -> "AsyncIterator[Raw]":
         """The bare clients, to see and to do what others do."""
-        session, own = get_session(), {"region_name": ENVIRONMENT["AWS_DEFAULT_REGION"]}
+        session = get_session()
+        own = {"region_name": ENVIRONMENT["AWS_DEFAULT_REGION"]}
         session.register_component("data_loader", descriptions())
         paths = AioConfig(s3={"addressing_style": "path"})
         async with (
@@ -201,8 +205,8 @@ class Raw:
 
     async def rows(self) -> list[dict[str, Any]]:
         """But those that belong to no entry: the epochs of tags (I26), and traces (S8)."""
-        found = [row for row in await self._scan() if row["sk"]["S"] not in {EPOCH, INVALIDATED}]
-        entries = [row for row in found if not is_trace(row)]
+        rows = [row for row in await self._scan() if row["sk"]["S"] not in {EPOCH, INVALIDATED}]
+        entries = [row for row in rows if not is_trace(row)]
         return sorted(entries, key=lambda row: (row["pk"]["S"], row["sk"]["S"]))
 
     async def traces(self) -> list[dict[str, Any]]:
@@ -210,8 +214,8 @@ class Raw:
         return [row for row in await self._scan() if is_trace(row)]
 
     async def _scan(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (await self.dynamodb.scan(TableName=self.table))["Items"]
-        return found
+        items: list[dict[str, Any]] = (await self.dynamodb.scan(TableName=self.table))["Items"]
+        return items
 
     async def row(self, sk: str) -> dict[str, Any] | None:
         return next((row for row in await self.rows() if row["sk"]["S"] == sk), None)

@@ -48,7 +48,8 @@ class ClusterServers:
         return f"redis+cluster://{nodes}"
 
     def form(self) -> None:
-        first, share = self.nodes[0], SLOTS // 3
+        first = self.nodes[0]
+        share = SLOTS // 3
         for node in self.nodes[1:]:
             first.command("CLUSTER MEET", HOST, str(node.port), bus_port(node))
         for number, node in enumerate(self.nodes[:3]):
@@ -68,11 +69,13 @@ class ClusterServers:
 
     def is_whole(self) -> bool:
         """Every node answers, agrees on the slots, and every replica is in step."""
-        said = [node.command("CLUSTER INFO") for node in self.nodes]
+        infos = [node.command("CLUSTER INFO") for node in self.nodes]
         roles = [node.command("INFO replication") for node in self.nodes]
         in_step = [role for role in roles if "role:master" in role or "link_status:up" in role]
-        known = [it for it in said if "cluster_state:ok" in it and f"assigned:{SLOTS}" in it]
-        return len(known) == len(in_step) == len(self.nodes)
+        ready = [
+            info for info in infos if "cluster_state:ok" in info and f"assigned:{SLOTS}" in info
+        ]
+        return len(ready) == len(in_step) == len(self.nodes)
 
     def primary_of(self, key: bytes) -> Server:
         """The live node that serves the key."""
@@ -170,7 +173,9 @@ class Move:
     """The slot of one key on its way from its node to another."""
 
     def __init__(self, cluster: ClusterServers, key: bytes) -> None:
-        self.cluster, self.key, self.slot = cluster, key, key_slot(key)
+        self.cluster = cluster
+        self.key = key
+        self.slot = key_slot(key)
         self.old = cluster.primary_of(key)
         self.new = next(node for node in cluster.primaries() if node is not self.old)
 
@@ -180,9 +185,9 @@ class Move:
         self.keys(*keys)
 
     def keys(self, *keys: bytes) -> None:
-        """Those of them that the old node has go over."""
+        """The keys that the old node still has go over."""
         left = self.cluster.client(self.old).cluster("GETKEYSINSLOT", self.slot, 10_000)
-        for key in {*keys}.intersection(it.encode() for it in left):
+        for key in {*keys}.intersection(name.encode() for name in left):
             self.cluster.move_keys(self.slot, self.old, self.new, key)
 
     def end(self) -> None:
@@ -222,7 +227,8 @@ class SentinelServers:
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{','.join(f'{HOST}:{it}' for it in self.ports)}/{self.service}"
+        places = ",".join(f"{HOST}:{port}" for port in self.ports)
+        return f"redis+sentinel://{places}/{self.service}"
 
     def primaries(self) -> set[int]:
         """The ports that the Sentinels name as the primary's."""

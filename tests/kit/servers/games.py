@@ -82,14 +82,14 @@ class Wire:
             self.refused.set()
             writer.transport.abort()
             return
-        there = await asyncio.open_connection("127.0.0.1", self._target)
-        self._writers |= {writer, there[1]}
+        replies, upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers |= {writer, upstream}
         try:
-            await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
+            await asyncio.gather(self._pump(reader, upstream), self._pump(replies, writer))
         finally:
-            for one in (writer, there[1]):
-                self._writers.discard(one)
-                one.close()
+            for side in (writer, upstream):
+                self._writers.discard(side)
+                side.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

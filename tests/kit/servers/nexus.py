@@ -35,12 +35,12 @@ class NexusServer:
             path = head.split()[1].decode().lstrip("/")
             lines = head.decode().lower().split("\r\n")
             length = next(int(line[15:]) for line in lines if line.startswith("content-length:"))
-            asked = json.loads(await reader.readexactly(length))
-            self.asked.append((path, asked))
+            request = json.loads(await reader.readexactly(length))
+            self.asked.append((path, request))
             if self.raw is not None:
                 await self.raw(reader, writer)
             else:
-                body = self.views(path, asked) if self.body is None else self.body
+                body = self.views(path, request) if self.body is None else self.body
                 await answer(writer, self.status, body, **self.headers)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -48,14 +48,14 @@ class NexusServer:
             self.open -= 1
             writer.close()
 
-    def views(self, path: str, asked: dict[str, Any]) -> bytes:
-        made = {"v0/stream/posts/by_ids": post, "v0/stream/users/by_ids": user}.get(path)
-        if made is None:
+    def views(self, path: str, request: dict[str, Any]) -> bytes:
+        make_view = {"v0/stream/posts/by_ids": post, "v0/stream/users/by_ids": user}.get(path)
+        if make_view is None:
             self.status = 404
             return b"{}"
-        ids = asked["post_ids" if made is post else "user_ids"]
+        ids = request["post_ids" if make_view is post else "user_ids"]
         return json.dumps(
-            [made(id_, self.version) for id_ in ids if id_ not in self.absent]
+            [make_view(id_, self.version) for id_ in ids if id_ not in self.absent]
         ).encode()
 
 

@@ -45,18 +45,18 @@ def _programs() -> Path:
     spec = find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
-    found = Path(spec.origin).parent / "pginstall"
-    if os.geteuid() != 0 or all(it.stat().st_mode & 0o001 for it in found.parents):
-        return found / "bin"
+    installed = Path(spec.origin).parent / "pginstall"
+    if os.geteuid() != 0 or all(folder.stat().st_mode & 0o001 for folder in installed.parents):
+        return installed / "bin"
     copied = Path(tempfile.gettempdir()) / f"stillfresh-tests-postgres-{version(PACKAGE)}"
     if not copied.exists():
-        made = Path(tempfile.mkdtemp())
-        shutil.copytree(found, made, dirs_exist_ok=True, symlinks=True)
-        made.chmod(0o755)
+        new_copy = Path(tempfile.mkdtemp())
+        shutil.copytree(installed, new_copy, dirs_exist_ok=True, symlinks=True)
+        new_copy.chmod(0o755)
         try:
-            made.rename(copied)
+            new_copy.rename(copied)
         except OSError:  # another worker was faster
-            shutil.rmtree(made)
+            shutil.rmtree(new_copy)
     return copied / "bin"
 
 
@@ -132,7 +132,8 @@ class PostgresServer:
         """As if the machine had lost its power."""
         if self.process is None:
             return
-        processes, deadline = self._processes(), time.monotonic() + DEADLINE
+        processes = self._processes()
+        deadline = time.monotonic() + DEADLINE
         for child in processes:
             _send(child, signal.SIGKILL)
         self.process.wait(timeout=DEADLINE)
@@ -154,8 +155,8 @@ class PostgresServer:
     def _processes(self) -> list[int]:
         """The server and its children, which are each in a group of their own."""
         assert self.process is not None
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [self.process.pid, *map(int, found.split())]
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [self.process.pid, *map(int, children.split())]
 
     def remove(self) -> None:
         self.stop()
@@ -178,7 +179,7 @@ class PostgresServer:
     def new_store(self, **options: str) -> str:
         """The address of a store with nothing in it, in a schema of its own."""
         schema = f"test_{uuid4().hex}"
-        versions = (tables(it, schema, unlogged=False) for it in range(1, VERSION + 1))
+        versions = (tables(version, schema, unlogged=False) for version in range(1, VERSION + 1))
         self.execute(f"CREATE SCHEMA {schema}", *versions, steps(schema, pushes=True))
         self.execute(f"UPDATE {schema}.setting SET version = {VERSION}")
         return f"{self.address}?{urlencode({'schema': schema, 'timeout': '30s', **options})}"

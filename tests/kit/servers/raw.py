@@ -52,8 +52,8 @@ class RawUpstream:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         top = await reader.readuntil(b"\r\n\r\n")
-        found = re.search(rb"(?i)content-length: *(\d+)", top)
-        body = await reader.readexactly(int(found[1])) if found else b""
+        length = re.search(rb"(?i)content-length: *(\d+)", top)
+        body = await reader.readexactly(int(length[1])) if length else b""
         if key := re.search(rb"(?i)sec-websocket-key: *(\S+)", top):
             await self._open_socket(key[1], reader, writer)
             return

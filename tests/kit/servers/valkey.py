@@ -34,8 +34,8 @@ def binary_of(name: str) -> Path | None:
     """The program, if this machine has it."""
     if name != "redis":
         return Path(get_binary_path())
-    found = shutil.which("redis-server")
-    return Path(found) if found else None
+    path = shutil.which("redis-server")
+    return Path(path) if path else None
 
 
 def free_port() -> int:

@@ -58,5 +58,5 @@ def cache_on(url: str, clock: Callable[[], float], patch: Any, **options: Any) -
     given = {"BACKEND": BACKEND, "LOCATION": url, "OPTIONS": options}
     with override_settings(CACHES={"default": given}):
         yield caches["default"]
-        for it in shared._caches.values():
-            it.cache.close()
+        for opened in shared._caches.values():
+            opened.cache.close()

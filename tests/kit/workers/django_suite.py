@@ -78,7 +78,7 @@ class Lines(TestResult):
 
 def ours(caches: dict[str, Any], url: str) -> dict[str, Any]:
     """The same aliases on our backend; those of one place stay in one place."""
-    places = sorted({str(it.get("LOCATION", "")) for it in caches.values()})
+    places = sorted({str(params.get("LOCATION", "")) for params in caches.values()})
     changed = deepcopy(caches)
     for params in changed.values():
         name = f"place_{places.index(str(params.get('LOCATION', '')))}"
@@ -104,9 +104,9 @@ def suite(url: str) -> TestSuite:
     classes += [getattr(sessions, name) for name in SESSIONS]
     pages = made("StillfreshPageTests", tests.CacheMiddlewareTest)
     classes.append(mock.patch.object(tests, "cache_page", cache_page)(pages))
-    wanted = sys.argv[3:] or [it.__name__ for it in classes]
+    wanted = sys.argv[3:] or [tested.__name__ for tested in classes]
     loader = defaultTestLoader.loadTestsFromTestCase
-    return TestSuite(loader(it) for it in classes if it.__name__ in wanted)
+    return TestSuite(loader(tested) for tested in classes if tested.__name__ in wanted)
 
 
 def on_ours(of: Any, url: str) -> Any:

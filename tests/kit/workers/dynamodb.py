@@ -82,8 +82,8 @@ async def publish_for_ever(line: Connection, store: Store, key: str) -> None:
 async def put(line: Connection, store: Store, writer: int) -> None:
     """For each key and round told: one put; what came of it, and after how many calls."""
     line.send("ready")
-    while told := await heard(line):
-        key, turn = told
+    while order := await heard(line):
+        key, turn = order
         value = f"{writer} of {turn}".encode()
         known = Put(Copy(store.new_generation(), time.time(), Policy(3600), value), ("eu",))
         for calls in range(1, MOST_PUTS):

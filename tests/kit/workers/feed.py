@@ -64,7 +64,8 @@ async def operate(cache: FeedCache) -> None:
 async def visit(cache: FeedCache, log: str, *there: str) -> None:
     """Reads the feed; goes on with its fetch when told; then what it reads, and its events."""
     network = Shared()
-    network.log, network.go = Path(log), asyncio.Event()
+    network.log = Path(log)
+    network.go = asyncio.Event()
     engine = FeedEngine(cache, network)
     events: list[str] = []
     engine.on_updated(lambda event: events.append(event.cache_key))

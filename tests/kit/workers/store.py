@@ -63,7 +63,8 @@ async def hammer(store: Store, seconds: str, seed: str) -> None:
     """When told, four tasks that read, lease, publish and invalidate; what was done, and when."""
     tell("ready")
     told()
-    dice, until = random.Random(seed), time.monotonic() + float(seconds)
+    dice = random.Random(seed)
+    until = time.monotonic() + float(seconds)
     events: list[dict[str, object]] = []
 
     async def storm() -> None:
@@ -123,7 +124,8 @@ async def want(store: Store, key: str) -> int:
 
 async def fail(store: Store, contenders: str) -> None:
     """For each key told: so many caches want it, and loading fails; how many of them loaded it."""
-    loads, url = Counter[str](), sys.argv[2]
+    loads: Counter[str] = Counter()
+    url = sys.argv[2]
     logging.disable()
 
     async def load(ids: list[str]) -> dict[str, int]:

@@ -17,7 +17,8 @@ FAILING: set[str] = set()
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    path, query = scope["path"], scope["query_string"].decode()
+    path = scope["path"]
+    query = scope["query_string"].decode()
     body = b""
     while True:
         message = await receive()
@@ -37,8 +38,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     if path in FAILING:
         await answer(send, 500, {}, b"failed")
     elif path == "/echo":
-        told = {"headers": headers, "method": scope["method"], "body": body.decode()}
-        await answer(send, 200, {"cache-control": "no-store"}, json.dumps(told).encode())
+        echo = {"headers": headers, "method": scope["method"], "body": body.decode()}
+        await answer(send, 200, {"cache-control": "no-store"}, json.dumps(echo).encode())
     elif path == "/big":
         await send({"type": "http.response.start", "status": 200, "headers": fields(says)})
         for _ in range(300):

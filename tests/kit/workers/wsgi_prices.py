@@ -27,6 +27,6 @@ price("warm")
 
 def app(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
     """`/sku`: its price, and who says so."""
-    said = f"{os.getpid()} {price(environ['PATH_INFO'][1:])}"
-    start("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(said)))])
-    return [said.encode()]
+    text = f"{os.getpid()} {price(environ['PATH_INFO'][1:])}"
+    start("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
+    return [text.encode()]
