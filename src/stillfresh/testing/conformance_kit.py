@@ -216,7 +216,7 @@ class History:
         if isinstance(grant, Held) and self._arrived in TAKING:
             await self.suite.pass_time(self.suite.LEASE * 1.1)
             grant = (await self.store.acquire(KIND, asks, self.suite.LEASE))[self.id]
-        assert isinstance(grant, Lease), self._told(f"the lease was denied: {grant}")
+        assert isinstance(grant, Lease), self._failure_text(f"the lease was denied: {grant}")
         self._versions[grant.token] = self._version
         self._holder = grant.token
         await self._look()
@@ -243,7 +243,9 @@ class History:
         put = self.suite.new_put(self.store, b"value", tags=(f"tag of {self.id}", *tags))
         work = self.suite.put(self.store, put, self.id)
         result = await self._step("put", work)
-        assert result.outcome is PutOutcome.STORED, self._told(f"a put was not stored: {result}")
+        assert result.outcome is PutOutcome.STORED, self._failure_text(
+            f"a put was not stored: {result}"
+        )
         self._versions[put.copy.generation] = self._version
         self._stored = put.copy.generation
         self._holder = None
@@ -298,13 +300,13 @@ class History:
         copy = (await self._record()).copy
         if copy is not None and copy.mark is Mark.NONE:
             is_current = self._versions.get(copy.generation) == self._version
-            assert is_current, self._told("an invalidated value is shown without its mark")
+            assert is_current, self._failure_text("an invalidated value is shown without its mark")
         if self._stored is not None and self._arrived not in COSTLY:
             is_there = copy is not None and copy.generation == self._stored
-            assert is_there, self._told("a publication was undone")
+            assert is_there, self._failure_text("a publication was undone")
         if self._is_put and self._is_current() and not self.suite.LATE_VOIDS:
             is_shown = copy is not None and copy.mark is Mark.NONE
-            assert is_shown, self._told("a put was undone by an earlier request")
+            assert is_shown, self._failure_text("a put was undone by an earlier request")
 
     def _is_current(self) -> bool:
         """True if nothing has invalidated or deleted the stored copy."""
@@ -312,14 +314,14 @@ class History:
 
     def _check_holds(self, lease: Lease, *, is_lost: bool) -> None:
         is_held = self._holder == lease.token and self._versions[lease.token] == self._version
-        assert is_lost or is_held, self._told("a voided lease lives")
+        assert is_lost or is_held, self._failure_text("a voided lease lives")
         may_be_lost = self._arrived in COSTLY or self._arrived == "take_over"
-        assert not (is_lost and is_held) or may_be_lost, self._told("a live lease was lost")
+        assert not (is_lost and is_held) or may_be_lost, self._failure_text("a live lease was lost")
 
     async def _record(self) -> Record:
         return await self.suite.record(self.store, self.id)
 
-    def _told(self, what: str) -> str:
+    def _failure_text(self, what: str) -> str:
         shown = [
             f"{name} (late)" if at == self.late else name for at, name in enumerate(self.steps)
         ]

@@ -67,9 +67,9 @@ class StillfreshCache(BaseCache):
     def get(self, key: str, default: Any = None, version: int | None = None) -> Any:
         """Return the value, or `default` if it is missing or has expired."""
         key = self.make_and_validate_key(key, version=version)
-        return self._value(self._known(key), default)
+        return self._value(self._known_answer(key), default)
 
-    def _known(self, key: str) -> object:
+    def _known_answer(self, key: str) -> object:
         answer = self._core.hit(key)
         if answer is not None:
             return answer
@@ -258,7 +258,7 @@ class StillfreshCache(BaseCache):
     ) -> tuple[Any, bool]:
         """The value as `read` returns it, and whether the store could not be asked about it."""
         key = self._key(key, version, tags)
-        value = self._value(self._known(key), MISSING)
+        value = self._value(self._known_answer(key), MISSING)
         if value is not MISSING:
             return value, False
         answer = self._core.read(key, in_background(load))
@@ -270,7 +270,7 @@ class StillfreshCache(BaseCache):
 
     def is_known_without_store(self, key: str, value: object) -> bool:
         """True if memory has this value, and the store cannot be asked about it."""
-        known = self._known(self.make_and_validate_key(key))
+        known = self._known_answer(self.make_and_validate_key(key))
         if not isinstance(known, Answer) or not known.unverified or not known.found:
             return False
         return bool(self._shared.decoded(known.value, MISSING) == value)

@@ -111,7 +111,7 @@ class KeyRule:
             arguments[name] = self._by[name](value) if name in self._by else value
         return self._entry(arguments)
 
-    def named(self, given: Mapping[str, Any]) -> Call[Any]:
+    def call_by_hand(self, given: Mapping[str, Any]) -> Call[Any]:
         """The entry by hand: with defaults; for `per`, give the result of the function."""
         for unknown in given.keys() - self._defaults.keys():
             names = ", ".join(self._defaults)

@@ -173,7 +173,7 @@ class FreshRoute(Generic[P]):
 
         For a parameter in `per`, give what its function returns: the user's id, not the user.
         """
-        return Handle(self._resource, self._key_rule.named(arguments))
+        return Handle(self._resource, self._key_rule.call_by_hand(arguments))
 
     async def _run(self, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401 (the function's)
         """A `def` function runs in FastAPI's threads, as it would without the cache."""
@@ -204,7 +204,7 @@ class FreshRoute(Generic[P]):
     async def _load(self, load: RouteLoad, call: Call[Any]) -> object:
         """The function's value, ready to be stored; exceptions are never stored."""
         try:
-            return self._values.kept(await load())
+            return self._values.to_store(await load())
         except HTTPException as exc:
             if exc.status_code >= 500:
                 raise
@@ -230,7 +230,7 @@ class FreshRoute(Generic[P]):
         self, answer: Answer[Any], call: Call[Any], response: Response
     ) -> object:
         """Return the value, and write its freshness into the header fields of the response."""
-        value = self._values.served(answer.value)
+        value = self._values.to_serve(answer.value)
         sent = value if isinstance(value, Response) else response
         if answer.unverified:
             sent.raw_headers[:] = without_lifetime(sent.raw_headers)

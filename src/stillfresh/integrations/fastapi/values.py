@@ -55,7 +55,7 @@ class RouteValues:
         self.codec: Codec[Any] = codec
         self._is_response = is_response
 
-    def kept(self, value: object) -> object:
+    def to_store(self, value: object) -> object:
         """For the engine: a value, or a `Private` for its caller only."""
         if not isinstance(value, Response):
             return value
@@ -67,7 +67,7 @@ class RouteValues:
                 return KeptResponse(200, headers, body)
         return Private(value, is_noted=False)
 
-    def served(self, value: object) -> object:
+    def to_serve(self, value: object) -> object:
         """The value; a response is made again for each caller, because sending may change it."""
         if not isinstance(value, KeptResponse):
             return value

@@ -112,7 +112,7 @@ class Latest:
         return self._begins[count - 1] if count else -NEVER
 
 
-def named(load: str) -> str:
+def load_text(load: str) -> str:
     """A load in words; `LoadNames` names it by process, number and key."""
     parts = load.split("-", NAME_PARTS - 1)
     if len(parts) != NAME_PARTS:
@@ -159,7 +159,7 @@ def law(history: ProofHistory) -> Iterator[str]:
             first.setdefault((event.key, event.load, event.verdict), event.at - invalidated)
     for (key, load, verdict), late in first.items():
         after = f"{late:.2g} s after it was invalidated"
-        yield f"{key}: {named(load)} was served as {verdict}, {after}"
+        yield f"{key}: {load_text(load)} was served as {verdict}, {after}"
 
 
 def newest(history: ProofHistory) -> Iterator[str]:
@@ -172,7 +172,8 @@ def newest(history: ProofHistory) -> Iterator[str]:
             if not load.lease:  # it was never stored, so it is as old as its load
                 published = load.at
             if published < latest[event.key].before(event.at - history.lag):
-                yield f"{event.key}: {named(event.load)} was served after a newer copy was stored"
+                old = load_text(event.load)
+                yield f"{event.key}: {old} was served after a newer copy was stored"
 
 
 def ages(history: ProofHistory) -> Iterator[str]:
@@ -185,13 +186,13 @@ def ages(history: ProofHistory) -> Iterator[str]:
         old = event.wall - event.fetched_at >= history.fresh_for
         if event.verdict == "fresh" and old and not history.moved(event.at, event.ended):
             age = f"{event.wall - event.fetched_at:.2f} s"
-            yield f"{event.key}: {named(event.load)} was served as fresh at the age of {age}"
+            yield f"{event.key}: {load_text(event.load)} was served as fresh at the age of {age}"
         latest = event.wall + event.ended - event.at  # it may have waited for its load
         ahead = event.fetched_at - latest > MAX_SKEW
         if event.verdict == "fresh" and ahead and not history.moved(event.at - 1, event.ended):
-            yield f"{event.key}: {named(event.load)} was fresh, from the future"
+            yield f"{event.key}: {load_text(event.load)} was fresh, from the future"
         if event.fetched_at > load.wall + GRAIN and not history.moved(load.at - 5, load.at):
-            yield f"{event.key}: {named(event.load)} was said to be younger than it is"
+            yield f"{event.key}: {load_text(event.load)} was said to be younger than it is"
 
 
 def loads(history: ProofHistory) -> Iterator[str]:

@@ -58,8 +58,8 @@ class Node:
     failovers: int = 0
     """How often its replica took over: a connection to the old server is broken then."""
 
-    def done(self, now: float, lag: float, undo: Callable[[], None]) -> float:
-        """One more step; returns when the replica has it."""
+    def add_step(self, now: float, lag: float, undo: Callable[[], None]) -> float:
+        """Note one more step; return when the replica has it."""
         self.caught_up_at = max(self.caught_up_at, now + lag)
         self.steps = [
             (confirmed_at, undo_step)
@@ -189,7 +189,7 @@ class ClusterWire(StoreWire):
             return 0.0
         world = self._world
         lag = world.weather.dice.uniform(0, world.longest_lag)
-        confirmed_at = world.nodes[request.node].done(world.time(), lag, undo)
+        confirmed_at = world.nodes[request.node].add_step(world.time(), lag, undo)
         is_answered_at_once = request.step in UNCONFIRMED or not self.waits
         return 0.0 if is_answered_at_once else confirmed_at - world.time()
 
