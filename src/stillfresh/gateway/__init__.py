@@ -1,4 +1,4 @@
-"""The gateway: entities and pages kept fresh, over HTTP and WebSocket (G1-G7).
+"""The gateway: entities and pages kept fresh, over HTTP and WebSocket.
 
 `gateway(...)` is an ASGI app to run or to mount; `stillfresh serve` runs one from a TOML file. Both
 need `stillfresh[web]`. What is shown here is imported when it is first used, because

@@ -1,4 +1,4 @@
-"""The gateway: one ASGI app of REST, live updates, health, dashboard and pages (G1).
+"""The gateway: one ASGI app of REST, live updates, health, dashboard and pages.
 
 It routes and it opens and closes what it is made of; everything else is in the parts.
 """
@@ -93,7 +93,7 @@ class Gateway:
             raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
         self._owns_cache = cache is not store
         self.is_draining = False
-        """G17: it is ending: `/readyz` answers 503, and requests are still answered."""
+        """It is ending: `/readyz` answers 503, and requests are still answered."""
         self.following: AbstractAsyncContextManager[object] | None = None
         """A source of changes: opened after the stores, closed before them."""
         self._opened = AsyncExitStack()
@@ -137,7 +137,7 @@ class Gateway:
         elif scope["type"] == "websocket":
             await self._websocket(scope)(scope, receive, send)
         else:
-            part, app, scope = self._routed(scope)
+            part, app, scope = self._route(scope)
             response = CountedResponse(self.dashboard.numbers.responses[part], scope, send)
             try:
                 await app(scope, receive, response.send)
@@ -160,7 +160,7 @@ class Gateway:
         is_own = is_own or (path.startswith("/v1/") and self._has_v1)
         return self._pages is not None and not is_own
 
-    def _routed(self, scope: Scope) -> tuple[str, ASGIApp, Scope]:
+    def _route(self, scope: Scope) -> tuple[str, ASGIApp, Scope]:
         """Decide by the path alone, so that a page does not pay for matching our routes."""
         path = path_of(scope)
         if path.startswith("/v1/") and self._has_v1:
@@ -168,8 +168,9 @@ class Gateway:
             app = self._rest if is_right else problem_reply(_misnamed())
             return "kinds", app, rooted(scope, path)
         if path.startswith(BELOW):
-            it = rooted(scope, path)
-            return "own", self.dashboard, {**it, "root_path": it.get("root_path", "") + DASHBOARD}
+            below = rooted(scope, path)
+            root = below.get("root_path", "") + DASHBOARD
+            return "own", self.dashboard, {**below, "root_path": root}
         if path in self._paths or self._pages is None:
             return "own", self._own, rooted(scope, path)
         return "pages", self._pages, scope
@@ -186,7 +187,8 @@ class Gateway:
         for cache in (self.cache, self.cache if pages is None else pages.cache):
             if self.recording is not None and cache.recording_to is None:
                 await self._opened.enter_async_context(cache.recording(self.recording))
-        following, self.following = self.following, None
+        following = self.following
+        self.following = None
         if following is not None:
             await self._opened.enter_async_context(following)
 
@@ -239,11 +241,17 @@ class Gateway:
         is_ready = set(stores.values()) == {"reachable"} and not (is_late or is_full)
         is_ready = is_ready and not self.is_draining
         late = {name: round(lag.seconds, 3) for name, lag in lags.items()}
-        status: Literal["ready", "not ready", "draining"] = "ready" if is_ready else "not ready"
-        told = Ready("draining" if self.is_draining else status, stores, late)
+        status: Literal["ready", "not ready", "draining"]
+        if self.is_draining:
+            status = "draining"
+        elif is_ready:
+            status = "ready"
+        else:
+            status = "not ready"
+        body = Ready(status, stores, late)
         if is_full:
-            told.site = "full"
-        return json_reply(told, status=200 if is_ready else 503)
+            body.site = "full"
+        return json_reply(body, status=200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         """Anybody may read them, unless there is a token."""
@@ -289,7 +297,8 @@ async def _to_dashboard(request: Request) -> Response:
 
 def path_of(scope: Scope) -> str:
     """The path without the prefix under which the gateway is mounted."""
-    path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
+    path = str(scope["path"])
+    root = scope.get("root_path", "").rstrip("/")
     is_below = root and f"{path}/".startswith(f"{root}/")
     return (path.removeprefix(root) if is_below else path) or "/"
 

@@ -1,4 +1,4 @@
-"""The app behind the gateway, and its lifespan (G1)."""
+"""The app behind the gateway, and its lifespan."""
 
 import asyncio
 import logging
@@ -28,8 +28,8 @@ class Behind:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._state: dict[str, Any] = {}
-        self._told: asyncio.Queue[Message] = asyncio.Queue()
-        self._said: asyncio.Queue[Message] = asyncio.Queue()
+        self._to_app: asyncio.Queue[Message] = asyncio.Queue()
+        self._from_app: asyncio.Queue[Message] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._has_started = False
 
@@ -42,21 +42,25 @@ class Behind:
         """Start it; a second call changes nothing."""
         if self._task is not None:
             return
-        self._state, self._has_started = {}, False
-        self._told, self._said = asyncio.Queue(), asyncio.Queue()
+        self._state = {}
+        self._has_started = False
+        self._to_app = asyncio.Queue()
+        self._from_app = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
-        await self._told.put({"type": "lifespan.startup"})
-        said = await self._said.get()
-        if said.get("type") == "lifespan.startup.failed":
+        await self._to_app.put({"type": "lifespan.startup"})
+        message = await self._from_app.get()
+        if message.get("type") == "lifespan.startup.failed":
             await self.end()
-            raise NotStarted(f"the app behind the gateway did not start: {said.get('message', '')}")
-        self._has_started = bool(said)
+            why = message.get("message", "")
+            raise NotStarted(f"the app behind the gateway did not start: {why}")
+        self._has_started = bool(message)  # empty: `_run` ended without an answer
 
     async def end(self) -> None:
         """Tell the app to end, and cancel it after its time."""
-        task, self._task = self._task, None
+        task = self._task
+        self._task = None
         if task is not None:
-            await self._told.put({"type": "lifespan.shutdown"})
+            await self._to_app.put({"type": "lifespan.shutdown"})
             await asyncio.wait([task], timeout=ENDS_WITHIN)
             task.cancel()
             await asyncio.wait([task])
@@ -64,11 +68,11 @@ class Behind:
     async def _run(self) -> None:
         scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self._state}
         try:
-            await self._app(scope, self._told.get, self._said.put)
+            await self._app(scope, self._to_app.get, self._from_app.put)
         except Exception as exc:
             if self._has_started:
                 logger.exception("the gateway's app failed in its lifespan")
             else:  # as servers do: it counts as an app without a lifespan
                 logger.warning("the gateway's app has no lifespan, or failed: %r", exc)
         finally:
-            self._said.put_nowait({})
+            self._from_app.put_nowait({})

@@ -1,4 +1,4 @@
-"""`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it (G1)."""
+"""`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.gateway import fields
 from stillfresh.gateway.environment import by_name, variables_in
-from stillfresh.gateway.fields import key, keyed, noted, read_table, unknown
+from stillfresh.gateway.fields import collect_mistakes, key, name_key, read_table, unknown
 from stillfresh.gateway.guard import checked_token
 from stillfresh.pages import KIND as PAGE
 from stillfresh.pages import MAX_BODY
@@ -36,7 +36,7 @@ class Mistakes(ConfigError):
 
 def _line(text: str) -> str:
     """One line, even if a key has line breaks."""
-    return "".join(it if it.isprintable() else "�" for it in text)
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """`[outbox]`: a PostgreSQL database whose changes invalidate pages by tag (E8)."""
+    """`[outbox]`: a PostgreSQL database whose changes invalidate pages by tag."""
 
     database: str = key(fields.text, secret=True)
     consumer: str = key(fields.text, "cache")
@@ -131,7 +131,7 @@ class OutboxSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """`[log]`: what is written to standard error, and how (G16)."""
+    """`[log]`: what is written to standard error, and how."""
 
     level: str = key(fields.one_of("debug", "info", "warning", "error", "critical"), "warning")
     format: str = key(fields.one_of("text", "json"), "text")
@@ -168,44 +168,48 @@ def load(
     over: Mapping[str, Mapping[str, Any]] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """The file's settings; variables override them, and `over` overrides both (G17)."""
+    """The file's settings; variables override them, and `over` overrides both."""
     tables = {} if path is None else _tables(Path(path))
-    told, named, mistakes = variables_in(environ, MODELS)
-    for table in (told, over or {}):
+    from_environment, named, mistakes = variables_in(environ, MODELS)
+    for table in (from_environment, over or {}):
         _put_over(tables, table)
     try:
-        found = settings_of(tables, environ)
+        settings = settings_of(tables, environ)
     except Mistakes as exc:
-        mistakes += [by_name(it, named) for it in exc.mistakes]
+        mistakes += [by_name(mistake, named) for mistake in exc.mistakes]
         raise Mistakes(mistakes) from exc
     if mistakes:
         raise Mistakes(mistakes)
-    return found
+    return settings
 
 
 def _put_over(tables: dict[str, Any], over: Mapping[str, Any]) -> None:
-    for name, it in over.items():
+    for name, table in over.items():
         own = tables.get(name, {})
         if not isinstance(own, dict):
-            continue  # told as a mistake of the file
+            continue  # reported as a mistake of the file
         if name == "kinds":
             tables[name] = own = {**own}
-            _put_over(own, it)
+            _put_over(own, table)
         else:
-            tables[name] = {**own, **it}
+            tables[name] = {**own, **table}
 
 
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings from tables: `{"pages": {"upstream": "http://…"}}`."""
-    mistakes = [f"{it}: {unknown(it, MODELS)}" for it in tables if it not in MODELS]
-    found: dict[str, Any] = {}
-    for name in [it for it in MODELS if it in tables or it not in OPTIONAL]:
+    mistakes = [f"{name}: {unknown(name, MODELS)}" for name in tables if name not in MODELS]
+    checked: dict[str, Any] = {}
+    for name in MODELS:
+        if name in OPTIONAL and name not in tables:
+            continue
         read = _kinds if name == "kinds" else partial(read_table, name, model=MODELS[name])
-        found[name] = read(tables.get(name, {}), mistakes=mistakes)
-    store, kinds, server = found["store"], found.pop("kinds"), found["server"]
-    pages = found.get("pages", {})
+        checked[name] = read(tables.get(name, {}), mistakes=mistakes)
+    store = checked["store"]
+    server = checked["server"]
+    kinds = checked.pop("kinds")
+    pages = checked.get("pages", {})
     _find_token(server, environ, mistakes)
-    if "outbox" in found and "pages" not in found:
+    if "outbox" in checked and "pages" not in checked:
         mistakes.append("outbox: goes with [pages]: it says which of them are stale, by their tags")
     if not pages and not kinds and not mistakes:
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
@@ -216,13 +220,13 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
             f"server.workers: {server['workers']} processes cannot share {store['url']}; name a "
             "store that they can, as sqlite:///stillfresh.db, in store.url or --store"
         )
-    with noted(mistakes), keyed("pages.tenant"):  # I17: one tenant, wherever it is written
+    with collect_mistakes(mistakes), name_key("pages.tenant"):  # one tenant, wherever it is written
         if "url" in store and pages.get("tenant"):
             for_tenant(store_for(store["url"], time.time), pages["tenant"])
     if mistakes:
         raise Mistakes(mistakes)
-    made = {name: MODELS[name](**table) for name, table in found.items()}
-    return Settings(kinds=tuple(KindSettings(**kind) for kind in kinds), **made)
+    models = {name: MODELS[name](**table) for name, table in checked.items()}
+    return Settings(kinds=tuple(KindSettings(**kind) for kind in kinds), **models)
 
 
 def _tables(path: Path) -> dict[str, Any]:
@@ -251,34 +255,40 @@ def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
     if not isinstance(tables, dict):
         mistakes.append(f"kinds: must be tables, as [kinds.post], not {shown(tables)}")
         return []
-    found = []
+    kinds = []
     for name, table in tables.items():
         where = f"kinds.{name}"
-        with noted(mistakes), keyed(where):
+        with collect_mistakes(mistakes), name_key(where):
             if checked_kind(name) == PAGE:
                 raise ConfigError("pages are kept under this name; choose another one")
         kind = {"name": name, **read_table(where, table, KindSettings, mistakes)}
         if isinstance(table, dict):
             _check_way(where, table, kind, mistakes)
-        found.append(kind)
-    return found
+        kinds.append(kind)
+    return kinds
 
 
 def _check_way(
     where: str, table: Mapping[str, Any], kind: Mapping[str, Any], mistakes: list[str]
 ) -> None:
-    """G11: views are fetched one by one or in batches; each way has its own keys."""
+    """Views are fetched one by one or in batches; each way has its own keys."""
     if ("url" in table) is ("batch_url" in table):
-        said = "both are set" if "url" in table else "neither is set"
+        which = "both are set" if "url" in table else "neither is set"
         mistakes.append(
-            f"{where}.url: {said}; write url (a GET for each id) or batch_url (a POST for many)"
+            f"{where}.url: {which}; write url (a GET for each id) or batch_url (a POST for many)"
         )
         return
-    way, other = ("url", "batch_url") if "url" in table else ("batch_url", "url")
+    keys_of_other: tuple[str, ...]
+    if "url" in table:
+        way, other = "url", "batch_url"
+        keys_of_other = BATCH_KEYS
+    else:
+        way, other = "batch_url", "url"
+        keys_of_other = URL_KEYS
     mistakes.extend(
-        f"{where}.{it}: is for kinds with {other}, and this kind has {way}; remove it"
-        for it in (BATCH_KEYS if way == "url" else URL_KEYS)
-        if it in table
+        f"{where}.{key}: is for kinds with {other}, and this kind has {way}; remove it"
+        for key in keys_of_other
+        if key in table
     )
     if (url := kind.get("url")) and ("{viewer_id}" in url) is not kind.get("per_viewer", False):
         mistakes.append(f"{where}.url: {{viewer_id}} belongs into it if the kind is per_viewer")
@@ -286,22 +296,24 @@ def _check_way(
 
 def _find_token(server: dict[str, Any], environ: Mapping[str, str], mistakes: list[str]) -> None:
     """From the file, from a file that it names, or from the environment."""
-    file, token, told = server.get("token_file"), server.get("token"), environ.get(TOKEN)
-    with noted(mistakes):
+    file = server.get("token_file")
+    token = server.get("token")
+    from_environment = environ.get(TOKEN)
+    with collect_mistakes(mistakes):
         if file is not None and token is not None:
             raise ConfigError("server.token_file: there is a server.token too; write one of them")
         if file is not None:
             server["token"] = _token_in(file)
-        elif token is None and told:
-            server["token"] = checked_token(told, TOKEN)
+        elif token is None and from_environment:
+            server["token"] = checked_token(from_environment, TOKEN)
 
 
 def _token_in(file: str) -> str:
     try:
-        told = _read(Path(file), 1_000).decode("ascii", "replace").strip()
+        token = _read(Path(file), 1_000).decode("ascii", "replace").strip()
     except OSError as exc:
         raise ConfigError(f"server.token_file: {file}: {exc.strerror or exc}") from exc
-    return checked_token(told, "server.token_file")
+    return checked_token(token, "server.token_file")
 
 
 def _check_viewers(
@@ -327,15 +339,18 @@ def _check_not_itself(
     mistakes: list[str],
 ) -> None:
     """Refuse a gateway whose upstream is the gateway itself."""
-    host, port = server.get("host"), server.get("port")
-    asked = {
-        f"kinds.{it['name']}.{way}": it.get(way) for it in kinds for way in ("url", "batch_url")
+    host = server.get("host")
+    port = server.get("port")
+    urls = {
+        f"kinds.{kind['name']}.{way}": kind.get(way)
+        for kind in kinds
+        for way in ("url", "batch_url")
     }
-    asked["pages.upstream"] = pages.get("upstream")
-    asked["server.authenticate_url"] = server.get("authenticate_url")
+    urls["pages.upstream"] = pages.get("upstream")
+    urls["server.authenticate_url"] = server.get("authenticate_url")
     mistakes.extend(
         f"{where}: {url.partition('?')[0]} is where this gateway listens itself; "
         "choose another port for one of them"
-        for where, url in asked.items()
+        for where, url in urls.items()
         if host and port and url and fields.is_at(url, host, port)
     )

@@ -1,4 +1,4 @@
-"""The operator's page, under `/_stillfresh/`: live numbers, entries, and actions on them (G6).
+"""The operator's page, under `/_stillfresh/`: live numbers, entries, and actions on them.
 
 Without a token only this machine may open it. With a token, anybody may load its files, which hold
 no data; its numbers and actions need the token. A form of another site cannot cause an action: that
@@ -86,7 +86,7 @@ class Dashboard:
         self.operators = Operators(None if token is None else checked_token(token))
         self._listing = Listing(caches)
         self._pages = page_cache
-        self._told = {"has_site": has_site, "has_live": live is not None}
+        self._facts = {"has_site": has_site, "has_live": live is not None}
         self._noting: asyncio.Task[NoReturn] | None = None
         self._app = problem_app(
             [
@@ -140,7 +140,8 @@ class Dashboard:
         """Stop remembering figures. Those of a SyncCache end with its thread."""
         if self._sync is not None:
             return
-        noting, self._noting = self._noting, None
+        noting = self._noting
+        self._noting = None
         if noting is not None:
             noting.cancel()
             await asyncio.wait([noting])
@@ -148,11 +149,11 @@ class Dashboard:
 
     async def snapshot(self) -> dict[str, Any]:
         """Return the current figures, as `api/stats` sends them."""
-        return {**await self.numbers.snapshot(), **self._told}
+        return {**await self.numbers.snapshot(), **self._facts}
 
     async def _file(self, name: str, request: Request) -> Response:
         if not self.operators.has_token and not is_local(request.scope):
-            raise _refused()
+            raise _refusal()
         return await file_reply(name, request)
 
     async def _access(self, request: Request) -> Response:
@@ -160,7 +161,7 @@ class Dashboard:
         needs_token = self.operators.has_token
         may = self._is_operator(request) and is_of_this_page(request.scope)
         if not may and not needs_token:
-            raise _refused()
+            raise _refusal()
         return json_reply({"needs_token": needs_token, "is_operator": may})
 
     async def _stats(self, request: Request) -> Response:
@@ -174,18 +175,19 @@ class Dashboard:
     async def _entries(self, request: Request) -> Response:
         self._check_reader(request)
         query = request.query_params
-        found = await self._listing.entries(
+        listing = await self._listing.entries(
             query.get("kind") or None,
             query.get("search", ""),
             _place(query),
             _limit(query.get("limit")),
         )
-        return json_reply({**found, "kinds": self._listing.kinds()})
+        return json_reply({**listing, "kinds": self._listing.kinds()})
 
     async def _entry(self, request: Request) -> Response:
         """The path ends with the id and, for an action, its name; an id may contain anything."""
         self._check_reader(request)
-        kind, id_ = request.path_params["kind"], request.path_params["id"]
+        kind = request.path_params["kind"]
+        id_ = request.path_params["id"]
         if request.method != "POST":
             return json_reply(await self._listing.explain(kind, _id(request, id_)))
         self._check_own(request)
@@ -193,22 +195,22 @@ class Dashboard:
         if action not in ACTIONS:
             raise Problem(404, "not_found", "Not found", f"an action is one of {ACTIONS}")
         id_ = _id(request, id_)
-        said = await self._listing.act(action, kind, id_)
-        return json_reply({"said": said, "entry": await self._listing.explain(kind, id_)})
+        result = await self._listing.act(action, kind, id_)
+        return json_reply({"said": result, "entry": await self._listing.explain(kind, id_)})
 
     async def _purge(self, request: Request) -> Response:
-        """I27: by URLs and tags; returns how many pages each reached."""
+        """By URLs and tags; returns how many pages each reached."""
         self._check_reader(request)
         self._check_own(request)
         if self._pages is None:
             raise Problem(404, "no_pages", "No pages", "this gateway has no site behind it")
-        asked = await json_body(request, Purge, '{"urls": […], "tags": […], "soft": true}')
-        return json_reply(await purge(self._pages, asked))
+        request_body = await json_body(request, Purge, '{"urls": […], "tags": […], "soft": true}')
+        return json_reply(await purge(self._pages, request_body))
 
     def _check_own(self, request: Request) -> None:
         if not self.operators.has_token and not request.headers.get(OWN_FIELD):
-            said = "without a token, an action needs the header field X-Stillfresh"
-            raise Problem(403, "not_ours", "Header field missing", said)
+            why = "without a token, an action needs the header field X-Stillfresh"
+            raise Problem(403, "not_ours", "Header field missing", why)
 
     def _is_operator(self, request: Request) -> bool:
         return self.operators.admits(request.scope, bearer(request.scope))
@@ -219,7 +221,7 @@ class Dashboard:
         if self._is_operator(request):
             return
         if not self.operators.has_token:
-            raise _refused()
+            raise _refusal()
         why = "send the operator's token: Authorization: Bearer …"
         raise Problem(401, "sign_in", "Token needed", why, www_authenticate="Bearer")
 
@@ -228,12 +230,12 @@ def _no_viewers() -> dict[str, Any]:
     return {"connections": 0, "max_connections": 0, "signed_in": 0, "subscriptions": {}}
 
 
-def _refused() -> Problem:
-    said = (
+def _refusal() -> Problem:
+    why = (
         "without a token the dashboard is for this machine alone, under the name localhost or "
         "127.0.0.1; give it a token to use it from elsewhere"
     )
-    return Problem(403, "this_machine_only", "For this machine only", said)
+    return Problem(403, "this_machine_only", "For this machine only", why)
 
 
 async def _store_away(request: Request, exc: StillfreshError) -> Response:
@@ -257,8 +259,8 @@ def _place(query: QueryParams) -> Place | None:
         case []:
             return None
         case _:
-            said = "after: a cache's name, a kind and an id, each in an `after` of its own"
-            raise Problem(422, "bad_after", "Invalid position", said)
+            why = "after: a cache's name, a kind and an id, each in an `after` of its own"
+            raise Problem(422, "bad_after", "Invalid position", why)
 
 
 def _limit(text: str | None) -> int:

@@ -1,4 +1,4 @@
-"""The entries of a gateway's caches, and an operator's actions on them (G6).
+"""The entries of a gateway's caches, and an operator's actions on them.
 
 A declared kind is used through its resource, so that memory and running loads see it. A kind that
 is only in the store (of an older configuration) is used through the store.
@@ -54,14 +54,16 @@ class Listing:
         Entries of another cache, perhaps on the same store, are skipped.
         """
         rows: list[dict[str, Any]] = []
-        last, looked_at = after, 0
+        last = after
+        looked_at = 0
         async for name, entry in self._from(kind, search, after):
             is_own = self._owner(entry.kind) in {None, name}
             if looked_at == MOST_LOOKED_AT or (is_own and len(rows) == limit):
                 return {"entries": rows, "next": last}
             if is_own:
                 rows.append(_row(name, entry, self._caches[name].clock()))
-            last, looked_at = (name, entry.kind, entry.id), looked_at + 1
+            last = (name, entry.kind, entry.id)
+            looked_at += 1
         return {"entries": rows, "next": None}
 
     async def _from(
@@ -82,20 +84,21 @@ class Listing:
     async def explain(self, kind: str, id_: str) -> dict[str, Any]:
         """Everything about one entry, and its value."""
         name, cache = await self._cache_of(kind, id_)
-        runtime, core = await cache.runtime(), cache.cores.get(kind)
+        runtime = await cache.runtime()
+        core = cache.cores.get(kind)
         record = (await runtime.store.read(kind, [id_])).get(id_, Record())
         now = runtime.clock()
         if core is None:
-            told = explain(kind, id_, record, now, loading_here=False, in_memory=False)
+            explanation = explain(kind, id_, record, now, loading_here=False, in_memory=False)
         else:
-            told = await core.explain(_key(core, id_))
+            explanation = await core.explain(_key(core, id_))
         (row,) = listed([StoredEntry(kind, id_, record)], now)
         copy = record.copy
         return {
             **_row(name, row, now),
-            "text": told.text,
-            "loading_here": told.loading_here,
-            "in_memory": told.in_memory,
+            "text": explanation.text,
+            "loading_here": explanation.loading_here,
+            "in_memory": explanation.in_memory,
             "is_declared": core is not None,
             "can_refresh": core is not None and core.spec.by_id,
             "value": shown_value(copy.value, is_page=name == PAGES) if copy else None,
@@ -125,7 +128,8 @@ class Listing:
         if (name := self._owner(kind)) is not None:
             return name, self._caches[name]
         try:
-            checked_kind(kind), checked_id(kind, id_)
+            checked_kind(kind)
+            checked_id(kind, id_)
         except ConfigError as exc:
             raise Problem(404, "not_found", "Not found", str(exc)) from exc
         for name, cache in self._caches.items():
@@ -137,8 +141,8 @@ class Listing:
 
 async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
     if core is None:
-        said = f"{kind} is declared nowhere here, so nobody knows how to load it"
-        raise Problem(409, "not_loadable", "Cannot be loaded", said)
+        why = f"{kind} is declared nowhere here, so nobody knows how to load it"
+        raise Problem(409, "not_loadable", "Cannot be loaded", why)
     key = _key(core, id_)
     if not core.spec.by_id:
         await core.invalidate([key], soft=True)
@@ -201,13 +205,15 @@ def _json(value: bytes) -> dict[str, Any]:
 
 
 def _page(page: Page) -> dict[str, Any]:
-    headers = [[name.decode("latin-1"), it.decode("latin-1")] for name, it in page.headers.raw]
-    told = {"kind": "page", "size": len(page.body), "status": page.status, "headers": headers}
+    headers = [
+        [name.decode("latin-1"), value.decode("latin-1")] for name, value in page.headers.raw
+    ]
+    shown = {"kind": "page", "size": len(page.body), "status": page.status, "headers": headers}
     body = page.body[: MOST_SHOWN * 4]
     is_whole = len(body) == len(page.body)
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(body, final=is_whole)
     except UnicodeDecodeError:
-        return {**told, "text": None, "is_cut": False}
+        return {**shown, "text": None, "is_cut": False}
     is_cut = len(text) > MOST_SHOWN or not is_whole
-    return {**told, "text": text[:MOST_SHOWN], "is_cut": is_cut}
+    return {**shown, "text": text[:MOST_SHOWN], "is_cut": is_cut}

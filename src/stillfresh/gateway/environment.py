@@ -1,4 +1,4 @@
-"""Settings from the environment: `STILLFRESH_STORE__URL` is `url` of `[store]` (G17).
+"""Settings from the environment: `STILLFRESH_STORE__URL` is `url` of `[store]`.
 
 Pure: variables in, tables out, as a file would have them. `STILLFRESH_KINDS__POST__FRESH_FOR` is
 `fresh_for` of `[kinds.post]`. No value of a variable is in an error of this file: it may be secret.
@@ -27,8 +27,8 @@ def variables_in(
     named: dict[str, str] = {}
     mistakes: list[str] = []
     known = {_variable(table, key) for table, model in models.items() for key in keys_of(model)}
-    plain = {it.replace(PARTS, "_"): it for it in known}
-    for name in sorted(it for it in environ if it.startswith(PREFIX)):
+    plain = {variable.replace(PARTS, "_"): variable for variable in known}
+    for name in sorted(variable for variable in environ if variable.startswith(PREFIX)):
         path = name.removeprefix(PREFIX).lower().split(PARTS)
         if len(path) == 1:
             if name in plain:
@@ -53,10 +53,10 @@ def _variable(table: str, key: str) -> str:
 
 
 def _meant(name: str, path: list[str], known: set[str]) -> str:
-    asked = name
+    variable = name
     if path[0] == "kinds" and len(path) == 3:
-        asked = _variable("kinds", path[2])
-    near = get_close_matches(asked, sorted(known), 1)
+        variable = _variable("kinds", path[2])
+    near = get_close_matches(variable, sorted(known), 1)
     return f"did you mean {near[0]}?" if near else "docs/gateway.md lists all keys"
 
 
@@ -70,7 +70,9 @@ def value_of(text: str, of: str) -> Any:  # noqa: ANN401 (as a file would have i
     try:
         return tomllib.loads(f"x = {text}")["x"]
     except (tomllib.TOMLDecodeError, RecursionError):
-        return [it.strip() for it in text.split(",")] if of.startswith("tuple[") else text
+        if of.startswith("tuple["):
+            return [item.strip() for item in text.split(",")]
+        return text
 
 
 def by_name(mistake: str, named: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Reading a table of settings: every mistake is found, each is one line with its key (G1).
+"""Reading a table of settings: every mistake is found, each is one line with its key.
 
 A reader takes a value and its key, and returns what it means or raises `ConfigError`.
 """
@@ -39,17 +39,17 @@ NUMBERS: Final = re.compile(r"[\d.]+", re.ASCII)
 NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 PLACE: Final = re.compile(r"\{(id|viewer_id)\}")
-"""G11: the place of an id in a URL."""
+"""The place of an id in a URL."""
 
 
 def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
     """A key of a table: its reader, and its default."""
-    made: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
-    return dataclasses.field(metadata={"read": read}, repr=not secret, **made)
+    options: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
+    return dataclasses.field(metadata={"read": read}, repr=not secret, **options)
 
 
 def keys_of(table: type) -> dict[str, "dataclasses.Field[Any]"]:
-    return {it.name: it for it in dataclasses.fields(table) if it.metadata}
+    return {field.name: field for field in dataclasses.fields(table) if field.metadata}
 
 
 def read_table(where: str, table: object, model: type, mistakes: list[str]) -> dict[str, Any]:
@@ -57,21 +57,22 @@ def read_table(where: str, table: object, model: type, mistakes: list[str]) -> d
     if not isinstance(table, dict):
         mistakes.append(f"{where}: must be a table, as [{where}], not {shown(table)}")
         return {}
-    keys, found = keys_of(model), {}
-    mistakes.extend(f"{where}.{it}: {unknown(it, keys)}" for it in table if it not in keys)
+    keys = keys_of(model)
+    values: dict[str, Any] = {}
+    mistakes.extend(f"{where}.{name}: {unknown(name, keys)}" for name in table if name not in keys)
     for name, field in keys.items():
         if name in table:
-            with noted(mistakes):
-                found[name] = field.metadata["read"](table[name], f"{where}.{name}")
+            with collect_mistakes(mistakes):
+                values[name] = field.metadata["read"](table[name], f"{where}.{name}")
         elif field.default_factory is dataclasses.MISSING:
             mistakes.append(f"{where}.{name}: is missing")
         else:
-            found[name] = field.default_factory()
-    return found
+            values[name] = field.default_factory()
+    return values
 
 
 @contextmanager
-def noted(mistakes: list[str]) -> Iterator[None]:
+def collect_mistakes(mistakes: list[str]) -> Iterator[None]:
     """An error of several mistakes has each of them as an argument."""
     try:
         yield
@@ -80,7 +81,7 @@ def noted(mistakes: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def keyed(key: str, own: str = "") -> Iterator[None]:
+def name_key(key: str, own: str = "") -> Iterator[None]:
     """Put the key into an error, in place of the name that the check itself uses (`own`)."""
     try:
         yield
@@ -105,7 +106,7 @@ def text(value: object, key: str) -> str:
 def texts(value: object, key: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ConfigError(f"{key}: must be a list of texts, not {shown(value)}")
-    return tuple(text(it, key) for it in value)
+    return tuple(text(item, key) for item in value)
 
 
 def objective(value: str, key: str) -> str:
@@ -126,12 +127,12 @@ def whole(least: int, most: int) -> Reader:
 def duration(value: Any, key: str, most: float | None = None) -> float:  # noqa: ANN401 (as written)
     """With `most`: above zero, and at most that."""
     try:
-        found = seconds(value, name=key, positive=most is not None)
+        length = seconds(value, name=key, positive=most is not None)
     except ConfigError as exc:  # leave out forms that only Python can write
         raise ConfigError(str(exc).replace(ALLOWED, WRITTEN)) from exc
-    if most is not None and found > most:
+    if most is not None and length > most:
         raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
-    return found
+    return length
 
 
 def share(value: object, key: str) -> float:
@@ -142,38 +143,38 @@ def positive(most: float = math.inf) -> Reader:
     return partial(duration, most=most)
 
 
-def _checked(read: Reader, check: Callable[[Any], object], own: str = "") -> Reader:
+def _with_check(read: Reader, check: Callable[[Any], object], own: str = "") -> Reader:
     """The value that `read` returns, if `check` accepts it."""
 
     def checked(value: object, key: str) -> object:
-        found: object = read(value, key)
-        with keyed(key, own):
-            check(found)
-        return found
+        result: object = read(value, key)
+        with name_key(key, own):
+            check(result)
+        return result
 
     return checked
 
 
-url: Final = _checked(text, checked_url, "url")
-upstream: Final = _checked(text, checked_upstream)
-store_url: Final = _checked(text, lambda it: store_for(it, time.time))
-tenant: Final = _checked(text, checked_tenant)
-credentials: Final = _checked(texts, checked_credentials)
-networks: Final = _checked(texts, checked_networks)
-origins: Final = _checked(texts, checked_origins)
+url: Final = _with_check(text, checked_url, "url")
+upstream: Final = _with_check(text, checked_upstream)
+store_url: Final = _with_check(text, lambda url: store_for(url, time.time))
+tenant: Final = _with_check(text, checked_tenant)
+credentials: Final = _with_check(texts, checked_credentials)
+networks: Final = _with_check(texts, checked_networks)
+origins: Final = _with_check(texts, checked_origins)
 
 
 def url_template(value: object, key: str) -> str:
-    """G11: a URL with the id in its path or its query."""
-    found = text(value, key)
-    with keyed(key, "url"):
-        checked_url(PLACE.sub("x", found))
-    parts = urlsplit(found)
-    is_plain = not {"{", "}"} & set(PLACE.sub("", found) + parts.netloc)
-    if not is_plain or {".", ".."} & set(parts.path.split("/")) or "{id}" not in found:
+    """A URL with the id in its path or its query."""
+    template = text(value, key)
+    with name_key(key, "url"):
+        checked_url(PLACE.sub("x", template))
+    parts = urlsplit(template)
+    is_plain = not {"{", "}"} & set(PLACE.sub("", template) + parts.netloc)
+    if not is_plain or {".", ".."} & set(parts.path.split("/")) or "{id}" not in template:
         like = "'https://api.example/items/{id}': {id} once or more behind the host, and no . or .."
-        raise ConfigError(f"{key}: must be like {like}, not {shown(found)}")
-    return found
+        raise ConfigError(f"{key}: must be like {like}, not {shown(template)}")
+    return template
 
 
 def one_of(*allowed: str) -> Reader:
@@ -198,16 +199,16 @@ def is_at(url: str, host: str, port: int) -> bool:
 
 
 def headers(value: object, key: str) -> dict[str, str]:
-    with keyed(key):
-        found = checked_headers(value)
-    if taken := sorted(OURS & {name.lower() for name in found}):
+    with name_key(key):
+        fields = checked_headers(value)
+    if taken := sorted(OURS & {name.lower() for name in fields}):
         raise ConfigError(f"{key}: {', '.join(taken)} is written by stillfresh itself")
-    return found
+    return fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RouteSettings:
-    """A route that is written as a table: a duration, and how the site is asked (I24)."""
+    """A route that is written as a table: a duration, and how the site is asked."""
 
     revalidate: float | None = key(positive(), None)
     forward: Forward | None = key(forward, None)  # noqa: RUF009 (a field)
@@ -216,34 +217,34 @@ class RouteSettings:
 def routes(value: object, key: str) -> dict[str, Route]:
     if not isinstance(value, dict):
         raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
-    found: dict[str, Route] = {}
+    routes: dict[str, Route] = {}
     mistakes: list[str] = []
-    for path, it in value.items():
-        with noted(mistakes):
-            found[path] = _route(it, f'{key}."{path}"')
-        with noted(mistakes), keyed(key):
-            Routes({path: found.get(path, Route())})
+    for path, table in value.items():
+        with collect_mistakes(mistakes):
+            routes[path] = _route(table, f'{key}."{path}"')
+        with collect_mistakes(mistakes), name_key(key):
+            Routes({path: routes.get(path, Route())})
     if mistakes:
         raise ConfigError(*mistakes)
-    return found
+    return routes
 
 
 def _route(value: object, key: str) -> Route:
     if not isinstance(value, dict):
         return Route(duration(value, key, math.inf))
     mistakes: list[str] = []
-    found = read_table(key, value, RouteSettings, mistakes)
+    options = read_table(key, value, RouteSettings, mistakes)
     if mistakes:
         raise ConfigError(*mistakes)
-    return Route(found["revalidate"], forward=found["forward"])
+    return Route(options["revalidate"], forward=options["forward"])
 
 
 def hosts(value: object, key: str) -> tuple[str, ...]:
-    found = texts(value, key)
-    for host in found:
+    names = texts(value, key)
+    for host in names:
         if not is_host(host.removeprefix("*.").encode("latin-1", "replace")):
             raise ConfigError(f"{key}: write example.com or *.example.com, not {shown(host)}")
-    return found
+    return names
 
 
 def host(value: object, key: str) -> str:
@@ -264,12 +265,12 @@ def path(value: object, key: str) -> str:
 
 def template(value: object, key: str) -> str:
     """An id from a view's own fields: at least one, and nothing that only Python knows."""
-    found = text(value, key)
+    template = text(value, key)
     try:
-        named = [it[1:] for it in Formatter().parse(found) if it[1] is not None]
+        named = [piece[1:] for piece in Formatter().parse(template) if piece[1] is not None]
     except ValueError:
         named = []
     if not named or any(form or how or not PATH.fullmatch(name or "") for name, form, how in named):
         like = "'{id}' or '{details.author}:{details.id}'"
         raise ConfigError(f"{key}: must be like {like}, not {shown(value)}")
-    return found
+    return template

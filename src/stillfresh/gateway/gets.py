@@ -1,4 +1,4 @@
-"""A kind that is fetched one by one: `GET url`, with validation of the stored copy (G11).
+"""A kind that is fetched one by one: `GET url`, with validation of the stored copy.
 
 The stored copy also has what the next request needs: validators and the stated freshness. Only this
 module sees it: the engine reads the view. 304 renews the copy; 404 and 410 mean that it does not
@@ -40,7 +40,9 @@ class GotView(msgspec.Struct, frozen=True):
 
     @property
     def raw(self) -> Raw:
-        return tuple((name.encode("latin-1"), it.encode("latin-1")) for name, it in self.fields)
+        return tuple(
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in self.fields
+        )
 
 
 class GotCodec:
@@ -54,7 +56,7 @@ class GotCodec:
 
 
 def got(data: bytes) -> GotView:
-    """Refuse copies that were stored in another way, as by `batch_url` (E11: a miss)."""
+    """Refuse copies that were stored in another way, as by `batch_url`: they count as a miss."""
     if not data.startswith(FIRST):
         raise ValueError("not stored by a GET")
     return msgspec.msgpack.decode(memoryview(data)[1:], type=GotView)
@@ -89,32 +91,37 @@ class GetFetch:
             known = got(stored[id_]) if id_ in stored else None
         except (ValueError, msgspec.MsgspecError):
             known = None
-        found = None if url is None else await self._fetched(url, known)
-        return {} if found is None else {id_: found}
+        if url is None:
+            return {}
+        view = await self._fetch(url, known)
+        return {} if view is None else {id_: view}
 
-    async def _fetched(self, url: str, known: GotView | None) -> Loaded[GotView] | GotView | None:
-        asked = () if known is None else conditions(known.raw)
-        takes = (OK, *GONE, *((NOT_MODIFIED,) if asked else ()))
+    async def _fetch(self, url: str, known: GotView | None) -> Loaded[GotView] | GotView | None:
+        asked_if = () if known is None else conditions(known.raw)
+        takes = (OK, *GONE, *((NOT_MODIFIED,) if asked_if else ()))
         sent = time.time()
-        answer = await self._endpoint.answer(None, url, asked, takes=takes)
+        answer = await self._endpoint.answer(None, url, asked_if, takes=takes)
         if answer.status in GONE:
             return None
         fields = answer.headers
         if answer.status == NOT_MODIFIED and known is not None:
             if not is_refresh(known.raw, fields):  # RFC 9111 §4.3.4: it is about another one
-                return await self._fetched(url, None)
-            view, fields = known.view, refreshed(known.raw, fields, time.time())
+                return await self._fetch(url, None)
+            view = known.view
+            fields = refreshed(known.raw, fields, time.time())
         else:
             view = decoded(answer.body)
-        kept = tuple(
-            (it.decode("latin-1"), to.decode("latin-1")) for it, to in fields if it in KEPT
+        stored_fields = tuple(
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in fields
+            if name in KEPT
         )
-        found = GotView(view, kept)
+        result = GotView(view, stored_fields)
         if not self._is_stated:
-            return found
+            return result
         terms = terms_of(fields, sent, self._own, self._unkept)
         return Loaded(
-            found,
+            result,
             fresh_for=terms.fresh_for,
             stale_for=terms.stale_for,
             error_for=terms.error_for,

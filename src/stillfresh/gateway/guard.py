@@ -1,10 +1,10 @@
-"""Who may see and do what an operator may: by token, or from this machine itself (G6).
+"""Who may see and do what an operator may: by token, or from this machine itself.
 
 Without a token only loopback peers under a loopback name are operators: a page of another site that
 points its own name at 127.0.0.1 comes with its own Host. A request that a proxy passed on is not
 local either: its peer is this machine, its visitor is not.
 
-Guesses at the token are limited by the address of the client (G12): that of the connection, or if
+Guesses at the token are limited by the address of the client: that of the connection, or if
 a trusted proxy made the connection, the last one in `X-Forwarded-For` that is no proxy. What others
 write there is not believed: a guesser would have a new address for each guess.
 """
@@ -106,8 +106,8 @@ def host_name(scope: Scope) -> str | None:
 
 @lru_cache(maxsize=64)  # every request for a page asks
 def _name_in(host: bytes) -> str | None:
-    found = HOST.fullmatch(host.decode("latin-1").lower())
-    return found[1].strip("[]") if found is not None else None
+    match = HOST.fullmatch(host.decode("latin-1").lower())
+    return match[1].strip("[]") if match is not None else None
 
 
 class Guesses:
@@ -123,7 +123,7 @@ class Guesses:
         """Since when, and the hashes of the tokens; none after `COUNTED_FOR`."""
         owner, began_at, *tokens = PLACE.unpack_from(self._memory, self._place(address, now))
         is_counted = owner == hash(address) and _is_counted(began_at, now)
-        wrong = [it for it in tokens if it] if is_counted else []
+        wrong = [token for token in tokens if token] if is_counted else []
         return (began_at if wrong else now), wrong
 
     def add(self, address: str, given: str, now: float) -> None:
@@ -142,7 +142,8 @@ class Guesses:
             return owner != hash(address), -1.0 if is_free else began_at
 
         first = hash(address) % (MOST_ADDRESSES // SHARED_BY) * SHARED_BY
-        return min((it * PLACE.size for it in range(first, first + SHARED_BY)), key=rank)
+        places = (at * PLACE.size for at in range(first, first + SHARED_BY))
+        return min(places, key=rank)
 
 
 def _is_counted(began_at: float, now: float) -> bool:
@@ -172,12 +173,13 @@ class Operators:
             return is_local(scope) and is_of_this_page(scope)
         if given is None:
             return False
-        address, now = address_of(scope, self.trusted), self._clock()
+        address = address_of(scope, self.trusted)
+        now = self._clock()
         began_at, wrong = self.guesses.of(address, now)
         if len(wrong) >= MOST_GUESSES:
             left = f"{max(1, math.ceil(began_at + COUNTED_FOR - now))}"
-            said = f"too many wrong tokens from this address; try again in {left} s"
-            raise Problem(429, "too_many_guesses", "Too many wrong tokens", said, retry_after=left)
+            why = f"too many wrong tokens from this address; try again in {left} s"
+            raise Problem(429, "too_many_guesses", "Too many wrong tokens", why, retry_after=left)
         if hmac.compare_digest(self._token.encode(), given.encode()):
             return True
         self.guesses.add(address, given, now)
@@ -197,8 +199,8 @@ def address_of(scope: Scope, trusted: Networks = ()) -> str:
     own = peer = peer_of(scope) or ""
     if is_trusted(peer, trusted):
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
-        senders = (_without_port(it.decode("latin-1")) for it in reversed(passed_on))
-        peer = next((it for it in senders if not is_trusted(it, trusted)), peer)
+        senders = (_without_port(sender.decode("latin-1")) for sender in reversed(passed_on))
+        peer = next((sender for sender in senders if not is_trusted(sender, trusted)), peer)
     try:
         address = ip_address(peer)
     except ValueError:
@@ -211,8 +213,10 @@ def address_of(scope: Scope, trusted: Networks = ()) -> str:
 
 
 def _without_port(sender: str) -> str:
-    found = PORT.fullmatch(sender)
-    return found[1] or found[2] or "" if found is not None else sender
+    match = PORT.fullmatch(sender)
+    if match is None:
+        return sender
+    return match[1] or match[2] or ""
 
 
 def checked_token(token: object, name: str = "token") -> str:
@@ -226,22 +230,24 @@ def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
     """As in a browser's Origin header: scheme, host, perhaps a port, nothing else."""
     if isinstance(origins, str):
         raise ConfigError(f"origins: takes a list of origins; write [{origins!r}]")
-    found = tuple(origins)
-    for origin in found:
+    checked = tuple(origins)
+    for origin in checked:
         if not isinstance(origin, str) or not _is_origin(origin):
             raise ConfigError(f"origins: write 'https://host' or with a port, not {shown(origin)}")
-    return found
+    return checked
 
 
 def checked_hosts(hosts: Iterable[str] | None) -> tuple[str, ...] | None:
     """Names without a port: example.com, or *.example.com for all below it. In one form."""
     if isinstance(hosts, str):
         raise ConfigError(f"hosts: takes a list of names; write [{hosts!r}]")
-    found = None if hosts is None else tuple(hosts)
-    for host in found or ():
+    if hosts is None:
+        return None
+    names = tuple(hosts)
+    for host in names:
         if not isinstance(host, str) or not NAME.fullmatch(host):
             raise ConfigError(f"hosts: write example.com or *.example.com, not {shown(host)}")
-    return None if found is None else tuple(host.lower().strip("[]") for host in found)
+    return tuple(host.lower().strip("[]") for host in names)
 
 
 def _is_origin(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers of a gateway: at one moment, for its dashboard (G6), and `/metrics` (G7).
+"""The numbers of a gateway: at one moment, for its dashboard, and `/metrics`.
 
 Counting takes a pass over the entries in memory, so it is done at most twice a second, for any
 number of operators. The stores are asked less often, and least those that charge for requests.
@@ -91,7 +91,7 @@ class Numbers:
         """The site behind, if the gateway asks it over HTTP: its connections are counted."""
         self.responses = {part: Responses() for part in PARTS}
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
-        self._counting = asyncio.Lock()  # what was counted before is not told after
+        self._counting = asyncio.Lock()  # an older count must not replace a newer one
         self._counted: Resources = {}
         self._count_due = -math.inf
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -100,7 +100,8 @@ class Numbers:
 
     def share(self, worker: "Worker") -> None:
         """From now on report the numbers of all workers, also of earlier ones in this place."""
-        self._worker, self._before = worker, summed([(worker.board.read(worker.place), False)])
+        self._worker = worker
+        self._before = summed([(worker.board.read(worker.place), False)])
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; the page computes rates from them."""
@@ -124,25 +125,27 @@ class Numbers:
         """By the names of their caches; a store that an earlier cache uses too is marked."""
         stores: dict[str, dict[str, Any]] = {}
         seen: set[str | None] = set()
-        for (name, gauge), told in zip(self._gauges.items(), looked, strict=True):
-            stores[name] = {**told, "is_repeated": True} if gauge.address in seen else told
+        for (name, gauge), figures in zip(self._gauges.items(), looked, strict=True):
+            is_repeated = gauge.address in seen
+            stores[name] = {**figures, "is_repeated": True} if is_repeated else figures
             seen |= {gauge.address} - {None}
         return stores
 
     async def reached(self) -> dict[str, Reached]:
         """Which stores answer in time."""
-        found = await asyncio.gather(*map(_reached, self._caches.values()))
-        return dict(zip(self._caches, found, strict=True))
+        states = await asyncio.gather(*map(_reach_store, self._caches.values()))
+        return dict(zip(self._caches, states, strict=True))
 
     def lags(self) -> dict[str, Lag]:
         """How far the outbox consumers of this process are behind."""
-        found = (it for cache in self._caches.values() for it in cache.lags.items())
-        return {name: lag() for name, lag in found}
+        return {name: lag() for cache in self._caches.values() for name, lag in cache.lags.items()}
 
     async def metrics(self) -> str:
         """All resources, for Prometheus; the stores are not asked."""
         totals = self._totals(await self.write())
-        kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
+        kinds = {
+            kind: stats for kinds in totals.resources.values() for kind, stats in kinds.items()
+        }
         samples = (
             {"": totals.live["connections"]},
             {"": totals.live["max_connections"]},
@@ -153,9 +156,11 @@ class Numbers:
             _by_status(totals.responses),
             labelled("part", totals.sent),
         )
-        own = (metric_lines(*it, some) for it, some in zip(METRICS, samples, strict=True))
+        own = (
+            metric_lines(*metric, values) for metric, values in zip(METRICS, samples, strict=True)
+        )
         stats = CacheStats(kinds, None, self.lags(), totals.store_seconds)
-        return prometheus_text(stats) + "".join(f"{it}\n" for lines in own for it in lines)
+        return prometheus_text(stats) + "".join(f"{line}\n" for lines in own for line in lines)
 
     def history(self) -> list[dict[str, Any]]:
         """A few totals of the last five minutes, the oldest first."""
@@ -171,10 +176,11 @@ class Numbers:
 
     async def note(self) -> None:
         totals = self._totals(await self.write())
-        rows, reads = self._rows(totals), Counter[str]()
+        rows = self._rows(totals)
+        reads = Counter[str]()
         for row in rows:
             reads.update(row["reads"])
-        ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
+        ages = [sum(bucket) for bucket in zip(*(row["ages"] for row in rows), strict=True)]
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
         kinds = {
             f"{row['cache']} {row['kind']}": {
@@ -203,8 +209,8 @@ class Numbers:
             self._counted,
             self._live(),
             bypassed,
-            {part: it.statuses() for part, it in self.responses.items()},
-            {part: it.sent() for part, it in self.responses.items()},
+            {part: responses.statuses() for part, responses in self.responses.items()},
+            {part: responses.sent() for part, responses in self.responses.items()},
             reduce(added, [cache.store_seconds() for cache in self._caches.values()]),
             {group.use: group.in_use for group in groups},
             {group.use: group.most for group in groups},
@@ -253,7 +259,8 @@ class Gauge:
 
     async def look(self) -> dict[str, Any]:
         if self._ticks() >= self._due:
-            self._due, pause = math.inf, ASKED_EVERY  # nobody else asks meanwhile
+            self._due = math.inf  # nobody else asks meanwhile
+            pause = ASKED_EVERY
             try:
                 pause = await self._ask()
             finally:
@@ -275,15 +282,15 @@ class Gauge:
             self._last = {"error": str(exc)}
             return ASKED_EVERY
         is_paid = stats.costs is not None
-        told = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
+        figures = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
         bounds = {"held": stats.held, "evicted": stats.evicted}
-        told |= {name: number for name, number in bounds.items() if number is not None}
-        self._last = {**told, "is_paid": is_paid}
+        figures |= {name: number for name, number in bounds.items() if number is not None}
+        self._last = {**figures, "is_paid": is_paid}
         pause = PAID_EVERY if is_paid else ASKED_EVERY
         return max(pause, SHARE * (self._ticks() - began))
 
 
-async def _reached(cache: Cache) -> Reached:
+async def _reach_store(cache: Cache) -> Reached:
     try:
         async with asyncio.timeout(READY_WITHIN):
             store = (await cache.runtime()).store

@@ -1,4 +1,4 @@
-"""`/openapi.json`: the gateway's HTTP interface, as OpenAPI 3.1 (G2).
+"""`/openapi.json`: the gateway's HTTP interface, as OpenAPI 3.1.
 
 Made from the declared kinds, and from the types that `rest` decodes and encodes; a test compares it
 with the real behaviour.
@@ -67,7 +67,7 @@ class Ready(msgspec.Struct, omit_defaults=True):
     lags: dict[str, float] = {}
     """Seconds, by consumer."""
     site: Literal["available", "full"] = "available"
-    """`full`: all connections to the site are in use, and requests are refused (I33)."""
+    """`full`: all connections to the site are in use, and requests are refused."""
 
 
 def openapi(
@@ -81,9 +81,9 @@ def openapi(
     paths: Schema = {}
     for kind, per_viewer in kinds.items():
         signed = {401: "Sign in first."} if per_viewer else {}
-        reads, asked = ONE | signed, {"name": "id", "in": "path", "required": True}
-        parameters = [{**asked, "schema": _ref("Id")}]
-        paths[f"/v1/{kind}/{{id}}"] = {"parameters": parameters, **_reads(kind, kind, reads)}
+        reads = ONE | signed
+        parameter = {"name": "id", "in": "path", "required": True, "schema": _ref("Id")}
+        paths[f"/v1/{kind}/{{id}}"] = {"parameters": [parameter], **_reads(kind, kind, reads)}
         batch = _batch(kind, MANY | signed)
         paths[f"/v1/{kind}/batch"] = {**batch, **_reads(kind, f"{kind}_called_batch", reads)}
     return {
@@ -114,21 +114,21 @@ def _json(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
 
 
-def _reads(kind: str, name: str, said: Mapping[int, str]) -> Schema:
-    get = _operation(kind, f"get_{name}", f"One {kind}, as fresh as it is.", said, _json({}))
+def _reads(kind: str, name: str, meanings: Mapping[int, str]) -> Schema:
+    get = _operation(kind, f"get_{name}", f"One {kind}, as fresh as it is.", meanings, _json({}))
     get["parameters"] = [{"name": "If-None-Match", "in": "header", "schema": TEXT}]
     get["responses"]["200"]["headers"] = HEADERS
     head = {**get, "operationId": f"head_{name}", "summary": "Its header fields."}
     bodiless = {
-        status: {name: it for name, it in response.items() if name != "content"}
+        status: {part: content for part, content in response.items() if part != "content"}
         for status, response in get["responses"].items()
     }
     return {"get": get, "head": {**head, "responses": bodiless}}
 
 
-def _batch(kind: str, said: Mapping[int, str]) -> Schema:
+def _batch(kind: str, meanings: Mapping[int, str]) -> Schema:
     summary = f"Many of {kind}, in one request."
-    post = _operation(kind, f"batch_{kind}", summary, said, _json(_ref("Items")))
+    post = _operation(kind, f"batch_{kind}", summary, meanings, _json(_ref("Items")))
     return {"post": {**post, "requestBody": {"required": True, "content": _json(_ref("Ids"))}}}
 
 
@@ -140,16 +140,17 @@ def _own(refused: Mapping[int, str]) -> Schema:
     ready = _operation("gateway", "readyz", "The stores answer.", {200: "Ready."}, stores)
     away = {"description": "A store does not answer.", "content": stores}
     ready["responses"]["503"] = away
-    said, text = "Counts, for Prometheus.", {"text/plain": {"schema": TEXT}}
-    metrics = _operation("gateway", "metrics", said, {200: said, **refused}, text)
+    summary = "Counts, for Prometheus."
+    text = {"text/plain": {"schema": TEXT}}
+    metrics = _operation("gateway", "metrics", summary, {200: summary, **refused}, text)
     own = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
     return {path: {"get": operation} for path, operation in own.items()}
 
 
 def _purging(refused: Mapping[int, str]) -> Schema:
-    said = {200: "How many pages each reached.", 403: "Not from here.", **PURGES, **refused}
+    meanings = {200: "How many pages each reached.", 403: "Not from here.", **PURGES, **refused}
     summary = "Pages by URL or tag: gone, or stale."
-    post = _operation("gateway", "purge", summary, said, _json(_ref("Purged")))
+    post = _operation("gateway", "purge", summary, meanings, _json(_ref("Purged")))
     if not refused:
         own = {"name": "X-Stillfresh", "in": "header", "required": True, "schema": TEXT}
         post["parameters"] = [own]
@@ -157,16 +158,19 @@ def _purging(refused: Mapping[int, str]) -> Schema:
     return {"/_stillfresh/api/purge": {"post": {**post, "requestBody": body}}}
 
 
-def _operation(tag: str, name: str, summary: str, said: Mapping[int, str], found: Schema) -> Schema:
-    """`said`: the meaning of each status; `found`: the content of a 200."""
+def _operation(
+    tag: str, name: str, summary: str, meanings: Mapping[int, str], content: Schema
+) -> Schema:
+    """`meanings`: what each status means; `content`: the content of a 200."""
     responses: Schema = {}
-    for status, what in said.items():
-        told = responses[f"{status}"] = {"description": what}
+    for status, meaning in meanings.items():
+        response: Schema = {"description": meaning}
         if status == 200:
-            told["content"] = found
+            response["content"] = content
         elif status >= 400:
-            told["content"] = {"application/problem+json": {"schema": _ref("Problem")}}
+            response["content"] = {"application/problem+json": {"schema": _ref("Problem")}}
         if status in {429, 503}:
-            told["headers"] = RETRY
-    made = {"operationId": name, "summary": summary, "tags": [tag], "responses": responses}
-    return {**made, "security": [{"bearer": []}]} if 401 in said else made
+            response["headers"] = RETRY
+        responses[f"{status}"] = response
+    operation = {"operationId": name, "summary": summary, "tags": [tag], "responses": responses}
+    return {**operation, "security": [{"bearer": []}]} if 401 in meanings else operation

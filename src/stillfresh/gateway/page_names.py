@@ -1,4 +1,4 @@
-"""Pages of a gateway on loopback, under its own names only (I37).
+"""Pages of a gateway on loopback, under its own names only.
 
 The owner of any name can point it at 127.0.0.1, and so lead a browser on this machine to the
 gateway. The site behind would believe the request, because the gateway sends it the site's own

@@ -1,4 +1,4 @@
-"""Purging over HTTP (I27): an operator's list of URLs and tags, and PURGE requests.
+"""Purging over HTTP: an operator's list of URLs and tags, and PURGE requests.
 
 PURGE works as with Varnish or a CDN. The connection's peer must be allowed, and so must the client
 that a trusted proxy names; what a client says about itself never counts.
@@ -50,21 +50,21 @@ async def purge(pages: PageCache, asked: Purge) -> Purged:
 
 
 def _mistakes(asked: Purge) -> list[str]:
-    found = [] if asked.urls or asked.tags else ["name urls, or tags"]
+    mistakes = [] if asked.urls or asked.tags else ["name urls, or tags"]
     given: list[tuple[str, list[str], Callable[[str], object]]] = [
         ("urls", asked.urls, checked_path),
         ("tags", asked.tags, own_tag),
     ]
     for name, texts, check in given:
         if len(texts) > MOST:
-            found.append(f"{name}: at most {MOST:,}, not {len(texts):,}")
+            mistakes.append(f"{name}: at most {MOST:,}, not {len(texts):,}")
             continue
-        for at, it in enumerate(texts):
+        for at, text in enumerate(texts):
             try:
-                check(it)
+                check(text)
             except ConfigError as exc:
-                found.append(f"{name}[{at}]: {exc}")
-    return found
+                mistakes.append(f"{name}[{at}]: {exc}")
+    return mistakes
 
 
 class PurgeRequests:
@@ -86,10 +86,11 @@ class PurgeRequests:
     async def _answer(self, scope: Scope) -> ASGIApp:
         # Behind the edge: the client that a trusted proxy named, and the peer.
         passed_on = members(values(scope["headers"], b"x-forwarded-for"))
-        senders = [peer_of(scope), *(it.decode("latin-1") for it in passed_on)]
-        if others := [it for it in senders if not is_trusted(it, self._networks)]:
-            said = f"{others[0]} is not in pages.purge_from"
-            return problem_reply(Problem(403, "not_allowed", "Not for this address", said))
+        senders = [peer_of(scope), *(sender.decode("latin-1") for sender in passed_on)]
+        others = [sender for sender in senders if not is_trusted(sender, self._networks)]
+        if others:
+            why = f"{others[0]} is not in pages.purge_from"
+            return problem_reply(Problem(403, "not_allowed", "Not for this address", why))
         try:
             return json_reply(await purge(self._pages, asked_by(scope)))
         except Problem as exc:
@@ -101,7 +102,8 @@ class PurgeRequests:
 def asked_by(scope: Scope) -> Purge:
     """By the tags in its fields, else by its own URL, over either scheme."""
     headers = Headers(scope=scope)
-    tags, soft = tag_names(tuple(scope["headers"])), headers.get(SOFT) == "1"
+    tags = tag_names(tuple(scope["headers"]))
+    soft = headers.get(SOFT) == "1"
     if tags is None:
         raise Problem(422, "bad_purge", "Cannot be purged", "too many tags, or too long ones")
     if tags:

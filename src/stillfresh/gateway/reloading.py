@@ -1,4 +1,4 @@
-"""SIGHUP: a gateway with new settings replaces the running one (G17).
+"""SIGHUP: a gateway with new settings replaces the running one.
 
 Settings of the socket and the processes need a restart, and the log says so. If the new settings
 cannot be read, or their store cannot be opened, nothing changes.
@@ -83,7 +83,8 @@ class Replaceable:
                 logger.error("not reloaded: %s", exc)  # noqa: TRY400 (a store that is unavailable)
                 await new.close()
                 return
-            old, self.app = self.app, new
+            old = self.app
+            self.app = new
             new.is_draining = old.is_draining
             self._busy[new] = 0
             try:

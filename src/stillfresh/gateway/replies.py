@@ -1,4 +1,4 @@
-"""Shared by all HTTP apps of the gateway: JSON, files, and problems (RFC 9457) (G2).
+"""Shared by all HTTP apps of the gateway: JSON, files, and problems (RFC 9457).
 
 Every response of the gateway itself is made here, so all of them carry the same safety fields.
 """
@@ -93,7 +93,8 @@ def json_reply(value: object, cache_control: str = "no-store", status: int = 200
 
 
 def problem_reply(problem: Problem) -> Response:
-    status, code = problem.status_code, problem.code
+    status = problem.status_code
+    code = problem.code
     kind = f"urn:stillfresh:problem:{code}"
     body = msgspec.json.encode(ProblemBody(kind, problem.title, status, problem.detail, code))
     headers = {"cache-control": "no-store", **(problem.headers or {})}
@@ -149,7 +150,7 @@ def tagged(request: Request, body: bytes, media_type: str, headers: dict[str, st
 
 
 async def file_reply(name: str, request: Request) -> Response:
-    """A file for browsers, from the package (G5, G6); visitors never choose `name`."""
+    """A file for browsers, from the package; visitors never choose `name`."""
     headers = {"cache-control": "no-cache"}
     if name.endswith(".html"):
         headers["content-security-policy"] = POLICY

@@ -1,7 +1,7 @@
-"""The HTTP responses of a gateway, by its part and their status, and their bytes (G14).
+"""The HTTP responses of a gateway, by its part and their status, and their bytes.
 
 Counted around an app, so that a gateway that is mounted counts too. A page that the server sends
-again by itself (I29) is counted when the app says that it still holds.
+again by itself is counted when the app says that it still holds.
 """
 
 from collections import Counter, defaultdict
@@ -28,10 +28,10 @@ class Responses:
 
     def statuses(self) -> dict[str, int]:
         """Unregistered numbers count as `other`: a site may invent hundreds."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for status, (number, _) in self.seen.items():
-            found[str(status) if status in KNOWN else "other"] += number
-        return dict(found)
+            counts[str(status) if status in KNOWN else "other"] += number
+        return dict(counts)
 
     def sent(self) -> int:
         return sum(size for _, size in self.seen.values())
@@ -43,11 +43,14 @@ class CountedResponse:
     __slots__ = ("_has_body", "_keep", "_seen", "_send", "_size", "_to")
 
     def __init__(self, to: Responses, scope: Scope, send: Send) -> None:
-        self._to, self._send, self._size = to, send, 0
+        self._to = to
+        self._send = send
+        self._size = 0
         self._seen: list[int] | None = None
         self._has_body = scope["method"] != "HEAD"
         if KEEP in scope:
-            self._keep, scope[KEEP] = scope[KEEP], self.keep
+            self._keep = scope[KEEP]
+            scope[KEEP] = self.keep
 
     def send(self, message: Message) -> Awaitable[None]:
         """Not a coroutine: a page hit would pay for it twice."""

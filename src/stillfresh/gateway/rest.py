@@ -1,4 +1,4 @@
-"""`GET /v1/{kind}/{id}` and `POST /v1/{kind}/batch`: reads that say how fresh they are (G2)."""
+"""`GET /v1/{kind}/{id}` and `POST /v1/{kind}/batch`: reads that say how fresh they are."""
 
 import logging
 from typing import Final
@@ -14,7 +14,7 @@ from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError,
 from stillfresh.gateway.guard import bearer
 from stillfresh.gateway.live import Hub
 from stillfresh.gateway.live.messages import NO_ID, is_id
-from stillfresh.gateway.live.sign_in import Authenticate, asked
+from stillfresh.gateway.live.sign_in import Authenticate, ask_hook
 from stillfresh.gateway.replies import (
     Problem,
     json_body,
@@ -61,11 +61,12 @@ class Rest:
         self._authenticate = authenticate
 
     async def _one(self, request: Request) -> Response:
-        name, id_ = self._name(request), request.path_params.get("id", "")
+        name = self._name(request)
+        id_ = request.path_params.get("id", "")
         return await self._read(request, name, "" if _is_garbled(id_, request) else id_)
 
     async def _read(self, request: Request, name: str, id_: str) -> Response:
-        kind, _, key = self._named(name, id_, await self._viewer(name, request))
+        kind, _, key = self._checked_name(name, id_, await self._viewer(name, request))
         answer = await self._hub.resource(name).get(key)
         headers = freshness_headers(kind, answer, self._hub.own_terms(name, key, answer))
         if not answer.found:
@@ -80,7 +81,7 @@ class Rest:
             raise Problem(404, "unknown_kind", "No such kind", f"there are: {known}")
         return name
 
-    def _named(self, name: str, id_: str, viewer: str | None) -> tuple[Kind, str, str]:
+    def _checked_name(self, name: str, id_: str, viewer: str | None) -> tuple[Kind, str, str]:
         try:
             if is_id(id_):
                 return self._hub.named(name, id_, viewer)
@@ -92,13 +93,14 @@ class Rest:
         """The viewer's id, for kinds whose views differ by viewer."""
         if not self._hub.is_per_viewer(name):
             return None
-        token, found = bearer(request.scope), None
+        token = bearer(request.scope)
+        viewer_id = None
         if token is not None and self._authenticate is not None:
-            found = await _signed_in(self._authenticate, token)
-        if not isinstance(found, str) or not found:
+            viewer_id = await _viewer_of_token(self._authenticate, token)
+        if not isinstance(viewer_id, str) or not viewer_id:
             why = f"{name} differs by viewer: send Authorization: Bearer and a token that is known"
             raise Problem(401, "sign_in", "Sign in first", why, www_authenticate="Bearer")
-        return found
+        return viewer_id
 
     async def _failed(self, request: Request, error: LoadFailed) -> Response:
         del request
@@ -116,7 +118,7 @@ class Rest:
         ids = list(dict.fromkeys(given.ids))
         viewer = await self._viewer(name, request)
         for id_ in ids:
-            self._named(name, id_, viewer)
+            self._checked_name(name, id_, viewer)
         answers = await self._hub.get_many(name, ids, viewer)
         errors = [answer.error for answer in answers.values() if is_failed(answer)]
         if len(errors) == len(answers) and errors[0] is not None:
@@ -131,9 +133,9 @@ async def _away(request: Request, exc: StillfreshError) -> Response:
     return problem_reply(Problem(503, "away", "Not available now", retry_after="5"))
 
 
-async def _signed_in(authenticate: Authenticate, token: str) -> str | None:
+async def _viewer_of_token(authenticate: Authenticate, token: str) -> str | None:
     try:
-        return await asked(authenticate, token)
+        return await ask_hook(authenticate, token)
     except StillfreshError:
         raise
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""The bodies and header fields of reads over HTTP (G2).
+"""The bodies and header fields of reads over HTTP.
 
 Pure: an answer and a time in, data out. RFC 9111 (Age, Cache-Control), RFC 9211 (Cache-Status), RFC
 9110 §10.2.3 (Retry-After).
@@ -65,11 +65,11 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
 
 def freshness_headers(kind: Kind, answer: Answer[Any], terms: Policy) -> dict[str, str]:
     """The fields of one view; a personal view is for its viewer only. `terms`: this copy's."""
-    told = freshness_fields(answer, terms.fresh_for)
+    fields = freshness_fields(answer, terms.fresh_for)
     if kind.per_viewer:
-        return {**told, "cache-control": "private, no-cache", "vary": "authorization"}
+        return {**fields, "cache-control": "private, no-cache", "vary": "authorization"}
     left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return {**told, "cache-control": cache_control(left, terms.stale_for)[1].decode()}
+    return {**fields, "cache-control": cache_control(left, terms.stale_for)[1].decode()}
 
 
 def is_failed(answer: Answer[Any]) -> bool:

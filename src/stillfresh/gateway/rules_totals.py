@@ -1,4 +1,4 @@
-"""The numbers of several workers as those of one gateway (G14). Pure.
+"""The numbers of several workers as those of one gateway. Pure.
 
 Everything is added up, except the fields in `NOT_ADDED`. Counts of a worker that has ended stay;
 its current figures are dropped.
@@ -33,7 +33,7 @@ class Totals(msgspec.Struct):
     store_seconds: dict[str, Timing] = {}
     """The times of all stores, by step."""
     site_connections: dict[str, int] = {}
-    """Connections to the site that are in use now (I33)."""
+    """Connections to the site that are in use now."""
     max_site_connections: dict[str, int] = {}
     """How many may be in use at once."""
 
@@ -46,7 +46,7 @@ NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "error": lambda one, other: other or one,
     "objective": lambda one, other: other or one,
 }
-STATS: Final = [it.name for it in fields(ResourceStats)]
+STATS: Final = [field.name for field in fields(ResourceStats)]
 NOTHING_HELD: Final[Mapping[str, Any]] = {
     **dict.fromkeys((name for name, _ in GAUGES), 0),
     "retry_at": None,
@@ -57,13 +57,15 @@ NOTHING_HELD: Final[Mapping[str, Any]] = {
 
 def summed(parts: Iterable[tuple[bytes, bool]]) -> Totals | None:
     """The sum of encoded totals, each with whether its worker lives; empty: no worker yet."""
-    found = [(msgspec.json.decode(text, type=Totals), is_alive) for text, is_alive in parts if text]
-    lasting = (it if is_alive else _ended(it) for it, is_alive in found)
+    totals = [
+        (msgspec.json.decode(text, type=Totals), is_alive) for text, is_alive in parts if text
+    ]
+    lasting = (part if is_alive else _without_gauges(part) for part, is_alive in totals)
     total: Totals | None = reduce(added, lasting, None)
     return total
 
 
-def _ended(totals: Totals) -> Totals:
+def _without_gauges(totals: Totals) -> Totals:
     resources = {
         cache: {kind: replace(stats, **NOTHING_HELD) for kind, stats in kinds.items()}
         for cache, kinds in totals.resources.items()

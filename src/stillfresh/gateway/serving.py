@@ -1,4 +1,4 @@
-"""`stillfresh serve`: a gateway from settings, on uvicorn with uvloop and httptools (G1, I12).
+"""`stillfresh serve`: a gateway from settings, on uvicorn with uvloop and httptools.
 
 Needs `stillfresh[web]`.
 """
@@ -66,7 +66,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises for settings that cannot work, before it serves.
 
-    `read`: reads the settings again, on SIGHUP (G17). `follow`: makes the outbox's consumer (E8).
+    `read`: reads the settings again, on SIGHUP. `follow`: makes the outbox's consumer.
     """
     server = settings.server
     log = ProcessLog(settings)
@@ -115,26 +115,27 @@ def _size(settings: Settings) -> int:
 
 
 class ProcessLog:
-    """The log as `[log]` says (G16): where lines go, and what is hidden.
+    """The log as `[log]` says: where lines go, and what is hidden.
 
     It sets logging up, unless that is done already; libraries log from warnings up.
     """
 
     def __init__(self, settings: Settings) -> None:
-        asked = settings.log
+        log = settings.log
         self.hide = Hidden(secrets_of(settings))
         self.writer = LineWriter()
-        handler = LineHandler(self.writer, self.hide, is_json=asked.format == "json")
-        handler.setLevel(asked.level.upper())
+        handler = LineHandler(self.writer, self.hide, is_json=log.format == "json")
+        handler.setLevel(log.level.upper())
         logging.basicConfig(handlers=[handler])
-        logging.getLogger("stillfresh").setLevel(asked.level.upper())
-        access = AccessLog(self.writer, self.hide, is_json=asked.access == "json")
-        self.access = None if asked.access == "off" else access
+        logging.getLogger("stillfresh").setLevel(log.level.upper())
+        access = AccessLog(self.writer, self.hide, is_json=log.access == "json")
+        self.access = None if log.access == "off" else access
 
 
 def secrets_of(settings: Settings) -> Iterator[str]:
     """The secrets in the settings."""
-    server, outbox = settings.server, settings.outbox
+    server = settings.server
+    outbox = settings.outbox
     yield server.token or ""
     urls = [settings.store.url, server.authenticate_url]
     urls += [settings.pages.upstream] if settings.pages is not None else []
@@ -174,7 +175,7 @@ def _work(
     with given.log.writer.running(), loop as runner:
         try:
             runner.run(run())
-        except (StillfreshError, OSError):  # told in one line
+        except (StillfreshError, OSError):  # the command reports it in one line
             raise
         except Exception:
             logger.exception("internal error of stillfresh")  # as Python would, but without secrets
@@ -191,9 +192,10 @@ def gateway_of(
     """The gateway that these settings describe; its kinds use this client.
 
     `checks_page_names`: True if it listens on loopback, where a browser of this machine may be led
-    by another name (I37).
+    by another name.
     """
-    server, pages = settings.server, settings.pages
+    server = settings.server
+    pages = settings.pages
     names = names_of(settings)
     page_cache = None
     upstream = None
@@ -225,8 +227,9 @@ def gateway_of(
 
 def names_of(settings: Settings) -> tuple[str, ...]:
     """The names of the gateway, without ports."""
-    server, pages = settings.server, settings.pages
-    own = (server.host, *server.hosts, *(pages.site_hosts if pages is not None else ()))
+    server = settings.server
+    site_hosts = settings.pages.site_hosts if settings.pages is not None else ()
+    own = (server.host, *server.hosts, *site_hosts)
     return tuple(PORT.sub(r"\1", name) for name in own)
 
 
@@ -245,10 +248,10 @@ class GatewayProcess:
         self._settings = settings
         self._client = client
         self._worker = worker
-        self._held = Replaceable(self._new())
-        app = self._held.app if given.read is None else self._held
+        self._app = Replaceable(self._new())
+        app = self._app.app if given.read is None else self._app
         self._server = Server(server_config(app, self._is_site, given.log.access), listening)
-        self._opening: asyncio.Future[None] = asyncio.ensure_future(_open(self._held.app))
+        self._opening: asyncio.Future[None] = asyncio.ensure_future(_open(self._app.app))
         self._reloads = set[asyncio.Future[None]]()
 
     def _new(self) -> Gateway:
@@ -259,7 +262,8 @@ class GatewayProcess:
             checks_page_names=is_on_loopback(self._given.listener),
         )
         app.recording = self._given.recording
-        operators, pages = app.dashboard.operators, self._settings.pages
+        operators = app.dashboard.operators
+        pages = self._settings.pages
         operators.guesses = self._given.guesses
         operators.trusted = checked_networks(pages.trusted_proxies) if pages is not None else ()
         if self._worker is not None:
@@ -267,14 +271,14 @@ class GatewayProcess:
         return app
 
     def _is_site(self, path: str) -> bool:
-        return self._held.app.is_site(path)
+        return self._app.app.is_site(path)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         if self._worker is not None:
             self._worker.end_with_parent(self._end)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._heard, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
         try:
             await asyncio.wait([self._opening])
             if not self._opening.cancelled():
@@ -282,15 +286,17 @@ class GatewayProcess:
                 await self._server.serve(sockets=[self._given.listener])
         finally:
             await asyncio.gather(*self._reloads, return_exceptions=True)
-            await self._held.app.close()
+            await self._app.app.close()
 
     def _end(self) -> None:
         self._opening.cancel()
         self._server.should_exit = True
 
-    def _heard(self, number: int) -> None:
-        """SIGHUP reloads; SIGTERM drains first (G17); a second signal ends it at once."""
-        drain, app, server = self._settings.server.drain, self._held.app, self._server
+    def _handle_signal(self, number: int) -> None:
+        """SIGHUP reloads; SIGTERM drains first; a second signal ends it at once."""
+        drain = self._settings.server.drain
+        app = self._app.app
+        server = self._server
         if number == signal.SIGHUP:
             self._reload()
         elif number == signal.SIGTERM and server.started and drain and not app.is_draining:
@@ -309,7 +315,7 @@ class GatewayProcess:
         elif self._server.started and (new := read_again(read, self._settings)) is not None:
             self._settings = new
             self._given.log.hide.add(secrets_of(new))
-            task = asyncio.ensure_future(self._held.replace(self._new()))
+            task = asyncio.ensure_future(self._app.replace(self._new()))
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
 
@@ -336,7 +342,7 @@ def addresses_of(settings: Settings, where: str) -> Iterator[str]:
         if not settings.pages.routes:
             yield "pages are kept if the site says so (Cache-Control); --route '/*=1m' keeps others"
     if settings.kinds:
-        yield f"{where}/v1/ keeps {', '.join(it.name for it in settings.kinds)} in {store}"
+        yield f"{where}/v1/ keeps {', '.join(kind.name for kind in settings.kinds)} in {store}"
     if settings.server.record:
         yield f"reads are recorded in {settings.server.record}, for `stillfresh plan`"
     yield f"{_from_here(settings, where)}/_stillfresh/ shows what it does"

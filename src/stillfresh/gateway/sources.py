@@ -1,4 +1,4 @@
-"""The upstreams of a file: a site's pages, an API's kinds, and who signs in (G1, G3, I12).
+"""The upstreams of a file: a site's pages, an API's kinds, and who signs in.
 
 A kind is fetched one by one (`gets.py`), or in batches: POST `{"<ids_field>": […]}`. The answer is
 a JSON list of views, or an object that has the list under `list_field`. A view's id is built from
@@ -67,7 +67,7 @@ def upstream_of(settings: PagesSettings, pages: PageCache) -> Upstream:
 def site_of(settings: PagesSettings, pages: PageCache, upstream: Upstream | None = None) -> ASGIApp:
     """The site behind the page cache: routes with durations; other pages by their own headers."""
     query = settings.query  # None: all parameters, and empty: none of them
-    routes = {path: replace(it, query=query) for path, it in settings.routes.items()}
+    routes = {path: replace(route, query=query) for path, route in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
     upstream = upstream or upstream_of(settings, pages)
     isr = IsrMiddleware(
@@ -116,10 +116,10 @@ def batches(settings: KindSettings, endpoint: Endpoint) -> Callable[..., Awaitab
     id_of = id_maker(settings.id)
 
     async def fetch(ids: list[str], viewer_id: str | None = None) -> dict[str, Any]:
-        asked: dict[str, Any] = {settings.ids_field: ids}
+        body: dict[str, Any] = {settings.ids_field: ids}
         if viewer_id is not None:
-            asked[settings.viewer_field] = viewer_id
-        views = listed(await endpoint.ask(asked), settings.list_field)
+            body[settings.viewer_field] = viewer_id
+        views = listed(await endpoint.ask(body), settings.list_field)
         return views_by_id(ids, views, id_of)
 
     return fetch
@@ -128,11 +128,11 @@ def batches(settings: KindSettings, endpoint: Endpoint) -> Callable[..., Awaitab
 def listed(body: bytes, list_field: str | None) -> list[Any]:
     """The views of an answer. Raises LoadFailed if it has no list of them."""
     answer = decoded(body)
-    found = answer if list_field is None else inside(answer, list_field)
-    if not isinstance(found, list):
+    views = answer if list_field is None else inside(answer, list_field)
+    if not isinstance(views, list):
         where = f" under {list_field}" if list_field is not None else ""
-        raise LoadFailed(f"the answer has no list of views{where}, but {shown(found)}")
-    return found
+        raise LoadFailed(f"the answer has no list of views{where}, but {shown(views)}")
+    return views
 
 
 def inside(view: object, path: str) -> object:
@@ -155,10 +155,10 @@ def id_maker(template: str) -> IdOf:
 
 
 def part(view: object, path: str) -> str:
-    found = inside(view, path)
-    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-        raise LoadFailed(f"a view's {path} must be text or a whole number, not {shown(found)}")
-    return str(found)
+    value = inside(view, path)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise LoadFailed(f"a view's {path} must be text or a whole number, not {shown(value)}")
+    return str(value)
 
 
 def views_by_id(ids: Iterable[str], views: list[Any], id_of: IdOf) -> dict[str, Any]:
@@ -167,15 +167,15 @@ def views_by_id(ids: Iterable[str], views: list[Any], id_of: IdOf) -> dict[str, 
     A view that has no id could be any of those that are missing: these have failed, and are not
     taken for absent.
     """
-    found: dict[str, Any] = {}
+    views_found: dict[str, Any] = {}
     missing: dict[str, Any] = {}
     for view in views:
         try:
             if view is not None:
-                found[id_of(view)] = view
+                views_found[id_of(view)] = view
         except LoadFailed as exc:
             missing = dict.fromkeys(ids, exc)
-    return missing | found
+    return missing | views_found
 
 
 class Viewer(msgspec.Struct):
@@ -185,7 +185,7 @@ class Viewer(msgspec.Struct):
 
 
 class Authority:
-    """`[server] authenticate_url`: POST `{"token": "…"}`, answered by `{"viewer_id": "…"}` (G12).
+    """`[server] authenticate_url`: POST `{"token": "…"}`, answered by `{"viewer_id": "…"}`.
 
     401, 403 or 404 mean that the token is not known.
     """
@@ -195,7 +195,7 @@ class Authority:
         self._known: TtlCache[str, str] = TtlCache(KNOWN_FOR, max_entries=MOST_TOKENS)
 
     async def __call__(self, token: str) -> str | None:
-        viewer_id = await self._asked(token)
+        viewer_id = await self._ask(token)
         if viewer_id is None:
             self._known.remove(token)
         else:
@@ -207,7 +207,7 @@ class Authority:
         viewer_id = self._known.get(token)
         return await self(token) if viewer_id is None else viewer_id
 
-    async def _asked(self, token: str) -> str | None:
+    async def _ask(self, token: str) -> str | None:
         try:
             body = await self._endpoint.ask({"token": token})
             return msgspec.json.decode(body, type=Viewer).viewer_id or None

@@ -1,4 +1,4 @@
-"""The dashboard of a `SyncCache`, answered in the calling thread: for WSGI apps (G21).
+"""The dashboard of a `SyncCache`, answered in the calling thread: for WSGI apps.
 
 The dashboard's own app runs on the loop thread of the cache, where the cache lives. A request is
 small and complete, and so is its response.
@@ -45,13 +45,15 @@ async def whole_reply(app: ASGIApp, scope: Scope, body: bytes) -> WholeReply:
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    headers = [(name.decode("latin-1"), it.decode("latin-1")) for name, it in started["headers"]]
+    headers = [
+        (name.decode("latin-1"), value.decode("latin-1")) for name, value in started["headers"]
+    ]
     return WholeReply(started["status"], headers, b"".join(parts))
 
 
 async def send_reply(reply: WholeReply, send: Send) -> None:
     """Send the response to an ASGI server."""
-    headers = [(name.encode("latin-1"), it.encode("latin-1")) for name, it in reply.headers]
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 

@@ -1,4 +1,4 @@
-"""Live: many viewers of one cache, each notified of changes of its items (C14, G3, G4).
+"""Live: many viewers of one cache, each notified of changes of its items.
 
 `Hub` keeps the viewers' items fresh; `Live` is the WebSocket over it, as an ASGI app.
 """

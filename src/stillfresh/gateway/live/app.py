@@ -1,4 +1,4 @@
-"""`WS /v1/live`: a viewer's items, pushed when they change (G3, G4).
+"""`WS /v1/live`: a viewer's items, pushed when they change.
 
 A plain ASGI app: it accepts viewers, knows all sessions, and closes them. One viewer is
 `session.py`.
@@ -29,7 +29,10 @@ CHECKS_AT_ONCE: Final = 100
 STATS_EVERY: Final = 1.0
 GRACE: Final = 2.0
 """Seconds for viewers to read the rest when the app closes."""
-RESERVED: Final = {it.__struct_config__.tag for it in get_args(ServerMessage)} | {"stats", "state"}
+RESERVED: Final = {message.__struct_config__.tag for message in get_args(ServerMessage)} | {
+    "stats",
+    "state",
+}
 """Names of messages, and of the client's own events, that applications may not use."""
 
 logger = logging.getLogger(__name__)
@@ -123,8 +126,9 @@ class Live:
         that tell one message from another.
         """
         is_struct = isinstance(notice, type) and issubclass(notice, msgspec.Struct)
-        made = notice.__struct_config__ if is_struct else None
-        tag = made.tag if made and made.tag_field == "type" and not made.array_like else None
+        config = notice.__struct_config__ if is_struct else None
+        is_tagged = config is not None and config.tag_field == "type" and not config.array_like
+        tag = config.tag if config is not None and is_tagged else None
         if not isinstance(tag, str) or tag in RESERVED:
             raise ConfigError(
                 f"register: takes a msgspec.Struct with a tag of its own as `type`, not "
@@ -139,18 +143,18 @@ class Live:
         """Send a notice to all connections of a viewer; return how many there are."""
         names = self._notices.get(type(notice))
         if names is None:
-            known = ", ".join(it.__name__ for it in self._notices) or "none"
+            known = ", ".join(type_.__name__ for type_ in self._notices) or "none"
             raise ConfigError(
                 f"push: takes a notice of a registered type ({known}), not {shown(notice)}; "
                 "call register() with its type first"
             )
         key = (type(notice), *(encode(getattr(notice, name)) for name in names))
         text = encode(notice).decode()
-        told = self._by_viewer.get(viewer_id, set())
-        for session in told:
+        sessions = self._by_viewer.get(viewer_id, set())
+        for session in sessions:
             if not session.outbox.put("notices", text, key):
                 session.end(Close.SILENT, "too much was left unread", within=0)
-        return len(told)
+        return len(sessions)
 
     def snapshot(self) -> dict[str, Any]:
         """Count connections, signed-in connections, and the subscriptions of each kind."""
@@ -168,9 +172,13 @@ class Live:
             session.check(now)
 
     async def check_tokens(self) -> None:
-        """Check every token that is due, some at once; a timer calls it every 5 s (G12)."""
+        """Check every token that is due, some at once; a timer calls it every 5 s."""
         now = self.clock()
-        due = [it for it in self._sessions if it.sign_in is not None and it.sign_in.is_due(now)]
+        due = [
+            session
+            for session in self._sessions
+            if session.sign_in is not None and session.sign_in.is_due(now)
+        ]
         waiting = iter(due)
 
         async def check_one_after_another() -> None:

@@ -1,4 +1,4 @@
-"""Connection: one viewer's subscriptions, and the news that the viewer has not read yet (C14).
+"""Connection: one viewer's subscriptions, and the news that the viewer has not read yet.
 
 One set of subscriptions: each id with the last answer that the viewer got. Of several new views of
 an id the newest is kept, so a slow reader never has more waiting views than subscriptions.
@@ -93,7 +93,9 @@ class Connection:
     @property
     def subscribed(self) -> dict[tuple[str, str], int]:
         """Each subscribed kind and id, and how many times."""
-        return {(it.kind.name, it.id): 1 + self._more.get(it, 0) for it in self._had}
+        return {
+            (viewed.kind.name, viewed.id): 1 + self._more.get(viewed, 0) for viewed in self._had
+        }
 
     @property
     def size(self) -> int:
@@ -134,7 +136,10 @@ class Connection:
             return
         self.is_visible = visible
         for viewed in self._had:
-            (self._hub.enter if visible else self._hub.leave)(viewed, self)
+            if visible:
+                self._hub.enter(viewed, self)
+            else:
+                self._hub.leave(viewed, self)
         if visible:
             self._read(self._had)
 
@@ -142,7 +147,7 @@ class Connection:
         """Change the viewer, or sign out with None. Subscriptions that differ by viewer end."""
         if viewer_id != self.viewer_id:
             self.viewer_id = viewer_id
-            for viewed in [it for it in self._had if it.kind.per_viewer]:
+            for viewed in [viewed for viewed in self._had if viewed.kind.per_viewer]:
                 self._drop(viewed)
 
     def reset(self) -> None:
@@ -163,17 +168,19 @@ class Connection:
         """Return up to `limit` updates that wait. `answer.error` says why a refresh failed."""
         news = list(islice(self.waiting.items(), limit))
         self.took(len(news))
-        return [HubUpdate(it.kind.name, it.id, answer) for it, answer in news]
+        return [HubUpdate(viewed.kind.name, viewed.id, answer) for viewed, answer in news]
 
     def took(self, count: int) -> None:
         """Remove the first so many that wait."""
         if count == len(self.waiting):
-            told, self.waiting, self.is_shared = self.waiting, {}, False
+            taken = self.waiting
+            self.waiting = {}
+            self.is_shared = False
         else:
             waiting = self._own()
-            told = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
+            taken = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
         if self.is_open:
-            self._had.update(told)
+            self._had.update(taken)
 
     def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """Keep it until it is read, if it is news; True if nothing waited before.
@@ -192,18 +199,20 @@ class Connection:
     def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
         """Keep all new copies of this viewer's ids, and call `tell`."""
         if not self.waiting and self._had.keys() >= moment.keys():
-            self.waiting, self.is_shared = moment, True
+            self.waiting = moment
+            self.is_shared = True
         elif len(self._had) < len(moment):
-            self._own().update((it, moment[it]) for it in self._had if it in moment)
+            self._own().update((viewed, moment[viewed]) for viewed in self._had if viewed in moment)
         else:
-            self._own().update((it, moment[it]) for it in moment if it in self._had)
+            self._own().update((viewed, moment[viewed]) for viewed in moment if viewed in self._had)
         if self.waiting:
             self.tell()
 
     def _own(self) -> "dict[Viewed, Answer[Any]]":
         """`waiting`, as an object that may be changed."""
         if self.is_shared:
-            self.waiting, self.is_shared = dict(self.waiting), False
+            self.waiting = dict(self.waiting)
+            self.is_shared = False
         return self.waiting
 
     def tell(self) -> None:
@@ -269,7 +278,7 @@ class Connection:
 
     def _read(self, behind: "Iterable[Viewed]") -> None:
         """Read these from memory or the store, and report news."""
-        self._behind.update((it, None) for it in behind if it in self)
+        self._behind.update((viewed, None) for viewed in behind if viewed in self)
         if self._reader is None and self._behind:
             self._reader = asyncio.get_running_loop().create_task(self._read_all())
 
@@ -277,7 +286,7 @@ class Connection:
         try:
             while self._behind:
                 kind = next(iter(self._behind)).kind
-                same = (it for it in self._behind if it.kind is kind)
+                same = (viewed for viewed in self._behind if viewed.kind is kind)
                 await self._read_some(kind.name, list(islice(same, READ)))
         except NotOpen:  # the cache closes, and this connection with it
             pass
@@ -285,18 +294,22 @@ class Connection:
             self._reader = None
             self._behind.clear()  # which frees its memory: deleting from it does not
 
-    async def _read_some(self, kind: str, some: "list[Viewed]") -> None:
+    async def _read_some(self, kind: str, batch: "list[Viewed]") -> None:
         """Ids that the store could not answer are read again after a pause."""
-        keys = {viewed.key: viewed for viewed in some}
-        for viewed in some:
+        keys = {viewed.key: viewed for viewed in batch}
+        for viewed in batch:
             del self._behind[viewed]
-        known, unread = dict[str, Answer[Any]](), set[str]()
+        known: dict[str, Answer[Any]] = {}
+        unread: set[str] = set()
         try:
             known = await self._hub.resource(kind).known(keys, unread=unread)
         except StoreError:
             unread.update(keys)
-        told = [self._note_known(keys[key], without_cause(it)) for key, it in known.items()]
-        if any(told):
+        # A list, not a generator: each answer is noted, also after the first that is news.
+        is_news_of_each = [
+            self._note_known(keys[key], without_cause(answer)) for key, answer in known.items()
+        ]
+        if any(is_news_of_each):
             self.tell()
         self._failures = self._failures + 1 if unread else 0
         if unread:

@@ -1,8 +1,8 @@
-"""Hub: the ids that many viewers look at, over one cache (C14).
+"""Hub: the ids that many viewers look at, over one cache.
 
 Each kind is a resource of the engine, with one watch. An id that any number of viewers look at is
-one key of that watch: it is refreshed once, and once for all processes that share the store (E5).
-New copies are passed on in slices, and a viewer is told the news of one moment at once (E28). The
+one key of that watch: it is refreshed once, and once for all processes that share the store.
+New copies are passed on in slices, and a viewer is told the news of one moment at once. The
 views of a kind that is per viewer are keyed by viewer and id, and never shown to another viewer.
 """
 
@@ -30,7 +30,7 @@ FOUND: Final = 20_000
 TOLD: Final = 50
 """Viewers that are notified in one turn of the loop: each then sends a frame."""
 GATHERED: Final = 0.01
-"""Seconds in which copies are collected, if more than `TOLD` viewers are connected (G20)."""
+"""Seconds in which copies are collected, if more than `TOLD` viewers are connected."""
 
 
 class Viewed:
@@ -120,7 +120,8 @@ class Hub:
 
     def named(self, kind: str, id_: object, viewer_id: str | None) -> tuple[Kind, str, str]:
         """Return the kind, the id and the key, all checked."""
-        known, text = self.kind(kind, viewer_id), checked_text(kind, id_, str)
+        known = self.kind(kind, viewer_id)
+        text = checked_text(kind, id_, str)
         key = joined(str(viewer_id), text) if known.per_viewer else text
         return known, text, checked_id(kind, key)
 
@@ -133,9 +134,10 @@ class Hub:
         return await self._resources[kind].get(key)
 
     def own_terms(self, kind: str, key: str, answer: Answer[Any]) -> Policy:
-        """E8: the terms of the copy that this answer was made from, or else of its kind."""
+        """The terms of the copy that this answer was made from, or else of its kind."""
         core = self._resources[kind].core
-        entry, terms = core.memory.entries.get(key), core.spec.terms
+        entry = core.memory.entries.get(key)
+        terms = core.spec.terms
         if entry is not None and entry.answer.fetched_at == answer.fetched_at:
             return entry.copy.policy
         return terms.policy if answer.found else Policy(terms.absent_for, terms.policy.stale_for)
@@ -201,24 +203,26 @@ class Hub:
         if self._connections and self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise StillfreshError("viewers are connected on another event loop; connect there")
-            for connection in self._connections:  # E21: no viewer of that loop can be notified
+            for connection in self._connections:  # no viewer of that loop can be notified
                 connection.is_open = False
             self._forget()
         if not self._connections:
-            self._watches = {name: self._watched(name) for name in self._kinds}
+            self._watches = {name: self._watch(name) for name in self._kinds}
             self._loop = loop
 
-    def _watched(self, name: str) -> Watch[str, Any]:
+    def _watch(self, name: str) -> Watch[str, Any]:
         viewed = self._viewed[name]
 
         def tell(update: Update[str, Any]) -> None:
-            self._landed(viewed[update.key], update.answer)
+            self._note_arrival(viewed[update.key], update.answer)
 
         return self._resources[name].watch(tell=tell, fail=tell, end=self._end).__enter__()
 
     def _end(self) -> None:
         """The cache closes, or the last viewer has gone."""
-        watches, connections, spreading = self._watches, self._connections, self._spreading
+        watches = self._watches
+        connections = self._connections
+        spreading = self._spreading
         self._forget()
         if spreading is not None:
             spreading.cancel()
@@ -228,8 +232,12 @@ class Hub:
             connection.end()
 
     def _forget(self) -> None:
-        self._watches, self._connections, self._spreading = {}, {}, None
-        self._coming, self._moment, self._untold = {}, {}, {}
+        self._watches = {}
+        self._connections = {}
+        self._spreading = None
+        self._coming = {}
+        self._moment = {}
+        self._untold = {}
         self._viewed = {name: {} for name in self._kinds}
         self.subscriptions = dict.fromkeys(self._kinds, 0)
 
@@ -237,10 +245,10 @@ class Hub:
         """True if the newest copy is here, and this connection will be notified."""
         return viewed in self._coming or (viewed in self._moment and connection in self._untold)
 
-    def _landed(self, viewed: Viewed, answer: Answer[Any]) -> None:
+    def _note_arrival(self, viewed: Viewed, answer: Answer[Any]) -> None:
         """A copy has arrived, or a refresh has failed: `answer.error` says why.
 
-        Viewers keep the answer for as long as they are connected, so it has no `__cause__` (E30).
+        Viewers keep the answer for as long as they are connected, so it has no `__cause__`.
         """
         answer = without_cause(answer)
         if answer.error is None:
@@ -252,31 +260,32 @@ class Hub:
             self._spreading = self._loop.create_task(self._spread())
 
     async def _spread(self) -> None:
-        """Pass on what arrived, in short turns of the loop (E28)."""
+        """Pass on what arrived, in short turns of the loop."""
         while self._coming:
             if len(self._connections) > TOLD:  # a frame for each costs more than the wait
                 await asyncio.sleep(GATHERED)
-            self._moment, self._coming = self._coming, {}
+            self._moment = self._coming
+            self._coming = {}
             await self._find_viewers()
-            async for some in sliced(tuple(self._untold), TOLD):
-                for connection in some:
+            async for connections in sliced(tuple(self._untold), TOLD):
+                for connection in connections:
                     self._untold.pop(connection, None)
                     connection.hear(self._moment)
         self._moment = {}
 
     async def _find_viewers(self) -> None:
         """Find the viewers of these copies; failures and absences are noted one by one."""
-        found = 0
+        looked_at = 0
         for viewed, answer in tuple(self._moment.items()):
-            found += len(viewed.viewers)
+            looked_at += len(viewed.viewers)
             if not answer.found or answer.error is not None:
                 del self._moment[viewed]
-                told = [it for it in viewed.viewers if it.note(viewed, answer)]
-                self._untold.update(dict.fromkeys(told))
+                to_tell = [viewer for viewer in viewed.viewers if viewer.note(viewed, answer)]
+                self._untold.update(dict.fromkeys(to_tell))
             elif len(self._untold) < len(self._connections):  # else all are found
                 self._untold.update(viewed.viewers)
-            if found >= FOUND:
-                found = 0
+            if looked_at >= FOUND:
+                looked_at = 0
                 await asyncio.sleep(0)
 
 
@@ -297,7 +306,7 @@ async def stored_of(
         records = {}
     copies = ((id_, records.get(key, NOTHING).copy) for id_, key in zip(ids, keys, strict=True))
     values = {id_: copy.value for id_, copy in copies if copy is not None}
-    return {"stored": {id_: it for id_, it in values.items() if isinstance(it, bytes)}}
+    return {"stored": {id_: value for id_, value in values.items() if isinstance(value, bytes)}}
 
 
 def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
@@ -313,17 +322,17 @@ def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
 
     async def per_viewer(keys: list[str]) -> dict[str, Any]:
         """Send one request for each viewer; if one fails, only its own ids fail."""
-        asked: dict[str, list[str]] = {}
+        ids_by_viewer: dict[str, list[str]] = {}
         for key in keys:
             viewer_id, id_ = msgspec.json.decode(key, type=tuple[str, str])
-            asked.setdefault(viewer_id, []).append(id_)
-        requests = (fetched(viewer_id, ids) for viewer_id, ids in asked.items())
+            ids_by_viewer.setdefault(viewer_id, []).append(id_)
+        requests = (fetched(viewer_id, ids) for viewer_id, ids in ids_by_viewer.items())
         answers = await asyncio.gather(*requests, return_exceptions=True)
-        found: dict[str, Any] = {}
-        for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True):
+        views: dict[str, Any] = {}
+        for (viewer_id, ids), answer in zip(ids_by_viewer.items(), answers, strict=True):
             results = dict.fromkeys(ids, answer) if isinstance(answer, BaseException) else answer
-            found |= {joined(viewer_id, id_): it for id_, it in results.items()}
-        return {key: it for key, it in found.items() if it is not ABSENT}
+            views |= {joined(viewer_id, id_): view for id_, view in results.items()}
+        return {key: view for key, view in views.items() if view is not ABSENT}
 
     declare = cache.batched(
         kind.name,

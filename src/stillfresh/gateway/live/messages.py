@@ -1,4 +1,4 @@
-"""What may go over `WS /v1/live`: messages field by field, ids, origins, and how much (G3).
+"""What may go over `WS /v1/live`: messages field by field, ids, origins, and how much.
 
 Pure: text and times in, messages and decisions out. Every message is a JSON object told apart by
 `type`; docs/live.md and stillfresh.d.ts list the same fields.
@@ -33,7 +33,8 @@ LONGEST_PATH: Final = 2_000
 LONGEST_TOKEN: Final = 8_000
 LONGEST_REASON: Final = 200
 """Characters of the reason why a message was refused."""
-RATE, BURST = 100.0, 1_000.0
+RATE: Final = 100.0
+BURST: Final = 1_000.0
 """Messages a second, and at once: a page that scrolls sends one a frame, sixty a second, and a
 network that held them up delivers those of several seconds together."""
 MAX_ID: Final = 1_000
@@ -75,7 +76,7 @@ class VisibleMessage(Struct, frozen=True, tag="visible", forbid_unknown_fields=T
 
 
 class RouteMessage(Struct, frozen=True, tag="route", forbid_unknown_fields=True):
-    """The page's path; a new path ends all subscriptions (C8)."""
+    """The page's path; a new path ends all subscriptions."""
 
     path: Annotated[str, Meta(min_length=1, max_length=LONGEST_PATH)]
 
@@ -188,7 +189,9 @@ def read(text: str | None) -> Sequence[ClientMessage | BadMessage]:
         messages = [_read(part) for part in (_apart(text) if is_array else [text])]
     except UNREADABLE as exc:
         return [_bad(exc)]
-    return messages[:1] if all(isinstance(it, BadMessage) for it in messages) else messages
+    return (
+        messages[:1] if all(isinstance(message, BadMessage) for message in messages) else messages
+    )
 
 
 def _read(text: str | msgspec.Raw) -> ClientMessage | BadMessage:
@@ -206,8 +209,12 @@ def _bad(error: Exception) -> BadMessage:
 
 def cost_of(messages: Sequence[ClientMessage | BadMessage]) -> int:
     """What a frame costs: twenty items, or further messages, count as one more message."""
-    listing = (it for it in messages if isinstance(it, SubscribeMessage | UnsubscribeMessage))
-    return 1 + (len(messages) - 1 + sum(len(it.items) for it in listing)) // 20
+    listing = (
+        message
+        for message in messages
+        if isinstance(message, SubscribeMessage | UnsubscribeMessage)
+    )
+    return 1 + (len(messages) - 1 + sum(len(message.items) for message in listing)) // 20
 
 
 def is_id(text: str) -> bool:
@@ -252,6 +259,8 @@ def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:
     """True for a page of this host or of a named origin, and for clients without an Origin."""
     if not origin or origin in origins:
         return True
-    scheme, _, there = origin.lower().partition("://")
+    scheme, _, origin_host = origin.lower().partition("://")
     port = PORTS.get(scheme)
-    return port is not None and there.removesuffix(port) == host.lower().removesuffix(port) != ""
+    if port is None:
+        return False
+    return origin_host.removesuffix(port) == host.lower().removesuffix(port) != ""

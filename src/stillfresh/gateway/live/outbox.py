@@ -1,8 +1,8 @@
-"""The messages that wait for one viewer, as frames: bounded, whatever the viewer does (G3).
+"""The messages that wait for one viewer, as frames: bounded, whatever the viewer does.
 
 Answers come first, in their order; then the newest of each of an application's notices, the last
 figures, and the newest view of each id. A view is encoded when the first viewer needs it; viewers
-that get the same at one moment share one frame (E28, G4).
+that get the same at one moment share one frame.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ class Frames:
         self._frames: BoundedDict[tuple[object, ...], tuple[str, int, float]]
         self._frames = BoundedDict(MOST_FRAMES)
         self._moment: dict[Viewed, Answer[Any]] = {}
-        self._made = ("", 0, 0.0)
-        """Of the moment."""
+        self._shared_frame = ("", 0, 0.0)
+        """The frame of the moment, how many views it has, and when it was written."""
 
     def of(
         self, waiting: dict[Viewed, Answer[Any]], now: float, *, is_shared: bool = False
@@ -50,24 +50,28 @@ class Frames:
 
         `is_shared`: it is not changed, so that its frame is found without looking into it.
         """
-        if is_shared and self._moment is waiting and 0 <= now - self._made[2] < SAME_AGE:
-            return self._made[:2]
+        if is_shared and self._moment is waiting and 0 <= now - self._shared_frame[2] < SAME_AGE:
+            return self._shared_frame[:2]
         key = (*waiting, *waiting.values())
-        kept = self._frames.get(key)
-        if kept is None or not 0 <= now - kept[2] < SAME_AGE:
-            kept = *array_of(text_of(*it, now) for it in waiting.items()), now
-            self._frames.note(key, kept)
+        frame = self._frames.get(key)
+        if frame is None or not 0 <= now - frame[2] < SAME_AGE:
+            texts = (text_of(viewed, answer, now) for viewed, answer in waiting.items())
+            frame = (*array_of(texts), now)
+            self._frames.note(key, frame)
         if is_shared:
-            self._moment, self._made = waiting, kept
-        return kept[:2]
+            self._moment = waiting
+            self._shared_frame = frame
+        return frame[:2]
 
 
 def array_of(texts: Iterable[str]) -> tuple[str, int]:
     """A frame of as many as fit, and how many those are."""
-    taken, size = [], 0
+    taken: list[str] = []
+    size = 0
     for text in texts:
         taken.append(text)
-        if (size := size + len(text)) >= FULL_FRAME:
+        size += len(text)
+        if size >= FULL_FRAME:
             break
     return f"[{','.join(taken)}]", len(taken)
 
@@ -101,13 +105,13 @@ class Outbox:
         return True
 
     def forget_notices(self) -> None:
-        """The viewer has changed: drop notices for the viewer before (G12)."""
+        """The viewer has changed: drop notices for the viewer before."""
         self._queues["notices"].clear()
 
     def frame(self, connection: Connection, now: float) -> str | None:
         """Take the next frame; None: nothing waits. News never hold up an answer, or the end.
 
-        G12: what is not taken yet can still be dropped, when the viewer becomes somebody else.
+        What is not taken yet can still be dropped, when the viewer becomes somebody else.
         """
         if any(self._queues.values()):
             return array_of(iter(self._answer, None))[0] if self._together else self._answer()
@@ -118,7 +122,8 @@ class Outbox:
             text, count = self._frames.of(waiting, now, is_shared=connection.is_shared)
         else:
             [(viewed, answer)] = islice(waiting.items(), 1)
-            text, count = text_of(viewed, answer, now), 1
+            text = text_of(viewed, answer, now)
+            count = 1
         connection.took(count)
         return text
 
@@ -135,7 +140,8 @@ class ViewText:
 
     def __init__(self, viewed: Viewed, answer: Answer[Any]) -> None:
         error = None if answer.error is None else FAILED
-        verdict, kind = answer.verdict.value, viewed.kind.name
+        verdict = answer.verdict.value
+        kind = viewed.kind.name
         message = UpdateMessage(kind, viewed.id, answer.value, answer.fetched_at, verdict, error)
         self.answer = answer
         self.head = encode(message)[:-1].decode()
@@ -154,7 +160,7 @@ def text_of(viewed: Viewed, answer: Answer[Any], now: float) -> str:
     """A message: `update`, `absent` or, where there is nothing to show, `error`."""
     if not answer.found:
         if answer.error is not None:
-            return _failed(viewed, FAILED)
+            return _error_text(viewed, FAILED)
         return encode(AbsentMessage(viewed.kind.name, viewed.id, answer.fetched_at)).decode()
     if viewed.text is None or not _is_same(viewed.text.answer, answer):
         try:
@@ -163,11 +169,11 @@ def text_of(viewed: Viewed, answer: Answer[Any], now: float) -> str:
             logger.warning(
                 "%s %r: its value cannot be written as JSON: %s", viewed.kind.name, viewed.id, exc
             )
-            return _failed(viewed, "its value cannot be written as JSON")
+            return _error_text(viewed, "its value cannot be written as JSON")
     return viewed.text.aged(now)
 
 
-def _failed(viewed: Viewed, why: str) -> str:
+def _error_text(viewed: Viewed, why: str) -> str:
     return encode(ErrorMessage("load_failed", why, viewed.kind.name, viewed.id)).decode()
 
 

@@ -1,4 +1,4 @@
-"""One viewer on `WS /v1/live`: handles its messages, and sends news (G3).
+"""One viewer on `WS /v1/live`: handles its messages, and sends news.
 
 Two tasks: the server's own task sends, another one receives. `messages.py` defines messages and
 limits, the outbox has the waiting messages, and a connection of the hub has the subscriptions.
@@ -88,17 +88,19 @@ class Session:
     def check(self, now: float) -> None:
         """Ask a silent viewer whether it is there; let go of one that is not.
 
-        G12: an outage of the identity service is bridged for a while, and no longer.
+        An outage of the identity service is bridged for a while, and no longer.
         """
         if self.sign_in is not None and self.sign_in.has_lapsed(now):
             minutes = UNCONFIRMED_FOR / 60
             why = f"your sign-in could not be confirmed for {minutes:g} minutes; sign in again"
             self._complain("sign_in_unavailable", why)
             self._become(None)
-        asked = None if self._asked_at is None else now - self._asked_at
+        asked_since = None if self._asked_at is None else now - self._asked_at
         sending = None if self._sending_since is None else now - self._sending_since
         live = self._live
-        match messages.pulse(now - self._heard_at, asked, sending, live.heartbeat, live.patience):
+        match messages.pulse(
+            now - self._heard_at, asked_since, sending, live.heartbeat, live.patience
+        ):
             case "ask":
                 self._asked_at = now
                 self.outbox.put("beats", messages.PingMessage())
@@ -106,7 +108,7 @@ class Session:
                 self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
 
     async def check_token(self) -> bool:
-        """G12: a revoked token makes the viewer a guest. False if the hook could not answer."""
+        """A revoked token makes the viewer a guest. False if the hook could not answer."""
         if (sign_in := self.sign_in) is None:
             return True
         try:
@@ -119,15 +121,20 @@ class Session:
         return True
 
     async def _send_all(self, send: Send) -> None:
-        outbox, connection, clock = self.outbox, self.connection, self._live.clock
+        outbox = self.outbox
+        connection = self.connection
+        clock = self._live.clock
         while not self._is_gone:
             await outbox.wake.wait()
             outbox.wake.clear()
-            now, count = clock(), 0
+            now = clock()
+            count = 0
             while (frame := outbox.frame(connection, now)) is not None:
                 self._sending_since = now
-                await _sent(send, {"type": "websocket.send", "text": frame})
-                begin, now, count = now, clock(), count + 1
+                await _send_or_reset(send, {"type": "websocket.send", "text": frame})
+                begin = now
+                now = clock()
+                count += 1
                 if now - begin >= WAITED:  # it waited for room, and found it: a sign of life
                     self._heard_at = now
                 if count % IN_A_TURN == 0:
@@ -144,7 +151,9 @@ class Session:
         code, reason = self._ends
         with suppress(TimeoutError, OSError):  # it has gone already
             async with asyncio.timeout(CLOSING):
-                await _sent(send, {"type": "websocket.close", "code": int(code), "reason": reason})
+                await _send_or_reset(
+                    send, {"type": "websocket.close", "code": int(code), "reason": reason}
+                )
 
     async def _listen(self, receive: Receive) -> None:
         try:
@@ -162,26 +171,28 @@ class Session:
             self.outbox.wake.set()
             return
         self._heard_at = self._live.clock()
-        text, most = message.get("text"), self._live.max_message
-        body = message.get("bytes") or b"" if text is None else text.encode(errors="surrogatepass")
+        text = message.get("text")
+        most = self._live.max_message
+        binary = message.get("bytes") or b""
+        body = binary if text is None else text.encode(errors="surrogatepass")
         if len(body) > most:
             self.end(Close.TOO_BIG, f"a message has at most {most:,} bytes")
             return
-        heard = messages.read(text)
-        if not self._rate.spend(self._heard_at, messages.cost_of(heard)):
+        received = messages.read(text)
+        if not self._rate.spend(self._heard_at, messages.cost_of(received)):
             self._complain("flood", "too many messages; slow down")
             self.end(Close.POLICY, "too many messages")
             return
-        for it in heard:
+        for each in received:
             if self._ends is None:
-                await self._do(it)
+                await self._do(each)
 
     async def _do(self, message: messages.ClientMessage | BadMessage) -> None:
         match message:
             case BadMessage(why):
                 self._complain("bad_message", why, is_bad=True)
             case messages.SubscribeMessage(items):
-                self._subscribe(await self._allowed(items))
+                self._subscribe(await self._without_unconfirmed(items))
             case messages.SignInMessage(token):
                 await self._sign_in(token)
             case messages.SignOutMessage():
@@ -203,26 +214,27 @@ class Session:
             case messages.VisibleMessage(visible):
                 self.connection.set_visible(visible)
             case messages.RouteMessage(path):
-                if self._path not in {None, path}:  # C8: the first path resets nothing
+                if self._path not in {None, path}:  # the first path resets nothing
                     self.connection.reset()
                 self._path = path
 
-    async def _allowed(self, items: Sequence[OnScreen]) -> Sequence[OnScreen]:
-        """G12: nothing private is subscribed unless the token was confirmed just now."""
-        own = [it for it in items if it.kind in self._live.own_kinds]
+    async def _without_unconfirmed(self, items: Sequence[OnScreen]) -> Sequence[OnScreen]:
+        """Nothing private is subscribed unless the token was confirmed just now."""
+        own = [item for item in items if item.kind in self._live.own_kinds]
         if not own or await self.check_token():
             return items
         why = "your sign-in could not be confirmed just now; try again later"
-        self._complain("sign_in_unavailable", why, items=[(it.kind, it.id) for it in own])
-        return [it for it in items if it.kind not in self._live.own_kinds]
+        self._complain("sign_in_unavailable", why, items=[(item.kind, item.id) for item in own])
+        return [item for item in items if item.kind not in self._live.own_kinds]
 
     def _subscribe(self, items: Sequence[OnScreen]) -> None:
         """Subscribe each item once, and send its present view."""
-        connection, most = self.connection, self._live.max_subscriptions
+        connection = self.connection
+        most = self._live.max_subscriptions
         refused = {kind for kind in {item.kind for item in items} if not self._may_see(kind)}
         too_many: dict[tuple[str, str], None] = {}
         for item in items:
-            if item.kind in refused or (viewed := self._found(item)) is None:
+            if item.kind in refused or (viewed := self._viewed_item(item)) is None:
                 continue
             if viewed not in connection:
                 if connection.size >= most:
@@ -234,7 +246,7 @@ class Session:
             why = f"a viewer has at most {most:,} subscriptions"
             self._complain("too_many_subscriptions", why, items=too_many)
 
-    def _found(self, item: OnScreen) -> Viewed | None:
+    def _viewed_item(self, item: OnScreen) -> Viewed | None:
         try:
             if messages.is_id(item.id):
                 return self._live.hub.find(item.kind, item.id, self.connection.viewer_id)
@@ -265,7 +277,8 @@ class Session:
                 self._become(sign_in)
 
     def _become(self, sign_in: SignIn | None) -> None:
-        before, now = self.connection.viewer_id, sign_in.viewer_id if sign_in else None
+        before = self.connection.viewer_id
+        now = sign_in.viewer_id if sign_in else None
         self.sign_in = sign_in
         if now != before:
             self.outbox.forget_notices()
@@ -274,9 +287,15 @@ class Session:
         self._welcome()
 
     def _welcome(self) -> None:
-        live, viewer_id = self._live, self.connection.viewer_id
-        kinds, own, most = live.hub.kinds, live.own_kinds, live.max_subscriptions
-        self._reply(messages.WelcomeMessage(viewer_id, kinds, own, live.heartbeat, most))
+        live = self._live
+        message = messages.WelcomeMessage(
+            self.connection.viewer_id,
+            live.hub.kinds,
+            live.own_kinds,
+            live.heartbeat,
+            live.max_subscriptions,
+        )
+        self._reply(message)
 
     def _complain(
         self,
@@ -299,7 +318,7 @@ class Session:
             self.end(Close.SILENT, "too much was left unread", within=0)
 
 
-async def _sent(send: Send, message: MutableMapping[str, Any]) -> None:
+async def _send_or_reset(send: Send, message: MutableMapping[str, Any]) -> None:
     """Send; a server that has closed the connection already raises its own error."""
     try:
         await send(message)

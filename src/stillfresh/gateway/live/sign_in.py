@@ -1,4 +1,4 @@
-"""The token of a live session, and whether it is still valid (G12).
+"""The token of a live session, and whether it is still valid.
 
 The application's hook is asked again at least every minute, and before each subscription to a
 per-viewer kind.
@@ -39,11 +39,11 @@ class SignInFailed(StillfreshError):
         """True if it is the viewer's mistake."""
 
 
-async def asked(authenticate: Authenticate, token: str) -> str | None:
+async def ask_hook(authenticate: Authenticate, token: str) -> str | None:
     """The result of the application's hook, within a time limit."""
     async with asyncio.timeout(SIGN_IN_TIMEOUT):
-        found = authenticate(token)
-        return await found if inspect.isawaitable(found) else found
+        viewer_id = authenticate(token)
+        return await viewer_id if inspect.isawaitable(viewer_id) else viewer_id
 
 
 class Tokens:
@@ -66,7 +66,7 @@ class Tokens:
         if self._authenticate is None:
             raise SignInFailed("this server has no sign-in", "sign_in_failed")
         try:
-            viewer_id = await asked(self._authenticate, token)
+            viewer_id = await ask_hook(self._authenticate, token)
             if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
                 _refuse(viewer_id)
         except Exception as exc:

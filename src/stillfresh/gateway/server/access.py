@@ -1,4 +1,4 @@
-"""The access log (G16): a line for each request: how the cache answered, and how long it took.
+"""The access log: a line for each request: how the cache answered, and how long it took.
 
 Never the query, a header field or an address: they may hold secrets, or identify a visitor. An
 answer that is sent again from its kept bytes (`hits`) is logged too, as it was the first time.
@@ -51,8 +51,9 @@ class LoggedRequest:
                 self.size += len(message.get("body", b""))
             case "http.response.start" | "websocket.http.response.start":
                 self.status = message["status"]
-                fields = (it for name, it in message.get("headers", ()) if name == b"cache-status")
-                self.cache = next(fields, None)
+                headers = message.get("headers", ())
+                statuses = (value for name, value in headers if name == b"cache-status")
+                self.cache = next(statuses, None)
             case "websocket.accept":
                 self.status = SWITCHED
             case "websocket.close":
@@ -73,7 +74,9 @@ class AccessLog:
     ) -> None:
         self._put = writer.put
         self._hide = hide
-        self._line, self._said = (json_line, json_said) if is_json else (text_line, text_said)
+        self._line = json_line if is_json else text_line
+        self._facts = json_facts if is_json else text_facts
+        """Encode what is known of a request, without the time, which the line begins with."""
         self._clock = clock
         self._ticks = ticks
 
@@ -83,24 +86,26 @@ class AccessLog:
     def refused(self, status: int, size: int) -> None:
         """A request that could not be read."""
         request = LoggedRequest("-", b"-")
-        request.status, request.size = status, size
+        request.status = status
+        request.size = size
         self._note(request, 0.0)
 
     async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
             return
-        began, path = self._ticks(), scope.get("raw_path") or scope["path"].encode()
+        began = self._ticks()
+        path = scope.get("raw_path") or scope["path"].encode()
         request = LoggedRequest(scope.get("method", "GET"), path)
         if (keep := scope.get(KEEP)) is not None:
-            scope[KEEP] = self._kept(keep, request)
+            scope[KEEP] = self._log_repeats(keep, request)
 
-        async def told(message: Message) -> None:
+        async def hear_and_send(message: Message) -> None:
             request.hear(message)
             await send(message)
 
         try:
-            await app(scope, receive, told)
+            await app(scope, receive, hear_and_send)
         except Exception:
             request.status = request.status or BROKEN  # the server then answers with it
             raise
@@ -109,7 +114,7 @@ class AccessLog:
                 request.status = request.status or tunnel.status
             self._note(request, self._ticks() - began)
 
-    def _kept(
+    def _log_repeats(
         self, keep: Callable[[Holds], None], request: LoggedRequest
     ) -> Callable[[Holds], None]:
         """Log another line each time when the answer is sent again."""
@@ -119,7 +124,7 @@ class AccessLog:
                 if not holds():
                     return False
                 if request.again is None:
-                    request.again = self._said(self._hide, request, 0.0)
+                    request.again = self._facts(self._hide, request, 0.0)
                 self._put(partial(self._line, self._clock(), request.again))
                 return True
 
@@ -128,44 +133,46 @@ class AccessLog:
         return keep_logged
 
     def _note(self, request: LoggedRequest, seconds: float) -> None:
-        at, said = self._clock(), partial(self._said, self._hide, request, seconds)
-        self._put(lambda: self._line(at, said()))
+        at = self._clock()
+        self._put(lambda: self._line(at, self._facts(self._hide, request, seconds)))
 
 
 def shown_path(path: bytes) -> str:
     """Any path as one word: percent-encoded."""
-    return UNSEEN.sub(lambda found: b"%%%02X" % found[0][0], path).decode("ascii")
+    return UNSEEN.sub(lambda match: b"%%%02X" % match[0][0], path).decode("ascii")
 
 
 def shown_status(cache: bytes | None) -> str | None:
     """How our cache answered: `hit; ttl=20; detail=fresh`; None if it was not asked."""
-    _, found, said = (cache or b"").rpartition(OURS)
-    return said.decode("ascii", "backslashreplace") if found else None
+    _, ours, status = (cache or b"").rpartition(OURS)
+    return status.decode("ascii", "backslashreplace") if ours else None
 
 
-def text_said(hide: Hidden, it: LoggedRequest, seconds: float) -> bytes:
-    path, size = hide(shown_path(it.path)), 0 if it.method == "HEAD" else it.size
-    status, cache = it.status or "-", shown_status(it.cache) or "-"
-    return f"{it.method} {path} {status} {size} {seconds:.6f} {cache}\n".encode()
+def text_facts(hide: Hidden, request: LoggedRequest, seconds: float) -> bytes:
+    path = hide(shown_path(request.path))
+    size = 0 if request.method == "HEAD" else request.size
+    status = request.status or "-"
+    cache = shown_status(request.cache) or "-"
+    return f"{request.method} {path} {status} {size} {seconds:.6f} {cache}\n".encode()
 
 
-def text_line(at: float, said: bytes) -> bytes:
-    return moment(at).encode() + b" ACCESS " + said
+def text_line(at: float, facts: bytes) -> bytes:
+    return moment(at).encode() + b" ACCESS " + facts
 
 
-def json_said(hide: Hidden, it: LoggedRequest, seconds: float) -> bytes:
+def json_facts(hide: Hidden, request: LoggedRequest, seconds: float) -> bytes:
     return msgspec.json.encode(
         {
             "level": "access",
-            "method": it.method,
-            "path": hide(shown_path(it.path)),
-            "status": it.status,
-            "bytes": 0 if it.method == "HEAD" else it.size,
-            "cache": shown_status(it.cache),
+            "method": request.method,
+            "path": hide(shown_path(request.path)),
+            "status": request.status,
+            "bytes": 0 if request.method == "HEAD" else request.size,
+            "cache": shown_status(request.cache),
             "seconds": round(seconds, 6),
         }
     )
 
 
-def json_line(at: float, said: bytes) -> bytes:
-    return b'{"time":"' + moment(at).encode() + b'",' + said[1:] + b"\n"
+def json_line(at: float, facts: bytes) -> bytes:
+    return b'{"time":"' + moment(at).encode() + b'",' + facts[1:] + b"\n"

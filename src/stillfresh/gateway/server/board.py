@@ -52,7 +52,7 @@ class Board:
 
     def read_all(self) -> list[tuple[bytes, bool]]:
         """The last bytes of every place, and whether its worker lives."""
-        is_alive = [bool(self._memory[it * self._size + 1]) for it in range(self.places)]
+        is_alive = [bool(self._memory[place * self._size + 1]) for place in range(self.places)]
         return [(self.read(place), is_alive[place]) for place in range(self.places)]
 
     def ended(self, place: int) -> None:

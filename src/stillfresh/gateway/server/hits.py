@@ -1,4 +1,4 @@
-"""Answers that are sent again, found by the bytes of a request's head (I29).
+"""Answers that are sent again, found by the bytes of a request's head.
 
 The answer to a request depends on its head and on the state of the cache. So the bytes of an answer
 are sent again for the same head, before anything is parsed, while the app says that the answer is

@@ -1,4 +1,4 @@
-"""An app on a port: the socket, its address, and how uvicorn is set up for it (G1, I12).
+"""An app on a port: the socket, its address, and how uvicorn is set up for it.
 
 Nothing here knows what a gateway is. Needs `stillfresh[web]`.
 """
@@ -69,7 +69,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def bound_path(path: str) -> Iterator[socket.socket]:
-    """Return a Unix socket that its group may use; replace one that nobody listens on (G17)."""
+    """Return a Unix socket that its group may use; replace one that nobody listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_heard(path):
@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
         return lines
 
     async def on_tick(self, counter: int) -> bool:
-        """Every tenth of a second: uvicorn's own duties, and a look at the open files (I37)."""
+        """Every tenth of a second: uvicorn's own duties, and a look at the open files."""
         for server in self.servers:
             for listener in server.sockets[:1]:
                 self._open_files.look(listener.fileno())
@@ -184,7 +184,7 @@ def server_config(
         interface="asgi3",  # "auto" takes only coroutine functions for it
         lifespan="on",
         log_config=None,
-        log_level="critical",  # `finished` and the protocols log it in our own words (I34)
+        log_level="critical",  # `finished` and the protocols log it in our own words
         access_log=False,
         server_header=False,
         date_header=False,
@@ -194,7 +194,7 @@ def server_config(
 
 
 def begin_drain(server: Server) -> None:
-    """Close each connection after its next answer, so that clients go elsewhere (G17)."""
+    """Close each connection after its next answer, so that clients go elsewhere."""
     protocol = server.config.http_protocol_class
     if issubclass(protocol, Protocol):
         protocol.begin_drain(server.server_state.connections)
@@ -204,7 +204,7 @@ def finished(app: ASGIApp) -> ASGIApp:
     """Give every answer a Date (a page keeps its own), and every request an answer.
 
     Uvicorn cancels requests that still run when the server's time is over: they get a 503. Mistakes
-    of the app are logged here, with the path (I34): uvicorn's own lines are switched off.
+    of the app are logged here, with the path: uvicorn's own lines are switched off.
     """
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The limit of open files (I37): raised at the start, and noted in the log when it is reached.
+"""The limit of open files: raised at the start, and noted in the log when it is reached.
 
 Every connection is an open file. When there is none left, the event loop drops new connections
 without a word, so the server has to find out by itself.
@@ -28,7 +28,7 @@ def raise_limit() -> int:
     if limit == most:
         return limit
     is_endless = most == resource.RLIM_INFINITY
-    lower = [it for it in CANDIDATES if it > limit and (is_endless or it < most)]
+    lower = [number for number in CANDIDATES if number > limit and (is_endless or number < most)]
     for candidate in [most, *lower]:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (candidate, most))

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients speak it to a gateway (G1, I12, I13): uvicorn's protocol, within limits.
+"""HTTP/1.1 as clients speak it to a gateway: uvicorn's protocol, within limits.
 
 RFC 9112: a head has limits of size and time, a target that is a whole URL names the host (§3.2.2),
 HTTP/1.0 clients get no chunks (§6.1). A request for a WebSocket of the site is passed on like
@@ -63,7 +63,7 @@ class Protocol(HttpToolsProtocol):
     """Whether a WebSocket for this path belongs to the site."""
     access: AccessLog | None
     is_draining = False
-    """G17: the server ends soon: each answer is the last one of its connection."""
+    """The server ends soon: each answer is the last one of its connection."""
     _is_unfit = False
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
@@ -116,9 +116,9 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a head that the parser has not finished."""
-        kept = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
-        if kept is not None and self._is_idle() and kept.holds():
-            self._give_again(kept)
+        answer = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
+        if answer is not None and self._is_idle() and answer.holds():
+            self._give_again(answer)
             return
         if self._is_refused:
             return
@@ -145,7 +145,7 @@ class Protocol(HttpToolsProtocol):
             and not self.transport.is_closing()
         )
 
-    def _give_again(self, kept: KeptAnswer) -> None:
+    def _give_again(self, answer: KeptAnswer) -> None:
         """Do what `data_received` and `on_response_complete` do, without the parser and the app."""
         if self._timer is not None:
             self._stop_timer()
@@ -153,7 +153,7 @@ class Protocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self._keep_alive_for(self.timeout_keep_alive)
         self.server_state.total_requests += 1
-        self.transport.write(kept.text)
+        self.transport.write(answer.text)
 
     def _keep_alive_for(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
@@ -200,7 +200,7 @@ class Protocol(HttpToolsProtocol):
             return partial(_refuse, 505, OTHER_VERSION)
         if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
             return partial(_refuse, 400, OLD_CHUNKS)  # RFC 9112 §6.1: its framing is faulty
-        size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         return partial(_refuse, 431, TOO_LONG) if size > LONGEST_HEAD else None
 
     def _find_tunnel(self) -> None:
@@ -227,23 +227,27 @@ class Protocol(HttpToolsProtocol):
 
     def _record(self, cycle: RequestResponseCycle) -> None:
         """Let the app keep its answer, unless the request has more than a head."""
-        head, self._head = self._head, None
+        head = self._head
+        self._head = None
         if head is None or self.is_draining or any(name in WITH_MORE for name, _ in self.headers):
             return
         recorder: Any = Recorder(self.transport)
         respond = cycle.on_response
 
         def on_response() -> None:
-            if (kept := recorder.kept()) is not None and cycle.keep_alive:
-                self.hits.note(head, kept)
+            answer = recorder.kept()
+            if answer is not None and cycle.keep_alive:
+                self.hits.note(head, answer)
             respond()
 
-        cycle.transport, cycle.on_response = recorder, on_response
+        cycle.transport = recorder
+        cycle.on_response = on_response
         cycle.scope[KEEP] = recorder.keep  # type: ignore[typeddict-unknown-key]
 
     def _follow(self, cycle: RequestResponseCycle) -> None:
         """If the client leaves, all its running requests must know, not just the last one."""
-        self._cycles = [*(it for it in self._cycles if not it.response_complete), cycle]
+        running = [other for other in self._cycles if not other.response_complete]
+        self._cycles = [*running, cycle]
         if self._tunnel is not None:
             self._tunnel.attach(cycle)
             cycle.scope.update({"type": TUNNEL, TUNNEL: self._tunnel})  # type: ignore[typeddict-item]
@@ -252,7 +256,7 @@ class Protocol(HttpToolsProtocol):
         if cycle.scope["http_version"] not in {"1.0", "1.1"}:
             cycle.scope["http_version"] = "1.1"
         if cycle.scope["http_version"] == "1.0":
-            send: Any = _unchunked(cycle)
+            send: Any = _send_unchunked(cycle)
             cycle.send = send  # type: ignore[method-assign]
         else:
             cycle.scope[INTERIM] = partial(_tell, cycle)  # type: ignore[typeddict-unknown-key]
@@ -262,13 +266,14 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._part, self._unread = Part.NOTHING, 0
+        self._part = Part.NOTHING
+        self._unread = 0
         super().on_message_complete()
 
     def _name_host(self) -> None:
         """The host in the target replaces the field. Several Hosts are left: they are refused."""
         hosts = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
-        if len(hosts) == 1 and (named := _named(self.url)):
+        if len(hosts) == 1 and (named := _host_in_target(self.url)):
             self.headers[hosts[0]] = b"host", named
 
     def send_400_response(self, msg: str) -> None:
@@ -343,13 +348,17 @@ def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
 
 
 def _last_words(status: int, text: bytes) -> bytes:
-    date, length = http_date_text(time.time()), b"%d" % len(text)
-    fields = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
-    fields += [(b"content-length", length), (b"connection", b"close"), (b"date", date)]
+    fields = [
+        (b"content-type", b"text/plain"),
+        (b"cache-control", b"no-store"),
+        (b"content-length", b"%d" % len(text)),
+        (b"connection", b"close"),
+        (b"date", http_date_text(time.time())),
+    ]
     return head_of(status, fields) + text
 
 
-def _named(target: bytes) -> bytes | None:
+def _host_in_target(target: bytes) -> bytes | None:
     """The host and port in `http://host:port/path`; None if there is none."""
     if target[:1] in {b"/", b"*"} or b"://" not in target:
         return None
@@ -361,7 +370,7 @@ async def _refuse(status: int, text: bytes, scope: Scope, receive: Receive, send
     await refuse(send, status, text, is_last=True)
 
 
-def _unchunked(cycle: RequestResponseCycle) -> Send:
+def _send_unchunked(cycle: RequestResponseCycle) -> Send:
     """An answer of unknown length ends with the connection, which 1.0 closes anyway."""
     send: Any = cycle.send
     is_open_ended = False

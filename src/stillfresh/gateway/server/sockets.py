@@ -1,4 +1,4 @@
-"""WebSockets as browsers speak them to a gateway (G3): uvicorn's protocol, within limits.
+"""WebSockets as browsers speak them to a gateway: uvicorn's protocol, within limits.
 
 A connection that is being closed is cut off after a moment, even if the client does not read. So is
 one that sends only pings, or parts of a message without end. Needs `stillfresh[web]`.
@@ -18,7 +18,8 @@ from stillfresh.pages.edge import LINGER
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-RATE, BURST = 50.0, 1_000.0
+RATE: Final = 50.0
+BURST: Final = 1_000.0
 """Control frames and parts of messages, a second and at once: browsers send hardly any."""
 MOST_PARTS: Final = 1_000
 """Of one message: empty ones would never be too long."""
@@ -128,5 +129,5 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 @lru_cache(maxsize=32)
 def framed(text: str) -> bytes:
-    """A server's frames are not masked, so a message to many clients is encoded once (E28)."""
+    """A server's frames are not masked, so a message to many clients is encoded once."""
     return Frame(Opcode.TEXT, text.encode()).serialize(mask=False)

@@ -1,4 +1,4 @@
-"""The client's end of a tunnel (I12): its connection, from the switch of protocols on.
+"""The client's end of a tunnel: its connection, from the switch of protocols on.
 
 Needs `stillfresh[web]`.
 """

@@ -1,4 +1,4 @@
-"""Several processes on one port (G17, I29): a parent starts workers and replaces those that end.
+"""Several processes on one port: a parent starts workers and replaces those that end.
 
 Workers are forked. The parent runs no event loop and no thread, and opens no store, so a fork
 copies nothing that is in use; every worker opens its own store. Each one accepts connections on the
@@ -35,8 +35,12 @@ MOST_FAILED_STARTS: Final = 5
 KILLED_AFTER: Final = 30.0
 """Seconds that workers have to end: requests under way have their own grace, and stores close."""
 LONGEST_ERROR: Final = 10_000
-READY, FAILED, WRONG = b"r", b"f", b"w"
-"""A worker's messages: it listens; it failed, and why; or its settings are wrong."""
+READY: Final = b"r"
+"""The first byte of a worker's message: it listens."""
+FAILED: Final = b"f"
+"""It failed; the reason follows."""
+WRONG: Final = b"w"
+"""Its settings are wrong; the reason follows."""
 TAKEN: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
@@ -119,7 +123,7 @@ class Workers:
         self._error: StillfreshError | None = None
 
     def run(self) -> None:
-        with _heard_signals() as signals:
+        with _signal_socket() as signals:
             while self._killed_at is None or any(slot.pid for slot in self._slots):
                 if self._killed_at is None:
                     for slot in self._missing():
@@ -139,7 +143,9 @@ class Workers:
         return [slot for slot in wanted if not slot.pid]
 
     def _start(self, slot: Slot, signals: socket.socket) -> None:
-        slot.is_ready, slot.error, slot.started_at = False, b"", time.monotonic()
+        slot.is_ready = False
+        slot.error = b""
+        slot.started_at = time.monotonic()
         sys.stdout.flush()  # buffered text would be written by both processes
         sys.stderr.flush()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
@@ -148,17 +154,19 @@ class Workers:
             with theirs:
                 slot.pid = os.fork()
                 if not slot.pid:
-                    lines = [it.line for it in self._slots if it.line is not None]
+                    lines = [other.line for other in self._slots if other.line is not None]
                     worker = Worker(slot.place, self._board, theirs)
                     _become(self._work, worker, mask, [signals, *lines])
         except OSError as exc:
-            self._ended(slot, f"could not be started: {exc}")
+            self._replace_later(slot, f"could not be started: {exc}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _wait(self, signals: socket.socket) -> None:
         """Wait until something happens, or something is due."""
-        starting = [it.line for it in self._slots if it.line and not (it.is_ready or it.error)]
+        starting = [
+            slot.line for slot in self._slots if slot.line and not (slot.is_ready or slot.error)
+        ]
         if self._killed_at is None:
             due = min((slot.due for slot in self._missing()), default=None)
         else:
@@ -167,7 +175,7 @@ class Workers:
         select.select([signals, *starting], [], [], left)
         for slot in self._slots:
             self._hear(slot)
-        for number in _drained(signals):
+        for number in _read_waiting(signals):
             if number == signal.SIGHUP:
                 if self._killed_at is None and self._reload():
                     self._send(signal.SIGHUP)
@@ -175,11 +183,13 @@ class Workers:
                 self._end(number)
 
     def _hear(self, slot: Slot) -> None:
-        said = b"" if slot.line is None else _drained(slot.line)
-        if said[:1] != READY:
-            slot.error = slot.error or said
+        message = b"" if slot.line is None else _read_waiting(slot.line)
+        if message[:1] != READY:
+            slot.error = slot.error or message
             return
-        slot.is_ready, self._failed_starts, slot.error = True, 0, said[1:]
+        slot.is_ready = True
+        slot.error = message[1:]
+        self._failed_starts = 0
         if not self._was_ready:
             self._was_ready = True
             self._tell_ready()
@@ -210,21 +220,24 @@ class Workers:
                 self._hear(slot)
                 code = os.waitstatus_to_exitcode(status)
                 how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-                self._ended(slot, f"(process {pid}) ended by {how}")
+                self._replace_later(slot, f"(process {pid}) ended by {how}")
 
-    def _ended(self, slot: Slot, how: str) -> None:
+    def _replace_later(self, slot: Slot, how: str) -> None:
         """Replace it after a pause, unless all are ending."""
-        was_ready, lived = slot.is_ready, time.monotonic() - slot.started_at
+        was_ready = slot.is_ready
+        lived = time.monotonic() - slot.started_at
         if slot.line is not None:
             slot.line.close()
-        slot.pid, slot.line, slot.is_ready = 0, None, False
+        slot.pid = 0
+        slot.line = None
+        slot.is_ready = False
         self._board.ended(slot.place)
         if self._killed_at is not None:
             return
         if slot.error:
             how += f": {slot.error[1:].decode(errors='replace')}"
         self._failed_starts += not was_ready
-        if not was_ready and (error := self._hopeless(slot, how)) is not None:
+        if not was_ready and (error := self._reason_to_give_up(slot, how)) is not None:
             self._error = error
             self._end(signal.SIGTERM)
             return
@@ -233,19 +246,19 @@ class Workers:
         slot.due = time.monotonic() + pause
         logger.warning("worker %d %s; another one starts in %g s", slot.place + 1, how, pause)
 
-    def _hopeless(self, slot: Slot, how: str) -> StillfreshError | None:
+    def _reason_to_give_up(self, slot: Slot, how: str) -> StillfreshError | None:
         """Why to give up, if so: an error of the first start would come at every start."""
         if slot.error and not self._was_ready:
             failed = ConfigError if slot.error[:1] == WRONG else StillfreshError
             return failed(slot.error[1:].decode(errors="replace"))
-        if self._failed_starts < MOST_FAILED_STARTS or any(it.is_ready for it in self._slots):
+        if self._failed_starts < MOST_FAILED_STARTS or any(other.is_ready for other in self._slots):
             return None
         many = f"{self._failed_starts} workers in a row ended before they were ready"
         return StillfreshError(f"{many}, and none is left; the last one {how}")
 
 
 @contextmanager
-def _heard_signals() -> Iterator[socket.socket]:
+def _signal_socket() -> Iterator[socket.socket]:
     """A socket that receives the numbers of signals, so that one `select` waits for everything."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -260,7 +273,7 @@ def _heard_signals() -> Iterator[socket.socket]:
                 signal.signal(number, handler)
 
 
-def _drained(line: socket.socket) -> bytes:
+def _read_waiting(line: socket.socket) -> bytes:
     try:
         return line.recv(2 * LONGEST_ERROR, socket.MSG_DONTWAIT)
     except BlockingIOError:
