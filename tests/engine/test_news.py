@@ -226,7 +226,7 @@ class TestS10Memory:
         assert (notices := bench.prices.core.memory.notices) is not None
         for key in ("a", "b", "c", "d"):
             bench.told(key)
-            assert len(notices._told) <= 2
+            assert len(notices._announced) <= 2
         bench.store.let_go("read:done")
         await reading
         await bench.pass_time(2)

@@ -844,7 +844,7 @@ class TestE28ManyKeys:
         with prices.watch(MANY):
             prices.core.memory.drop("sku-9")
             await until(lambda: not prices.core.watcher.late)
-            assert prices.core.watcher._heard["sku-9"] == known
+            assert prices.core.watcher._fetched_at["sku-9"] == known
 
     async def test_many_keys_that_leave_while_nothing_is_watched(self, prices: Prices) -> None:
         """E24: what is watched next is loaded all the same."""

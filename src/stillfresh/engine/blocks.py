@@ -1,4 +1,4 @@
-"""Blocks of code that read past the cache, or on another store (E22).
+"""Blocks of code that read past the cache, or on another store.
 
 Reads inside `bypassed()` come here instead of to memory and the store. A block counts for the task
 that opened it, and for the tasks that this one starts. Other tasks are not affected.
@@ -69,7 +69,7 @@ def past(cache: "Lifecycle") -> Iterator[None]:
             yield
     finally:
         block.cache = None
-        OPEN.set(tuple(it for it in OPEN.get() if it is not block))
+        OPEN.set(tuple(other for other in OPEN.get() if other is not block))
 
 
 @contextmanager
@@ -101,7 +101,8 @@ async def loaded(
     core: "Reads[K, V]", keys: Sequence[K], waiter: Waiter[K, V]
 ) -> dict[K, Outcome[V]]:
     """Load by the loader alone: no lease, no shared load, no cooldown; nothing is stored."""
-    runtime, memory = core.owner.apart(), core.memory
+    runtime = core.owner.apart()
+    memory = core.memory
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
     by = None if waiter.load is None else waiter
     flights = [Flight(key, id_, {waiter: BEFORE}, by=by) for key, id_ in core.texts(keys).items()]
@@ -138,7 +139,8 @@ class Override:
 
     async def __aenter__(self) -> None:
         cache = self._cache
-        self._was_private, self._was_closed = cache.is_private, cache.is_closed
+        self._was_private = cache.is_private
+        self._was_closed = cache.is_closed
         self._fronts = {core: core.memory.is_private for core in cache.cores.values()}
         self._before = await cache.swap(
             self._store, is_private=self._is_private, is_closed=False, keeps=True
@@ -147,7 +149,8 @@ class Override:
             core.memory.stand_before(private=self._is_private)
 
     async def __aexit__(self, *_: object) -> None:
-        cache, was = self._cache, self._was_private
+        cache = self._cache
+        was = self._was_private
         try:
             await cache.swap(self._before, is_private=was, is_closed=self._was_closed, keeps=False)
         finally:

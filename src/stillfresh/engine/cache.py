@@ -1,4 +1,4 @@
-"""Cache: a store, a clock, and the resources that share them; opened once, closed cleanly (E13)."""
+"""Cache: a store, a clock, and the resources that share them; opened once, closed cleanly."""
 
 import asyncio
 import inspect
@@ -77,8 +77,12 @@ class Cache(Lifecycle):
         self.clock = checked_clock(clock)
         within = seconds(grace, name="grace")
         new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
-        named, told = store_for(store, clock), checked_hooks(hooks)
-        super().__init__(named, new_runtime, told, is_private=_is_private(store))
+        super().__init__(
+            store_for(store, clock),
+            new_runtime,
+            checked_hooks(hooks),
+            is_private=_is_private(store),
+        )
 
     def batched(
         self,
@@ -149,8 +153,10 @@ class Cache(Lifecycle):
 
             core = self.declare(spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type))
             resource = Resource(core)
-            one = Parameter("key", Parameter.POSITIONAL_OR_KEYWORD, annotation=key_type)
-            like_function(resource, loader, inspect.Signature([one], return_annotation=value_type))
+            parameter = Parameter("key", Parameter.POSITIONAL_OR_KEYWORD, annotation=key_type)
+            like_function(
+                resource, loader, inspect.Signature([parameter], return_annotation=value_type)
+            )
             resource.__annotations__ = {"key": key_type, "return": value_type}
             return resource
 
@@ -230,7 +236,7 @@ class Cache(Lifecycle):
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
-        await overtake_all(self._tagged(tag))
+        await overtake_all(self._keys_with_tag(tag))
         try:
             with unconfirmed():
                 tagged = await runtime.store.invalidate_tag(tag, soft=soft)
@@ -239,7 +245,7 @@ class Cache(Lifecycle):
             for kind, id_ in tagged if self.recording_to is not None else ():
                 self.note_invalid(kind, [id_], soft=soft)
         finally:
-            await overtake_all(self._tagged(tag))
+            await overtake_all(self._keys_with_tag(tag))
         return tagged
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
@@ -248,7 +254,9 @@ class Cache(Lifecycle):
         On DynamoDB, loads in other processes are reached if their key has a copy or tags. `soft`
         and StoreError are those of `invalidate_tag`.
         """
-        store, count, kind_of = (await self.runtime()).store, 0, attrgetter("kind")
+        store = (await self.runtime()).store
+        count = 0
+        kind_of = attrgetter("kind")
         await overtake_all(self._known())
         try:
             for core in tuple(self.cores.values()):  # DynamoDB does not list what has only a lease
@@ -270,7 +278,7 @@ class Cache(Lifecycle):
             core.void_puts()
             yield from ((core, key) for key in [*core.under_way(), *core.memory.keys()])
 
-    def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
+    def _keys_with_tag(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
         for core in tuple(self.cores.values()):
             core.void_puts(tag)
             yield from ((core, key) for key in core.tagged(tag))
@@ -300,8 +308,8 @@ class Cache(Lifecycle):
         `kind`: of one resource. `search`: whose id contains this text. `after`: the kind and id of
         the last entry of the page before.
         """
-        found = await (await self.runtime()).store.entries(kind, search, after, limit)
-        return listed(found, self.clock())
+        entries = await (await self.runtime()).store.entries(kind, search, after, limit)
+        return listed(entries, self.clock())
 
     def bypassed(self) -> AbstractContextManager[None]:
         """Inside `with`, reads of this task, and of tasks it starts, load and store nothing."""

@@ -1,4 +1,4 @@
-"""From the arguments of a cached function to the key of its entry (E15, E19).
+"""From the arguments of a cached function to the key of its entry.
 
 Pure: a signature and arguments in, the key out, or a `ConfigError` that says what to write instead.
 """
@@ -57,10 +57,12 @@ class Signature(Generic[P]):
         ignore: Iterable[str] = (),
     ) -> None:
         hints, parameters = hints_of(name, function)
-        self._name, self._function = name, shown_name(function)
+        self._name = name
+        self._function = shown_name(function)
         self._signature = inspect.signature(function)
         self._key = key if key is None else checked_function(f"{name}: key=", key)
-        self._ignored = _ignored(name, function, ignore, [it.name for it in parameters])
+        names = [parameter.name for parameter in parameters]
+        self._ignored = _checked_ignore(name, function, ignore, names)
         if key is not None and self._ignored:
             raise ConfigError(
                 f"{name}: key= and ignore= are both given; key= names what counts already, "
@@ -80,13 +82,13 @@ class Signature(Generic[P]):
             and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             and parameter.name not in self._ignored
         }
-        said = hints.get("return", Any)
-        self.value_type = value_type(said)
+        annotation = hints.get("return", Any)
+        self.value_type = value_type(annotation)
         self.is_plain = self.is_whole and len(self._types) == len(parameters)
         """Every argument is a str or an int, so equal arguments are the same arguments."""
         self.shown = self._signature
         """The signature as callers see it: without `Loaded`."""
-        if self.value_type is not said:
+        if self.value_type is not annotation:
             self.shown = self._signature.replace(return_annotation=self.value_type)
 
     def check_in(self, owner: type, name: str) -> None:
@@ -103,14 +105,14 @@ class Signature(Generic[P]):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            said = f"{self._name}{self._signature}: {exc}"
+            message = f"{self._name}{self._signature}: {exc}"
             if "max_age" in kwargs and "max_age" not in self._signature.parameters:
                 age = shown(kwargs["max_age"])
-                said += (
+                message += (
                     f"; write {self._function}.of(...).get(max_age={age}), with the arguments of "
                     "the call in of(...)"
                 )
-            raise TypeError(said) from None
+            raise TypeError(message) from None
         bound.apply_defaults()
         arguments = bound.arguments
         for name, of in self._types.items():
@@ -126,7 +128,7 @@ class Signature(Generic[P]):
             )
         counted = arguments
         if self._ignored:
-            counted = {it: arguments[it] for it in arguments if it not in self._ignored}
+            counted = {name: arguments[name] for name in arguments if name not in self._ignored}
         id_ = self._id(counted)
         if not self.is_plain:
             # A load may begin later: it uses the arguments as they were at the call.
@@ -184,9 +186,10 @@ def key_text(value: object) -> str:
     for base, write in WRITTEN.items():
         if isinstance(value, base):
             return write(value)
-    if (parts := _fields(value)) is not None:
-        said = (f"{name}={key_text(part)}" for name, part in parts.items())
-        return f"{_type_name(of)}({','.join(said)})"
+    parts = _fields(value)
+    if parts is not None:
+        texts = (f"{name}={key_text(part)}" for name, part in parts.items())
+        return f"{_type_name(of)}({','.join(texts)})"
     try:
         text = msgspec.json.encode(value, order="deterministic").decode()
     except TypeError:
@@ -194,16 +197,16 @@ def key_text(value: object) -> str:
     return f"{_type_name(of)}({text})"
 
 
-def _listed(value: Iterable[object]) -> str:
+def _list_text(value: Iterable[object]) -> str:
     return f"[{','.join(map(key_text, value))}]"
 
 
-def _mapped(value: Mapping[object, object]) -> str:
+def _mapping_text(value: Mapping[object, object]) -> str:
     items = (f"{key_text(name)}:{key_text(part)}" for name, part in value.items())
     return f"{{{','.join(sorted(items))}}}"
 
 
-def _sorted(value: Iterable[object]) -> str:
+def _set_text(value: Iterable[object]) -> str:
     return f"set({','.join(sorted(map(key_text, value)))})"
 
 
@@ -211,11 +214,11 @@ WRITTEN: Final[Mapping[type, Callable[[Any], str]]] = {
     int: int.__repr__,
     float: float.__repr__,  # also NaN, which JSON does not have
     str: lambda text: msgspec.json.encode(str.__str__(text)).decode(),
-    list: _listed,
-    tuple: _listed,
-    dict: _mapped,
-    set: _sorted,
-    frozenset: _sorted,
+    list: _list_text,
+    tuple: _list_text,
+    dict: _mapping_text,
+    set: _set_text,
+    frozenset: _set_text,
 }
 """Types whose text carries no type name: equal values are interchangeable."""
 
@@ -224,7 +227,7 @@ def _fields(value: object) -> dict[str, object] | None:
     """The fields of a dataclass or attrs class (those that `==` compares), a struct or a model."""
     of = type(value)
     if is_dataclass(value):
-        return {it.name: getattr(value, it.name) for it in fields(value) if it.compare}
+        return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
     if isinstance(value, msgspec.Struct):
         return {name: getattr(value, name) for name in value.__struct_fields__}
     if isinstance(names := getattr(of, "model_fields", None), dict):
@@ -232,7 +235,9 @@ def _fields(value: object) -> dict[str, object] | None:
         own = {name: getattr(value, name) for name in names}
         return own | {"*": extra} if extra else own
     if isinstance(known := getattr(of, "__attrs_attrs__", None), tuple):
-        return {it.name: getattr(value, it.name) for it in known if it.eq}
+        return {
+            attribute.name: getattr(value, attribute.name) for attribute in known if attribute.eq
+        }
     return None
 
 
@@ -240,12 +245,13 @@ def _type_name(of: type) -> str:
     return f"{of.__module__}.{of.__qualname__}".removeprefix("builtins.")
 
 
-def _ignored(
+def _checked_ignore(
     name: str, function: Callable[..., Any], ignore: Iterable[str], known: list[str]
 ) -> frozenset[str]:
     if isinstance(ignore, str) or not isinstance(ignore, Iterable):
         raise ConfigError(f"{name}: ignore= takes many names; write ignore=({ignore!r},)")
-    for given in (ignored := tuple(ignore)):
+    ignored = tuple(ignore)
+    for given in ignored:
         if given not in known:
             raise ConfigError(
                 f"{name}: ignore= names {shown(given)}, which is no parameter of "

@@ -1,4 +1,4 @@
-"""The exceptions behind the last failed loads of this process (E30).
+"""The exceptions behind the last failed loads of this process.
 
 A store keeps the text of a failure, which every process can read. The exception itself is kept
 here, so that callers get it as `__cause__` during the cooldown too. An exception holds its

@@ -1,4 +1,4 @@
-"""Values as bytes: the codec of a resource, chosen by its loader's annotation (E11, E19).
+"""Values as bytes: the codec of a resource, chosen by its loader's annotation.
 
 msgspec's msgpack, or Pydantic's JSON if a type of Pydantic's occurs anywhere in the
 annotation; only then is Pydantic imported. Never pickle: a cache file must not be able to run code.
@@ -31,9 +31,9 @@ class MsgpackCodec(Generic[V]):
             decoder: msgpack.Decoder[V] = msgpack.Decoder(of)
             custom = next(_custom(type_info(of), set()), None)
         except TypeError as exc:
-            raise ConfigError(f"{resource}: {_refused(of)} ({exc}); {ADVICE}") from exc
+            raise ConfigError(f"{resource}: {_refusal_text(of)} ({exc}); {ADVICE}") from exc
         if custom is not None:
-            raise ConfigError(f"{resource}: {_refused(of)}: it holds a {custom!r}; {ADVICE}")
+            raise ConfigError(f"{resource}: {_refusal_text(of)}: it holds a {custom!r}; {ADVICE}")
         self.encode = msgpack.Encoder().encode
         self.decode = decoder.decode
         self.of = of
@@ -46,12 +46,13 @@ class PydanticCodec(Generic[V]):
         try:
             adapter = import_module("pydantic").TypeAdapter(of)
         except Exception as exc:
-            raise ConfigError(f"{resource}: {_refused(of)} ({exc}); {ADVICE}") from exc
-        if secret := next((it for it in types_in(of) if it.__name__ in SECRETS), None):
-            said = f"it holds a {secret.__name__}, which Pydantic writes as asterisks"
-            raise ConfigError(f"{resource}: {_refused(of)}: {said}; give codec=")
+            raise ConfigError(f"{resource}: {_refusal_text(of)} ({exc}); {ADVICE}") from exc
+        secret = next((type_ for type_ in types_in(of) if type_.__name__ in SECRETS), None)
+        if secret is not None:
+            why = f"it holds a {secret.__name__}, which Pydantic writes as asterisks"
+            raise ConfigError(f"{resource}: {_refusal_text(of)}: {why}; give codec=")
         if "by_name" not in signature(adapter.validate_json).parameters:
-            raise ConfigError(f"{resource}: {_refused(of)}: it needs Pydantic 2.11 or newer")
+            raise ConfigError(f"{resource}: {_refusal_text(of)}: it needs Pydantic 2.11 or newer")
         self._adapter = adapter
         self._last: tuple[bytes, V] | None = None
 
@@ -70,7 +71,8 @@ class PydanticCodec(Generic[V]):
 
     def decode(self, data: bytes, /) -> V:
         """Validate and return the value; a value that was just encoded is returned unchanged."""
-        last, self._last = self._last, None
+        last = self._last
+        self._last = None
         if last is not None and last[0] is data:
             return last[1]
         value: V = self._adapter.validate_json(data, by_alias=False, by_name=True)
@@ -80,8 +82,8 @@ class PydanticCodec(Generic[V]):
 def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type form)
     """Return the codec for values of this type. Raises ConfigError if there is none."""
     is_pydantic = any(
-        hasattr(it, "__get_pydantic_core_schema__") or hasattr(it, "__pydantic_core_schema__")
-        for it in types_in(of)
+        hasattr(type_, "__get_pydantic_core_schema__") or hasattr(type_, "__pydantic_core_schema__")
+        for type_ in types_in(of)
     )
     return PydanticCodec(of, resource) if is_pydantic else MsgpackCodec(of, resource)
 
@@ -129,5 +131,5 @@ def _custom(info: object, seen: set[int]) -> Iterator[type]:
             yield from _custom(getattr(info, name), seen)
 
 
-def _refused(of: Any) -> str:  # noqa: ANN401 (a type form)
+def _refusal_text(of: Any) -> str:  # noqa: ANN401 (a type form)
     return f"cannot store values of type {of!r}"

@@ -1,4 +1,4 @@
-"""A resource behind its public object: opening, watching, invalidating, statistics (E6, E8, E24).
+"""A resource behind its public object: opening, watching, invalidating, statistics.
 
 The read path is in `read.py`, loads are in `load.py`, put and update in `put.py` and `update.py`.
 """
@@ -52,7 +52,7 @@ class Core(Updates[K, V]):
             runtime.news.want()
         self.begin_anew(runtime)
         self.loads = Loads(self, runtime)
-        if (memory := self.memory).is_private:  # E23
+        if (memory := self.memory).is_private:
             memory.room.limit(self.spec.max_bytes or runtime.store.max_bytes)
             runtime.store.before_evicting(self.spec.kind, lambda id_: memory.keeps(self.key(id_)))
 
@@ -64,7 +64,7 @@ class Core(Updates[K, V]):
         self.watcher.close()
 
     def leave(self) -> None:
-        """E21: the event loop was closed, or is the parent process's: no caller waits here."""
+        """The event loop was closed, or is the parent process's: no caller waits here."""
         self.memory.clear()
         for _ in self.memory.freed():
             pass
@@ -78,7 +78,7 @@ class Core(Updates[K, V]):
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: load the keys that are not fresh, here or elsewhere. Cooldowns are kept."""
         waiter: Waiter[K, V] = Waiter(each=True)
-        records, times, now = await self._watched(keys, waiter.unread)
+        records, times, now = await self._records_and_times(keys, waiter.unread)
         stale = [key for key, at in times.items() if at <= now]
         texts = self.texts(stale)
         self._join(texts, {id_: records[key] for key, id_ in texts.items()}, waiter)
@@ -87,7 +87,8 @@ class Core(Updates[K, V]):
                 yield dict.fromkeys(fresh)
             while waiter.missing or waiter.outcomes:
                 await self.loads.wait(waiter)
-                ended, waiter.outcomes = waiter.outcomes, {}
+                ended = waiter.outcomes
+                waiter.outcomes = {}
                 stale = [key for key in stale if key not in ended]
                 yield {**ended}
         finally:
@@ -96,17 +97,19 @@ class Core(Updates[K, V]):
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when to refresh each key."""
-        return (await self._watched(keys, set()))[1]
+        return (await self._records_and_times(keys, set()))[1]
 
-    async def _watched(
+    async def _records_and_times(
         self, keys: Sequence[K], unread: set[K]
     ) -> tuple[dict[K, Record], dict[K, float], float]:
         """The copies that can be read now, and when to refresh each.
 
-        Watches receive fresh copies that another process published (C14).
+        Watches receive fresh copies that another process published.
         """
-        runtime, texts = await self.ready(), self.texts(keys)
-        since, terms = runtime.clock(), self.spec.terms
+        runtime = await self.ready()
+        texts = self.texts(keys)
+        since = runtime.clock()
+        terms = self.spec.terms
         records = self.memory.readable(texts, await self._records(runtime, texts, unread))
         now = runtime.clock()
         for key, record in records.items():
@@ -114,14 +117,15 @@ class Core(Updates[K, V]):
             if key in unread or copy is None or not self.watcher.is_news(key, copy):
                 continue
             plan = Serve(copy, rules.verdict_of(copy, now))
-            if plan.verdict is Verdict.FRESH and (
-                answer := self.memory.serve(key, plan, now, Origin.ANOTHER, since)
-            ):
+            if plan.verdict is not Verdict.FRESH:
+                continue
+            answer = self.memory.serve(key, plan, now, Origin.ANOTHER, since)
+            if answer:
                 self.watcher.landed(key, answer, rules.watched_until(copy, terms), now)
         return records, rules.refresh_times(records, now, terms, self.watcher.absent), now
 
     def read_in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
-        """E20: answer a thread from the store without a load; None if the loop must be asked.
+        """Answer a thread from the store without a load; None if the loop must be asked.
 
         It must be where `hit` or `glance` use memory: only the loop keeps memory up to date.
         """
@@ -130,7 +134,9 @@ class Core(Updates[K, V]):
             return None
         if runtime.read_now is not None and not self.memory.entries.keys().isdisjoint(keys):
             return None
-        texts, now, found = self.texts(keys), runtime.clock(), dict[K, Answer[V]]()
+        texts = self.texts(keys)
+        now = runtime.clock()
+        answers: dict[K, Answer[V]] = {}
         try:
             records = runtime.read_in_thread(self.spec.kind, list(texts.values()))
         except (StoreError, NotOpen):
@@ -143,9 +149,9 @@ class Core(Updates[K, V]):
             if isinstance(plan, Serve):
                 is_readable, value = self.memory.value_of(key, plan.copy)
                 if is_readable:
-                    found[key] = self.memory.made(plan.copy, value, plan.verdict, Origin.STORE)
-        self.memory.count(found.values(), now)
-        return found
+                    answers[key] = self.memory.made(plan.copy, value, plan.verdict, Origin.STORE)
+        self.memory.count(answers.values(), now)
+        return answers
 
     async def known(
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
@@ -153,13 +159,14 @@ class Core(Updates[K, V]):
         """The answers that need no load; other keys are left out."""
         if self.owner.blocks and is_past(self.owner):
             return {}
-        runtime, found = await self.ready(), dict[K, Outcome[V]]()
+        runtime = await self.ready()
+        outcomes: dict[K, Outcome[V]] = {}
         unread = set() if unread is None else unread
-        async for some in sliced(keys):
+        async for batch in sliced(keys):
             if self._runtime is not runtime:  # since the last slice
                 self._check_open(runtime)
             now = runtime.clock()
-            texts = self._unheld(some, now, found, max_age)
+            texts = self._unheld(batch, now, outcomes, max_age)
             records = await self._records(runtime, texts, unread) if texts else {}
             for key, id_ in texts.items():
                 record = records.get(id_, NOTHING)
@@ -167,21 +174,26 @@ class Core(Updates[K, V]):
                 if self.memory.has_newer(key, record.copy):
                     record = Record(self.memory.entries[key].copy, failure=record.failure)
                     unverified = True
-                _, said = self._planned(key, record, now, max_age, unverified=unverified)
-                if said is not None:
-                    found[key] = said
-            self.memory.count([found[key] for key in texts if key in found], now)
-        return found
+                _, outcome = self._planned(key, record, now, max_age, unverified=unverified)
+                if outcome is not None:
+                    outcomes[key] = outcome
+            self.memory.count([outcomes[key] for key in texts if key in outcomes], now)
+        return outcomes
 
     async def look(self, key: K) -> Answer[V] | None:
         """The stored copy, however old; None if it is GONE. Loads nothing."""
         if self.owner.blocks and is_past(self.owner):
             return None
-        runtime, id_, unread = await self.ready(), self.text(key), set[K]()
+        runtime = await self.ready()
+        id_ = self.text(key)
+        unread: set[K] = set()
         now = runtime.clock()
         record = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING)
         copy = record.copy
-        if copy is None or (verdict := rules.verdict_of(copy, now)) is Verdict.GONE:
+        if copy is None:
+            return None
+        verdict = rules.verdict_of(copy, now)
+        if verdict is Verdict.GONE:
             return None
         failure = None if verdict is Verdict.FRESH else record.failure
         plan = Serve(copy, verdict, failure=failure)
@@ -193,23 +205,23 @@ class Core(Updates[K, V]):
         return (self.spec.terms if entry is None else entry.copy).policy.fresh_for
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
-        """E6: no step that began before this ended puts its result into memory."""
+        """No step that began before this ended puts its result into memory."""
         runtime = await self.ready()
-        async for some in sliced(keys):
-            ids = list(self.texts(some).values())
-            with self.overtaking(some):
+        async for batch in sliced(keys):
+            ids = list(self.texts(batch).values())
+            with self.overtaking(batch):
                 await runtime.store.invalidate(self.spec.kind, ids, soft=soft)
-            self.owner.note(self, some, "soft" if soft else "invalidate")
+            self.owner.note(self, batch, "soft" if soft else "invalidate")
 
     async def delete(self, keys: Sequence[K]) -> None:
         runtime = await self.ready()
-        async for some in sliced(keys):
-            ids = list(self.texts(some).values())
-            with self.overtaking(some):
+        async for batch in sliced(keys):
+            ids = list(self.texts(batch).values())
+            with self.overtaking(batch):
                 await runtime.store.delete(self.spec.kind, ids)
-            self.owner.note(self, some, "delete")
+            self.owner.note(self, batch, "delete")
             self.memory.counts.mended(ids)
-            for key in some:
+            for key in batch:
                 self.memory.causes.forget(key)
 
     async def clear(self) -> None:
@@ -222,22 +234,24 @@ class Core(Updates[K, V]):
         self.void_puts()
 
     def tagged(self, tag: str) -> list[K]:
-        """E8: keys in memory or being loaded that have this tag, or may have it.
+        """Keys in memory or being loaded that have this tag, or may have it.
 
-        I26: running loads note the tag, because theirs are known only when they end.
+        Running loads note the tag, because theirs are known only when they end.
         """
         for flight in self.queue.flights.values():
             if flight.batch is not IN_QUEUE:
                 flight.batch.tags.add(tag)
         if self.spec.tags is None:
             return self.memory.tagged(tag)
-        tags_of, wanted = self.spec.possible_tags, {tag, None}
-        found = [key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))]
-        return found + self.memory.tagged(tag)
+        tags_of = self.spec.possible_tags
+        wanted = {tag, None}
+        loading = [key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))]
+        return loading + self.memory.tagged(tag)
 
     async def is_live(self, key: K) -> bool:
-        """E6: a load is under way, and nothing has invalidated the key since it began."""
-        runtime, flight = await self.ready(), self.queue.flights.get(key)
+        """A load is under way, and nothing has invalidated the key since it began."""
+        runtime = await self.ready()
+        flight = self.queue.flights.get(key)
         lease = self.loads.leases.get(flight.id) if flight is not None else None
         if flight is None or lease is None or key in flight.batch.overtaken:
             return False
@@ -247,14 +261,15 @@ class Core(Updates[K, V]):
             return False
 
     async def settled(self, within: float) -> bool:
-        """I22: wait until no load runs. False if one still runs after that many seconds."""
+        """Wait until no load runs. False if one still runs after that many seconds."""
         return self._runtime is None or await self.loads.settled(within)
 
     def under_way(self) -> set[K]:
         return {*self.queue.flights, *(key for step in self._steps for key in step.keys)}
 
     async def explain(self, key: K) -> Explanation:
-        runtime, id_ = await self.ready(), self.text(key)
+        runtime = await self.ready()
+        id_ = self.text(key)
         records = await runtime.store.read(self.spec.kind, [id_])
         return explain(
             self.spec.kind,
@@ -286,12 +301,12 @@ class Core(Updates[K, V]):
 async def overtake_all(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
     """Mark all keys in slices.
 
-    If this is cancelled, mark the rest at once: none may be missed (E6).
+    If this is cancelled, mark the rest at once: none may be missed.
     """
     left = iter(keys)
     try:
-        async for some in sliced(left):
-            for core, key in some:
+        async for batch in sliced(left):
+            for core, key in batch:
                 core.overtake([key])
     finally:
         for core, key in left:

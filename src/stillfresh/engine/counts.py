@@ -1,4 +1,4 @@
-"""The counts of a resource, and a snapshot of them (E12, G14).
+"""The counts of a resource, and a snapshot of them.
 
 A hit is counted on its entry. The count moves here when the verdict or the age bucket changes, so a
 hit costs one addition.
@@ -111,7 +111,8 @@ class ResourceStats:
 
     def age_quantile(self, share: float) -> float:
         """Return the age in seconds that this share of reads did not exceed, rounded up."""
-        wanted, bounds = share * sum(self.ages), (*AGE_BUCKETS, float("inf"))
+        wanted = share * sum(self.ages)
+        bounds = (*AGE_BUCKETS, float("inf"))
         counted = zip(bounds, accumulate(self.ages), strict=True)
         return next((bound for bound, seen in counted if seen >= wanted), bounds[-1])
 
@@ -149,14 +150,16 @@ class Counts:
         self.bounds = tuple(sorted({*AGE_BUCKETS, *own}))
         self._edges = (0.0, *self.bounds, FOR_EVER)
         self.ages = [0] * (len(self.bounds) + 1)
-        self.age_sum, self.folded_at = 0.0, float("-inf")
+        self.age_sum = 0.0
+        self.folded_at = float("-inf")
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = self.evicted_bytes = 0
-        self.slow_reported, self.misfit_reported, self.load_seconds = False, False, Stopwatch()
+        self.slow_reported = False
+        self.misfit_reported = False
+        self.load_seconds = Stopwatch()
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
-        """Ids whose last load failed, for statistics only: the store decides about cooldowns (E7).
-        """
+        """Ids whose last load failed, for statistics only: the store decides about cooldowns."""
 
     def hit(self, answer: Answer[Any], bucket: int, hits: int, now: float) -> None:
         """Count the hits of one entry since it entered this bucket, or since all were last counted.
@@ -165,21 +168,22 @@ class Counts:
         """
         self.reads[answer.origin][answer.verdict] += hits
         self.ages[bucket] += hits
-        least, most = self._edges[bucket], self._edges[bucket + 1]
+        least = self._edges[bucket]
+        most = self._edges[bucket + 1]
         last = max(least, min(most, now - answer.fetched_at))
         first = min(last, max(least, self.folded_at - answer.fetched_at))
         self.age_sum += hits * (first + last) / 2
 
     def misfit(self, kind: str, exc: Exception) -> bool:
-        """A stored value cannot be decoded (E11): log the first one. Always False, for no value."""
+        """A stored value cannot be decoded: log the first one. Always False, for no value."""
         if not self.misfit_reported:
             self.misfit_reported = True
-            said = (
+            message = (
                 "%s: a stored value does not fit the declared type (%s), so it is loaded again. If "
                 "the type has changed, write version='2'; if another function uses this name on "
                 "the same store, rename one of them"
             )
-            logger.warning(said, kind, type(exc).__name__)
+            logger.warning(message, kind, type(exc).__name__)
         return False
 
     def failed_with(self, id_: str, failure: Failure) -> None:
@@ -192,15 +196,17 @@ class Counts:
         for id_ in ids:
             self.failing.pop(id_, None)
 
-    def stats(self, now: float, **held: int) -> ResourceStats:
+    def stats(self, now: float, **figures: int) -> ResourceStats:
         """A frozen snapshot, with the current figures of the resource."""
         old = now - LONGEST_COOLDOWN  # long past its cooldown, and no caller has asked again
-        self.mended([id_ for id_, it in self.failing.items() if it.retry_at < old])
+        self.mended([id_ for id_, failure in self.failing.items() if failure.retry_at < old])
         failures = list(self.failing.values())
         pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
         counted: dict[str, Any] = {name: getattr(self, name) for name, _ in COUNTERS}
-        ages, met, missed = self.ages[:], 0, 0
-        if (objective := self.objective) is not None:
+        ages = self.ages[:]
+        met = missed = 0
+        objective = self.objective
+        if objective is not None:
             at = self.bounds.index(objective.age)
             met = sum(ages[: at + 1])
             missed = sum(sum(reads.values()) for reads in self.reads.values()) - met
@@ -219,5 +225,5 @@ class Counts:
             error=failures[-1].error[:LONGEST_ERROR] if failures else None,
             largest_batch=self.largest_batch,
             **counted,
-            **held,
+            **figures,
         )

@@ -1,4 +1,4 @@
-"""Which entries leave memory when it is full, and how it is emptied (E9, E23, E28).
+"""Which entries leave memory when it is full, and how it is emptied.
 
 CLOCK: entries stand in a line. An entry that was read since its last turn goes to the end; the
 first other one is dropped. Long work is done in slices.
@@ -49,17 +49,19 @@ class Evicting(ABC, Generic[K, V]):
         """Drop the reference to the value."""
 
     def tagged(self, tag: str) -> list[K]:
-        """E8: the entries that have this tag, or may have it."""
+        """The entries that have this tag, or may have it."""
         return self._tagged.keys(tag) + self._tagged.keys(None)
 
     def clear(self) -> None:
         """Serve nothing from these entries any more; `freed` releases them in small steps."""
         self._left.append((self.entries, self._tagged))
-        self.entries, self._tagged, self.room.held = OrderedDict(), TagIndex(), 0
+        self.entries = OrderedDict()
+        self._tagged = TagIndex()
+        self.room.held = 0
         self.cleared()
 
     def keys(self) -> list[K]:
-        """All of them, in no order: in order the walk is 20 times slower (E28)."""
+        """All of them, in no order: in order the walk is 20 times slower."""
         return list(dict.keys(self.entries))
 
     def freed(self) -> Iterator[None]:
@@ -91,7 +93,7 @@ class Evicting(ABC, Generic[K, V]):
         return [entry for entry in entries if entry.hits]
 
     def keeps(self, key: K) -> bool:
-        """E23: a private store asks before it drops a copy. If it was not read, memory drops it."""
+        """A private store asks before it drops a copy. If it was not read, memory drops it."""
         if (entry := self.entries.get(key)) is None:
             return False
         was_read = self._was_read(entry)
@@ -102,7 +104,8 @@ class Evicting(ABC, Generic[K, V]):
     def _was_read(self, entry: "MemoryEntry[K, V]") -> bool:
         """True if the entry was read since the last call; it then moves to the end of the line."""
         self.fold(entry)
-        was_read, entry.marked = entry.marked, False
+        was_read = entry.marked
+        entry.marked = False
         if was_read:
             self.entries.move_to_end(entry.key)
         return was_read

@@ -1,4 +1,4 @@
-"""Why an entry is as it is: what `explain` and a listing of entries say (E12)."""
+"""Why an entry is as it is: what `explain` and a listing of entries say."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -167,7 +167,8 @@ def listed(entries: Iterable[StoredEntry], now: float) -> list[Listed]:
 
 
 def _state(record: Record, now: float, lease_for: float = FOR_EVER) -> EntryState:
-    copy, failure = record.copy, record.failure
+    copy = record.copy
+    failure = record.failure
     return EntryState(
         verdict=Verdict.GONE if copy is None else rules.verdict_of(copy, now),
         age=None if copy is None else age_of(copy.fetched_at, now),

@@ -1,6 +1,6 @@
-"""What `@cache.cached` makes of an async function: still a function, whose calls are entries (E19).
+"""What `@cache.cached` makes of an async function: still a function, whose calls are entries.
 
-The hit is written out in the call: one lookup, one clock reading, one addition (E14).
+The hit is written out in the call: one lookup, one clock reading, one addition.
 """
 
 from collections.abc import Callable, Coroutine
@@ -115,7 +115,8 @@ class Bound(Function[Q, V]):
 
     def __init__(self, function: "Function[Any, V]", obj: object) -> None:
         bind(self, function, obj)
-        self.__func__, self.__self__ = function, obj
+        self.__func__ = function
+        self.__self__ = obj
 
     async def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> V:
         return await self.__func__(self.__self__, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The declaration of a resource: name, options, keys and tags (E8, E15).
+"""The declaration of a resource: name, options, keys and tags.
 
 Pure: options and signatures in, the declaration out, or a `ConfigError` that says what to write
 instead.
@@ -28,7 +28,7 @@ MAX_KEY: Final = 1_000_000
 
 
 def checked_kind(name: str) -> str:
-    """A resource's name is a table's name in SQLite (S4)."""
+    """A resource's name is a table's name in SQLite."""
     ours = isinstance(name, str) and KIND.fullmatch(name) and not name.endswith("_ttl")
     if not ours or name.startswith(("sqlite_", "stillfresh_")):
         raise ConfigError(
@@ -40,7 +40,7 @@ def checked_kind(name: str) -> str:
 
 
 def versioned(name: str, version: str | None) -> str:
-    """E19: a kind for each version, so that no release reads values of another one."""
+    """A kind for each version, so that no release reads values of another one."""
     if version is None:
         return name
     if not isinstance(version, str) or not re.fullmatch("[a-z0-9_]+", version):
@@ -54,12 +54,12 @@ def versioned(name: str, version: str | None) -> str:
 def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
     """The key as the store has it; a key of another type than declared is refused."""
     if not isinstance(key, of) or isinstance(key, bool):
-        said = f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"
+        why = f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"
         several = (
             "; get_many([...]) takes several keys, and so do refresh(*keys), "
             "invalidate(*keys) and delete(*keys)"
         )
-        raise ConfigError(said + several * isinstance(key, list | tuple | set | dict))
+        raise ConfigError(why + several * isinstance(key, list | tuple | set | dict))
     if isinstance(key, str):
         return checked_id(resource, str.__str__(key))
     try:
@@ -124,7 +124,7 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
 
 
 def is_def(loader: Callable[..., Any]) -> bool:
-    """True for a plain function: its call would block the event loop (E20)."""
+    """True for a plain function: its call would block the event loop."""
     return not inspect.iscoroutinefunction(loader)
 
 
@@ -134,8 +134,8 @@ def value_type(annotation: Any) -> Any:  # noqa: ANN401 (a type form)
         return get_args(annotation)[0]
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation
-    kept = [value_type(part) for part in get_args(annotation) if not _is_exception(part)]
-    return Union[tuple(dict.fromkeys(kept))] if kept else Any  # noqa: UP007 (made at run time)
+    parts = [value_type(part) for part in get_args(annotation) if not _is_exception(part)]
+    return Union[tuple(dict.fromkeys(parts))] if parts else Any  # noqa: UP007 (made at run time)
 
 
 def _is_exception(part: Any) -> bool:  # noqa: ANN401 (a type form)
@@ -224,18 +224,18 @@ class Spec(Generic[K, V]):
         self.by_id = by_id
         """True if an id alone is enough to load its entry."""
         self.in_thread = in_thread
-        """E20: its loaders are plain functions, which would block the event loop."""
+        """Its loaders are plain functions, which would block the event loop."""
         self.held = held
-        """E19: the key as memory holds it, without the arguments that only its load needs."""
+        """The key as memory holds it, without the arguments that only its load needs."""
         own = None if objective is None else Objective.of(objective, name=f"{kind}: objective")
         self.objective = own
 
     def tags_of(self, key: K) -> tuple[str, ...]:
-        """E8: the key's tags, or the error of the `tags` function."""
+        """The key's tags, or the error of the `tags` function."""
         return () if self.tags is None else checked_tags(self.kind, self.tags(key))
 
     def with_terms(self, value: object, terms: OwnTerms) -> object:
-        """E17: times that `put` leaves out are the resource's; a value's own times come first."""
+        """Times that `put` leaves out are the resource's; a value's own times come first."""
         if not terms:
             return value
         for unknown in terms.keys() - OwnTerms.__annotations__.keys():
@@ -244,14 +244,14 @@ class Spec(Generic[K, V]):
         own: dict[str, Any] = {"fresh_for": self.terms.policy.fresh_for, **terms}
         if isinstance(value, Loaded):
             given = {name: getattr(value, name) for name in OwnTerms.__annotations__}
-            own |= {name: it for name, it in given.items() if it is not None}
+            own |= {name: term for name, term in given.items() if term is not None}
             own["tags"] = value.tags
             own["version"] = value.version
             value = value.value
         return Loaded(value, **own)
 
     def possible_tags(self, key: K) -> tuple[str | None, ...]:
-        """E8: the key's tags. None among them stands for any tag, because `tags` failed."""
+        """The key's tags. None among them stands for any tag, because `tags` failed."""
         try:
             return self.tags_of(key)
         except Exception:  # noqa: BLE001 (a user's function may raise anything)

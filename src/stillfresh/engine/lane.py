@@ -1,4 +1,4 @@
-"""Which of the watched ids are refreshed next (C3-C6, C8, C9; seed 000's queues).
+"""Which of the watched ids are refreshed next.
 
 Pure: events and the time go in, ids to look up or to fetch come out. Times are in any one unit. All
 states of an id are in `NEXT`; docs/coordinator.md draws it from there. Nothing else may live here:
@@ -30,10 +30,10 @@ class LaneState(StrEnum):
     COOLING = "cooling"
     QUEUED = "queued"
     REFERRED = "referred"
-    """Queued once although nobody subscribed to it: the original of a repost (C10)."""
+    """Queued once although nobody subscribed to it: the original of a repost."""
     FLYING = "flying"
     LEAVING = "leaving"
-    """In flight, and nobody looks at it any more (C4)."""
+    """In flight, and nobody looks at it any more."""
 
 
 class Event(StrEnum):
@@ -109,13 +109,13 @@ class Lane(Generic[K]):
         """`NEXT`, with the collections that an id leaves and enters."""
 
     def subscribe(self, key: K, *, counted: bool) -> bool:
-        """C3: `counted`: one more subscription; else at least one. True if it must be looked up."""
+        """`counted`: one more subscription; else at least one. True if it must be looked up."""
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1 if counted else max(count, 1)
         return self._move(key, Event.SUBSCRIBE) is DUE and count == 0
 
     def unsubscribe(self, key: K) -> bool:
-        """C4: works for any id, any number of times. True if nobody watches it any more."""
+        """Works for any id, any number of times. True if nobody watches it any more."""
         count = self._counts.get(key, 0)
         if count > 1:
             self._counts[key] = count - 1
@@ -125,7 +125,7 @@ class Lane(Generic[K]):
         return True
 
     def reset(self) -> None:
-        """C8: drop subscriptions and queues. Loads in flight end normally, and cooldowns stay."""
+        """Drop subscriptions and queues. Loads in flight end normally, and cooldowns stay."""
         for known in (self._counts, self._due, self._queue, self._planned, self._plan):
             known.clear()
         self._times.clear()
@@ -133,7 +133,7 @@ class Lane(Generic[K]):
         self._states = dict.fromkeys(self._flying, LEAVING)
 
     def recheck(self, keys: Iterable[K] | None = None) -> None:
-        """C5, C7: look these ids up (or all that wait) as if their time had come."""
+        """Look these ids up (or all that wait) as if their time had come."""
         if keys is None:
             self._again = list(reversed(self._planned))
             return
@@ -149,11 +149,11 @@ class Lane(Generic[K]):
             self._clear_suspects(now)
             self.recheck()
         self._now = now
-        found = list(islice(self._due, limit))
-        while len(found) < limit and (key := self._next(now)) is not None:
+        keys = list(islice(self._due, limit))
+        while len(keys) < limit and (key := self._next(now)) is not None:
             if self._move(key, Event.TIME) is DUE:
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys
 
     def next_time(self) -> float | None:
         """When the next id is due; None if nothing waits."""
@@ -163,7 +163,7 @@ class Lane(Generic[K]):
         return self._times[0] if self._times else None
 
     def looked_up(self, key: K, stale_at: float, now: float) -> None:
-        """C3, C5: fresh until `stale_at`, or stale already: then queued, unless it cools down."""
+        """Fresh until `stale_at`, or stale already: then queued, unless it cools down."""
         if stale_at > now:
             self._move(key, Event.FRESH, stale_at)
         elif (until := self.cooling_until(key, now)) is not None:
@@ -172,14 +172,14 @@ class Lane(Generic[K]):
             self._move(key, Event.STALE)
 
     def refer(self, key: K, now: float) -> None:
-        """C10: fetch it once, subscribed or not, unless it cools down."""
+        """Fetch it once, subscribed or not, unless it cools down."""
         if self.cooling_until(key, now) is None:
             self._move(key, Event.REFER)
 
     def take(self, limit: int, beside: Sequence[K] = ()) -> list[K]:
-        """C5: the longest queued ids first; never one in flight.
+        """The longest queued ids first; never one in flight.
 
-        C9: ids whose whole batch failed are tried again in halves, down to one by one, and never
+        Ids whose whole batch failed are tried again in halves, down to one by one, and never
         together with other ids: one id that always fails starves no other. `beside`: ids that were
         taken before, for the same batch.
         """
@@ -193,7 +193,7 @@ class Lane(Generic[K]):
         return taken
 
     def refreshed(self, key: K, stale_at: float, now: float) -> bool:
-        """C9: the first success ends the cooldown. False if it is in flight, so not planned."""
+        """The first success ends the cooldown. False if it is in flight, so not planned."""
         cooldown = self._cooldowns.pop(key, None)
         if cooldown is not None and cooldown.at_most is not None:
             self._trial += 1
@@ -204,7 +204,7 @@ class Lane(Generic[K]):
     def failed(
         self, key: K, now: float, pause: float = 0.0, *, together: int | None = None
     ) -> None:
-        """C9: each id has its own cooldown, which doubles; `pause`: the least that was asked for.
+        """Each id has its own cooldown, which doubles; `pause`: the least that was asked for.
 
         `together`: the size of its batch, if none of that batch succeeded.
         """
@@ -249,8 +249,8 @@ class Lane(Generic[K]):
 
     def cooling(self, now: float) -> dict[K, float]:
         """Until when each id is left alone."""
-        found = {key: self.cooling_until(key, now) for key in self._cooldowns}
-        return {key: until for key, until in found.items() if until is not None}
+        ends = {key: self.cooling_until(key, now) for key in self._cooldowns}
+        return {key: until for key, until in ends.items() if until is not None}
 
     def cooling_until(self, key: K, now: float) -> float | None:
         """A cooldown that ends too late is from before the clock was set back: it is ignored."""
@@ -261,9 +261,9 @@ class Lane(Generic[K]):
 
     def _clear_suspects(self, now: float) -> None:
         """After a clock was set back: ids whose cooldown ends too late are no suspects any more."""
-        for key, it in self._cooldowns.items():
-            if it.until - now > self._most:
-                self._cooldowns[key] = it._replace(at_most=None)
+        for key, cooldown in self._cooldowns.items():
+            if cooldown.until - now > self._most:
+                self._cooldowns[key] = cooldown._replace(at_most=None)
 
     def _is_suspect(self, key: K) -> bool:
         cooldown = self._cooldowns.get(key)

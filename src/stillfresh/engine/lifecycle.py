@@ -1,4 +1,21 @@
-"""A cache's life: opened once, closed cleanly, one event loop at a time; forks (E13, E21)."""
+"""A cache's life: opened once, closed cleanly, one event loop at a time; forks.
+
+The first read, or `open()`, opens the store and makes the runtime that all resources share. Closing
+goes the other way: `opened` becomes None first, so that no later read uses the runtime. Then its
+tasks end, memory is freed in slices, and the store is closed last.
+
+`_loop` is the loop on which the cache is open, opening or closing; other loops are refused. A loop
+can end in three ways:
+
+- The cache is closed on it. Nothing is left.
+- `asyncio.run` ends it, and closes the async generators of the loop. `_stay` started one of them,
+  the keeper, and that closes the cache.
+- It is closed while the cache is open. The next call notices that (`_leave_closed_loop`), and
+  `_is_left` says that the store is still open: the next loop closes it before it opens it again.
+
+A forked child has a copy of an open cache, of which it may use nothing. `forked` makes the copy
+refuse all calls, or begin again with a new store.
+"""
 
 import asyncio
 import logging
@@ -52,18 +69,19 @@ class Lifecycle:
         self.is_private = is_private
         """True if no other cache uses this store."""
         self.blocks = 0
-        """E22: open blocks of `bypassed()` and `recording()`, in any task."""
+        """Open blocks of `bypassed()` and `recording()`, in any task."""
         self.recording_to: RecordingBlock | None = None
         self._store = store
         self._new_runtime = new_runtime
-        self.hooks, self._times = hooks, dict[str, Stopwatch]()
+        self.hooks = hooks
+        self._times: dict[str, Stopwatch] = {}
         self.lags: dict[str, Callable[[], Lag]] = {}
         """By the name of each outbox consumer that works for this cache."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop on which the cache is open, opening or closing."""
         self._opening: asyncio.Task[Runtime] | None = None
         self._closing: asyncio.Task[None] | None = None
-        """A task that was cancelled before it began is done, and still here."""
+        """May be a finished task: one that was cancelled before it started is never cleared."""
         self._keeper: AsyncGenerator[None, None] | None = None
         self._ending: asyncio.Future[None] | None = None
         """Done when the closing that the end of the loop began is over."""
@@ -71,7 +89,7 @@ class Lifecycle:
         """This loop closes its generators, so no new keeper can start on it."""
         self.is_closed = self._is_forked = self._is_left = False
         self.new_store: Callable[[], Store] | None = None
-        """E20: creates the store again in a forked child; None: the child is refused."""
+        """Creates the store again in a forked child; None: the child is refused."""
 
     async def open(self) -> None:
         """Open the store, on the running event loop; also after `close`. Raises StoreError."""
@@ -126,17 +144,20 @@ class Lifecycle:
         return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), runtime.loop).result()
 
     async def swap(self, store: Store, *, is_private: bool, is_closed: bool, keeps: bool) -> Store:
-        """E22: switch to another store from the next read on; return the previous one.
+        """Switch to another store from the next read on; return the previous one.
 
         `keeps`: the previous store stays open, unless it is bound to an event loop.
         """
         self._check_here()
-        self.is_closed, self._loop = True, asyncio.get_running_loop()
+        self.is_closed = True
+        self._loop = asyncio.get_running_loop()
         try:
             await self._close(keeps=keeps and self._store.outlives_loops)
         finally:
-            before, self._store = self._store, store
-            self.is_private, self.is_closed = is_private, is_closed
+            before = self._store
+            self._store = store
+            self.is_private = is_private
+            self.is_closed = is_closed
         return before
 
     def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: "What") -> None:
@@ -149,7 +170,7 @@ class Lifecycle:
             self.note(core, map(core.key, ids), "soft" if soft else "invalidate")
 
     def apart(self) -> Runtime:
-        """A new runtime: for an open cache, and for loads that never ask the store (E22)."""
+        """A new runtime: for an open cache, and for loads that never ask the store."""
         return self._new_runtime(self._store, self.hooks, self._times)
 
     def counts(self) -> CacheStats:
@@ -158,7 +179,8 @@ class Lifecycle:
         On the cache's own loop this takes about 0.2 µs for each entry in memory. Other threads wait
         for the loop, at most 10 s.
         """
-        runtime, here = self.opened, None
+        runtime = self.opened
+        here = None
         with suppress(RuntimeError):
             here = asyncio.get_running_loop()
         loop = None if runtime is None or self._is_forked else runtime.loop
@@ -169,7 +191,7 @@ class Lifecycle:
         return self.counted()
 
     async def folded(self) -> CacheStats:
-        """Count in slices (E28)."""
+        """Count in slices."""
         for core in tuple(self.cores.values()):
             await core.memory.fold_all()
         return self.counted()
@@ -181,7 +203,7 @@ class Lifecycle:
         return CacheStats(resources, None, lags, self.store_seconds())
 
     def store_seconds(self) -> dict[str, Timing]:
-        """G14: by step of the store."""
+        """By step of the store."""
         timings = {step: times.timing() for step, times in self._times.items()}
         return {step: timing for step, timing in timings.items() if any(timing.counts)}
 
@@ -212,10 +234,11 @@ class Lifecycle:
         _LEFT.append((self._store, self._loop, self.opened, self._keeper))
         self._store = self.new_store()
         self._loop = self._opening = self._closing = self._keeper = self._ending = None
-        self.opened, self._is_left = None, False
+        self.opened = None
+        self._is_left = False
 
     def _check_here(self) -> None:
-        """E13, E21: one loop at a time."""
+        """Refuse a call on another loop than the one on which the cache is open."""
         self.check_not_forked()
         self._leave_closed_loop()
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
@@ -238,7 +261,7 @@ class Lifecycle:
 
     async def _open(self) -> Runtime:
         try:
-            await self._ended()
+            await self._wait_for_ending()
             if self._is_left:
                 await self._close_left()
             await self._store.open()
@@ -284,7 +307,7 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         return loop is self._ended_loop or getattr(loop, "_asyncgens_shutdown_called", False)
 
-    async def _ended(self) -> None:
+    async def _wait_for_ending(self) -> None:
         """Wait until the ending loop has closed the cache; a generator there may open it again."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
@@ -294,7 +317,7 @@ class Lifecycle:
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])
-            await self._ended()
+            await self._wait_for_ending()
             if self.opened is not None:
                 await self._end(keeps=keeps)
             elif self._is_left:
@@ -304,8 +327,10 @@ class Lifecycle:
 
     async def _end(self, *, keeps: bool = False) -> None:
         """`keeps`: the store is not bound to the loop that ends, and stays open."""
-        keeper, self._keeper = self._keeper, None
-        runtime, self.opened = self.opened, None
+        keeper = self._keeper
+        self._keeper = None
+        runtime = self.opened
+        self.opened = None
         self._is_left = not keeps  # until the store is closed: this task may be cancelled
         for core in self.cores.values():
             core.close()

@@ -1,4 +1,4 @@
-"""The work of a load, and the tasks of an open cache (E3-E5, E7, E8, E13, E25).
+"""The work of a load, and the tasks of an open cache.
 
 It knows no callers and decides nothing: `rules.py` says what a failure, an absence or a value's own
 times mean, and the store enforces the law.
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Tasks that closing cancels, and tasks that it waits for; none is forgotten (E13)."""
+    """Tasks that closing cancels, and tasks that it waits for; none is forgotten."""
 
     def __init__(self) -> None:
         self._cancelled: set[asyncio.Task[Any]] = set()
@@ -61,13 +61,13 @@ class Tasks:
 
         It runs in no caller's context, as it may outlive it.
         """
-        return _kept(self._cancelled, work, context or Context())
+        return _tracked_task(self._cancelled, work, context or Context())
 
     def child(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
     ) -> asyncio.Task[Any]:
         """Start a task that its parent cancels, and that closing waits for."""
-        return _kept(self._awaited, work, context)
+        return _tracked_task(self._awaited, work, context)
 
     def step(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Like `child`, but a task that `asyncio.run` does not cancel at its end.
@@ -88,7 +88,7 @@ class Tasks:
             logger.error("still running %g s after close: %r", grace, task)
 
 
-def _kept(
+def _tracked_task(
     tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
 ) -> asyncio.Task[Any]:
     task = asyncio.get_running_loop().create_task(work, context=context)
@@ -120,7 +120,7 @@ class LoadResult(Struct, Generic[V], frozen=True):
     """False: waiting callers get the value, and it is not stored."""
     private: Private[Any] | None = None
     """Only for the caller that brought the loader."""
-    tags: tuple[str, ...] | None = None  # I26: tags that came with the value
+    tags: tuple[str, ...] | None = None  # tags that came with the value
 
 
 class Loader(Generic[K, V]):
@@ -134,7 +134,7 @@ class Loader(Generic[K, V]):
             runtime.threads.allow(spec.concurrency)
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
-        """The store's answer; None if it is unavailable (S5)."""
+        """The store's answer; None if it is unavailable."""
         try:
             return await step
         except StoreError as exc:
@@ -143,20 +143,20 @@ class Loader(Generic[K, V]):
             return None
 
     def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
-        """E8: a key whose tags are unknown could not be invalidated by them: only it fails."""
+        """A key whose tags are unknown could not be invalidated by them: only it fails."""
         asks: list[Ask] = []
         failed: dict[str, LoadResult[V]] = {}
-        for it in batch.flights:
+        for flight in batch.flights:
             try:
-                tags = () if self._spec.tags is None else self._spec.tags_of(it.key)
-                asks.append(Ask(it.id, it.seen, tags, it.failures))
+                tags = () if self._spec.tags is None else self._spec.tags_of(flight.key)
+                asks.append(Ask(flight.id, flight.seen, tags, flight.failures))
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                failed[it.id] = self._failed(it, exc, "its tags= failed")
+                failed[flight.id] = self._failed_result(flight, exc, "its tags= failed")
         self._log(failed)
         return asks, failed
 
     async def acquire(self, asks: list[Ask]) -> dict[str, Grant]:
-        """E13, E21: release a lease that is granted while the cache or its loop ends."""
+        """Release a lease that is granted while the cache or its loop ends."""
         work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
         step: asyncio.Task[dict[str, Grant]] = self._runtime.step(work)
         try:
@@ -165,7 +165,7 @@ class Loader(Generic[K, V]):
             await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
             if not step.cancel() and not step.cancelled() and step.exception() is None:
                 granted = step.result().values()
-                await self.release([it for it in granted if isinstance(it, Lease)], {})
+                await self.release([grant for grant in granted if isinstance(grant, Lease)], {})
             raise
 
     async def read(self, ids: list[str]) -> dict[str, Record] | None:
@@ -185,73 +185,79 @@ class Loader(Generic[K, V]):
 
     async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
         if leases:
-            store, kind = self._runtime.store, self._spec.kind
-            await self.asked("release a lease", store.release(kind, leases, failures))
+            store = self._runtime.store
+            await self.asked("release a lease", store.release(self._spec.kind, leases, failures))
 
     async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
         """Load, renew the leases meanwhile, and return the results by id."""
-        sent, counts = rules.stamped(self._runtime.clock()), self._counts
+        sent = rules.stamped(self._runtime.clock())
+        counts = self._counts
         flights: list[Flight[K, Any]] = batch.flights
         counts.loads += 1
         counts.loaded += len(flights)
         counts.largest_batch = max(counts.largest_batch, len(flights))
         began = ticks()
-        said = await self._call(batch, list(leases.values()))
-        counts.load_seconds.note(seconds := ticks() - began)
+        values = await self._call(batch, list(leases.values()))
+        seconds = ticks() - began
+        counts.load_seconds.note(seconds)
         if batch.span is not None:
-            batch.span.seconds, batch.span.origin = seconds, Origin.LOADED
+            batch.span.seconds = seconds
+            batch.span.origin = Origin.LOADED
         took = self._runtime.clock() - sent
         self._report_slow(took)
-        results = self._results(flights, said, leases, sent, took)
+        results = self._results(flights, values, leases, sent, took)
         if counts.failing:
-            counts.mended(id_ for id_, it in results.items() if it.error is None)
+            counts.mended(id_ for id_, result in results.items() if result.error is None)
         self._log(results)
         return results
 
     def _results(
         self,
         flights: list[Flight[K, Any]],
-        said: Mapping[K, object],
+        values: Mapping[K, object],
         leases: Mapping[str, Lease],
         sent: float,
         took: float,
     ) -> dict[str, LoadResult[V]]:
         """The loader's result for each key, as a copy.
 
-        E25: a value that cannot be stored fails alone.
+        A value that cannot be stored fails alone.
         """
-        terms, codec, dice = self._spec.terms, self._spec.codec, self._runtime.dice
-        gone: Policy | None = None
+        terms = self._spec.terms
+        codec = self._spec.codec
+        dice = self._runtime.dice
+        absent_policy: Policy | None = None
         results: dict[str, LoadResult[V]] = {}
-        for it in flights:
-            result, lease = said[it.key], leases.get(it.id)
+        for flight in flights:
+            result = values[flight.key]
+            lease = leases.get(flight.id)
             generation = lease.token if lease is not None else token_hex(16)
             try:
                 if not isinstance(result, NO_VALUE):
                     copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
                     tags = result.tags if isinstance(result, Loaded) else None
-                    results[it.id] = LoadResult(copy, value, tags=tags)
+                    results[flight.id] = LoadResult(copy, value, tags=tags)
                 elif isinstance(result, BaseException):
-                    results[it.id] = self._failed(it, result)
+                    results[flight.id] = self._failed_result(flight, result)
                 else:
                     self._counts.absent += 1
-                    gone = gone or rules.absent_policy(terms, took)
-                    copy = Copy(generation, sent, gone, None)
+                    absent_policy = absent_policy or rules.absent_policy(terms, took)
+                    copy = Copy(generation, sent, absent_policy, None)
                     private = result if isinstance(result, Private) else None
-                    is_kept = private is None or private.is_noted or it.seen is not None
-                    results[it.id] = LoadResult(copy, is_kept=is_kept, private=private)
-            except Exception as exc:  # noqa: BLE001 (E19: the loader's mistake)
-                results[it.id] = self._cannot_be_stored(it, exc)
+                    is_kept = private is None or private.is_noted or flight.seen is not None
+                    results[flight.id] = LoadResult(copy, is_kept=is_kept, private=private)
+            except Exception as exc:  # noqa: BLE001 (the loader's mistake)
+                results[flight.id] = self._unstorable_result(flight, exc)
         return results
 
-    def _cannot_be_stored(self, flight: Flight[K, Any], error: Exception) -> LoadResult[V]:
-        """E19: the value is not what was declared; its key cools down like any that failed."""
+    def _unstorable_result(self, flight: Flight[K, Any], error: Exception) -> LoadResult[V]:
+        """The value is not what was declared; its key cools down like any that failed."""
         text = f"the value cannot be stored: {error_text(error)}; {advice_on(self._spec.codec)}"
         raised = BadValue(f"{self._spec.kind} {flight.key!r}: {text}")
         raised.__cause__ = error
-        return self._cooling(flight, raised, text[:LONGEST_TEXT])
+        return self._cooling_result(flight, raised, text[:LONGEST_TEXT])
 
-    def _failed(
+    def _failed_result(
         self, flight: Flight[K, Any], error: BaseException, what: str = "loading failed"
     ) -> LoadResult[V]:
         text = error_text(error)
@@ -259,11 +265,14 @@ class Loader(Generic[K, V]):
         raised.__cause__ = error
         if isinstance(error, Dropped):
             return LoadResult(error=raised)
-        return self._cooling(flight, raised, text)
+        return self._cooling_result(flight, raised, text)
 
-    def _cooling(self, flight: Flight[K, Any], raised: LoadFailed, text: str) -> LoadResult[V]:
-        """E7: the load has failed, so its key cools down. `text`: what the store remembers."""
-        runtime, terms = self._runtime, self._spec.terms
+    def _cooling_result(
+        self, flight: Flight[K, Any], raised: LoadFailed, text: str
+    ) -> LoadResult[V]:
+        """The load has failed, so its key cools down. `text`: what the store remembers."""
+        runtime = self._runtime
+        terms = self._spec.terms
         failure = rules.failed(
             flight.failure,
             text,
@@ -277,18 +286,19 @@ class Loader(Generic[K, V]):
         return LoadResult(failure=failure, error=raised)
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
-        """E7: log once for a batch."""
-        errors = [it.error for it in results.values() if it.failure is not None]
+        """Log once for a batch."""
+        errors = [result.error for result in results.values() if result.failure is not None]
         if errors:
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, without_secrets(str(errors[0])))
 
     async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
-        """E3: run to the end, to `load_timeout`, or until the cache closes, whatever callers do."""
+        """Run to the end, to `load_timeout`, or until the cache closes, whatever callers do."""
         keys = [flight.key for flight in batch.flights]
         context = copy_context()
         context.run(CURRENT.set, batch)
-        load, guard = self._runtime.child(self._work(batch, keys), context), None
+        load = self._runtime.child(self._work(batch, keys), context)
+        guard = None
         load.add_done_callback(looked_at)
         try:
             await asyncio.sleep(0)
@@ -299,31 +309,35 @@ class Loader(Generic[K, V]):
             for task in (load, guard):
                 if task is not None and not task.done():
                     task.cancel()
-        return self._said(keys, load)
+        return self._values_of(keys, load)
 
     async def _work(self, batch: Batch, keys: list[K]) -> object:
         """Call the resource's loader, or that of the caller; a plain function runs in a thread."""
-        spec, by = self._spec, batch.flights[0].by
-        own = None if by is None else by.load
-        load: Callable[[], Any] = partial(spec.load, list(keys)) if own is None else own
-        if spec.in_thread:
-            said = await self._runtime.threads.call(load, batch)
+        caller = batch.flights[0].by
+        own = None if caller is None else caller.load
+        load: Callable[[], Any] = partial(self._spec.load, list(keys)) if own is None else own
+        if self._spec.in_thread:
+            value = await self._runtime.threads.call(load, batch)
         else:
-            said = await load()
-        return said if own is None else {keys[0]: said}
+            value = await load()
+        return value if own is None else {keys[0]: value}
 
     async def _guard(self, leases: list[Lease]) -> None:
         """Renew the leases while the load runs; ends when the load has run for too long."""
-        left, step = self._spec.load_timeout, self._spec.lease_for / RENEWALS
+        left = self._spec.load_timeout
+        step = self._spec.lease_for / RENEWALS
         while left > 0:
             await self._runtime.sleep(min(step, left))
             left -= step
             if leases and left > 0:
-                store, lease_for = self._runtime.store, self._spec.lease_for
-                await self.asked("renew a lease", store.renew(self._spec.kind, leases, lease_for))
+                kind = self._spec.kind
+                renewing = self._runtime.store.renew(kind, leases, self._spec.lease_for)
+                await self.asked("renew a lease", renewing)
 
-    def _said(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
-        kind, pause = self._spec.kind, self._spec.load_timeout
+    def _values_of(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
+        """The value or the error of each key."""
+        kind = self._spec.kind
+        pause = self._spec.load_timeout
         error: BaseException | None
         if not load.done():
             error = TimeoutError(f"no answer within {pause:g} s (load_timeout)")
@@ -332,18 +346,18 @@ class Loader(Generic[K, V]):
         elif (error := load.exception()) is None:
             try:
                 return rules.results_of(kind, keys, load.result())
-            except Exception as exc:  # noqa: BLE001 (E25: a mapping of somebody else's)
+            except Exception as exc:  # noqa: BLE001 (a mapping of somebody else's)
                 error = exc
         return dict.fromkeys(keys, error)
 
     def _report_slow(self, took: float) -> None:
-        """E16: log once for a resource."""
+        """Log once for a resource."""
         fresh_for = self._spec.terms.policy.fresh_for
         if 0 < fresh_for <= took and not self._counts.slow_reported:
             self._counts.slow_reported = True
-            said = (
+            message = (
                 "%s: the loader took %.3g s, and what it loads is fresh for %.3g s, which count "
                 "from when it was asked: nothing is fresh when it arrives. Make fresh_for longer, "
                 "or the loader faster."
             )
-            logger.warning(said, self._spec.kind, took, fresh_for)
+            logger.warning(message, self._spec.kind, took, fresh_for)

@@ -1,4 +1,4 @@
-"""The data that goes in and out of the engine: answers, and results of loaders (E8).
+"""The data that goes in and out of the engine: answers, and results of loaders.
 
 Pure data. A clock is read only for `Answer.age`, and for the answer of a failure.
 """
@@ -63,7 +63,7 @@ class Answer(Struct, Generic[V], eq=False):
     """
     unverified: bool = False
     """True if the store did not say that it is still valid: it is from memory, or of a load that
-    had begun for another caller, and the store did not answer (E26)."""
+    had begun for another caller, and the store did not answer."""
 
     @property
     def age(self) -> float:
@@ -113,7 +113,7 @@ Hook: TypeAlias = Callable[[Span], AbstractContextManager[object]]
 
 
 class OwnTerms(TypedDict, total=False):
-    """The times that one value may have of its own (E8, E17); one left out is the resource's."""
+    """The times that one value may have of its own; one left out is the resource's."""
 
     fresh_for: Duration
     stale_for: Duration
@@ -125,8 +125,8 @@ def utf8_size(resource: str, what: str, text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        said = f"{resource}: the {what} {shown(text)} cannot be written as UTF-8"
-        raise ConfigError(said) from None
+        why = f"{resource}: the {what} {shown(text)} cannot be written as UTF-8"
+        raise ConfigError(why) from None
 
 
 def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
@@ -268,7 +268,7 @@ Read = Answer[V] | Private[Any] | LoadFailed
 OwnLoad = Callable[[], Awaitable[object]] | Callable[[], object]
 """A loader that a caller brings for one key. It returns a value, a `Loaded` or a `Private`.
 
-An async function, or a plain one if the resource's loaders run in threads (E20).
+An async function, or a plain one if the resource's loaders run in threads.
 """
 
 
@@ -281,7 +281,8 @@ def all_answered(
     outcomes: Mapping[T, Outcome[V]], keys: Iterable[T], clock: Callable[[], float]
 ) -> dict[T, Answer[V]]:
     return {
-        key: it if isinstance(it := outcomes[key], Answer) else answered(it, clock) for key in keys
+        key: outcome if isinstance(outcome := outcomes[key], Answer) else answered(outcome, clock)
+        for key in keys
     }
 
 

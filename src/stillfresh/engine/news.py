@@ -1,4 +1,4 @@
-"""Changes by other processes, announced by the store, and how long silence proves none (S10).
+"""Changes by other processes, announced by the store, and how long silence proves none.
 
 A beat goes through the store and comes back after every announcement made before it. So for
 `memory_for` after a beat was sent, memory need not ask about an entry that it checked since it
@@ -75,7 +75,8 @@ class News:
             except StoreError:
                 failures += 1
             finally:
-                self.since, self.proved_at = float("inf"), SILENT
+                self.since = float("inf")
+                self.proved_at = SILENT
             pause = pause_after(failures, first=FIRST_RETRY, longest=LONGEST_RETRY)
             await self._runtime.sleep(spread(pause, self._runtime.dice))
 
@@ -89,15 +90,15 @@ class News:
 
     def _tell(self, kind: str, id_: str, generation: str | None) -> None:
         if kind == A_TAG:
-            for one in self._cores.values():
-                if keys := one.tagged(id_):
-                    self._doubt_all(one, keys)
+            for tagged_core in self._cores.values():
+                if keys := tagged_core.tagged(id_):
+                    self._doubt_all(tagged_core, keys)
         elif (core := self._cores.get(kind)) is not None:
             with suppress(ValueError):  # an id that is not a key of this release
                 self._doubt(core, core.key(id_), generation)
 
     def _doubt_all(self, core: "Core[K, Any]", keys: list[K]) -> None:
-        """A slice in a turn of the loop (E28). No beat counts before the last slice."""
+        """A slice in a turn of the loop. No beat counts before the last slice."""
         if len(keys) > SLICE:
             if core.memory.notices is not None:
                 core.memory.notices.doubt(self._runtime.clock())
@@ -111,7 +112,8 @@ class News:
         self._doubt_all(core, keys)
 
     def _doubt(self, core: "Core[K, Any]", key: K, generation: str | None) -> None:
-        entry, notices = core.memory.entries.get(key), core.memory.notices
+        entry = core.memory.entries.get(key)
+        notices = core.memory.notices
         if notices is not None:
             notices.note(key, generation, self._runtime.clock())
         if entry is not None and entry.copy.generation == generation:
@@ -133,30 +135,34 @@ class Notices(Generic[K]):
 
     def __init__(self, news: News) -> None:
         self._news = news
-        self._told: dict[K, tuple[float, str | None, float]] = {}
+        self._announced: dict[K, tuple[float, str | None, float]] = {}
         """When it was announced, the published generation, if any, and when another one was."""
         self._others: tuple[float, str | None, float] = SILENT, None, SILENT
         """What counts as announced of any other key."""
 
     def note(self, key: K, generation: str | None, now: float) -> None:
-        if len(self._told) >= MOST_NOTED:
+        if len(self._announced) >= MOST_NOTED:
             self.doubt(now)
-        told_at, published, other_at = self._told.get(key, self._others)
-        self._told[key] = now, generation, other_at if published == generation else told_at
+        announced_at, published, other_at = self._announced.get(key, self._others)
+        self._announced[key] = (
+            now,
+            generation,
+            other_at if published == generation else announced_at,
+        )
 
     def doubt(self, now: float) -> None:
         """From now on, treat every key as announced."""
-        self._told.clear()
+        self._announced.clear()
         self._others = now, None, now
 
     def is_known(self, key: K, generation: str, since: float) -> bool:
         """True if nothing but its publication was announced since the store was asked for it."""
-        told_at, published, other_at = self._told.get(key, self._others)
-        return since > (other_at if generation == published else told_at)
+        announced_at, published, other_at = self._announced.get(key, self._others)
+        return since > (other_at if generation == published else announced_at)
 
     def is_published(self, key: K, generation: str) -> bool:
         """True if this generation was the last that was announced for the key."""
-        return key in self._told and self._told[key][1] == generation
+        return key in self._announced and self._announced[key][1] == generation
 
     def trusted_until(self, since: float, memory_for: float) -> float:
         """Until when an entry checked at `since` may be served, if no change was announced."""

@@ -1,4 +1,4 @@
-"""The counts of a cache as text for Prometheus (E12, G14). Numbers in, text out."""
+"""The counts of a cache as text for Prometheus. Numbers in, text out."""
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,20 +31,21 @@ def _lines(stats: CacheStats) -> Iterator[str]:
     yield from metric_lines("build_info", "gauge", what, {_build(): 1})
     reads = {
         f'resource="{name}",origin="{origin}",verdict="{verdict}"': count
-        for name, one in resources
-        for origin, verdicts in one.reads_by_origin.items()
+        for name, resource in resources
+        for origin, verdicts in resource.reads_by_origin.items()
         for verdict, count in verdicts.items()
     }
     yield from metric_lines("reads_total", "counter", "Reads by origin and verdict.", reads)
     counters = [(f"{name}_total", "counter", name, what) for name, what in COUNTERS]
-    for metric, kind, field, what in [*counters, *((it, "gauge", it, what) for it, what in GAUGES)]:
-        counts = {name: getattr(one, field) for name, one in resources}
+    gauges = [(name, "gauge", name, what) for name, what in GAUGES]
+    for metric, kind, field, what in [*counters, *gauges]:
+        counts = {name: getattr(resource, field) for name, resource in resources}
         yield from metric_lines(metric, kind, what, labelled("resource", counts))
     bounds = [f"{bound:g}" for bound in AGE_BUCKETS]
-    ages = {name: (one.ages, f"{one.age_sum:.3f}") for name, one in resources}
+    ages = {name: (resource.ages, f"{resource.age_sum:.3f}") for name, resource in resources}
     yield from _histogram("age_seconds", "Age at serving.", "resource", bounds, ages)
     yield from _objective_lines(stats.resources)
-    loads = {name: one.load_seconds for name, one in resources}
+    loads = {name: resource.load_seconds for name, resource in resources}
     yield from _timings("load_seconds", "Time that the loader took.", "resource", loads)
     what = "Time that steps of the store took. Reads of hits and memory:// are not timed."
     yield from _timings("store_seconds", what, "step", stats.store_seconds)
@@ -62,19 +63,26 @@ def _build() -> str:
 
 
 def _objective_lines(resources: dict[str, ResourceStats]) -> Iterator[str]:
-    told = {
-        name: (it.objective.share, it.objective.age, it.objective_met, it.objective_missed)
-        for name, it in resources.items()
-        if it.objective is not None
+    figures = {
+        name: (
+            resource.objective.share,
+            resource.objective.age,
+            resource.objective_met,
+            resource.objective_missed,
+        )
+        for name, resource in resources.items()
+        if resource.objective is not None
     }
-    for at, head in enumerate(OBJECTIVE if told else ()):
-        numbers = {name: all_[at] for name, all_ in told.items()}
+    for at, head in enumerate(OBJECTIVE if figures else ()):
+        numbers = {name: all_[at] for name, all_ in figures.items()}
         yield from metric_lines(*head, labelled("resource", numbers))
 
 
 def _timings(metric: str, what: str, label: str, timings: Mapping[str, Timing]) -> Iterator[str]:
-    found = {name: (it.counts, f"{it.seconds:.6f}") for name, it in timings.items()}
-    yield from _histogram(metric, what, label, map(str, TIME_BUCKETS), found)
+    histograms = {
+        name: (timing.counts, f"{timing.seconds:.6f}") for name, timing in timings.items()
+    }
+    yield from _histogram(metric, what, label, map(str, TIME_BUCKETS), histograms)
 
 
 def _histogram(
@@ -82,12 +90,12 @@ def _histogram(
     what: str,
     label: str,
     bounds: Iterable[str],
-    found: Mapping[str, tuple[Sequence[int], str]],
+    samples: Mapping[str, tuple[Sequence[int], str]],
 ) -> Iterator[str]:
-    """`found`: the counts between the bounds, and the sum."""
+    """`samples`: the counts between the bounds, and the sum."""
     yield from metric_lines(metric, "histogram", what, {})
     bounds = [*bounds, "+Inf"]
-    for of, (counts, total) in labelled(label, found).items():
+    for of, (counts, total) in labelled(label, samples).items():
         for bound, count in zip(bounds, accumulate(counts), strict=True):
             yield f'stillfresh_{metric}_bucket{{{of},le="{bound}"}} {count}'
         yield f"stillfresh_{metric}_sum{{{of}}} {total}"

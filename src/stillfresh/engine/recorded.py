@@ -73,31 +73,44 @@ class RecordingBlock:
         self, spec: Spec[Any, Any], results: Mapping[str, LoadResult[Any]], began: float
     ) -> None:
         """Record a call of the loader; no longer than its timeout, even if the clock was set."""
-        now, took = self._clock(), min(max(0.0, self._cache.clock() - began), spec.load_timeout)
+        now = self._clock()
+        took = min(max(0.0, self._cache.clock() - began), spec.load_timeout)
         since = self._recording.since(now - took)
         names = {name: id_ for id_ in results for name in self._chosen(spec, [id_])}
         if not names:
             return
         copies = {name: copy for name, id_ in names.items() if (copy := results[id_].copy)}
         absent = tuple(name for name, copy in copies.items() if copy.value is None)
-        found = [it for it in copies.values() if isinstance(it.value, bytes)]
-        own = found[0].policy if found and found[0].policy is not spec.terms.policy else None
+        with_value = [copy for copy in copies.values() if isinstance(copy.value, bytes)]
+        own = None
+        if with_value and with_value[0].policy is not spec.terms.policy:
+            own = with_value[0].policy
         line = RecordedLoad(since, spec.kind, tuple(names), round(took, 3), len(results))
-        line.size = sum(len(it.value) for it in found if isinstance(it.value, bytes))
-        line.failed, line.absent = tuple(it for it in names if it not in copies), absent
+        line.size = sum(len(copy.value) for copy in with_value if isinstance(copy.value, bytes))
+        line.failed = tuple(name for name in names if name not in copies)
+        line.absent = absent
         if own is not None:
             line.terms = own.fresh_for, own.stale_for, own.error_for
         self._recording.note(line, now)
 
     def _chosen(self, spec: Spec[Any, Any], texts: Iterable[str]) -> tuple[str, ...]:
         """The keys' names in the recording; writes the terms of a new kind first."""
-        recording, kind = self._recording, spec.kind
+        recording = self._recording
+        kind = spec.kind
         if recording.is_over:
             return ()
         if kind not in recording.kinds:
             recording.kinds.add(kind)
-            policy, absent_for = spec.terms.policy, spec.terms.absent_for
-            terms = policy.fresh_for, policy.stale_for, policy.error_for, absent_for
-            loads = spec.max_batch, spec.concurrency, spec.load_timeout
-            recording.note(RecordedKind(kind, *terms, *loads), 0.0)
+            policy = spec.terms.policy
+            line = RecordedKind(
+                kind,
+                policy.fresh_for,
+                policy.stale_for,
+                policy.error_for,
+                spec.terms.absent_for,
+                spec.max_batch,
+                spec.concurrency,
+                spec.load_timeout,
+            )
+            recording.note(line, 0.0)
         return recording.chosen(kind, texts)

@@ -135,8 +135,8 @@ class Recording:
             os.ftruncate(self._file, 0)
         except BlockingIOError as exc:
             os.close(self._file)
-            said = "is being written by another recording; choose another file, or end that one"
-            raise StillfreshError(f"{self.path}: {said}") from exc
+            why = "is being written by another recording; choose another file, or end that one"
+            raise StillfreshError(f"{self.path}: {why}") from exc
 
     def open(self, now: float) -> None:
         """Use it for one more cache."""
@@ -149,7 +149,7 @@ class Recording:
         """A cache ends. After the last one, everything recorded is in the file."""
         self._users -= 1
         if not self._users:
-            self._thread.submit(self._write, self._taken())
+            self._thread.submit(self._write, self._take_buffer())
             self._thread.shutdown()
             os.close(self._file)
             self._began = None
@@ -157,13 +157,13 @@ class Recording:
 
     def chosen(self, kind: str, texts: Iterable[str]) -> tuple[str, ...]:
         """The names of these ids in the recording; ids outside the share are left out."""
-        found = []
+        names = []
         for text in texts:
             name = f"{kind} {text}".encode(errors="replace")
             digest = blake2b(name, digest_size=DIGEST, key=self._salt).digest()
             if int.from_bytes(digest) < self._limit:
-                found.append(text if self._plain else digest.hex())
-        return tuple(found)
+                names.append(text if self._plain else digest.hex())
+        return tuple(names)
 
     def since(self, now: float) -> float:
         """Seconds since the beginning, in whole milliseconds."""
@@ -176,12 +176,13 @@ class Recording:
             if len(self._buffer) >= BUFFER or at - self._flushed >= FLUSH_EVERY:
                 self._flushed = at
                 if self._free.acquire(blocking=False):
-                    self._thread.submit(self._write, self._taken())
+                    self._thread.submit(self._write, self._take_buffer())
                 elif len(self._buffer) >= MOST_WAITING:
                     self._end("the disk is too slow")
 
-    def _taken(self) -> bytes:
-        data, self._buffer = bytes(self._buffer), bytearray()
+    def _take_buffer(self) -> bytes:
+        data = bytes(self._buffer)
+        self._buffer = bytearray()
         return data
 
     def _write(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The public objects of a cache: `Resource` for batched loaders, and handles of entries.
 
-The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one addition
-(E14). Everything else is in `core.py`.
+The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one addition.
+Everything else is in `core.py`.
 """
 
 import inspect
@@ -35,7 +35,7 @@ def like_function(
     function: Callable[..., object],
     signature: inspect.Signature,
 ) -> None:
-    """Give an object the name, signature and kind of the function that it stands for (E19).
+    """Give an object the name, signature and kind of the function that it stands for.
 
     From Python 3.11 on, `inspect` accepts any object that has all attributes of a function.
     """
@@ -147,7 +147,7 @@ class Resource(Face[K, V]):
         return await self._get(key, _limit(max_age))
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
-        return _raised((await self.core.answers([key], Waiter(max_age=max_age)))[key])
+        return _answer_or_raise((await self.core.answers([key], Waiter(max_age=max_age)))[key])
 
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
@@ -156,11 +156,12 @@ class Resource(Face[K, V]):
 
         `max_age` is that of `get`.
         """
-        wanted, found = await self._unique(keys, "get_many"), dict[K, Answer[V]]()
+        wanted = await self._unique(keys, "get_many")
+        answers: dict[K, Answer[V]] = {}
         outcomes = await self.core.answers(wanted, Waiter(max_age=_limit(max_age)))
-        async for some in sliced(wanted):
-            found |= all_answered(outcomes, some, self._clock)
-        return found
+        async for batch in sliced(wanted):
+            answers |= all_answered(outcomes, batch, self._clock)
+        return answers
 
     async def known(
         self,
@@ -196,9 +197,9 @@ class Resource(Face[K, V]):
     async def refresh(self, *keys: K) -> None:
         """Load the keys now, at any age. Raises LoadFailed if one failed."""
         outcomes = await self.core.answers(await self._unique(keys), anew=True)
-        async for some in sliced(outcomes.values()):
-            for outcome in some:
-                _raised(outcome)
+        async for batch in sliced(outcomes.values()):
+            for outcome in batch:
+                _answer_or_raise(outcome)
 
     async def put(
         self,
@@ -208,7 +209,7 @@ class Resource(Face[K, V]):
         version: Version | None = None,
         **terms: Unpack[OwnTerms],
     ) -> Stored:
-        """Store a value that you know, for example after a write (E35). The last put wins.
+        """Store a value that you know, for example after a write. The last put wins.
 
         A load under way is superseded. The next read in every process gets the value. Watchers
         receive it; those in other processes at once if the store pushes changes. With `version`, an
@@ -295,18 +296,18 @@ class Resource(Face[K, V]):
 
     async def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
         if isinstance(keys, str | bytes):
-            said = f"{method}: takes many keys; write {method}([{keys!r}])"
-            raise ConfigError(f"{self.core.spec.kind}.{said}")
+            why = f"{method}: takes many keys; write {method}([{keys!r}])"
+            raise ConfigError(f"{self.core.spec.kind}.{why}")
         listed = list(keys)
-        async for some in sliced(listed if len(listed) > SLICE else ()):
-            self.core.check(some)  # E15: before anything is done with one
+        async for batch in sliced(listed if len(listed) > SLICE else ()):
+            self.core.check(batch)  # before anything is done with one
         try:
             return listed if len(set(listed)) == len(listed) else list(dict.fromkeys(listed))
         except TypeError:
             raise self._no_key(*listed) from None
 
     def _no_key(self, *keys: K) -> ConfigError:
-        """E15: the error for an unhashable key, in the same words as for any other invalid key."""
+        """The error for an unhashable key, in the same words as for any other invalid key."""
         try:
             self.core.texts(keys)
         except ConfigError as exc:
@@ -348,7 +349,7 @@ def _flat(keys: Sequence[K | Iterable[K]]) -> Sequence[K]:
     return flat
 
 
-def _raised(outcome: Outcome[V]) -> Answer[V]:
+def _answer_or_raise(outcome: Outcome[V]) -> Answer[V]:
     """Return an answer; raise a new error for each caller, so that tracebacks do not pile up."""
     if isinstance(outcome, LoadFailed):
         error = type(outcome)(*outcome.args)

@@ -1,4 +1,4 @@
-"""The engine's decisions: what a read does, what a load stores, and when (E2, E5-E8, E10).
+"""The engine's decisions: what a read does, what a load stores, and when.
 
 Pure: records and times in, decisions out. `now` and every random number are arguments. Nothing else
 may live here: no clock, no store, no asyncio.
@@ -33,13 +33,13 @@ AGE_BUCKETS: Final = (
     *(3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800),
 )
 """Upper bounds, in seconds, of the histogram of age at serving: the durations that policies use, so
-that a bound is at `fresh_for` itself and several are below it (G13)."""
+that a bound is at `fresh_for` itself and several are below it."""
 FIRST_COOLDOWN: Final = 1.0
 LONGEST_COOLDOWN: Final = 60.0
 LONGEST_PAUSE: Final = 30.0
 """Seconds; a watched absent key is asked for then, even if others are fresh for longer."""
 SHORTEST_ABSENCE: Final = 1.0
-"""E16: the least seconds that an absence is remembered, however short `fresh_for` is."""
+"""The least seconds that an absence is remembered, however short `fresh_for` is."""
 WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
 
@@ -54,13 +54,13 @@ class Terms(Struct, frozen=True):
     """After `absent_for`: still absent, while it is asked for in the background."""
     first_cooldown: float = FIRST_COOLDOWN
     longest_cooldown: float = LONGEST_COOLDOWN
-    """E7: a cooldown doubles from the first to the longest."""
+    """A cooldown doubles from the first to the longest."""
 
 
 class Serve(Struct, frozen=True):
     """Answer with the copy now; with `refresh`, start a background refresh.
 
-    `failure` is told with an old copy until a load succeeds, also while the next load runs (E31).
+    `failure` is told with an old copy until a load succeeds, also while the next load runs.
     """
 
     copy: Copy
@@ -85,7 +85,7 @@ Plan: TypeAlias = Serve | MustLoad | Fail
 
 
 def verdict_of(copy: Copy, now: float) -> Verdict:
-    """E1 and E6: by its times, and no better than its invalidation allows."""
+    """By its times, and no better than its invalidation allows."""
     natural = copy.policy.verdict(copy.fetched_at, now)
     if copy.mark is Mark.NONE:
         return natural
@@ -93,7 +93,7 @@ def verdict_of(copy: Copy, now: float) -> Verdict:
 
 
 def without_store(verdict: Verdict) -> Verdict:
-    """E29: the verdict of a copy about which the store could not be asked: STALE at best.
+    """The verdict of a copy about which the store could not be asked: STALE at best.
 
     Another process may have invalidated it. It is refreshed no earlier for that: if every read of
     an outage began a load, the outage of the store would become one of the upstream.
@@ -102,7 +102,7 @@ def without_store(verdict: Verdict) -> Verdict:
 
 
 def cooling(failure: Failure | None, now: float) -> Failure | None:
-    """E7: the failure, if its cooldown is not over."""
+    """The failure, if its cooldown is not over."""
     return failure if failure is not None and not is_over(failure.retry_at, now) else None
 
 
@@ -136,18 +136,19 @@ def without_cause(answer: Answer[V]) -> Answer[V]:
 
 
 def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
-    """E5: True if a process is loading it, judged with our own `lease_for`."""
+    """True if a process is loading it, judged with our own `lease_for`."""
     return record.held_until is not None and not is_lease_over(record.held_until, now, lease_for)
 
 
 def plan_read(
     record: Record, now: float, lease_for: float = FOR_EVER, max_age: float = FOR_EVER
 ) -> Plan:
-    """E2, E7: FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load.
+    """FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load.
 
-    E18: a copy older than `max_age` counts as EXPIRED.
+    A copy older than `max_age` counts as EXPIRED.
     """
-    copy, pause = record.copy, cooling(record.failure, now)
+    copy = record.copy
+    pause = cooling(record.failure, now)
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
     if copy is None or verdict is Verdict.GONE:
         return MustLoad() if pause is None else Fail(pause)
@@ -166,9 +167,9 @@ def plan_read(
 def plan_wait(
     record: Record, seen: str | None, now: float, lease_for: float = FOR_EVER
 ) -> Plan | None:
-    """E5: what a caller does that waits for another process's load; None: wait on.
+    """What a caller does that waits for another process's load; None: wait on.
 
-    E16: for callers that waited, a copy that arrived is STALE at worst, unless it was invalidated.
+    For callers that waited, a copy that arrived is STALE at worst, unless it was invalidated.
     """
     copy = record.copy
     is_new = copy is not None and copy.generation != seen
@@ -186,12 +187,12 @@ def fresh_until(copy: Copy) -> float:
 
 
 def absent_believed_for(fresh_for: float, absent_for: float | None) -> float:
-    """E4, E16: a tenth of `fresh_for` unless declared, and at least a second."""
+    """A tenth of `fresh_for` unless declared, and at least a second."""
     return max(SHORTEST_ABSENCE, fresh_for / 10 if absent_for is None else absent_for)
 
 
 def absent_policy(terms: Terms, took: float) -> Policy:
-    """E16: an absence counts from the arrival of the answer, so the load time is added.
+    """An absence counts from the arrival of the answer, so the load time is added.
 
     It is stored with the absent copy, so that all processes agree.
     """
@@ -208,7 +209,8 @@ def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
 
     `pause`: for a watcher that knows already that the key is absent.
     """
-    copy, failure = record.copy, record.failure
+    copy = record.copy
+    failure = record.failure
     is_absent = copy is not None and copy.value is None and copy.mark is Mark.NONE
     if copy is not None and is_absent and 0 <= now - copy.fetched_at < pause:
         return copy.fetched_at + pause
@@ -240,8 +242,9 @@ def watched_until(copy: Copy, terms: Terms) -> float:
 
 
 def unchanged_until(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> float:
-    """E12: until when neither the verdict nor the age bucket changes."""
-    terms, age = copy.policy, now - copy.fetched_at
+    """Until when neither the verdict nor the age bucket changes."""
+    terms = copy.policy
+    age = now - copy.fetched_at
     bucket = age_bucket(age, bounds)
     end = bounds[bucket] if bucket < len(bounds) else float("inf")
     for after in (0.0, terms.stale_for, terms.error_for):
@@ -259,7 +262,7 @@ class Outlook(Struct, frozen=True):
     now: float
     verdict: Verdict
     at_arrival: Verdict
-    """E16: the verdict for callers that waited for it: STALE at worst."""
+    """The verdict for callers that waited for it: STALE at worst."""
     bucket: int
     """The bucket of its age."""
     until: float
@@ -267,15 +270,22 @@ class Outlook(Struct, frozen=True):
 
 
 def outlook_of(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> Outlook:
-    policy, fetched_at, mark = copy.policy, copy.fetched_at, copy.mark
-    bucket = age_bucket(age_of(fetched_at, now), bounds)
-    verdict, until = verdict_of(copy, now), unchanged_until(copy, now, bounds)
-    at_arrival = verdict if verdict is Verdict.FRESH else Verdict.STALE
-    return Outlook(policy, fetched_at, mark, now, verdict, at_arrival, bucket, until)
+    fetched_at = copy.fetched_at
+    verdict = verdict_of(copy, now)
+    return Outlook(
+        policy=copy.policy,
+        fetched_at=fetched_at,
+        mark=copy.mark,
+        now=now,
+        verdict=verdict,
+        at_arrival=verdict if verdict is Verdict.FRESH else Verdict.STALE,
+        bucket=age_bucket(age_of(fetched_at, now), bounds),
+        until=unchanged_until(copy, now, bounds),
+    )
 
 
 def age_bucket(age: float, bounds: Sequence[float] = AGE_BUCKETS) -> int:
-    """E12: the histogram bucket of an age."""
+    """The histogram bucket of an age."""
     return bisect_right(bounds, age)
 
 
@@ -285,13 +295,13 @@ def stamped(now: float) -> float:
 
 
 def jittered(policy: Policy, jitter: float, dice: float) -> Policy:
-    """E10: drawn once, never longer than declared, stored with the copy so that all agree."""
+    """Drawn once, never longer than declared, stored with the copy so that all agree."""
     fresh_for = policy.fresh_for * (1 - jitter * dice)
     return Policy(fresh_for, policy.stale_for, policy.error_for)
 
 
 def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
-    """E8: times that the loader does not give are the resource's."""
+    """Times that the loader does not give are the resource's."""
     policy = terms.policy
     stale_for = policy.stale_for if loaded.stale_for is None else loaded.stale_for
     error_for = policy.error_for if loaded.error_for is None else loaded.error_for
@@ -306,11 +316,13 @@ def kept(
 
     `made`: its generation, and when it was asked for. What the codec raises goes to the caller.
     """
-    policy, (generation, sent) = terms.policy, made
+    policy = terms.policy
+    generation, sent = made
     version = NO_VERSION
     if isinstance(value, Loaded):
         version = value.version_form
-        policy, value = own_policy(terms, value), value.value
+        policy = own_policy(terms, value)
+        value = value.value
     if terms.jitter:
         policy = jittered(policy, terms.jitter, dice())
     data = codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
@@ -327,7 +339,7 @@ def failed(
     first: float = FIRST_COOLDOWN,
     longest: float = LONGEST_COOLDOWN,
 ) -> Failure:
-    """E7: 1 s, doubling to 1 min, jittered down by up to a tenth; or the pause the loader asked."""
+    """1 s, doubling to 1 min, jittered down by up to a tenth; or the pause the loader asked."""
     count = 1 if before is None else before.count + 1
     if pause is None:
         pause = pause_after(count, first=first, longest=max(first, longest)) * (1 - 0.1 * dice)
@@ -367,7 +379,7 @@ def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:
 
 
 def pause_of(error: object) -> float | None:
-    """E7: the pause in seconds that a loader asked for, if it did."""
+    """The pause in seconds that a loader asked for, if it did."""
     try:
         return seconds(error.seconds) if isinstance(error, RetryAfter) else None
     except Exception:  # noqa: BLE001 (a user's exception may be anything)

@@ -1,4 +1,4 @@
-"""The freshness objective of a resource: which share of reads must be how young (G14).
+"""The freshness objective of a resource: which share of reads must be how young.
 
 Pure: text in, the objective out, or a `ConfigError` that says what to write.
 """
@@ -27,11 +27,11 @@ class Objective:
     @classmethod
     def of(cls, text: str, *, name: str = "objective") -> Self:
         """Read the text of a declaration."""
-        found = WRITTEN.fullmatch(text) if isinstance(text, str) else None
-        if found is None or not 0 < float(found[1]) < 100:
+        match = WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        if match is None or not 0 < float(match[1]) < 100:
             raise ConfigError(f"{name}: cannot read {shown(text)} as an objective; {ALLOWED}")
-        age = seconds(found[2], name=name, positive=True)
-        return cls(round(float(found[1]) / 100, 8), age)
+        age = seconds(match[2], name=name, positive=True)
+        return cls(round(float(match[1]) / 100, 8), age)
 
     def burn_rate(self, met: int, missed: int) -> float | None:
         """How often reads miss the objective, as a multiple of what it allows."""

@@ -1,4 +1,4 @@
-"""What the resources of an open cache share: its store, clocks and tasks (E13)."""
+"""What the resources of an open cache share: its store, clocks and tasks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,18 +30,22 @@ class Runtime(Tasks):
     ) -> None:
         super().__init__()
         self.loop = asyncio.get_running_loop()
-        # G14: timing a step that does not wait would take as long as the step.
+        # Timing a step that does not wait would take as long as the step.
         is_timed = hooks or not store.never_waits
         self.store = TimedStore(store, hooks, times) if is_timed else store
-        self.hooks, read_now = hooks, store.read_now
+        self.hooks = hooks
+        read_now = store.read_now
         self.read_now: Callable[..., dict[str, Record]] | None
         self.read_now = read_now if store.reads_inline else None
         """Reads inline, if the store can; for hits, so it is not timed."""
-        # E20: the same for a thread, which can wait for a round trip.
+        # The same for a thread, which can wait for a round trip.
         self.read_in_thread = read_now if store.reads_in_threads else self.read_now
-        self.clock, self.sleep, self.dice = clock, sleep, dice
+        self.clock = clock
+        self.sleep = sleep
+        self.dice = dice
         self.grace = grace  # seconds for its tasks to end when the cache closes
-        self.threads, self.news = LoaderThreads(), None
+        self.threads = LoaderThreads()
+        self.news = None
 
     async def end(self, grace: float) -> None:
         began = self.loop.time()

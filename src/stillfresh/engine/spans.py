@@ -1,4 +1,4 @@
-"""Spans: each load, store step and render, timed (G14) and passed to the hooks (G15).
+"""Spans: each load, store step and render, timed and passed to the hooks.
 
 A hook is given a `Span` and returns a context manager. Its block is entered when the work begins
 and left when the work has ended, in the same task. Times are counted with or without hooks; a store
@@ -134,13 +134,14 @@ def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractConte
     if not hooks or not batch.flights:
         return UNTOLD
     flights = batch.flights
-    waiters: list[Waiter[Any, Any]] = [it for flight in flights for it in flight.waiters]
-    is_waited = any(not it.each for it in waiters)
-    asked = waiters or [flight.by for flight in flights if flight.by is not None]
-    callers = tuple(it.context for it in dict.fromkeys(asked) if not it.each)
+    waiters: list[Waiter[Any, Any]] = [waiter for flight in flights for waiter in flight.waiters]
+    is_waited = any(not waiter.each for waiter in waiters)
+    loading_for = waiters or [flight.by for flight in flights if flight.by is not None]
+    callers = tuple(waiter.context for waiter in dict.fromkeys(loading_for) if not waiter.each)
     keys = [flight.key for flight in flights]
     span = Span("load", kind, keys, "", callers, is_waited)
-    batch.span, span.origin = span, Origin.ANOTHER
+    batch.span = span
+    span.origin = Origin.ANOTHER
     return told(hooks, span)
 
 
@@ -152,13 +153,15 @@ class TimedStore(WrappedStore):
 
     def __init__(self, inner: Store, hooks: Sequence[Hook], times: dict[str, Stopwatch]) -> None:
         super().__init__(inner)
-        self._hooks, self._times = hooks, times
+        self._hooks = hooks
+        self._times = times
         for name in STEPS:
             times.setdefault(name, Stopwatch())
-            setattr(self, name, self._timed(name))
+            setattr(self, name, self._timed_step(name))
 
-    def _timed(self, name: str) -> Step:
-        inner, note = self.inner, self._times[name].note
+    def _timed_step(self, name: str) -> Step:
+        inner = self.inner
+        note = self._times[name].note
 
         async def timed(*args: Any, **options: Any) -> object:  # noqa: ANN401
             began = ticks()
@@ -168,16 +171,16 @@ class TimedStore(WrappedStore):
                 note(ticks() - began)
 
         async def spanned(*args: Any, **options: Any) -> object:  # noqa: ANN401
-            with self._told(name, *args):
+            with self._span(name, *args):
                 return await getattr(inner, name)(*args, **options)
 
         return spanned if self._hooks else timed
 
     @contextmanager
-    def _told(self, name: str, *args: Any) -> Iterator[None]:  # noqa: ANN401
+    def _span(self, name: str, *args: Any) -> Iterator[None]:  # noqa: ANN401
         """The keys of a step: from a tag, a time, a kind and its ids, or objects that have them."""
-        kind, them = args[:2] if len(args) > 1 else ("", ())
-        ids = [getattr(it, "id", it) for it in them]
+        kind, objects = args[:2] if len(args) > 1 else ("", ())
+        ids = [getattr(each, "id", each) for each in objects]
         span = Span("store", kind, ids, name, CALLERS.get(), is_waited=True)
         try:
             with told(self._hooks, span):
@@ -189,7 +192,7 @@ class TimedStore(WrappedStore):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         if self._hooks:
-            with self._told("read", kind, ids):
+            with self._span("read", kind, ids):
                 return self.inner.read_now(kind, ids, known)
         began = ticks()
         try:

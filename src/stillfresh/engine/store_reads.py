@@ -1,4 +1,10 @@
-"""Reads of a store that is asked over a network: one question in a turn of the loop (E4, E6)."""
+"""Reads of a store that is asked over a network: one question in a turn of the loop.
+
+All reads of one turn of the loop go into one `Question`, which is sent when the turn is over. While
+the store is asked, the keys of each read are a `StoreStep`. If this process changes one of them
+meanwhile, the step marks it as dirty, and the store's answer about it is not used: it may be older
+than the change. A put that runs is a `PutStep`, for the same reason.
+"""
 
 import asyncio
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
@@ -20,14 +26,14 @@ V = TypeVar("V")
 
 
 class StoreStep(Struct, Generic[K], eq=False):
-    """A running step of the store, and which of its keys this process changed meanwhile (E6)."""
+    """A running step of the store, and which of its keys this process changed meanwhile."""
 
     keys: frozenset[K]
     dirty: set[K] = set()
 
 
 class PutStep(Struct, Generic[K], eq=False):
-    """A running put, and what this process has invalidated since its call (E6).
+    """A running put, and what this process has invalidated since its call.
 
     A lease that is taken later is not voided by that, so the engine itself must know.
     """
@@ -43,7 +49,7 @@ class PutStep(Struct, Generic[K], eq=False):
 
 
 class Question:
-    """The ids that one turn of the loop asks a store for, and what all its callers know (E4)."""
+    """The ids that one turn of the loop asks a store for, and what all its callers know."""
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
@@ -65,14 +71,15 @@ class StoreReads(Generic[K, V]):
     """Asks the store for copies, and notes what is invalidated meanwhile."""
 
     def __init__(self, spec: Spec[K, V], memory: Memory[K, V]) -> None:
-        self.spec, self.memory = spec, memory
+        self.spec = spec
+        self.memory = memory
         self._runtime: Runtime | None = None
         self._steps: set[StoreStep[K]] = set()
         self._puts: set[PutStep[K]] = set()
         self._question: Question | None = None
 
     def void_puts(self, tag: str | None = None) -> None:
-        """E6: of the puts that run now, publish none with this tag; None: none at all."""
+        """Cancel running puts with this tag (all of them if None)."""
         for put in self._puts:
             put.tags.add(tag)
 
@@ -86,7 +93,7 @@ class StoreReads(Generic[K, V]):
     ) -> dict[str, Record]:
         """Ask with all other reads of this turn of the loop. A cancelled caller cancels no other.
 
-        E6: a key that was invalidated while it was read counts as missing, in memory as well.
+        A key that was invalidated while it was read counts as missing, in memory as well.
         """
         if (question := self._question) is None:
             question = self._question = Question()
@@ -94,7 +101,11 @@ class StoreReads(Generic[K, V]):
             question.task.add_done_callback(looked_at)
         question.add(texts.values(), known)
         entries = self.memory.entries
-        pinned = {it.key: (it.copy, it.answer, it.size) for it in map(entries.get, texts) if it}
+        pinned = {
+            entry.key: (entry.copy, entry.answer, entry.size)
+            for entry in map(entries.get, texts)
+            if entry
+        }
         with self.step(texts) as step:
             try:
                 records = await asyncio.shield(question.task)
@@ -113,11 +124,11 @@ class StoreReads(Generic[K, V]):
         return {id_: records[id_] for id_ in clean if id_ in records}
 
     async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
-        """Start when the turn is over. E9, I7: with `memory_for`, a cheaper read is allowed."""
+        """Start when the turn is over. With `memory_for`, a cheaper read is allowed."""
         if self._question is question:
             self._question = None
-        kind, ids, lag = self.spec.kind, list(question.ids), self.spec.memory_for
-        return await runtime.store.read(kind, ids, question.known, lag)
+        ids = list(question.ids)
+        return await runtime.store.read(self.spec.kind, ids, question.known, self.spec.memory_for)
 
     @contextmanager
     def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
@@ -137,10 +148,12 @@ class InTurn(Generic[K]):
     """
 
     def __init__(self, last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> None:
-        self._last, self._keys = last, keys
+        self._last = last
+        self._keys = keys
 
     async def __aenter__(self) -> None:
-        last, self._done = self._last, asyncio.get_running_loop().create_future()
+        last = self._last
+        self._done = asyncio.get_running_loop().create_future()
         before = {last[key] for key in self._keys if key in last}
         last.update(dict.fromkeys(self._keys, self._done))
         try:

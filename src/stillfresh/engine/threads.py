@@ -1,4 +1,4 @@
-"""The threads that run `def` loaders: the callers' own, and a pool for the rest (E20).
+"""The threads that run `def` loaders: the callers' own, and a pool for the rest.
 
 A load that a thread waits for runs in that thread, where it would run without a cache. A load for
 which no thread waits runs in the pool. The event loop decides which, and runs no loader itself.
@@ -53,8 +53,9 @@ class Job(Generic[T]):
         return self._unclaimed.acquire(blocking=False) and not self.outcome.done()
 
     def run(self) -> None:
-        """Run it. A loader below on this thread's stack can end only after this one (E3)."""
-        outer, batch = CURRENT.get(), self._batch
+        """Run it. A loader below on this thread's stack can end only after this one."""
+        outer = CURRENT.get()
+        batch = self._batch
         waiting_for = {} if outer is None else outer.waiting_for
         waiting_for[self] = [] if batch is None else list(batch.flights)
         tokens = [(var, var.set(value)) for var, value in self._given]
@@ -70,8 +71,8 @@ class Job(Generic[T]):
 
     def drop(self, why: BaseException) -> None:
         """The thread was interrupted: this does not count as a failure of the upstream."""
-        said = f"the thread that ran it was interrupted: {error_text(why)}"
-        self._tell(Raised(Dropped(said)))
+        why_dropped = f"the thread that ran it was interrupted: {error_text(why)}"
+        self._tell(Raised(Dropped(why_dropped)))
 
     def _tell(self, outcome: T | Raised) -> None:
         with suppress(RuntimeError):  # the loop is closed, and no caller waits
@@ -130,7 +131,8 @@ class ThreadCall(Generic[T]):
 
     def ask(self, job: Job[Any], otherwise: Callable[[Job[Any]], None]) -> None:
         """On the loop: let the thread run it; `otherwise` runs it if the thread leaves first."""
-        self._jobs = [it for it in self._jobs if not it[0].outcome.done()] + [(job, otherwise)]
+        unfinished = [entry for entry in self._jobs if not entry[0].outcome.done()]
+        self._jobs = [*unfinished, (job, otherwise)]
         self._posts.put(job)
 
     def wait(self) -> T:
@@ -179,7 +181,8 @@ class LoaderThreads:
 
     async def call(self, work: Callable[[], object], batch: Batch) -> object:
         """Run the loader in a thread that waits for it, or in the pool; return its result."""
-        job, caller = Job(work, batch), _caller(batch)
+        job = Job(work, batch)
+        caller = _caller(batch)
         if caller is not None:
             caller.ask(job, self._submit)
         else:
@@ -230,5 +233,7 @@ def _caller(batch: Batch) -> ThreadCall[Any] | None:
     """The thread to run it: the one with its own loader, an idle one, or any that waits for it."""
     waiters = [waiter for flight in batch.flights for waiter in flight.waiters]
     waiters.sort(key=lambda waiter: waiter is not batch.flights[0].by)
-    calls: list[ThreadCall[Any]] = [it.caller for it in waiters if it.caller is not None]
+    calls: list[ThreadCall[Any]] = [
+        waiter.caller for waiter in waiters if waiter.caller is not None
+    ]
     return next((call for call in calls if not call.is_busy), calls[0] if calls else None)

@@ -1,6 +1,6 @@
 """Watch: some keys of a resource, kept fresh while they are used (`with prices.watch("sku-1")`).
 
-The object that callers hold. `watcher.py` keeps the keys fresh (C3, C4, C14).
+The object that callers hold. `watcher.py` keeps the keys fresh.
 """
 
 import asyncio
@@ -50,7 +50,9 @@ class Watch(Generic[K, V]):
         self._keys = dict.fromkeys(keys)
         for name, listener in (("tell", tell), ("fail", fail), ("end", end)):
             _check_plain(name, listener)
-        self._tell, self._fail, self._end = tell, fail, end
+        self._tell = tell
+        self._fail = fail
+        self._end = end
         self.hears_failures = fail is not None
         self._news: dict[K, Update[K, V]] = {}
         self._changed = asyncio.Event()
@@ -127,12 +129,12 @@ class Watch(Generic[K, V]):
         return self._news.pop(next(iter(self._news)))
 
 
-def _call(listener: Callable[..., object], *told: object) -> None:
+def _call(listener: Callable[..., object], *arguments: object) -> None:
     """Call a listener. An error is logged, and the other listeners are still called."""
     try:
-        listener(*told)
+        listener(*arguments)
     except Exception:
-        logger.exception("listener %r failed on %r", listener, told)
+        logger.exception("listener %r failed on %r", listener, arguments)
 
 
 def _check_plain(name: str, listener: object) -> None:

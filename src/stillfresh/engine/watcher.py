@@ -1,4 +1,4 @@
-"""What keeps the keys of a lane fresh (C3-C6, C14, E24): one driver, run in one of two ways.
+"""What keeps the keys of a lane fresh: one driver, run in one of two ways.
 
 The lane says which key is next. The driver looks it up, loads it, and plans it again. A `Watcher`
 runs by itself, for `watch`; a coordinator's kind calls `tick` (seed 000). No key has a timer.
@@ -32,7 +32,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 SLICE: Final = 50  # keys that are read or loaded in one turn of the loop
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds: between two loads of a key; of the driver
+SHORTEST_PAUSE: Final = 0.1  # seconds between two loads of a key
+LONGEST_PAUSE: Final = 30.0  # seconds that the driver sleeps
 MOST_LOADS: Final = 10  # loads of a watched key in a second, however often it is invalidated
 MOST_COUNTED: Final = 10_000  # keys whose loads are counted
 
@@ -42,12 +43,13 @@ logger = logging.getLogger(__name__)
 class Driver(ABC, Generic[K]):
     """Looks up keys that are due and loads stale ones, for one lane.
 
-    The lane remembers cooldowns as the store does (E7), also while the store is unavailable.
+    The lane remembers cooldowns as the store does, also while the store is unavailable.
     """
 
     def __init__(self, terms: Terms, clock: Clock) -> None:
-        first, longest = terms.first_cooldown, terms.longest_cooldown
-        self.lane: Lane[K] = Lane(cooldown=first, longest_cooldown=longest)
+        self.lane: Lane[K] = Lane(
+            cooldown=terms.first_cooldown, longest_cooldown=terms.longest_cooldown
+        )
         self.clock = clock
         self._stale_at: dict[K, float] = {}  # of copies that arrived while keys are renewed
 
@@ -60,19 +62,23 @@ class Driver(ABC, Generic[K]):
         """Load keys that are not fresh, and yield each as it ends: a LoadFailed, or not."""
 
     async def tick(self, size: int, batches: int, is_open: Callable[[], bool]) -> None:
-        """C5: one look at due keys, then up to so many batches; nothing once it is shut."""
+        """One look at due keys, then up to so many batches; nothing once it is shut."""
         while is_open() and await self.look_up():
             pass
         for _ in range(batches):
-            if not is_open() or not (batch := await self._stale(size)):
+            if not is_open():
+                return
+            batch = await self._stale(size)
+            if not batch:
                 return
             await self.refresh(batch)
 
     async def _stale(self, size: int) -> list[K]:
-        """C5: up to a batch of keys that are still stale; another writer may have refreshed one."""
+        """Up to a batch of keys that are still stale; another writer may have refreshed one."""
         batch: list[K] = []
         while taken := self.lane.take(size - len(batch), batch):
-            times, now = await self.refresh_times(taken), self.clock()
+            times = await self.refresh_times(taken)
+            now = self.clock()
             for key in taken:
                 if times[key] <= now and self.lane.cooling_until(key, now) is None:
                     batch.append(key)
@@ -83,40 +89,45 @@ class Driver(ABC, Generic[K]):
 
     async def look_up(self) -> bool:
         """Look up a slice of due keys, and yield to the loop. False if none is due."""
-        if not (due := self.lane.due(self.clock(), SLICE)):
+        due = self.lane.due(self.clock(), SLICE)
+        if not due:
             return False
         self.note(await self.refresh_times(due))
         await asyncio.sleep(0)
         return True
 
     def note(self, times: Mapping[K, float]) -> None:
-        """C3: queue stale keys, unless they cool down; fresh keys wait for their time."""
+        """Queue stale keys, unless they cool down; fresh keys wait for their time."""
         now = self.clock()
         for key, at in times.items():
             self.lane.looked_up(key, at, now)
 
     async def refresh(self, keys: Sequence[K]) -> None:
-        """E24: each key is free again when its own load ends; a slow one delays no other."""
+        """Each key is free again when its own load ends; a slow one delays no other."""
         flying = dict.fromkeys(keys)
         try:
             async with aclosing(self.renew(keys)) as renewed:
                 async for outcomes in renewed:
-                    await self._ended(outcomes, flying, len(keys))
+                    await self._plan_next(outcomes, flying, len(keys))
         finally:
             self._land(flying)
 
-    async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
+    async def _plan_next(
+        self, outcomes: Mapping[K, object], flying: dict[K, None], of: int
+    ) -> None:
         """When to look at each again.
 
-        A key that was invalidated since its copy arrived has no time: it is looked up at once
-        (E24).
+        A key that was invalidated since its copy arrived has no time: it is looked up at once.
         """
         times = dict.fromkeys(outcomes, NEVER)
-        if untold := [key for key in outcomes if key not in self._stale_at]:
-            times |= await self.refresh_times(untold)
+        unplanned = [key for key in outcomes if key not in self._stale_at]
+        if unplanned:
+            times |= await self.refresh_times(unplanned)
         now = self.clock()
         times |= self._land(outcomes)
-        failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
+        failed = {
+            key: outcome for key, outcome in outcomes.items() if isinstance(outcome, LoadFailed)
+        }
         self.cool(failed, of, now)
         for key in outcomes:
             del flying[key]
@@ -126,7 +137,7 @@ class Driver(ABC, Generic[K]):
                 self.lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
 
     def cool(self, failed: Mapping[K, LoadFailed], of: int, now: float) -> None:  # noqa: ARG002
-        """C9: each on its own cooldown; `of`: how many were loaded together."""
+        """Each on its own cooldown; `of`: how many were loaded together."""
         for key in failed:
             self.lane.failed(key, now)
 
@@ -137,7 +148,7 @@ class Driver(ABC, Generic[K]):
 
 
 class Watcher(Driver[K], Generic[K, V]):
-    """All watched keys of one resource. Its core loads, once for all processes (E5)."""
+    """All watched keys of one resource. Its core loads, once for all processes."""
 
     def __init__(self, core: "Core[K, V]", clock: Clock) -> None:
         super().__init__(core.spec.terms, clock)
@@ -148,7 +159,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}  # watched keys that did not exist when last asked for
-        self._heard: dict[K, float] = {}  # when the known copy of each key was fetched
+        self._fetched_at: dict[K, float] = {}  # when the known copy of each key was fetched
         self._loads: BoundedDict[K, tuple[float, int]] = BoundedDict(MOST_COUNTED)  # in this second
         self.late: deque[tuple[Watch[K, V], Iterable[K], dict[K, float]]] = deque()  # came or left
         self._driver: asyncio.Task[None] | None = None
@@ -167,32 +178,38 @@ class Watcher(Driver[K], Generic[K, V]):
         return dict.fromkeys(every) if self.late else self.watches
 
     def follow(self, watch: Watch[K, V], keys: Sequence[K], *, came: bool = False) -> None:
-        """These keys came to the watch or left it; C14: copies that are newer than now are news."""
+        """These keys came to the watch or left it; copies that are newer than now are news."""
         if not watch.is_open and watch not in self._open:
             return  # the cache closes, and nothing is watched any more
         entries = self.core.memory.entries if came else {}
-        held = filter(entries.__contains__, keys) if len(keys) < len(entries) else entries
-        heard = {key: entries[key].copy.fetched_at for key in held}
-        (self._open.add if watch.is_open else self._open.discard)(watch)
-        self.late.append((watch, iter(keys), heard))
+        in_memory = filter(entries.__contains__, keys) if len(keys) < len(entries) else entries
+        fetched_at = {key: entries[key].copy.fetched_at for key in in_memory}
+        if watch.is_open:
+            self._open.add(watch)
+        else:
+            self._open.discard(watch)
+        self.late.append((watch, iter(keys), fetched_at))
         if len(self.late) == 1:
             self._take_over()
-        loop, is_driven = self._loop, self._driver is not None and not self._driver.done()
+        loop = self._loop
+        is_driven = self._driver is not None and not self._driver.done()
         if (self.watches or self.late) and not is_driven and loop and not loop.is_closed():
             self._driver = loop.create_task(self._start())
 
     def _take_over(self) -> None:
         """A slice of the keys that came to a watch or left it."""
         self._changed.set()
-        watch, left, heard = self.late.popleft()
-        if len(keys := list(islice(left, AT_ONCE))) == AT_ONCE:
-            self.late.appendleft((watch, left, heard))
+        watch, left, fetched_at = self.late.popleft()
+        keys = list(islice(left, AT_ONCE))
+        if len(keys) == AT_ONCE:
+            self.late.appendleft((watch, left, fetched_at))
         for key in keys:
-            self._match(key, watch, heard)
+            self._match(key, watch, fetched_at)
 
-    def _match(self, key: K, watch: Watch[K, V], heard: dict[K, float]) -> None:
+    def _match(self, key: K, watch: Watch[K, V], fetched_at: dict[K, float]) -> None:
         """Watch the key for this watch, or no longer, as the watch has it now."""
-        watches, has = self.watches.get(key, {}), watch.has(key)
+        watches = self.watches.get(key, {})
+        has = watch.has(key)
         if has is (watch in watches):
             return
         if not has:
@@ -200,39 +217,44 @@ class Watcher(Driver[K], Generic[K, V]):
             if not watches:
                 self.lane.unsubscribe(key)
                 self.core.owner.note(self.core, [key], "unwatch")
-                for known in (self.watches, self.absent, self._heard):
+                for known in (self.watches, self.absent, self._fetched_at):
                     known.pop(key, None)
             return
         if not watches:
             self.core.owner.note(self.core, [key], "watch")
             self.watches[key] = watches
-            if key in heard:
-                self._heard[key] = heard[key]
+            if key in fetched_at:
+                self._fetched_at[key] = fetched_at[key]
         watches[watch] = None
         self.lane.subscribe(key, counted=False)
         if (answer := self.absent.get(key)) is not None:
             watch.tell(Update(key, answer))
 
     def _watches_of(self, key: K) -> tuple[Watch[K, V], ...]:
-        """The watches of a key; C14: also those whose keys the driver has not all seen."""
-        for watch, _, heard in tuple(self.late):
-            self._match(key, watch, heard)
+        """The watches of a key, also those whose keys the driver has not all seen."""
+        for watch, _, fetched_at in tuple(self.late):
+            self._match(key, watch, fetched_at)
         return tuple(self.watches.get(key, ()))
 
     def is_news(self, key: K, copy: Copy) -> bool:
         """True if it is newer than the known copy, or the store says so; the first is not news."""
         if key not in self.watches:
             return False
-        at, told = copy.fetched_at, self.core.memory.notices
-        late = at - self._heard.setdefault(key, at)
-        return late > 0 or bool(late and told and told.is_published(key, copy.generation))
+        at = copy.fetched_at
+        notices = self.core.memory.notices
+        late = at - self._fetched_at.setdefault(key, at)
+        if late > 0:
+            return True
+        # A copy that is older by its time, and still was published after the known one.
+        return bool(late and notices and notices.is_published(key, copy.generation))
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
-        """A new copy arrived: tell its watches, and plan its next refresh (E24)."""
-        if not (watches := self._watches_of(key)):
+        """A new copy arrived: tell its watches, and plan its next refresh."""
+        watches = self._watches_of(key)
+        if not watches:
             return
         self._changed.set()
-        self._heard[key] = answer.fetched_at
+        self._fetched_at[key] = answer.fetched_at
         if not self.lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now):
             self._stale_at[key] = stale_at  # in flight
         self.absent.pop(key, None)
@@ -243,24 +265,27 @@ class Watcher(Driver[K], Generic[K, V]):
             watch.tell(update)
 
     def look_again(self, keys: Iterable[K]) -> None:
-        """E24: after an invalidation or a failure, a refresh may be due earlier than planned."""
+        """After an invalidation or a failure, a refresh may be due earlier than planned."""
         if self.watches:
-            for key in (keys := list(keys)):
+            keys = list(keys)
+            for key in keys:
                 self._stale_at.pop(key, None)
             self.lane.recheck(keys)
             self._changed.set()
 
     def begin_anew(self) -> None:
-        """Watch nothing. E21: watches of a closed loop cannot be told."""
-        for known in (self._open, self.watches, self.absent, self._heard, self.late):
+        """Watch nothing. Watches of a closed loop cannot be told."""
+        for known in (self._open, self.watches, self.absent, self._fetched_at, self.late):
             known.clear()
         super().__init__(self.core.spec.terms, self.clock)
-        self._driver, self._changed = None, asyncio.Event()
+        self._driver = None
+        self._changed = asyncio.Event()
 
     def close(self) -> None:
         """The cache closes: every loop over a watch ends."""
-        driver, watches = self._driver, tuple(self._open)
-        self.begin_anew()  # first, or each of them would leave key by key (E28)
+        driver = self._driver
+        watches = tuple(self._open)
+        self.begin_anew()  # first, or each of them would leave key by key
         for watch in watches:
             watch.close()
         if driver is not None:
@@ -314,20 +339,27 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def note(self, times: Mapping[K, float]) -> None:
         """A key that was loaded too often may be loaded again at the end of the second."""
-        late, now = dict(times), self.clock()
+        late = dict(times)
+        now = self.clock()
         for key in times.keys() & self._loads.keys():
             since, loads = self._loads[key]
             if loads >= MOST_LOADS and since <= now:
                 late[key] = max(times[key], since + 1)
         super().note(late)
 
-    async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
+    async def _plan_next(
+        self, outcomes: Mapping[K, object], flying: dict[K, None], of: int
+    ) -> None:
         """Report failures to the watches that want them, with the copy that is left."""
-        await super()._ended(outcomes, flying, of)
-        failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
-        told = [key for key in failed if any(it.hears_failures for it in self._watches_of(key))]
-        left = await self.core.known(told) if told else {}
-        for key in told:
+        await super()._plan_next(outcomes, flying, of)
+        failed = {
+            key: outcome for key, outcome in outcomes.items() if isinstance(outcome, LoadFailed)
+        }
+        reported = [
+            key for key in failed if any(watch.hears_failures for watch in self._watches_of(key))
+        ]
+        left = await self.core.known(reported) if reported else {}
+        for key in reported:
             update = Update(key, left_of(left.get(key), failed[key], self.clock))
             for watch in self._watches_of(key):
                 watch.tell_failure(update)
@@ -338,9 +370,13 @@ class Watcher(Driver[K], Generic[K, V]):
 
     async def _pause(self, runtime: Runtime) -> None:
         """Wait until the next key's time, or until something changes."""
-        at, now = self.lane.next_time(), self.clock()
+        at = self.lane.next_time()
+        now = self.clock()
         pause = LONGEST_PAUSE if at is None else min(max(at - now, 0.0), LONGEST_PAUSE)
-        waits = [asyncio.ensure_future(it) for it in (runtime.sleep(pause), self._changed.wait())]
+        waits = [
+            asyncio.ensure_future(runtime.sleep(pause)),
+            asyncio.ensure_future(self._changed.wait()),
+        ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
