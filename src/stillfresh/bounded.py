@@ -1,7 +1,7 @@
-"""What keeps memory and the turns of the event loop bounded (E8, E28).
+"""What keeps memory and the turns of the event loop bounded.
 
-A dict with a limit, room for a number of bytes, an index from tags to keys, a rate of messages
-(G3), and long work in slices.
+A dict with a limit, room for a number of bytes, an index from tags to keys, a rate of messages,
+and long work in slices.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ V = TypeVar("V")
 SLICE: Final = 1_000
 """Items in one turn of the loop, at 1 to 10 µs each."""
 BESIDE: Final = 500
-"""Bytes that a key, its times and its place take besides the value, about (E23)."""
+"""Bytes that a key, its times and its place take besides the value, about."""
 
 
 class BoundedDict(dict[K, V]):
@@ -44,7 +44,7 @@ class BoundedDict(dict[K, V]):
 
 
 class Room:
-    """E23: the bytes `held`. Above `most`, the owner drops entries until 90 % of it is held.
+    """The bytes `held`. Above `most`, the owner drops entries until 90 % of it is held.
 
     The owner adds and subtracts, and calls `shrink` when there is too much. `free` drops some: at
     most a slice, in one turn of the loop, and nothing once there `is_enough`. It returns False if
@@ -92,31 +92,31 @@ class TagIndex(Generic[K]):
         self._keys: dict[str | None, K | dict[K, None]] = {}
 
     def keys(self, tag: str | None) -> list[K]:
-        found = self._keys.get(tag, {})
-        return list(found) if isinstance(found, dict) else [found]
+        keys = self._keys.get(tag, {})
+        return list(keys) if isinstance(keys, dict) else [keys]
 
     def add(self, key: K, tags: Iterable[str | None]) -> None:
         for tag in tags:
-            found = self._keys.setdefault(tag, key)
-            if isinstance(found, dict):
-                found[key] = None
-            elif found != key:
-                self._keys[tag] = {found: None, key: None}
+            keys = self._keys.setdefault(tag, key)
+            if isinstance(keys, dict):
+                keys[key] = None
+            elif keys != key:
+                self._keys[tag] = {keys: None, key: None}
 
     def remove(self, key: K, tags: Iterable[str | None]) -> None:
         for tag in tags:
-            found = self._keys.get(tag, {})
-            if isinstance(found, dict):
-                found.pop(key, None)
-            if found in ({}, key):  # a key may be 0
+            keys = self._keys.get(tag, {})
+            if isinstance(keys, dict):
+                keys.pop(key, None)
+            if keys in ({}, key):  # a key may be 0
                 self._keys.pop(tag, None)
 
     def freed(self) -> Iterator[None]:
         """Free one key at each step; for an index that is no longer used."""
         while self._keys:
-            _, found = self._keys.popitem()
-            while isinstance(found, dict) and found:
-                found.popitem()
+            _, keys = self._keys.popitem()
+            while isinstance(keys, dict) and keys:
+                keys.popitem()
                 yield
             yield
 
@@ -127,8 +127,10 @@ class MessageRate:
     __slots__ = ("_at", "_burst", "_left", "_rate")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._left, self._at = burst, now
+        self._rate = rate
+        self._burst = burst
+        self._left = burst
+        self._at = now
 
     def spend(self, now: float, cost: int = 1) -> bool:
         """False if it is too much."""
@@ -139,7 +141,7 @@ class MessageRate:
 
 
 class sliced(Generic[V]):  # noqa: N801 (called like `enumerate`)
-    """`async for some in sliced(items)`: the loop has a turn between two slices.
+    """`async for batch in sliced(items)`: the loop has a turn between two slices.
 
     No generator: a loop that ends allows no new one.
     """
@@ -155,8 +157,8 @@ class sliced(Generic[V]):  # noqa: N801 (called like `enumerate`)
     async def __anext__(self) -> list[V]:
         if self._is_full:
             await asyncio.sleep(0)
-        some = list(islice(self._left, self._size))
-        self._is_full = len(some) == self._size
-        if not some:
+        batch = list(islice(self._left, self._size))
+        self._is_full = len(batch) == self._size
+        if not batch:
             raise StopAsyncIteration
-        return some
+        return batch

@@ -38,9 +38,9 @@ def checked_whole(
 def checked_bytes(name: str, value: object, least: int = 1) -> int:
     """Bytes, from a whole number or text such as "2GB" (1000 x 1000 x 1000) or "64KiB" (1024)."""
     size = value
-    if isinstance(value, str) and (found := SIZE.fullmatch(value)):
-        unit = BYTES_PER_UNIT.get((found[2] or "B").lower())
-        size = value if unit is None else int(float(found[1]) * unit)
+    if isinstance(value, str) and (match := SIZE.fullmatch(value)):
+        unit = BYTES_PER_UNIT.get((match[2] or "B").lower())
+        size = value if unit is None else int(float(match[1]) * unit)
     if not is_whole(size, least):
         allowed = "a whole number of bytes, or text such as '500MB', '2GB' or '64KiB'"
         raise ConfigError(f"{name}: must be {allowed}, at least {least:,}, not {shown(value)}")

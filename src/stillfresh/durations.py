@@ -1,4 +1,4 @@
-"""Durations, as people write them: `30`, `"250ms"`, `"5m"`, `timedelta(hours=1)` (E1, M10).
+"""Durations, as people write them: `30`, `"250ms"`, `"5m"`, `timedelta(hours=1)`.
 
 Pure: a value in, seconds out, or a `ConfigError` that names the value and what is allowed.
 """
@@ -42,7 +42,7 @@ def _read(value: object) -> float | None:
             return None
         case timedelta():
             return value.total_seconds()
-        case str() if found := TEXT.fullmatch(value):
-            return float(found[1]) * SECONDS_PER_UNIT[found[2]]
+        case str() if match := TEXT.fullmatch(value):
+            return float(match[1]) * SECONDS_PER_UNIT[match[2]]
         case _:
             return None

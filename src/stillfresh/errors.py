@@ -120,12 +120,12 @@ def unconfirmed() -> Iterator[None]:
 
 def shown(value: object) -> str:
     """A value as an error names it: its repr, cut at a sane length."""
-    return _cut(_printed(value))
+    return _cut(_safe_repr(value))
 
 
 def shown_address(value: object) -> str:
     """Like `shown`, without a possible password."""
-    return _cut(without_password(_printed(value)))
+    return _cut(without_password(_safe_repr(value)))
 
 
 def shown_place(url: str) -> str:
@@ -151,18 +151,18 @@ def without_secrets(text: str) -> str:
     return BEARER.sub(r"\1 ***", CREDENTIAL.sub(r"\1\2 ***", text))
 
 
-def _without_userinfo(found: re.Match[str]) -> str:
-    _, at, host = found[0].rpartition("@")
-    return f"***@{host}" if at else found[0]
+def _without_userinfo(match: re.Match[str]) -> str:
+    _, at, host = match[0].rpartition("@")
+    return f"***@{host}" if at else match[0]
 
 
-def _without_query(found: re.Match[str]) -> str:
-    query = found[0].rstrip(CLOSING)
-    return f"?***{found[0][len(query) :]}" if query else found[0]
+def _without_query(match: re.Match[str]) -> str:
+    query = match[0].rstrip(CLOSING)
+    return f"?***{match[0][len(query) :]}" if query else match[0]
 
 
 def error_text(error: BaseException) -> str:
-    """E25: an exception's type and text, in a form that any store, log or client can take.
+    """An exception's type and text, in a form that any store, log or client can take.
 
     Its text may be huge, not be UTF-8, or raise. The type of a `_plain` exception, which
     stillfresh's own loaders raise, is left out.
@@ -170,17 +170,17 @@ def error_text(error: BaseException) -> str:
     start = "an exception: "
     try:
         start = f"{type(error).__name__}: "
-        said = str.__str__(str(error))
-        start = "" if said and "_plain" in vars(type(error)) else start
+        text = str.__str__(str(error))
+        start = "" if text and "_plain" in vars(type(error)) else start
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # noqa: BLE001 (a user's exception may raise anything)
-        said = "its text cannot be read"
-    text = f"{start}{said[:LONGEST_TEXT]}"[:LONGEST_TEXT]
-    return text.encode(errors="backslashreplace").decode()
+        text = "its text cannot be read"
+    whole = f"{start}{text[:LONGEST_TEXT]}"[:LONGEST_TEXT]
+    return whole.encode(errors="backslashreplace").decode()
 
 
-def _printed(value: object) -> str:
+def _safe_repr(value: object) -> str:
     try:
         return repr(value)
     except ValueError:  # an int of more digits than Python prints

@@ -1,4 +1,4 @@
-"""A fork copies open files, threads and event loops that are of no use in the child (E20, E21, F2).
+"""A fork copies open files, threads and event loops that are of no use in the child.
 
 Threads that use them pause during the fork, so that the child finds no lock taken and no step half
 done.
@@ -33,16 +33,16 @@ _HELD: WeakSet[Holdable] = WeakSet()
 _ONE_FORK = Lock()
 
 
-def tell_of_forks(one: Forkable) -> None:
+def tell_of_forks(forkable: Forkable) -> None:
     """Call its `forked` in every child that is forked from now on."""
-    _LIVE.add(one)
+    _LIVE.add(forkable)
     _register()
 
 
-def hold_for_forks(one: Holdable) -> None:
+def hold_for_forks(holdable: Holdable) -> None:
     """The same, and pause its thread during each fork."""
-    _HELD.add(one)
-    tell_of_forks(one)
+    _HELD.add(holdable)
+    tell_of_forks(holdable)
 
 
 @cache
@@ -54,18 +54,18 @@ def _register() -> None:
 
 def _before() -> None:
     _ONE_FORK.acquire()
-    for one in tuple(_HELD):
-        one.hold()
+    for holdable in tuple(_HELD):
+        holdable.hold()
 
 
 def _after() -> None:
-    for one in tuple(_HELD):
-        one.go_on()
+    for holdable in tuple(_HELD):
+        holdable.go_on()
     _ONE_FORK.release()
 
 
 def _tell() -> None:
     _HELD.clear()
-    for one in tuple(_LIVE):
-        one.forked()
+    for forkable in tuple(_LIVE):
+        forkable.forked()
     _ONE_FORK.release()

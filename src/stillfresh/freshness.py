@@ -1,4 +1,4 @@
-"""May this copy be served? The one place where two times are compared (E1; C2 and F3 for theirs).
+"""May this copy be served? The one place where two times are compared.
 
 Pure: times in, verdict out. Nothing else may live here: no clock, no store, no asyncio.
 (`TtlCache` compares for itself, for speed: docs/decisions/0301.)
@@ -35,13 +35,13 @@ def age_of(fetched_at: float, now: float) -> float:
 
 
 def is_fresh(fetched_at: float, fresh_for: float, now: float) -> bool:
-    """E1: fresh up to, not including, the end; beyond the skew the future is never fresh."""
+    """Fresh up to, not including, the end; beyond the skew the future is never fresh."""
     age = now - fetched_at
     return (0.0 if -MAX_SKEW <= age < 0.0 else age) < fresh_for and age >= -MAX_SKEW
 
 
 def is_fresh_inclusive(fetched_at: float, fresh_for: float, now: float) -> bool:
-    """C2, F3: their seeds count the last moment as fresh, and anything from the future as stale."""
+    """Their seeds count the last moment as fresh, and anything from the future as stale."""
     return 0.0 <= now - fetched_at <= fresh_for
 
 
@@ -56,7 +56,7 @@ def last_end(now: float, lease_for: float) -> float:
 
 
 def is_lease_over(until: float, now: float, lease_for: float) -> bool:
-    """S2: True at its end, or if its end is too far away for leases of `lease_for` to be true.
+    """True at its end, or if its end is too far away for leases of `lease_for` to be true.
 
     Such a lease is from before the clock was set back: its holder may be dead. A holder that lives
     cannot publish, because the new lease has another token.

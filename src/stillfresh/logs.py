@@ -1,4 +1,4 @@
-"""The lines of a program's log (G16): text or JSON, without secrets, on standard error.
+"""The lines of a program's log: text or JSON, without secrets, on standard error.
 
 A thread writes them, so that the event loop never waits for a reader; a reader that is too slow
 loses lines, and the log says how many. No line is longer than a pipe takes whole, so lines of
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def quietly(level: int) -> Iterator[None]:
-    """Inside the block, stillfresh logs nothing below this level: its program does (G8, G10)."""
+    """Inside the block, stillfresh logs nothing below this level: its program does."""
     own = logging.getLogger("stillfresh")
     before = own.level
     own.setLevel(level)
@@ -107,17 +107,18 @@ class LineWriter:
             batch += [self._waiting.get() for _ in range(self._waiting.qsize())]
             self._write(batch, waits=True)
             if self.dropped and not self._is_ending.is_set():
-                lost, self.dropped = self.dropped, 0
+                lost = self.dropped
+                self.dropped = 0
                 logger.warning("%d log lines are lost: standard error is read too slowly", lost)
 
     def _write(self, batch: list[Render], *, waits: bool) -> None:
         is_read = True
         for piece in pieces(render() for render in batch):
-            is_read = is_read and self._sent(piece, waits=waits)
+            is_read = is_read and self._write_all(piece, waits=waits)
             if not is_read:
                 self.dropped += piece.count(b"\n")
 
-    def _sent(self, data: bytes, *, waits: bool) -> bool:
+    def _write_all(self, data: bytes, *, waits: bool) -> bool:
         try:
             while data and self._has_room(waits=waits):
                 with suppress(BlockingIOError):  # another process filled the pipe
@@ -157,16 +158,16 @@ class Hidden:
 
     def add(self, secrets: Iterable[str]) -> None:
         """Hide these, also as an address, Python or JSON would write them."""
-        for it in {form for secret in secrets for form in (secret, unquote(secret))}:
-            self._known |= {it, quote(it), quote(it, safe=""), repr(it)[1:-1]}
-            self._known.add(msgspec.json.encode(it)[1:-1].decode())
+        for form in {form for secret in secrets for form in (secret, unquote(secret))}:
+            self._known |= {form, quote(form), quote(form, safe=""), repr(form)[1:-1]}
+            self._known.add(msgspec.json.encode(form)[1:-1].decode())
         hidden = sorted(self._known, key=len, reverse=True)
-        known = "|".join(re.escape(it) for it in hidden if len(it) >= SHORTEST_SECRET)
+        known = "|".join(re.escape(form) for form in hidden if len(form) >= SHORTEST_SECRET)
         self._pattern = re.compile(known or r"(?!)")
 
     def __call__(self, text: str) -> str:
         shown = without_secrets(self._pattern.sub("***", text))
-        return UNSEEN.sub(lambda it: it[0].encode("unicode_escape").decode(), shown)
+        return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)
 
 
 def passwords_in(address: str) -> Iterator[str]:
@@ -197,17 +198,17 @@ class LineHandler(logging.Handler):
     def _text(self, record: logging.LogRecord) -> bytes:
         """Further lines are indented, so that none looks like another record."""
         head = f"{moment(record.created)} {record.levelname} {record.name}: "
-        said = self._hide("\n".join([record.getMessage(), *filter(None, [_traceback(record)])]))
-        if len(said) > LONGEST_RECORD:
-            said = f"{said[:LONGEST_LINE]}\n…\n{said[LONGEST_LINE - LONGEST_RECORD :]}"
-        return (head + said.replace("\n", "\n  ") + "\n").encode()
+        text = self._hide("\n".join([record.getMessage(), *filter(None, [_traceback(record)])]))
+        if len(text) > LONGEST_RECORD:
+            text = f"{text[:LONGEST_LINE]}\n…\n{text[LONGEST_LINE - LONGEST_RECORD :]}"
+        return (head + text.replace("\n", "\n  ") + "\n").encode()
 
     def _json(self, record: logging.LogRecord) -> bytes:
-        said = {"message": self._hide(record.getMessage())}
+        message = {"message": self._hide(record.getMessage())}
         if text := _traceback(record):
-            said["exception"] = self._hide(text)
+            message["exception"] = self._hide(text)
         head = {"level": record.levelname.lower(), "logger": record.name}
-        return json_line({"time": moment(record.created), **head, **said})
+        return json_line({"time": moment(record.created), **head, **message})
 
 
 def _standard_error() -> int:
@@ -220,12 +221,12 @@ def _traceback(record: logging.LogRecord) -> str:
     return formatter.formatException(record.exc_info) if record.exc_info else ""
 
 
-def json_line(said: dict[str, Any]) -> bytes:
+def json_line(fields: dict[str, Any]) -> bytes:
     """One JSON line; its longest text is shortened until a pipe takes the line in one piece."""
-    while len(line := msgspec.json.encode(said)) >= LONGEST_LINE:
-        longest = max(said, key=lambda name: len(str(said[name])))
-        half = str(said[longest])
-        said[longest] = f"{half[: len(half) // 4]} … {half[-len(half) // 2 :]}"
+    while len(line := msgspec.json.encode(fields)) >= LONGEST_LINE:
+        longest = max(fields, key=lambda name: len(str(fields[name])))
+        half = str(fields[longest])
+        fields[longest] = f"{half[: len(half) // 4]} … {half[-len(half) // 2 :]}"
     return line + b"\n"
 
 

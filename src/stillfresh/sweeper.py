@@ -1,4 +1,4 @@
-"""Sweeper: drops expired entries of several caches while the application runs (M8, M13).
+"""Sweeper: drops expired entries of several caches while the application runs.
 
 The timed loop is a few lines around `tick()`, which tests call themselves.
 """
@@ -55,11 +55,12 @@ class Sweeper:
                     f"{shown(swept.cache)}: its cleanup_expired() is async and cannot be awaited "
                     "here; use await sweeper.tick()"
                 )
-        return sum(_logged(swept.cache, swept.all) for swept in self._caches)
+        return sum(_sweep_and_log(swept.cache, swept.all) for swept in self._caches)
 
     async def tick(self) -> int:
         """Sweep all caches in slices, so that the event loop can do other work; return how many."""
-        total, busy = 0, list(self._caches)
+        total = 0
+        busy = list(self._caches)
         while busy:
             for swept in list(busy):
                 dropped = await self._slice(swept)
@@ -86,7 +87,7 @@ class Sweeper:
                 await asyncio.wait([task], timeout=min(self._every, PARTING))
         if is_late:
             self._given_up(swept)
-        return _logged(swept.cache, task.result) if task.done() else 0
+        return _sweep_and_log(swept.cache, task.result) if task.done() else 0
 
     def _given_up(self, swept: "_Swept") -> int:
         logger.error("%r did not end within %g s (every)", swept.cache, self._every)
@@ -99,7 +100,8 @@ class Sweeper:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        task, self._task = self._task, None
+        task = self._task
+        self._task = None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
@@ -116,7 +118,7 @@ class Sweeper:
 class _Swept:
     def __init__(self, cache: Sweepable) -> None:
         self.cache = cache
-        self.clean, self.takes_limit = _checked(cache)
+        self.clean, self.takes_limit = _cleanup_of(cache)
         self.late: asyncio.Task[int] | None = None
 
     def all(self) -> int:
@@ -138,7 +140,7 @@ def _number(dropped: object) -> int:
     return dropped
 
 
-def _logged(cache: Sweepable, sweep: Callable[[], int]) -> int:
+def _sweep_and_log(cache: Sweepable, sweep: Callable[[], int]) -> int:
     """Log an error, and go on. A cancellation came from the cache: nothing is awaited here."""
     try:
         return sweep()
@@ -147,7 +149,7 @@ def _logged(cache: Sweepable, sweep: Callable[[], int]) -> int:
         return 0
 
 
-def _checked(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
+def _cleanup_of(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
     """Its method, and whether that takes `limit`; other required parameters are refused."""
     clean = getattr(cache, "cleanup_expired", None)
     if callable(clean):

@@ -1,4 +1,4 @@
-"""TtlCache: hold for a while in memory, then forget (seed 002, rules M1-M12).
+"""TtlCache: hold for a while in memory, then forget.
 
 Reads take no lock: an entry's value and end never change, so one lookup and one clock reading
 decide. Writers take the lock. With one TTL, expiry order is insertion order, kept as a ring of
@@ -149,12 +149,12 @@ class TtlCache(Generic[K, V]):
                 _unlink(old)
             _link(self._ring, entry)
             self._inserted += 1
-            gone = self._take_expired(now, DROPPED_PER_INSERT)
+            dropped = self._take_expired(now, DROPPED_PER_INSERT)
             if old is not None and now >= old:
                 self._expired += 1
-                gone.append((old.key, old.value, "expired"))
-            gone += self._take_over_limit()
-        self._tell(gone)
+                dropped.append((old.key, old.value, "expired"))
+            dropped += self._take_over_limit()
+        self._tell(dropped)
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -190,11 +190,13 @@ class TtlCache(Generic[K, V]):
 
     def clear(self) -> None:
         """Remove every entry. `on_evict` is not called."""
-        ring = _new_ring()
+        new_ring = _new_ring()
         with self._lock:
-            forgotten, self._data = self._data, {}
-            ring, self._ring = self._ring, ring
-        ring.newer = None
+            forgotten = self._data
+            self._data = {}
+            old_ring = self._ring
+            self._ring = new_ring
+        old_ring.newer = None
         for entry in forgotten.values():
             entry.older = None  # no cycle is left: the values die here, outside the lock
 
@@ -205,12 +207,12 @@ class TtlCache(Generic[K, V]):
         while limit is None or dropped < limit:
             step = SLICE if limit is None else min(SLICE, limit - dropped)
             with self._lock:
-                gone = self._take_expired(now, step)
-            self._tell(gone)
-            dropped += len(gone)
-            if len(gone) < step:
+                expired = self._take_expired(now, step)
+            self._tell(expired)
+            dropped += len(expired)
+            if len(expired) < step:
                 break
-            del gone  # the values die here, outside the lock
+            del expired  # the values die here, outside the lock
         return dropped
 
     def stats(self) -> TtlStats:
@@ -261,18 +263,18 @@ class TtlCache(Generic[K, V]):
 
     def _take_expired(self, now: float, limit: int) -> list[tuple[K, V, EvictReason]]:
         """Take out the oldest while they have expired."""
-        gone: list[tuple[K, V, EvictReason]] = []
-        while len(gone) < limit:
+        expired: list[tuple[K, V, EvictReason]] = []
+        while len(expired) < limit:
             entry = self._ring.newer
             if entry is None or now < entry:
                 break
             if self._take(entry):
                 self._expired += 1
-                gone.append((entry.key, entry.value, "expired"))
-        return gone
+                expired.append((entry.key, entry.value, "expired"))
+        return expired
 
     def _take_over_limit(self) -> list[tuple[K, V, EvictReason]]:
-        gone: list[tuple[K, V, EvictReason]] = []
+        evicted: list[tuple[K, V, EvictReason]] = []
         limit = self._max_entries
         while limit is not None and len(self._data) > limit:
             entry = self._ring.newer
@@ -280,26 +282,26 @@ class TtlCache(Generic[K, V]):
                 break
             if self._take(entry):
                 self._evicted += 1
-                gone.append((entry.key, entry.value, "full"))
-        return gone
+                evicted.append((entry.key, entry.value, "full"))
+        return evicted
 
     def _take(self, entry: TtlEntry[K, V]) -> bool:
         """Take exactly this entry out; False if foreign code has replaced it meanwhile."""
-        found = self._data.pop(entry.key, None)
-        if found is not None and found is not entry:
-            self._data[entry.key] = found
+        stored = self._data.pop(entry.key, None)
+        if stored is not None and stored is not entry:
+            self._data[entry.key] = stored
         _unlink(entry)
-        return found is entry
+        return stored is entry
 
-    def _tell(self, gone: list[tuple[K, V, EvictReason]]) -> None:
+    def _tell(self, dropped: list[tuple[K, V, EvictReason]]) -> None:
         """Call `on_evict`, outside the lock; for drops by a callback's own inserts, after it."""
-        if self._on_evict is None or not gone:
+        if self._on_evict is None or not dropped:
             return
         me = get_ident()
         if me in self._telling:
-            self._telling[me].extend(gone)
+            self._telling[me].extend(dropped)
             return
-        untold = self._telling[me] = deque(gone)
+        untold = self._telling[me] = deque(dropped)
         try:
             while untold:
                 key, value, reason = untold.popleft()
@@ -320,7 +322,8 @@ def _new_ring() -> TtlEntry[Any, Any]:
 
 def _new_entry(key: K, value: V, expires_at: float) -> TtlEntry[K, V]:
     entry: TtlEntry[K, V] = TtlEntry(expires_at)
-    entry.key, entry.value = key, value
+    entry.key = key
+    entry.value = value
     entry.newer = entry.older = None
     return entry
 
@@ -336,7 +339,8 @@ def _link(ring: TtlEntry[K, V], entry: TtlEntry[K, V]) -> None:
 
 def _unlink(entry: TtlEntry[K, V]) -> None:
     """Only once. It keeps its newer neighbour, for a walk that has just reached it."""
-    older, newer = entry.older, entry.newer
+    older = entry.older
+    newer = entry.newer
     if older is not None and newer is not None:
         older.newer = newer
         newer.older = older

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: one thread, no sockets; ready callbacks run in any order (T1).
+"""An event loop in virtual time: one thread, no sockets; ready callbacks run in any order.
 
 Every callback belongs to an owner, the simulated process in whose name it was scheduled. An owner
 can be paused (its callbacks wait) or killed (they never run).
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task = super().create_task(coro, name=name, context=context, **options)
         self.tasks[task] = number, self.owner
         self._queue[-1] = self._queue[-1]._replace(task=number)
-        task.add_done_callback(lambda it: self.tasks.pop(it, None))
+        task.add_done_callback(lambda done: self.tasks.pop(done, None))
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -112,7 +112,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     @contextmanager
     def acting(self, owner: int) -> Iterator[None]:
         """Callbacks that are scheduled in the block belong to this owner."""
-        before, self.owner = self.owner, owner
+        before = self.owner
+        self.owner = owner
         try:
             yield
         finally:
@@ -141,10 +142,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Inside `running()`: run everything that is due until then, and set the time to it."""
         while True:
             while self._queue:
-                ready, self._queue = self._queue, []
-                for it in ready:
-                    if not it.handle.cancelled():
-                        it.handle._run()  # noqa: SLF001
+                ready = self._queue
+                self._queue = []
+                for callback in ready:
+                    if not callback.handle.cancelled():
+                        callback.handle._run()  # noqa: SLF001
             if not self._timers or self._timers[0][0] > until:
                 break
             self._now = max(self._now, self._timers[0][0])
@@ -197,21 +199,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._dice is None:
             return self._queue.pop(0)
         # By the task's number: the order in which a set gave them differs from run to run.
-        self._queue.sort(key=lambda it: (it.task, it.number))
+        self._queue.sort(key=lambda callback: (callback.task, callback.number))
         return self._queue.pop(self._dice.randrange(len(self._queue)))
 
     def _fire(self) -> None:
         """Make due timers ready; set callbacks of paused and killed owners aside."""
         if not self._queue and not (self._timers and self._timers[0][0] <= self._now):
             return
-        ready, self._queue = self._queue, []
+        ready = self._queue
+        self._queue = []
         while self._timers and self._timers[0][0] <= self._now:
             _, number, owner, handle = heapq.heappop(self._timers)
             ready.append(ReadyHandle(0, number, owner, handle))
         aside = {**self._paused, **self._dead}
-        for it in ready:
-            if not it.handle.cancelled():
-                aside.get(it.owner, self._queue).append(it)
+        for callback in ready:
+            if not callback.handle.cancelled():
+                aside.get(callback.owner, self._queue).append(callback)
 
     def _next(self) -> int:
         self._count += 1
