@@ -1,4 +1,4 @@
-"""Pages rendered once for all, served at once, refreshed in the background (I8-I16, seed 004)."""
+"""Pages rendered once for all, served at once, refreshed in the background."""
 
 from stillfresh.pages.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.pages.model import Headers, Page, ServedPage
@@ -17,6 +17,6 @@ from stillfresh.stores.dynamodb import (
 
 __all__ = ["KIND", "MAX_BODY", "Headers", "IsrMiddleware", "Page", "PageCache", "Route"]
 __all__ += ["ServedPage", "page_in"]
-# The schema in DynamoDB, which other languages share (I2).
+# The schema in DynamoDB, which other languages share.
 __all__ += ["LOCK", "META", "TABLE_VARIABLE", "FaceTheoryCacheLease", "FaceTheoryCacheMetadata"]
 __all__ += ["cache_pk"]

@@ -1,4 +1,4 @@
-"""IsrMiddleware: a page cache in front of any ASGI app (I12-I16).
+"""IsrMiddleware: a page cache in front of any ASGI app.
 
 It decides nothing: `routes` says which requests are for the cache, `visits` finds the page,
 `stored` sends it. A hit from `hot` is a lookup and two sends, written out here.
@@ -95,7 +95,8 @@ class IsrMiddleware:
         self._pages = pages
         self._site = Site(routes, hosts, forward, credentials, normalise_query=normalise_query)
         named = self._site.credentials
-        self._plain, self._on_conditions = PLAIN | named, ON_CONDITIONS | named
+        self._plain = PLAIN | named
+        self._on_conditions = ON_CONDITIONS | named
         self._renderer = Renderer(app, pages.clock, max_body=max_body)
         allowed = Allowed(heuristic, cdn_override)
         self._visits = Visits(
@@ -112,8 +113,9 @@ class IsrMiddleware:
             if stored is None:
                 await self._visit(scope, receive, send)
                 return
-            made, status = stored.ready, stored.head.status
-            headers = [*made.said, *made.length]
+            page = stored.ready
+            status = stored.head.status
+            headers = [*page.said, *page.length]
             await send({"type": "http.response.start", "status": status, "headers": headers})
             body = stored.body if isinstance(stored.body, bytes) else bytes(stored.body)
             await send({"type": "http.response.body", "body": body})
@@ -133,9 +135,10 @@ class IsrMiddleware:
             await self._change(scope, receive, send)
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (stored := self._hot.find(scope, self._on_conditions)) is not None:
-            is_head, asked = scope["method"] == "HEAD", scope["headers"]
-            await send_stored(send, stored, stored.ready.said, asked, is_head=is_head)
+        stored = self._hot.find(scope, self._on_conditions)
+        if stored is not None:
+            is_head = scope["method"] == "HEAD"
+            await send_stored(send, stored, stored.ready.said, scope["headers"], is_head=is_head)
             return
         visit = self._site.visit(scope)
         if HYDRATION in parameter_names(scope.get("query_string", b"")):
@@ -150,7 +153,7 @@ class IsrMiddleware:
     async def _pass(
         self, reason: Reason, visit: Visit | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """I28: a response that passes uncached says why, and is counted.
+        """A response that passes uncached says why, and is counted.
 
         The app's answer to one visitor shows whether the next answer can be shared.
         """
@@ -167,15 +170,15 @@ class IsrMiddleware:
             self._pages.count_bypass(why)
             return f"fwd=bypass; detail={why}"
 
-        await self._app(scope, receive, self._marked(send, what))
+        await self._app(scope, receive, self._marking(send, what))
 
     async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        match await self._found(visit, scope):
+        match await self._find(visit, scope):
             case Reason() as reason:
                 await self._pass(reason, visit, scope, receive, send)
             case AppAnswer(reason=reason) as answer:
                 self._pages.count_bypass(reason)
-                marked = self._marked(send, lambda _, __: f"fwd=miss; detail={reason}")
+                marked = self._marking(send, lambda _, __: f"fwd=miss; detail={reason}")
                 await answer.pass_to(receive, marked, is_head=visit.is_head)
             case Unavailable(page, what, reason):
                 if reason is not None:
@@ -186,25 +189,26 @@ class IsrMiddleware:
                     await answer.show(fields, read, receive, send)
                 finally:
                     self._count_going(answer)
-            case FoundPage() as found:
-                if found.stored.head.status != PART:
-                    self._hot.remember(scope, visit, found)
-                asked, is_head = visit.headers, visit.is_head
-                await send_stored(send, found.stored, found.fields, asked, is_head=is_head)
+            case FoundPage() as page:
+                if page.stored.head.status != PART:
+                    self._hot.remember(scope, visit, page)
+                await send_stored(
+                    send, page.stored, page.fields, visit.headers, is_head=visit.is_head
+                )
 
     def _count_going(self, answer: AppAnswer) -> None:
         if answer.is_going:  # its head was sent before that was known
             self._pages.count_bypass(answer.reason)
 
-    async def _found(self, visit: Visit, scope: Scope) -> Served:
+    async def _find(self, visit: Visit, scope: Scope) -> Served:
         if self._changes.pending and self._changes.concern(visit.url):
             return Reason.CHANGED
         try:
-            return await self._visits.find(visit, scope, self._shared(scope))
+            return await self._visits.find(visit, scope, self._render_scope(scope))
         except Full:
             return Reason.FULL
         except (StoreError, NotOpen):
-            return Reason.STORE  # I10: the site works without its cache
+            return Reason.STORE  # the site works without its cache
         except Busy:
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
@@ -215,17 +219,17 @@ class IsrMiddleware:
         return self._site.is_named(host) or self._hosts.has(host, now)
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """I12, RFC 9111 §4.4: a successful change invalidates its own URL."""
+        """RFC 9111 §4.4: a successful change invalidates its own URL."""
         place = self._site.place(scope)
 
-        async def told(message: Message) -> None:
+        async def invalidate_and_send(message: Message) -> None:
             is_done = message["type"] == "http.response.start" and 200 <= message["status"] < 400
             if is_done and isinstance(place, Visit):
                 urls = self._site.changed(scope, place, tuple(message.get("headers", ())))
                 await asyncio.gather(*map(self._changes.invalidate, urls))
             await send(message)
 
-        await self._pass_method(scope, receive, told)
+        await self._pass_method(scope, receive, invalidate_and_send)
 
     async def _pass_method(self, scope: Scope, receive: Receive, send: Send) -> None:
         def what(_: int, headers: Raw) -> str:
@@ -233,13 +237,13 @@ class IsrMiddleware:
             self._pages.count_bypass(why)
             return f"fwd=method; detail={why}"
 
-        await self._app(scope, receive, self._marked(send, what))
+        await self._app(scope, receive, self._marking(send, what))
 
-    def _marked(self, send: Send, what: Callable[[int, Raw], str]) -> Send:
+    def _marking(self, send: Send, what: Callable[[int, Raw], str]) -> Send:
         """RFC 9211: mark a response that passes; `what` makes the text from status and fields."""
         shows_tags = self._pages.expose_tags
 
-        async def marked(message: Message) -> None:
+        async def mark_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = tuple(message.get("headers", ()))
                 before = values(headers, b"cache-status")
@@ -248,24 +252,24 @@ class IsrMiddleware:
                 message = {**message, "headers": [*with_field(shown, b"cache-status", status)]}
             await send(message)
 
-        return marked
+        return mark_and_send
 
-    def _shared(self, scope: Scope) -> dict[str, Any]:
+    def _render_scope(self, scope: Scope) -> dict[str, Any]:
         """The scope of a render: what the app set up at its start, without this request's notes."""
-        kept = {name: scope[name] for name in SHARED if name in scope}
-        return {**kept, "state": dict(self._state)}
+        shared = {name: scope[name] for name in SHARED if name in scope}
+        return {**shared, "state": dict(self._state)}
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """E13: the cache opens after its app, and closes after it."""
+        """The cache opens after its app, and closes after it."""
         self._state = scope.get("state", {})
-        heard = False
+        has_received = False
 
-        async def hears() -> Message:
-            nonlocal heard
-            heard = True
+        async def receive_and_note() -> Message:
+            nonlocal has_received
+            has_received = True
             return await receive()
 
-        async def told(message: Message) -> None:
+        async def follow_and_send(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
                 await self._open()
             elif message["type"].startswith("lifespan.shutdown."):
@@ -273,17 +277,17 @@ class IsrMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, hears, told)
+            await self._app(scope, receive_and_note, follow_and_send)
         except Exception:
-            if heard:
+            if has_received:
                 raise
             # An app without lifespan (Django): the cache still has one.
             while (message := await receive())["type"] != "lifespan.shutdown":
-                await told({"type": f"{message['type']}.complete"})
-            await told({"type": "lifespan.shutdown.complete"})
+                await follow_and_send({"type": f"{message['type']}.complete"})
+            await follow_and_send({"type": "lifespan.shutdown.complete"})
 
     async def _open(self) -> None:
-        """I10: the site starts even if the store is unavailable."""
+        """The site starts even if the store is unavailable."""
         try:
             await self._pages.open()
         except StillfreshError as exc:

@@ -1,7 +1,7 @@
 """Which claims of a client count, which reach the site, and how many are remembered.
 
-Pure, except for the counts of `BoundedNames` and `Heard`; the time is an argument. *As asked*
-(I24): the site sees the visitor's own request, without fields that clients may not set. *Key only*:
+Pure, except for the counts of `BoundedNames` and `Heard`; the time is an argument. *As asked*:
+the site sees the visitor's own request, without fields that clients may not set. *Key only*:
 it sees the page's key, so the response cannot contain anything about the visitor. RFC 9110 §7.2
 (Host) and §7.6.2 (Max-Forwards), RFC 9112 §3.2, RFC 7239 §8 (Forwarded).
 """
@@ -77,7 +77,7 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 def believed(headers: Raw, *, is_trusted: bool) -> Raw:
     """Without fields that only a trusted proxy may set, and without such names with `_`."""
-    return tuple([it for it in headers if not _is_made_up(it[0], is_trusted)])
+    return tuple([field for field in headers if not _is_made_up(field[0], is_trusted)])
 
 
 @lru_cache(maxsize=128)
@@ -90,8 +90,8 @@ def _is_made_up(name: bytes, is_trusted: bool) -> bool:
 
 def forwarded(headers: Raw, name: bytes) -> bytes | None:
     """The last value, which the nearest proxy wrote."""
-    said = members(values(headers, PREFIX + name))
-    return said[-1] if said else None
+    claims = members(values(headers, PREFIX + name))
+    return claims[-1] if claims else None
 
 
 def host_fault(headers: Raw, version: str) -> bytes | None:
@@ -122,7 +122,7 @@ def canonical_host(headers: Raw, scheme: str) -> str | None:
     return _canonical(hosts[0], scheme) if len(hosts) == 1 else None
 
 
-@lru_cache(maxsize=64)  # I16: pages share the text. Python 3.12 never frees an interned one
+@lru_cache(maxsize=64)  # pages share the text. Python 3.12 never frees an interned one
 def _canonical(value: bytes, scheme: str) -> str | None:
     host = value.decode("latin-1").lower().removesuffix(PORTS.get(scheme, ""))
     return host if len(host) <= HOST_LENGTH and HOST.fullmatch(host) else None
@@ -132,15 +132,16 @@ def is_allowed(host: str, allowed: Collection[str]) -> bool:
     """True for a listed name, or one below `*.name`; an entry without a port allows any port."""
     name = host.rpartition(":")[0] if re.search(r"(^[^:]*|\]):[0-9]+$", host) else host
     return any(
-        one in (host, name) or (one.startswith("*.") and name.endswith(one[1:])) for one in allowed
+        entry in (host, name) or (entry.startswith("*.") and name.endswith(entry[1:]))
+        for entry in allowed
     )
 
 
 def forwards_left(headers: Raw) -> int | None:
     """RFC 9110 §7.6.2; None if there is no limit, or it cannot be read."""
-    found = values(headers, b"max-forwards")
-    is_number = len(found) == 1 and found[0].isdigit() and len(found[0]) < 10
-    return int(found[0]) if is_number else None
+    limits = values(headers, b"max-forwards")
+    is_number = len(limits) == 1 and limits[0].isdigit() and len(limits[0]) < 10
+    return int(limits[0]) if is_number else None
 
 
 def peer_of(scope: Scope) -> str | None:
@@ -188,7 +189,7 @@ def unfit_to_fill(headers: Raw) -> Reason | None:
 
 
 def reads_along(scope: Scope) -> bool:
-    """I15: True if the answer can begin early, and a break can be seen by the client."""
+    """True if the answer can begin early, and a break can be seen by the client."""
     is_plain = not any(name in ON_WHOLE for name, _ in scope["headers"])
     return is_plain and scope["method"] == "GET" and scope.get("http_version") != "1.0"
 
@@ -199,12 +200,12 @@ def as_asked(headers: Raw, host: str, *, is_vouched: bool) -> Raw:
     `is_vouched`: our edge has already removed fields that this client may not set.
     """
     claimed = believed(end_to_end(headers), is_trusted=is_vouched)
-    kept = tuple(it for it in claimed if it[0] not in ASKED_ANEW | ANOTHER_PAGE)
+    passed_on = tuple(field for field in claimed if field[0] not in ASKED_ANEW | ANOTHER_PAGE)
     coding: Raw = ()
     if values(headers, b"accept-encoding"):
         offered = normalised("accept-encoding", headers) or "identity"
         coding = ((b"accept-encoding", offered.encode("latin-1")),)
-    return ((b"host", host.encode("ascii")), *kept, *coding)
+    return ((b"host", host.encode("ascii")), *passed_on, *coding)
 
 
 UNUSED_FOR: Final = 600.0
@@ -241,18 +242,19 @@ class BoundedNames:
             self._seen[mark] = now, 1.0 + _visits(known, now)
             return True
         visits = 1.0 + _visits(self._waiting.pop(mark, (now, 0.0)), now)
-        if len(self._seen) < self._most or self._freed(visits, now):
+        if len(self._seen) < self._most or self._make_room(visits, now):
             self._seen[mark] = now, visits
             return True
         self._waiting.note(mark, (now, visits))
         return False
 
-    def _freed(self, visits: float, now: float) -> bool:
+    def _make_room(self, visits: float, now: float) -> bool:
         oldest = next(iter(self._seen), None)
         if oldest is None:
             return False
         last, often = self._seen[oldest]
-        known = self._seen[oldest] = min(last, now), often
+        known = (min(last, now), often)  # a clock that was set back must not keep it for ever
+        self._seen[oldest] = known
         if now - known[0] < UNUSED_FOR and visits <= _visits(known, now) + CLEARLY:
             return False
         del self._seen[oldest]
@@ -284,7 +286,7 @@ KNOWN_PATHS: Final = 256
 
 
 class NamePlaces:
-    """I13: made-up queries or request fields of a client do not fill the store."""
+    """Made-up queries or request fields of a client do not fill the store."""
 
     def __init__(self, max_variants: int, max_queries: int, *, most: int) -> None:
         self._variants = NamesOf(max_variants, most=most)

@@ -1,4 +1,4 @@
-"""The proxy's side towards clients (I12, I13): what they may claim, and errors.
+"""The proxy's side towards clients: what they may claim, and errors.
 
 Every request passes here before the cache sees it; `clients` decides.
 """
@@ -49,7 +49,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers: Raw = tuple(scope["headers"])
-        codings = [it.lower() for it in members(values(headers, b"transfer-encoding"))]
+        codings = [coding.lower() for coding in members(values(headers, b"transfer-encoding"))]
         left = None
         if scope["method"] in {"OPTIONS", "TRACE"}:
             left = clients.forwards_left(headers)
@@ -65,38 +65,41 @@ class Edge:
         else:
             if left is not None:
                 headers = with_field(headers, b"max-forwards", b"%d" % (left - 1))
-            await self._pass(self._believed(scope, headers), receive, send)
+            await self._pass(self._believed_scope(scope, headers), receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        def told(message: Message) -> Awaitable[None]:
+        def note_and_send(message: Message) -> Awaitable[None]:
             nonlocal started
             started = True
             return send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, note_and_send)
         except ConnectionError as exc:  # once begun, the client sees that the answer was cut off
             logger.warning("%s %s: %s", scope["method"], shown_path(scope), exc)
             if not started:
                 await refuse(send, 502, b"The site broke off its answer.\n")
 
-    def _believed(self, scope: Scope, headers: Raw) -> Scope:
-        """I13: scheme, host and address as we see them, or as a trusted proxy says.
+    def _believed_scope(self, scope: Scope, headers: Raw) -> Scope:
+        """Scheme, host and address as we see them, or as a trusted proxy says.
 
         RFC 9110 §7.6.1: fields for this hop stay here, except the framing of the body.
         """
         peer = peer_of(scope)
         is_ours = clients.is_trusted(peer, self._trusted)
-        framing = [it for it in headers if it[0] == b"transfer-encoding"]
+        framing = [field for field in headers if field[0] == b"transfer-encoding"]
         headers = clients.believed((*end_to_end(headers), *framing), is_trusted=is_ours)
-        host, scheme = self._host or next(iter(values(headers, b"host")), None), scope["scheme"]
+        scheme = scope["scheme"]
+        host = self._host or next(iter(values(headers, b"host")), None)
         if is_ours:
-            said = (clients.forwarded(headers, b"proto") or b"").lower()
-            scheme = said.decode("ascii") if said in {b"http", b"https"} else scheme
+            claimed = (clients.forwarded(headers, b"proto") or b"").lower()
+            if claimed in {b"http", b"https"}:
+                scheme = claimed.decode("ascii")
             named = clients.forwarded(headers, b"host")
-            host = named if self._host is None and named and is_host(named) else host
+            if self._host is None and named and is_host(named):
+                host = named
         if host is not None:
             plain = host if self._host is not None else clients.plain_host(host)
             headers = with_field(headers, b"host", plain)

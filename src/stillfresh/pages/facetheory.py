@@ -1,4 +1,4 @@
-"""A site that is itself a FaceTheory service: its old copies, its hydration data, its store (I31).
+"""A site that is itself a FaceTheory service: its old copies, its hydration data, its store.
 
 FaceTheory says in `x-facetheory-isr` how it made a response. If it keeps its pages in the same
 table as this cache, under the same keys, each side waits for the lease of the other. `SiteStore`

@@ -27,7 +27,7 @@ App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Reason(StrEnum):
-    """Why a request passed uncached (I28); docs/isr.md says what each word means."""
+    """Why a request passed uncached; docs/isr.md says what each word means."""
 
     AUTHORIZATION = "authorization"
     BODY = "body"
@@ -85,10 +85,10 @@ class Headers(Mapping[str, str]):
 
     def __getitem__(self, name: str) -> str:
         wanted = name.lower().encode("latin-1", "replace")
-        found = [value for field, value in self.raw if field == wanted]
-        if not found:
+        lines = [value for field, value in self.raw if field == wanted]
+        if not lines:
             raise KeyError(name)
-        return b", ".join(found).decode("latin-1")
+        return b", ".join(lines).decode("latin-1")
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self.raw))
@@ -176,7 +176,7 @@ class ServedPage(Page):
 class PageFailed(Exception):
     """The site answered with an error. It is never stored; without an old page, visitors get it.
 
-    `own`: the answer for the visitor that started the render, if it is private (I13). `text`: what
+    `own`: the answer for the visitor that started the render, if it is private. `text`: what
     the site answered, if its status does not say it.
     """
 
@@ -189,7 +189,7 @@ class PageFailed(Exception):
 
 
 class Busy(StillfreshError):
-    """I8: another caller's render of this page took longer than `wait`."""
+    """Another caller's render of this page took longer than `wait`."""
 
 
 class Full(StoreError):
@@ -220,9 +220,9 @@ class Head(Struct, frozen=True, array_like=True):
     total: int = 0
     """For a part: the length of the whole page."""
     shows_tags: bool = False
-    """I26: True if clients see the site's tags."""
+    """True if clients see the site's tags."""
     is_foreign: bool = False
-    """I19: True if another service stored it."""
+    """True if another service stored it."""
 
 
 class StoredPage:
@@ -250,7 +250,7 @@ class Rendered(Struct, frozen=True):
 
 
 Offer: TypeAlias = Callable[["AppAnswer"], None]
-"""Takes a page whose head has arrived, to be read while its body grows (I15)."""
+"""Takes a page whose head has arrived, to be read while its body grows."""
 Render: TypeAlias = Callable[[StoredPage | None, Offer], Awaitable[Rendered]]
 """Called with the stored copy, if any, so that the site can be asked whether it changed."""
 
@@ -260,7 +260,7 @@ class PageKey(Struct, frozen=True, eq=False):
 
     id: str
     tags: tuple[str, ...] | None = None
-    """None if they are not known (E8)."""
+    """None if they are not known."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PageKey) and self.id == other.id
@@ -282,7 +282,7 @@ class PageCaller(NamedTuple):
     is_noted: bool = True
     """The store keeps the fact that it cannot be shared."""
     reads_along: bool = False
-    """I15: its head is enough; the body may still be arriving."""
+    """Its head is enough; the body may still be arriving."""
 
 
 class PageRead(NamedTuple):

@@ -1,4 +1,4 @@
-"""Pages that other services read too: an object in S3 and its row (I2, I18, I19).
+"""Pages that other services read too: an object in S3 and its row.
 
 The body is the object. Its metadata has the status, the type and the security policy under
 FaceTheory's names. The whole head is in the row, for us only.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POLICY: Final = b"content-security-policy"
 TOLD: Final = (b"content-type", b"location", POLICY)
-"""I18: header fields of a page that its object shows other services."""
+"""Header fields of a page that its object shows other services."""
 STATUS: Final = re.compile(r"(?!206|304)[2-5][0-9][0-9]", re.ASCII)
 UNCODED: Final = frozenset({b"identity", b"aws-chunked"})
 """The second is how some clients send objects; some stores keep it."""
@@ -29,33 +29,33 @@ UNCODED: Final = frozenset({b"identity", b"aws-chunked"})
 
 def coding_of(headers: Raw) -> str:
     """The coding of the body; empty if there is none."""
-    codings = (it.lower() for it in members(values(headers, b"content-encoding")))
-    return b", ".join(it for it in codings if it not in UNCODED).decode("latin-1")
+    codings = (coding.lower() for coding in members(values(headers, b"content-encoding")))
+    return b", ".join(coding for coding in codings if coding not in UNCODED).decode("latin-1")
 
 
 def is_misplaced(key: PageKey, page: StoredPage) -> bool:
-    """I18: compressed, under the key that others read; a variant's key has more lines."""
+    """Compressed, under the key that others read; a variant's key has more lines."""
     return "\n" not in key.id and bool(coding_of(page.head.headers))
 
 
 class PageShape:
-    """I2: how a page is stored in S3, where services in other languages read and write it."""
+    """How a page is stored in S3, where services in other languages read and write it."""
 
     def __init__(self, others: Policy | None = None) -> None:
         self.others = others
-        """I19: the cache's own times, for pages whose rows have none."""
+        """The cache's own times, for pages whose rows have none."""
 
     def outside(self, value: bytes) -> "Body":
         from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
 
         head, body = parts(value)
         page = decoded(head)
-        found = {name: values(page.headers, name) for name in (*TOLD, b"etag")}
-        first = {name: lines[0].decode("latin-1") for name, lines in found.items() if lines}
-        told = {name.decode(): first[name] for name in TOLD if name in first}
-        if policies := found[POLICY]:
-            told[POLICY.decode()] = b", ".join(policies).decode("latin-1")
-        metadata = object_metadata(page.status, told)
+        lines = {name: values(page.headers, name) for name in (*TOLD, b"etag")}
+        first = {name: each[0].decode("latin-1") for name, each in lines.items() if each}
+        shown = {name.decode(): first[name] for name in TOLD if name in first}
+        if policies := lines[POLICY]:
+            shown[POLICY.decode()] = b", ".join(policies).decode("latin-1")
+        metadata = object_metadata(page.status, shown)
         return Body(
             bytes(body),
             metadata[f"{ABOUT}content-type"],
@@ -66,7 +66,7 @@ class PageShape:
         )
 
     def inside(self, body: "Body") -> bytes:
-        """I19: its freshness is that of the row, which another service may have changed."""
+        """Its freshness is that of the row, which another service may have changed."""
         terms = body.terms or Policy(0)
         if not body.extra:
             return packed(encoded(_of_another(body, terms)), body.data)
@@ -79,17 +79,21 @@ class PageShape:
 
 
 def _of_another(body: "Body", terms: Policy) -> Head:
-    """I18: status and fields of the object's metadata, if valid; else 200 and its type.
+    """Status and fields of the object's metadata, if valid; else 200 and its type.
 
     With the row's ETag and interval. A compressed body is for requests that accept it.
     """
     about = {name: body.metadata.get(f"{ABOUT}{name.decode()}") for name in TOLD}
-    coding, status = body.encoding, body.metadata.get(f"{ABOUT}status", "")
+    status = body.metadata.get(f"{ABOUT}status", "")
     texts = [(b"content-type", body.content_type), (b"etag", body.etag), *about.items()]
-    texts.append((b"content-encoding", coding))
+    texts.append((b"content-encoding", body.encoding))
     texts.append((b"cache-control", body.cache_control))
     # A type in the metadata that cannot be one leaves the object's own.
-    fields = {name: value for name, it in texts if it and (value := field_value(it))}
+    fields: dict[bytes, bytes] = {}
+    for name, text in texts:
+        value = field_value(text) if text else None
+        if value:
+            fields[name] = value
     coding = coding_of(tuple(fields.items()))
     if not coding:
         fields.pop(b"content-encoding", None)

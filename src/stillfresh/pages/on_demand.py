@@ -1,4 +1,4 @@
-"""Invalidating stored pages: stale, changed, deleted (I11, I12, I21, I26).
+"""Invalidating stored pages: stale, changed, deleted.
 
 By path, URL or tag. Running renders of these pages are not published (the law).
 """
@@ -41,7 +41,7 @@ class OnDemand:
         """Make a page stale, in every variant; the next visit renders it again. Returns the ids.
 
         A path means all its queries; a path with a query, or a whole URL, means that query only.
-        Pages that another program stored under the path itself are reached too (I21). `scan`: list
+        Pages that another program stored under the path itself are reached too. `scan`: list
         the whole store, to reach all variants that other programs stored.
         """
         return await self._reach(*reached(path), soft=True, scanned=path if scan else None)
@@ -72,19 +72,19 @@ class OnDemand:
         if scanned is not None:
             own = list(dict.fromkeys([*own, *await self._scan(store, scanned, own)]))
         records = await store.read(KIND, own) if own else {}
-        there = [id_ for id_, record in records.items() if record.copy is not None]
-        found: list[str] = []
+        stored = [id_ for id_, record in records.items() if record.copy is not None]
+        tagged: list[str] = []
         for tag in tags:
-            tagged = await self.cache.invalidate_tag(tag, soft=soft)
-            found += [id_ for kind, id_ in tagged if kind == KIND]
+            invalidated = await self.cache.invalidate_tag(tag, soft=soft)
+            tagged += [id_ for kind, id_ in invalidated if kind == KIND]
         if soft:
             await self.core.invalidate([*map(PageKey, own)], soft=True)
         else:
-            await self.core.delete([*map(PageKey, dict.fromkeys([*own, *found]))])
-        return list(dict.fromkeys([*there, *found]))
+            await self.core.delete([*map(PageKey, dict.fromkeys([*own, *tagged]))])
+        return list(dict.fromkeys([*stored, *tagged]))
 
     async def _scan(self, store: Store, name: str, own: list[str]) -> list[str]:
-        """I31: the ids of all pages with this path, or of all variants of the `own` ids."""
+        """The ids of all pages with this path, or of all variants of the `own` ids."""
         wanted = page_name(name) if name.startswith("/") else None
         ids: list[str] = []
         async for entries in store.walk(KIND):
@@ -99,7 +99,7 @@ class OnDemand:
         return ids
 
     async def invalidate(self, name: str) -> None:
-        """I12: a page or a group was changed through its URL: no older copy is served.
+        """A page or a group was changed through its URL: no older copy is served.
 
         A page that is known to be private has no copy: it becomes stale, and nobody waits.
         """
@@ -107,8 +107,9 @@ class OnDemand:
             await self.cache.invalidate_tag(name)
             return
         key = PageKey(name)
-        kept = await self.core.look(key)
-        await self.core.invalidate([key], soft=kept is not None and not kept.found)
+        answer = await self.core.look(key)
+        is_known_private = answer is not None and not answer.found
+        await self.core.invalidate([key], soft=is_known_private)
         await self.cache.invalidate_tag(f"key:{name}")
 
     def forget(self, name: str) -> None:
@@ -120,7 +121,7 @@ class OnDemand:
 
 
 class Changes:
-    """I12, RFC 9111 §4.4: after a change through a page's own URL, no older copy is served.
+    """RFC 9111 §4.4: after a change through a page's own URL, no older copy is served.
 
     The client that made it waits for the store, at most `store_timeout`. After that the
     invalidation goes on in the background. Until it is done, the URL is `pending` and not served
@@ -136,7 +137,7 @@ class Changes:
     def concern(self, url: str) -> bool:
         """True if the stored page of this URL may be older than a change."""
         groups = group_tag(url, "")
-        return url in self.pending or any(it.startswith(groups) for it in self.pending)
+        return url in self.pending or any(name.startswith(groups) for name in self.pending)
 
     async def invalidate(self, url: str) -> None:
         self._pages.forget(url)

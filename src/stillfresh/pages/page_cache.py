@@ -1,4 +1,4 @@
-"""PageCache: pages by key, on any store, through the engine (I8-I11).
+"""PageCache: pages by key, on any store, through the engine.
 
 Loads, leases, cooldowns and memory are the engine's. Each read brings its render: of several
 callers that ask for a page at once, the first caller's render is used.
@@ -77,10 +77,10 @@ UNSHARED_KEPT: Final = 86_400.0
 """Seconds that it counts as private after that: each visitor's own request is sent."""
 CONCURRENCY: Final = 100
 ROW_NAME: Final = "CACHE#"
-"""Begins the name of a row that another service stored (I31). No page of ours has such a key."""
+"""Begins the name of a row that another service stored. No page of ours has such a key."""
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
-"""I23: the most error pages of one process, because paths can be made up."""
+"""The most error pages of one process, because paths can be made up."""
 
 
 class PageCache(OnDemand):
@@ -190,7 +190,8 @@ class PageCache(OnDemand):
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
 
         async def rendering(_: StoredPage | None, __: Offer) -> Rendered:
-            fetched_at, page = self.clock(), await page_of(render)
+            fetched_at = self.clock()
+            page = await page_of(render)
             judgement = judged(page.status, page.headers.raw, fetched_at, self.terms(fresh_for))
             return made_of(page, judgement, fetched_at, {}, is_own=True)
 
@@ -225,8 +226,8 @@ class PageCache(OnDemand):
 
     def terms(self, revalidate: Duration) -> RouteTimes:
         """A page that does not exist is fresh for a short time, and never served stale."""
-        kept = Policy(revalidate, self._stale_for, self._error_for)
-        return kept, Policy(min(self._absent_for, kept.fresh_for))
+        own = Policy(revalidate, self._stale_for, self._error_for)
+        return own, Policy(min(self._absent_for, own.fresh_for))
 
     def key(
         self,
@@ -251,7 +252,7 @@ class PageCache(OnDemand):
     async def ask(
         self, key: PageKey, render: Render, caller: PageCaller, *, anew: bool
     ) -> PageRead:
-        """I8: a caller whose render is not used waits at most `wait`; `anew`: load in any case.
+        """A caller whose render is not used waits at most `wait`; `anew`: load in any case.
 
         A copy that the request does not accept is loaded again, by the background refresh if one
         runs.
@@ -270,7 +271,7 @@ class PageCache(OnDemand):
         return outcome if self._may_serve(key, outcome) else outcome.error
 
     def _may_serve(self, key: PageKey, answer: Answer[StoredPage]) -> bool:
-        """I12: not a copy that was invalidated, even if its time would be over by now."""
+        """Not a copy that was invalidated, even if its time would be over by now."""
         return self._mark(key) is not Mark.HARD and may_serve(answer, self.clock())
 
     def _mark(self, key: PageKey) -> Mark | None:
@@ -279,7 +280,7 @@ class PageCache(OnDemand):
         return None if entry is None else entry.copy.mark
 
     def may_be_invalidated(self, key: PageKey) -> bool:
-        """I12: False only if the copy that was just read is certainly not invalidated."""
+        """False only if the copy that was just read is certainly not invalidated."""
         return self._mark(key) is not Mark.NONE
 
     def takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
@@ -332,8 +333,8 @@ class PageCache(OnDemand):
 
     def old(self, key: PageKey) -> StoredPage | None:
         """The page in memory."""
-        kept = self.at_hand(key)
-        return None if kept is None else kept.value
+        answer = self.at_hand(key)
+        return None if answer is None else answer.value
 
     def at_hand(self, key: PageKey) -> Answer[StoredPage] | None:
         entry = self.core.memory.entries.get(key)
@@ -342,7 +343,7 @@ class PageCache(OnDemand):
         return None if is_wrong else answer
 
     def shows(self, page: StoredPage) -> StoredPage:
-        """I26: the page, with its tags if `expose_tags` is set."""
+        """The page, with its tags if `expose_tags` is set."""
         if self.expose_tags:
             page.head = structs.replace(page.head, shows_tags=True)
         return page
@@ -351,16 +352,17 @@ class PageCache(OnDemand):
         self, key: PageKey, made: Rendered, *, is_noted: bool
     ) -> Loaded[StoredPage] | Private[Rendered]:
         """A page that cannot be shared is only for the caller whose render it is."""
-        page, kept = made.page, self.at_hand(key)
+        page = made.page
+        old = self.at_hand(key)
         if page is not None:
             self.shows(page)
-        # I25: an error with its own freshness is a page, unless an older one can be served.
-        is_covered = kept is not None and self._may_serve(key, kept)
+        # An error with its own freshness is a page, unless an older one can be served.
+        is_covered = old is not None and self._may_serve(key, old)
         is_told = is_covered or made.reason is not None
-        is_old = made.reason is Reason.SITE_COPY  # I31: it says nothing new about the page
+        is_old = made.reason is Reason.SITE_COPY  # it says nothing new about the page
         is_failed = page is not None and is_told and is_failure(page.head.status)
         # Where there is no page to keep, an old one of the site is better than an error.
-        if page is not None and (is_failed or (is_old and kept is not None)):
+        if page is not None and (is_failed or (is_old and old is not None)):
             raise refused(page, made.reason)
         if page is None and is_old and is_covered:  # too big to be read, so there is only its head
             raise PageFailed(too_busy(RETRY_AFTER), text="the site answered with an old page")
@@ -383,7 +385,7 @@ class PageCache(OnDemand):
         )
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
-        """I8: the error itself, never stored; during a cooldown, with the time to come again."""
+        """The error itself, never stored; during a cooldown, with the time to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
             return cause.own if is_own else cause.page
         if isinstance(cause, Exception):

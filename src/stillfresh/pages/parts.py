@@ -1,4 +1,4 @@
-"""Parts of a page (I15, I25): which ranges are requested, stored, combined and served.
+"""Parts of a page: which ranges are requested, stored, combined and served.
 
 Pure. RFC 9110 §14 and §15.3.7, RFC 9111 §3.3 and §3.4. Parts are stored under keys of their own, so
 that none is taken for a page. Two are combined only if both have the same strong ETag: then they
@@ -29,8 +29,8 @@ TOLD: Final = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re
 
 def is_one(request: Raw) -> bool:
     """True if it asks for one well-formed range."""
-    asked = values(request, b"range")
-    return len(asked) == 1 and part_asked(asked[0], 1) is not RangeAsked.WHOLE
+    ranges = values(request, b"range")
+    return len(ranges) == 1 and part_asked(ranges[0], 1) is not RangeAsked.WHOLE
 
 
 def unfit_to_add(request: Raw) -> Reason | None:
@@ -40,18 +40,19 @@ def unfit_to_add(request: Raw) -> Reason | None:
 
 def fits(request: Raw, answer: Raw) -> bool:
     """True if a 206 is the requested part, with the length that it announces."""
-    if (told := _told(answer)) is None:
+    content_range = _content_range(answer)
+    if content_range is None:
         return False
-    first, end, total = told
+    first, end, total = content_range
     is_asked = part_asked(values(request, b"range")[0], total) == (first, end)
     return is_asked and values(answer, b"content-length") in ([], [b"%d" % (end - first)])
 
 
-def _told(answer: Raw) -> tuple[int, int, int] | None:
+def _content_range(answer: Raw) -> tuple[int, int, int] | None:
     """RFC 9110 §14.4: the first byte, the one after the last, and the length of the whole."""
     fields = values(answer, b"content-range")
-    found = TOLD.fullmatch(fields[0]) if len(fields) == 1 else None
-    return None if found is None else (int(found[1]), int(found[2]) + 1, int(found[3]))
+    match = TOLD.fullmatch(fields[0]) if len(fields) == 1 else None
+    return None if match is None else (int(match[1]), int(match[2]) + 1, int(match[3]))
 
 
 def covers(page: StoredPage, request: Raw) -> bool:
@@ -60,10 +61,10 @@ def covers(page: StoredPage, request: Raw) -> bool:
         return True
     if not if_range_holds(request, page.head.headers):
         return False
-    asked = part_asked(values(request, b"range")[0], page.head.total)
-    if asked is RangeAsked.UNSATISFIABLE:
+    span = part_asked(values(request, b"range")[0], page.head.total)
+    if span is RangeAsked.UNSATISFIABLE:
         return True
-    return isinstance(asked, tuple) and cut(page, *asked) is not None
+    return isinstance(span, tuple) and cut(page, *span) is not None
 
 
 def cut(page: StoredPage, first: int, end: int) -> bytes | None:
@@ -81,17 +82,20 @@ def joined(new: StoredPage, old: StoredPage | None, received_at: float, most: in
 
     Raises `ConnectionError` if the body is not as long as it says.
     """
-    told = _told(new.head.headers)
-    if told is None or len(new.body) != told[1] - told[0]:
-        raise ConnectionError(f"{len(new.body):,} bytes came of {told}")
-    first, _, total = told
-    pieces, headers = [(first, bytes(new.body))], new.head.headers
+    content_range = _content_range(new.head.headers)
+    if content_range is None or len(new.body) != content_range[1] - content_range[0]:
+        raise ConnectionError(f"{len(new.body):,} bytes came of {content_range}")
+    first, _, total = content_range
+    pieces = [(first, bytes(new.body))]
+    headers = new.head.headers
     if old is not None and _is_same(new, old, total):
-        there = old.head.spans or ((0, len(old.body)),)
-        merged = _merged([*pieces, *((at, cut(old, at, end) or b"") for at, end in there)])
+        old_spans = old.head.spans or ((0, len(old.body)),)
+        old_pieces = [(at, cut(old, at, end) or b"") for at, end in old_spans]
+        merged = _merge([*pieces, *old_pieces])
         if len(merged) <= MOST_SPANS and sum(len(data) for _, data in merged) <= most:
-            pieces, headers = merged, refreshed(old.head.headers, headers, received_at)
-    headers = tuple(it for it in headers if it[0] not in OF_CONTENT)
+            pieces = merged
+            headers = refreshed(old.head.headers, headers, received_at)
+    headers = tuple((name, value) for name, value in headers if name not in OF_CONTENT)
     spans = tuple((begin, begin + len(data)) for begin, data in pieces)
     body = b"".join(data for _, data in pieces)
     if spans != ((0, total),):
@@ -102,13 +106,14 @@ def joined(new: StoredPage, old: StoredPage | None, received_at: float, most: in
 
 
 def _is_same(new: StoredPage, old: StoredPage, total: int) -> bool:
-    ours, theirs = (values(it.head.headers, b"etag") for it in (old, new))
+    ours = values(old.head.headers, b"etag")
+    theirs = values(new.head.headers, b"etag")
     is_strong = len(theirs) == 1 and theirs[0].startswith(b'"')
     length = old.head.total if old.head.status == PART else len(old.body)
     return is_strong and ours == theirs and length == total
 
 
-def _merged(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+def _merge(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     """In order; pieces that touch or overlap become one."""
     result: list[tuple[int, bytes]] = []
     for first, data in sorted(pieces):

@@ -1,4 +1,4 @@
-"""The connections to a site that may be in use at once, and what they are used for (I33).
+"""The connections to a site that may be in use at once, and what they are used for.
 
 Visitors whose requests pass through, loads for the cache, and streams that stay open have places of
 their own: slow visitors can take all of theirs, and pages are still loaded. A request waits briefly

@@ -1,4 +1,4 @@
-"""Requesting a page from an app: by its key alone, or by a visitor's own request (I13, I24).
+"""Requesting a page from an app: by its key alone, or by a visitor's own request.
 
 The app's response becomes a page, or the reason why there is none. Background work of the app after
 its response goes on.
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 class AppRequest:
     """The request to the app for a page.
 
-    I13, by its key: with the fields that are in the key (`given`), and nothing of the client. I24,
-    as asked: with the visitor's own `request`; a response that is not shared goes to that visitor,
-    by the `handover`, while it waits.
+    *By its key*, it has the fields that are in the key (`given`), and nothing of the client. *As
+    asked*, it has the visitor's own `request`; a response that is not shared goes to that visitor,
+    by the `handover`, while the visitor waits.
     """
 
     visit: Visit
@@ -55,7 +55,7 @@ class AppRequest:
     """Called with a shared page that takes long: its body may be read while it grows."""
     allowed: Allowed = BY_DEFAULT
 
-    def scope(self, asked: Raw) -> dict[str, Any]:
+    def scope(self, asked_if: Raw) -> dict[str, Any]:
         """The scope of the page's URL, without extensions, because its response is read here."""
         visit = self.visit
         return {
@@ -68,17 +68,22 @@ class AppRequest:
             "path": visit.app_path,
             "raw_path": visit.raw_path.encode("ascii"),
             "query_string": visit.query.encode("ascii"),
-            "headers": [*self._fields(), *asked],
+            "headers": [*self._fields(), *asked_if],
             "extensions": {},
         }
 
     def _fields(self) -> Raw:
         visit = self.visit
         if visit.is_as_asked:
-            ranges = tuple(it for it in self.request if visit.is_part and it[0] == b"range")
-            return (*as_asked(self.request, visit.host, is_vouched=visit.is_vouched), *ranges)
-        told = {it.encode("latin-1"): value.encode("latin-1") for it, value in self.given.items()}
-        return ((b"host", visit.host.encode("ascii")), *{**AGENT, **told}.items())
+            fields = as_asked(self.request, visit.host, is_vouched=visit.is_vouched)
+            if not visit.is_part:
+                return fields
+            ranges = tuple((name, value) for name, value in self.request if name == b"range")
+            return (*fields, *ranges)
+        own = AGENT | {
+            name.encode("latin-1"): value.encode("latin-1") for name, value in self.given.items()
+        }
+        return ((b"host", visit.host.encode("ascii")), *own.items())
 
     def judge(self, fetched_at: float, status: int, headers: Raw) -> Judgement:
         """By its key the request is empty, so the response is about no visitor."""
@@ -98,7 +103,9 @@ class AppRequest:
 
     def given_of(self, vary: Sequence[str]) -> Mapping[str, str]:
         """Those of these request fields that the app received."""
-        return selected(vary, self.request) or {} if self.visit.is_as_asked else self.given
+        if self.visit.is_as_asked:
+            return selected(vary, self.request) or {}
+        return self.given
 
 
 class Renderer:
@@ -113,22 +120,25 @@ class Renderer:
     async def render(self, asking: AppRequest, old: StoredPage | None) -> Rendered:
         """Render; the site compares with `old`, which is returned if it has not changed."""
         fetched_at = self._clock()
-        asked: Raw | None = None
+        asked_if: Raw | None = None
         if old is not None:
-            asked = () if asking.visit.is_part else conditions(old.head.headers)
-        answer = AppAnswer(self._app, asking, fetched_at, self._max_body, asked)
-        if (page := await self._page(answer)) is None:
+            asked_if = () if asking.visit.is_part else conditions(old.head.headers)
+        answer = AppAnswer(self._app, asking, fetched_at, self._max_body, asked_if)
+        page = await self._page(answer)
+        if page is None:
             return Rendered(None, answer.reason)
-        if page.status == NOT_MODIFIED and asked and old is not None:
-            stored, new = old.head.headers, page.headers.raw
+        if page.status == NOT_MODIFIED and asked_if and old is not None:
+            stored = old.head.headers
+            new = page.headers.raw
             if not is_refresh(stored, new):  # RFC 9111 §4.3.4: it is about another page
                 return await self.render(asking, None)
             headers = Headers.of(refreshed(stored, new, self._clock()))
             page = Page(bytes(old.body), old.head.status, headers)
-        made = answer.made(page)
-        if made.reason is None and made.page is not None and made.page.head.status == PART:
-            return Rendered(joined(made.page, old, self._clock(), self._max_body))
-        return made
+        rendered = answer.made(page)
+        is_part = rendered.page is not None and rendered.page.head.status == PART
+        if rendered.page is not None and is_part and rendered.reason is None:
+            return Rendered(joined(rendered.page, old, self._clock(), self._max_body))
+        return rendered
 
     async def _page(self, answer: AppAnswer) -> Page | None:
         """None if it was given up, or handed over."""
@@ -185,5 +195,5 @@ def is_ones_own(visit: Visit, headers: Raw, reason: Reason | None) -> bool:
     if not is_answer_to(visit.headers, given_to(visit), headers):
         return False
     if reason is Reason.SITE_COPY and not visit.is_open:
-        return True  # I31: on a route with a duration a page is for everybody, also an old one
+        return True  # on a route with a duration a page is for everybody, also an old one
     return visit.is_open and not visit.carried

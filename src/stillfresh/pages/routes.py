@@ -1,7 +1,7 @@
-"""Which page is meant: routes, a request's key (I12, I13), how people name pages (I11, I21).
+"""Which page is meant: routes, a request's key, how people name pages.
 
 Pure: an ASGI scope in, a `Visit` out, or the reason why the request passes as if there were no
-cache. By its key (I13), a render gets what is in the key, in the same form, and nothing else.
+cache. By its key, a render gets what is in the key, in the same form, and nothing else.
 RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs.
 """
 
@@ -97,17 +97,21 @@ class Routes:
     """Routes by exact path, or else by the longest matching `/prefix/*`."""
 
     def __init__(self, routes: RoutesLike) -> None:
-        self._exact, self._below = dict[str, Route](), dict[str, Route]()
+        self._exact: dict[str, Route] = {}
+        self._below: dict[str, Route] = {}
         for pattern, value in routes.items():
             if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
                 raise ConfigError(f"route {shown(pattern)}: must begin with /, as '/blog/*'")
-            prefix, star, rest = pattern.partition("*")
-            if rest:
+            prefix, star, behind_star = pattern.partition("*")
+            if behind_star:
                 raise ConfigError(f"route {shown(pattern)}: * may stand only at the end")
             if not isinstance(value, Route | None):
                 seconds(value, name=f"route {shown(pattern)}", positive=True)
             route = value if isinstance(value, Route) else Route(value)
-            (self._below if star else self._exact)[prefix or "/"] = route
+            if star:
+                self._below[prefix or "/"] = route
+            else:
+                self._exact[prefix or "/"] = route
         self._prefixes = sorted(self._below, key=len, reverse=True)
 
     def of(self, path: str) -> Route | None:
@@ -142,7 +146,7 @@ class Visit:
     carried: frozenset[bytes] = frozenset()
     """Fields that identify the client: a render without them may get another answer."""
     is_as_asked: bool = False
-    """I24: True if the app is asked with this request itself."""
+    """True if the app is asked with this request itself."""
     is_vouched: bool = False
     """True if our edge has removed fields that this client may not set."""
     is_part: bool = False
@@ -198,8 +202,8 @@ class Site:
         path = canonical_path(raw)
         if path is None:
             return Reason.PATH
-        asked = readable_path(path)
-        route = self._routes.of(asked)
+        readable = readable_path(path)
+        route = self._routes.of(readable)
         if route is None:
             return Reason.ROUTE
         if ENCODED_SLASH.search(path) and self._would_be_elsewhere(unquote(path), route):
@@ -215,7 +219,7 @@ class Site:
         url = with_query(f"{scheme}://{host}{path}", query)
         is_rewritten = scope["path"] != unquote(raw.decode("latin-1"))
         app_path = scope["path"] if is_rewritten else unquote(path)
-        return Visit(url, asked, app_path, path, query, host, scheme, headers, route)
+        return Visit(url, readable, app_path, path, query, host, scheme, headers, route)
 
     def _would_be_elsewhere(self, decoded: str, route: Route) -> bool:
         """True if a site that decodes the slash, and perhaps merges slashes, has another route."""
@@ -224,28 +228,31 @@ class Site:
 
     def changed(self, scope: Scope, place: Visit, answer: Raw) -> list[str]:
         """RFC 9111 §4.4: the URLs that a change concerns, of its own origin only."""
-        found = [place.url]
-        groups = strings([it for name, it in answer if name.lower() == GROUPS])
-        found += [group_tag(place.url, name) for name in groups]
+        names = [place.url]
+        groups = strings([value for name, value in answer if name.lower() == GROUPS])
+        names += [group_tag(place.url, group) for group in groups]
         for name, value in answer:
             if name.lower() in {b"location", b"content-location"}:
                 with suppress(ValueError):
                     url = urlsplit(urljoin(place.url, value.decode("latin-1")))
                     host = canonical_host(((b"host", url.netloc.encode("latin-1")),), url.scheme)
-                    path, query = url.path.encode("latin-1"), url.query.encode("latin-1")
-                    there = {"raw_path": path, "path": unquote(url.path), "query_string": query}
-                    other = self.place({**scope, **there})
-                    if (url.scheme, host) == (place.scheme, place.host) and isinstance(
-                        other, Visit
-                    ):
-                        found.append(other.url)
-        return found
+                    target = {
+                        "raw_path": url.path.encode("latin-1"),
+                        "path": unquote(url.path),
+                        "query_string": url.query.encode("latin-1"),
+                    }
+                    other = self.place({**scope, **target})
+                    is_same_origin = (url.scheme, host) == (place.scheme, place.host)
+                    if is_same_origin and isinstance(other, Visit):
+                        names.append(other.url)
+        return names
 
     def visit(self, scope: Scope) -> Visit | Reason:
         """The visit, or the reason why the app must answer."""
         if isinstance(place := self.place(scope), Reason):
             return place
-        headers, route = place.headers, place.route
+        headers = place.headers
+        route = place.route
         declared = selected((name.lower() for name in route.vary), headers)
         root = scope.get("root_path", "")
         if any(name in CONDITIONAL for name, _ in headers):
@@ -258,7 +265,8 @@ class Site:
         outer = {":path": place.app_path} if is_rewritten else {}
         if root:
             outer[":root"] = root
-        if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
+        id_ = key_of_variant(place.url, {**declared, **outer})
+        if len(id_) > MOST_KEY:
             return Reason.HEADERS
         by_duration: Forward = "request" if route.revalidate is None else "key"
         return replace(
@@ -284,13 +292,13 @@ def canonical_path(raw: bytes) -> str | None:
     """RFC 3986 §6.2.2; None where a server behind might read another path than this one.
 
     Such are dot segments, also behind an encoded slash, empty segments, backslashes, and controls
-    in disguise. An encoded slash stays as it was sent (I32).
+    in disguise. An encoded slash stays as it was sent.
     """
     if not raw.startswith(b"/") or len(raw) > MOST_URL or b"\\" in raw:
         return None
     if any(byte <= 0x20 or byte == 0x7F for byte in raw):
         return None
-    if any(found[2] or int(found[1], 16) in NEVER_ENCODED for found in ESCAPE.finditer(raw)):
+    if any(escape[2] or int(escape[1], 16) in NEVER_ENCODED for escape in ESCAPE.finditer(raw)):
         return None
     text = quote(ESCAPE.sub(_plain, raw), safe=PLAIN)
     if "" in text.split("/")[1:-1]:
@@ -315,16 +323,16 @@ def readable_path(path: str) -> str:
     """
     text = ""
     end = 0
-    for found in STAYS_ENCODED.finditer(path):
-        text += unquote(path[end : found.start()]) + found[0]
-        end = found.end()
+    for match in STAYS_ENCODED.finditer(path):
+        text += unquote(path[end : match.start()]) + match[0]
+        end = match.end()
     return text + unquote(path[end:])
 
 
 def query_of(
     raw: bytes, declared: Collection[str] | None, *, is_sorted: bool = False
 ) -> str | None:
-    """I32: the query in key and request, byte for byte. None if no URL can have it.
+    """The query in key and request, byte for byte. None if no URL can have it.
 
     `declared`: only these parameters, in the order in which they came; None: all of them.
     `is_sorted`: by name, equal names in their order, without empty parts.
@@ -385,11 +393,11 @@ def canonical_url(url: str) -> str:
     if origin is None:
         return url
     scheme, _, host = origin[0].partition("://")
-    before, _, asked = url[origin.end() :].partition("?")
+    before, _, query_text = url[origin.end() :].partition("?")
     scheme = scheme.lower()
     named = canonical_host(((b"host", host.encode("latin-1", "replace")),), scheme)
     path = _canonical_text(before or "/")
-    query = query_of(percent_encoded(asked).encode("ascii"), None)
+    query = query_of(percent_encoded(query_text).encode("ascii"), None)
     if named is None or path is None or query is None:
         return url
     return with_query(f"{scheme}://{named}{path}", query)
@@ -400,7 +408,7 @@ def _is_url(path: str) -> bool:
 
 
 def checked_path(path: str) -> str:
-    """I20: any text is a key, unless it could name another tenant's page or a variant."""
+    """Any text is a key, unless it could name another tenant's page or a variant."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"path: must be text such as /pricing, not {shown(path)}")
     if path.startswith("TENANT#") or (_is_url(path) and "\n" in path):
@@ -414,7 +422,7 @@ def checked_path(path: str) -> str:
 
 
 def reached(key: str) -> tuple[list[str], list[str]]:
-    """I21: the tags of every variant of the page, and the ids under which it may be stored.
+    """The tags of every variant of the page, and the ids under which it may be stored.
 
     Other services write no tags: their pages are reached by the id alone. A query is meant as it is
     written, as a browser would send it, and sorted: so a cache with `normalise_query` has it, and
@@ -431,7 +439,8 @@ def reached(key: str) -> tuple[list[str], list[str]]:
         in_order = sorted_query(sent)
         if in_order:  # a query of nothing but empty parts is not the path without a query
             names[with_query(before, in_order)] = None
-    return [f"{kind}:{it}" for it in names], list(dict.fromkeys([key, *names]))
+    tags = [f"{kind}:{name}" for name in names]
+    return tags, list(dict.fromkeys([key, *names]))
 
 
 class PageName(NamedTuple):
@@ -480,5 +489,5 @@ def own_tag(tag: str) -> str:
 
 def group_tag(url: str, name: str) -> str:
     """RFC 9875 §2: a group of the URL's origin; the origin is empty for a page without one."""
-    found = ORIGIN.match(url)
-    return f"group:{found[0] if found else ''} {name}"
+    origin = ORIGIN.match(url)
+    return f"group:{origin[0] if origin else ''} {name}"

@@ -1,4 +1,4 @@
-"""May this response be shared, with which clients, and may it be served now? (I8, I13, I14, I24)
+"""May this response be shared, with which clients, and may it be served now?
 
 Pure. RFC 9111 §3 (what may be stored), §3.5 (Authorization), §4.1 (Vary). A route's duration
 replaces the freshness that a response states, never its privacy.
@@ -31,7 +31,7 @@ from stillfresh.pages.model import Head, Reason, StoredPage
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """Statuses to which a route's duration applies: not refusals of a client, nor bad requests."""
 ABSENT: Final = frozenset({404, 410})
-UNDERSTOOD: Final = frozenset(int(it) for it in HTTPStatus if it >= 200)
+UNDERSTOOD: Final = frozenset(int(status) for status in HTTPStatus if status >= 200)
 """RFC 9111 §5.2.2.3: statuses whose meaning for caches is known here."""
 TOO_MANY: Final = 429
 NEVER: Final = frozenset({428, TOO_MANY, 431})
@@ -70,7 +70,7 @@ class Allowed:
 
 BY_DEFAULT: Final = Allowed()
 RouteTimes: TypeAlias = tuple[Policy, Policy]
-"""A route's own times: for its pages, and for those that do not exist (I23)."""
+"""A route's own times: for its pages, and for those that do not exist."""
 Judgement: TypeAlias = Shared | Reason
 """Shared, or the reason why it is only for the client that asked."""
 
@@ -93,8 +93,9 @@ def judged(
     if "*" in vary:
         return Reason.VARY
     if own is not None:
-        kept = own[1] if status in ABSENT else own[0]
-        return Shared(kept, vary, is_targeted) if status in BY_ROUTE else Reason.STATUS
+        if status not in BY_ROUTE:
+            return Reason.STATUS
+        return Shared(own[1] if status in ABSENT else own[0], vary, is_targeted)
     terms = stated(headers, fetched_at, is_targeted=is_targeted)
     if terms is None and allowed.heuristic and not is_targeted:
         terms = guessed(status, headers, fetched_at)
@@ -107,7 +108,7 @@ def judged(
 
 
 def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason | None:
-    """I13: private, whatever else it says; §5.2.2.3: `must-understand` beats `no-store`."""
+    """Private, whatever else it says; §5.2.2.3: `must-understand` beats `no-store`."""
     if values(headers, b"set-cookie"):
         return Reason.SET_COOKIE
     common = [] if is_targeted else values(headers, b"cache-control")
@@ -149,9 +150,11 @@ def _varies(headers: Raw) -> tuple[str, ...]:
 
     The host is in every key.
     """
-    named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))} - {"host"}
-    coded = {it.lower() for it in members(values(headers, b"content-encoding"))} - {b"identity"}
-    return tuple(sorted(named | ({"accept-encoding"} if coded else set())))
+    named = {name.decode("latin-1").lower() for name in members(values(headers, b"vary"))}
+    codings = {coding.lower() for coding in members(values(headers, b"content-encoding"))}
+    if codings - {b"identity"}:
+        named.add("accept-encoding")
+    return tuple(sorted(named - {"host"}))
 
 
 def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
@@ -162,26 +165,26 @@ def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
 
 
 def is_failure(status: int) -> bool:
-    """I8: a failure says nothing about the page; the old one is kept."""
+    """A failure says nothing about the page; the old one is kept."""
     return status >= 500 or status == TOO_MANY
 
 
 def is_of_gateway(headers: Raw) -> bool:
     """RFC 9209 §2.1.1: an error that the gateway made, so nothing in it is personal."""
-    told = values(headers, b"proxy-status")
-    is_ours = any(line.startswith(b"stillfresh; error=") for line in told)
+    statuses = values(headers, b"proxy-status")
+    is_ours = any(line.startswith(b"stillfresh; error=") for line in statuses)
     return is_ours and not values(headers, b"set-cookie")
 
 
 def is_pool_full(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """I33: an error of the gateway: all connections to the site were in use."""
+    """An error of the gateway: all connections to the site were in use."""
     return b"stillfresh; error=" + POOL_FULL in values(headers, b"proxy-status")
 
 
 def says(head: Head, *names: str) -> bool:
     """True if one of these directives applies to this response.
 
-    I31: FaceTheory writes `public` on every object, so what it says decides nothing here.
+    FaceTheory writes `public` on every object, so what it says decides nothing here.
     """
     if head.is_foreign:
         return False
@@ -202,13 +205,14 @@ def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
     """Return the names of header fields in lower case. Raises ConfigError for a bad one."""
     if isinstance(names, str):
         raise ConfigError(f"credentials: must be a list such as ['X-Api-Key'], not {shown(names)}")
-    found = frozenset(name.lower().encode("latin-1", "replace") for name in names)
-    if (bad := next((name for name in found if not NAME.fullmatch(name)), None)) is not None:
+    checked = frozenset(name.lower().encode("latin-1", "replace") for name in names)
+    bad = next((name for name in checked if not NAME.fullmatch(name)), None)
+    if bad is not None:
         raise ConfigError(
             f"credentials: {shown(bad.decode())} is not the name of a header field; "
             "write one such as X-Api-Key"
         )
-    return found
+    return checked
 
 
 def carried_in(headers: Raw, credentials: frozenset[bytes]) -> frozenset[bytes]:
@@ -278,7 +282,8 @@ def selected(
     """
     result: dict[str, str] = {}
     for name in vary:
-        value, field = normalised(name, request), name.encode("latin-1", "replace")
+        value = normalised(name, request)
+        field = name.encode("latin-1", "replace")
         if value is None or field in carried or (value and field in ALWAYS):
             return None
         if value:
@@ -302,15 +307,15 @@ def ttl_at(answer: Answer[StoredPage], now: float) -> float:
     return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
 
 
-def why_asked(kept: Answer[StoredPage] | None, now: float) -> str:
+def why_asked(stored: Answer[StoredPage] | None, now: float) -> str:
     """RFC 9211 §2.2: why the stored copy did not do."""
-    if kept is None:
+    if stored is None:
         return "miss"
-    return "request" if ttl_at(kept, now) > 0 else "stale"
+    return "request" if ttl_at(stored, now) > 0 else "stale"
 
 
 def is_changed(answer: Answer[StoredPage], now: float) -> bool:
-    """I12: EXPIRED before its time, because it was changed through its own URL."""
+    """EXPIRED before its time, because it was changed through its own URL."""
     head = answer.value.head
     is_early = now - answer.fetched_at < head.fresh_for + head.stale_for
     return answer.verdict is Verdict.EXPIRED and is_early
@@ -322,7 +327,7 @@ def is_never_fresh(head: Head) -> bool:
 
 
 def may_serve(answer: Answer[StoredPage], now: float) -> bool:
-    """I8: True if it may be served after a failed refresh, not only validated."""
+    """True if it may be served after a failed refresh, not only validated."""
     head = answer.value.head
     is_over = now - answer.fetched_at >= head.fresh_for + max(head.stale_for, head.error_for)
     return not is_over and not is_changed(answer, now)

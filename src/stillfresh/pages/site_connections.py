@@ -1,4 +1,4 @@
-"""Kept HTTP/1.1 connections to a site (I12, I13): one request at a time on each, over h11.
+"""Kept HTTP/1.1 connections to a site: one request at a time on each, over h11.
 
 RFC 9112 §9.2: bytes without a request are not an answer. A connection is never used again if it has
 more bytes than its answer, receives some while idle, or identifies a client to the site. Needs
@@ -249,11 +249,12 @@ class Pool:
             connection.close()
         if self._is_tls and self._tls is None:  # its certificates are read from files, once
             self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
-        loop, made = asyncio.get_running_loop(), partial(SiteConnection, self._timeout)
+        loop = asyncio.get_running_loop()
+        new_connection = partial(SiteConnection, self._timeout)
         try:
             async with asyncio.timeout(self._timeout):
                 _, connection = await loop.create_connection(
-                    made, self._host, self._port, ssl=self._tls
+                    new_connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
             raise

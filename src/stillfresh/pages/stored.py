@@ -1,8 +1,8 @@
 """A stored page: made of a response, as bytes in a store, and as a response again.
 
-Bytes (E11, I2): four of length, the head in msgpack, the body as it is. Decoding copies nothing:
-the body is a view of the bytes, so that memory holds a page once (I16). Responses (I12, I14, I15):
-200, 304, 206, 416; GET and HEAD.
+Bytes: four of length, the head in msgpack, the body as it is. Decoding copies nothing: the body is
+a view of the bytes, so that memory holds a page once. A response is a 200, 304, 206 or 416, to a
+GET or a HEAD.
 """
 
 import asyncio
@@ -62,11 +62,14 @@ def made_of(
     """`given`: request fields that it may vary by; `is_own`: a route's duration applies."""
     # Length and age are written again whenever it is served.
     raw = tuple(
-        it for it in end_to_end(page.headers.raw) if it[0] not in {b"content-length", b"age"}
+        (name, value)
+        for name, value in end_to_end(page.headers.raw)
+        if name not in {b"content-length", b"age"}
     )
     if isinstance(judgement, Reason):
         return Rendered(StoredPage(Head(page.status, raw), page.body), judgement)
-    terms, vary = judgement.terms, judgement.vary
+    terms = judgement.terms
+    vary = judgement.vary
     head = Head(
         status=page.status,
         headers=raw,
@@ -84,8 +87,8 @@ def made_of(
 
 
 async def page_of(render: PageRender) -> Page:
-    made = render()
-    page = await made if inspect.isawaitable(made) else made
+    result = render()
+    page = await result if inspect.isawaitable(result) else result
     if not isinstance(page, Page):
         raise ConfigError(f"a render returns a Page(body, status, headers), not {shown(page)}")
     return page
@@ -103,35 +106,37 @@ def _shown(head: Head) -> Raw:
 
 
 def site_tags(headers: Raw, id_: str) -> tuple[str, ...]:
-    """I26: the tags that a response names, of a page that may have them (`sharing.judged`).
+    """The tags that a response names, of a page that may have them (`sharing.judged`).
 
     RFC 9875 §2: a group is of one origin, by which alone it can be invalidated.
     """
     groups = strings(values(headers, b"cache-groups"))
-    return (*map(own_tag, tag_names(headers) or ()), *(group_tag(id_, it) for it in groups))
+    tags = map(own_tag, tag_names(headers) or ())
+    return (*tags, *(group_tag(id_, group) for group in groups))
 
 
 def notice(status: int, text: str, more: Raw = ()) -> Page:
     """A page of the cache itself, which no cache may store."""
-    told = ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"))
-    return Page(text, status, Headers.of((*told, *more)))
+    fields = ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"))
+    return Page(text, status, Headers.of((*fields, *more)))
 
 
 def bare(status: int, headers: Raw) -> Page:
-    """I13: the part of one visitor's error that the other waiting visitors receive."""
-    kept = tuple(it for it in headers if it[0] == b"retry-after")
-    return notice(status, "This page cannot be shown now.\n", kept)
+    """The part of one visitor's error that the other waiting visitors receive."""
+    pause = tuple((name, value) for name, value in headers if name == b"retry-after")
+    return notice(status, "This page cannot be shown now.\n", pause)
 
 
 def too_busy(retry_after: float) -> Page:
-    """I8: no render could end in time."""
+    """No render could end in time."""
     pause = ((b"retry-after", b"%d" % max(1, int(retry_after + 0.999))),)
     return notice(503, "This page is being prepared; please try again in a moment.\n", pause)
 
 
 def refused(page: StoredPage, reason: Reason | None) -> PageFailed:
-    """I13: of a private error, other visitors get only the status and `Retry-After`."""
-    headers, whole = page.head.headers, opened(page)
+    """Of a private error, other visitors get only the status and `Retry-After`."""
+    headers = page.head.headers
+    whole = opened(page)
     if reason is Reason.SITE_COPY:
         return PageFailed(whole, text="the site answered with an old page of its own store")
     if is_of_gateway(headers):  # its text says why; the site may not have been asked at all
@@ -185,7 +190,7 @@ def page_in(data: bytes) -> Page:
 
 
 class PageStore(WrappedStore):
-    """I10: steps that visitors wait for end in time.
+    """Steps that visitors wait for end in time.
 
     Writes may take as long as a lease: a lease that took longer to get is over. Invalidations have
     no limit: their caller waits until they are confirmed.
@@ -218,18 +223,19 @@ class ReadyPage:
     __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
 
     def __init__(self, stored: StoredPage) -> None:
-        head, fields = stored.head, _shown(stored.head)
+        head = stored.head
+        fields = _shown(head)
         if head.is_own and not (head.is_foreign and values(fields, b"cache-control")):
             fields = policy_headers(fields, head.fresh_for, _stale_for_others(head))
         self.before = tuple(values(fields, b"cache-status"))
-        kept = tuple(it for it in fields if it[0] != b"cache-status")
+        fields = tuple((name, value) for name, value in fields if name != b"cache-status")
         if head.etag is not None:
-            kept = (*kept, (b"etag", head.etag))
-        self.fields: Raw = kept
+            fields = (*fields, (b"etag", head.etag))
+        self.fields: Raw = fields
         size = ((b"content-length", b"%d" % len(stored.body)),)
         self.length: Raw = () if head.status in BODILESS else size
-        self.etag = next(iter(values(kept, b"etag")), None)
-        dates = (*values(kept, b"last-modified"), *values(kept, b"date"))  # RFC 9111 §4.3.2
+        self.etag = next(iter(values(fields, b"etag")), None)
+        dates = (*values(fields, b"last-modified"), *values(fields, b"date"))  # RFC 9111 §4.3.2
         self.modified = next(iter(dates), None)
         self.begins = self.ends = 0.0
         self.said: Raw = ()
@@ -239,8 +245,8 @@ def ready(stored: StoredPage) -> ReadyPage:
     """Made once for each copy in memory."""
     if stored.ready is None:
         stored.ready = ReadyPage(stored)
-    made: ReadyPage = stored.ready
-    return made
+    page: ReadyPage = stored.ready
+    return page
 
 
 def hit_text(ttl: float) -> str:
@@ -260,13 +266,14 @@ def told(
 
     `is_outdated`: a cache behind this one must not keep it for the rest of its time. With a route's
     duration our own fields say so; else the site's fields stay, and `Age` says so (RFC 9111 §5.2).
-    `is_unverified`: the store could not be asked about it, so the site's fields say so too (E29).
+    `is_unverified`: the store could not be asked about it, so the site's fields say so too.
     """
-    made, head = ready(stored), stored.head
+    page = ready(stored)
+    head = stored.head
     if is_outdated and not head.is_own:
         age = max(age, longest_lifetime(head.headers))
-    status = cache_status(made.before, what)
-    fields = (*made.fields, (b"age", b"%d" % age), (b"cache-status", status))
+    status = cache_status(page.before, what)
+    fields = (*page.fields, (b"age", b"%d" % age), (b"cache-status", status))
     if is_outdated and head.is_own:
         return policy_headers(fields, 0.0, _stale_for_others(head))
     return without_lifetime(fields) if is_unverified else fields
@@ -274,7 +281,9 @@ def told(
 
 def found_page(key: PageKey, answer: Answer[StoredPage], now: float, before: str) -> FoundPage:
     """The served page and its header fields; `before`: why the app was asked."""
-    stored, age, ttl = answer.value, age_at(answer, now), ttl_at(answer, now)
+    stored = answer.value
+    age = age_at(answer, now)
+    ttl = ttl_at(answer, now)
     what = hit_text(ttl)
     if answer.error is not None:
         what += "; detail=refresh-failed"
@@ -297,31 +306,33 @@ async def send_stored(
     is_head: bool,
 ) -> None:
     """Send it as the request's conditions ask (RFC 9110 §13.2.2)."""
-    made, status, request = ready(stored), stored.head.status, tuple(request)
+    page = ready(stored)
+    status = stored.head.status
+    request = tuple(request)
     if status in {200, PART}:
-        if not_modified(request, made.etag, made.modified):
+        if not_modified(request, page.etag, page.modified):
             return await send_whole(send, 304, not_modified_headers(fields), b"")
         ranges = values(request, b"range")
-        if len(ranges) == 1 and not is_head and if_range_holds(request, made.fields):
+        if len(ranges) == 1 and not is_head and if_range_holds(request, page.fields):
             return await _send_part(send, stored, fields, ranges[0])
     body = b"" if is_head else bytes(stored.body)
-    return await send_whole(send, status, (*fields, *made.length), body)
+    return await send_whole(send, status, (*fields, *page.length), body)
 
 
-async def _send_part(send: Send, stored: StoredPage, fields: Raw, asked: bytes) -> None:
+async def _send_part(send: Send, stored: StoredPage, fields: Raw, range_field: bytes) -> None:
     whole = stored.head.total or len(stored.body)
-    match part_asked(asked, whole):
+    match part_asked(range_field, whole):
         case RangeAsked.WHOLE:
             await send_whole(send, 200, sized(fields, whole), bytes(stored.body))
         case RangeAsked.UNSATISFIABLE:
-            kept = not_modified_headers(fields)
+            headers = not_modified_headers(fields)
             unsatisfied = (b"content-range", b"bytes */%d" % whole)
-            await send_whole(send, 416, sized((*kept, unsatisfied), 0), b"")
+            await send_whole(send, 416, sized((*headers, unsatisfied), 0), b"")
         case (first, end):
             span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
             part = cut(stored, first, end) or b""
-            kept = tuple(it for it in fields if it[0] not in OF_CONTENT)
-            await send_whole(send, 206, sized((*kept, span), len(part)), part)
+            headers = tuple((name, value) for name, value in fields if name not in OF_CONTENT)
+            await send_whole(send, 206, sized((*headers, span), len(part)), part)
 
 
 async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None:

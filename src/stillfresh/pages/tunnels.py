@@ -1,4 +1,4 @@
-"""Bytes both ways between a client and the site, once the site has switched protocols (I12).
+"""Bytes both ways between a client and the site, once the site has switched protocols.
 
 The handshake of a WebSocket is a request like any other. Everything after it is passed on
 unchanged, so subprotocol, extensions and close codes are a matter of the two ends. `Inbox` is the
@@ -66,7 +66,7 @@ class TunnelEnd(Protocol):
         """Send what was written, and close."""
 
 
-async def joined(one: TunnelEnd, other: TunnelEnd) -> None:
+async def joined(client: TunnelEnd, site: TunnelEnd) -> None:
     """Copy bytes both ways, until one side ends or both are silent for too long."""
     has_moved = True
 
@@ -76,16 +76,16 @@ async def joined(one: TunnelEnd, other: TunnelEnd) -> None:
             has_moved = True
             await sink.write(data)
 
-    pumps = [asyncio.ensure_future(pump(one, other)), asyncio.ensure_future(pump(other, one))]
+    pumps = [asyncio.ensure_future(pump(client, site)), asyncio.ensure_future(pump(site, client))]
     try:
-        while has_moved and not any(it.done() for it in pumps):
+        while has_moved and not any(task.done() for task in pumps):
             has_moved = False
             await asyncio.wait(pumps, timeout=IDLE, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for it in pumps:
-            it.cancel()
-        one.finish()
-        other.finish()
+        for task in pumps:
+            task.cancel()
+        client.finish()
+        site.finish()
     for error in await asyncio.gather(*pumps, return_exceptions=True):
         if isinstance(error, Exception) and not isinstance(error, OSError):
             raise error

@@ -1,6 +1,6 @@
 """A site elsewhere as an ASGI app: a request is passed on over HTTP, its answer streamed back.
 
-As a reverse proxy, `IsrMiddleware` has this app behind it (I12). RFC 9110 §7.6: hop-by-hop
+As a reverse proxy, `IsrMiddleware` has this app behind it. RFC 9110 §7.6: hop-by-hop
 fields stay behind, Via and Date are added. WebSockets pass through a tunnel, and have places of
 their own, as event streams have. Needs `stillfresh[web]`.
 """
@@ -60,7 +60,7 @@ class Stalled(Exception):
 
 
 class UploadRate:
-    """The lowest rate of an upload (I33): in each window of waiting, so many bytes must come.
+    """The lowest rate of an upload: in each window of waiting, so many bytes must come.
 
     An earlier burst counts for its own window only: otherwise a client could send much, and then
     hold its connection with a byte now and then. Time that the site takes to read does not count.
@@ -85,7 +85,7 @@ class UploadRate:
 
 
 class Visitor:
-    """The client's side of an exchange that is passed on (I12, I15): its upload, and its leaving.
+    """The client's side of an exchange that is passed on: its upload, and its leaving.
 
     A small upload is whole before a connection is taken for it; one that stalls is given up. A
     client that leaves takes the connection to the site along. `timeout`: seconds for each part.
@@ -160,10 +160,10 @@ class Visitor:
 def checked_upstream(url: str) -> httpx2.URL:
     """`http://host[:port]`; a path would have to be removed from every link."""
     like = "write http://host:port or https://host"
-    found = checked_url(url, "upstream", like=like)
-    if found.raw_path != b"/":
+    checked = checked_url(url, "upstream", like=like)
+    if checked.raw_path != b"/":
         raise ConfigError(f"upstream: {like}, not {shown_address(url)}")
-    return found.copy_with(raw_path=b"")
+    return checked.copy_with(raw_path=b"")
 
 
 class Upstream:
@@ -239,7 +239,7 @@ class Upstream:
             visitor.end()
 
     async def _exchange(self, scope: Scope, visitor: Visitor, send: Send) -> None:
-        """A response that turns out to be private (I24) takes a visitor's place."""
+        """A response that turns out to be private takes a visitor's place."""
         request = self._request(scope)
         await visitor.begin()
         load = scope.get(LOAD)
@@ -277,10 +277,10 @@ class Upstream:
         visitor: Visitor,
         client: Any,  # noqa: ANN401 (the server's: see `TUNNEL`)
     ) -> None:
-        """I12: from here on, bytes pass both ways unchanged."""
+        """From here on, bytes pass both ways unchanged."""
         visitor.end()
-        kept = end_to_end(tuple((bytes(name), bytes(value)) for name, value in answer.headers))
-        client.open(answer.status_code, (*kept, *SWITCH))
+        raw: Raw = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
+        client.open(answer.status_code, (*end_to_end(raw), *SWITCH))
         await joined(client, connection)
 
     async def _answer(
@@ -312,16 +312,16 @@ class Upstream:
     def _request(self, scope: Scope) -> h11.Request:
         raw: Raw = tuple(scope["headers"])
         host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
-        kept = [it for it in end_to_end(raw) if it[0] not in OURS]
-        told = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
+        passed_on = [(name, value) for name, value in end_to_end(raw) if name not in OURS]
+        own = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
         if host:  # only where it is in the key of what is asked for
-            told.append((b"x-forwarded-host", host))
+            own.append((b"x-forwarded-host", host))
         if scope["type"] == TUNNEL:
-            told += SWITCH
+            own += SWITCH
         return h11.Request(
             method=scope["method"],
             target=target_of(scope),
-            headers=[(b"host", host or self._base.netloc), *kept, *_framing(scope), *told],
+            headers=[(b"host", host or self._base.netloc), *passed_on, *_framing(scope), *own],
         )
 
     async def _stream(
@@ -331,7 +331,7 @@ class Upstream:
         # RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted.
         is_framed_twice = {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}
         dropped = {b"via", b"content-length"} if is_framed_twice else {b"via"}
-        headers = [self._relative(it) for it in end_to_end(raw) if it[0] not in dropped]
+        headers = [self._relative(field) for field in end_to_end(raw) if field[0] not in dropped]
         if not values(raw, b"date"):
             headers.append((b"date", http_date_text(self._clock())))
         headers.append((b"via", _via(raw)))
