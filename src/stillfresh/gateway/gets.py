@@ -68,7 +68,7 @@ def address(template: str, **names: str | None) -> str | None:
     An id stays where it is written: one that would be read as `.` or `..` on the way, by a server
     that decodes `%2F` too, does not exist.
     """
-    url = PLACE.sub(lambda it: quote(names[it[1]] or "", safe=""), template)
+    url = PLACE.sub(lambda match: quote(names[match[1]] or "", safe=""), template)
     return None if DOTS & set(SEPARATORS.split(unquote(urlsplit(url).path))) else url
 
 

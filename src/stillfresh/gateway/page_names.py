@@ -86,8 +86,8 @@ class PageNames:
         )
 
 
-def _text(found: list[bytes]) -> str:
-    return b", ".join(found).decode("latin-1")
+def _text(lines: list[bytes]) -> str:
+    return b", ".join(lines).decode("latin-1")
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text: bytes) -> None:

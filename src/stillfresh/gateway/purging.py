@@ -39,21 +39,21 @@ class Purged(msgspec.Struct):
     tags: dict[str, int]
 
 
-async def purge(pages: PageCache, asked: Purge) -> Purged:
+async def purge(pages: PageCache, request: Purge) -> Purged:
     """Purge. Raises a `Problem` that names every mistake, and then does nothing."""
-    if mistakes := [*_mistakes(asked)]:
+    if mistakes := [*_mistakes(request)]:
         raise Problem(422, "bad_purge", "Cannot be purged", "; ".join(mistakes))
-    by_url = pages.revalidate if asked.soft else pages.purge
-    by_tag = pages.revalidate_tag if asked.soft else pages.purge_tag
-    urls = {url: len(await by_url(url)) for url in dict.fromkeys(asked.urls)}
-    return Purged(urls, {tag: len(await by_tag(tag)) for tag in dict.fromkeys(asked.tags)})
+    by_url = pages.revalidate if request.soft else pages.purge
+    by_tag = pages.revalidate_tag if request.soft else pages.purge_tag
+    urls = {url: len(await by_url(url)) for url in dict.fromkeys(request.urls)}
+    return Purged(urls, {tag: len(await by_tag(tag)) for tag in dict.fromkeys(request.tags)})
 
 
-def _mistakes(asked: Purge) -> list[str]:
-    mistakes = [] if asked.urls or asked.tags else ["name urls, or tags"]
+def _mistakes(request: Purge) -> list[str]:
+    mistakes = [] if request.urls or request.tags else ["name urls, or tags"]
     given: list[tuple[str, list[str], Callable[[str], object]]] = [
-        ("urls", asked.urls, checked_path),
-        ("tags", asked.tags, own_tag),
+        ("urls", request.urls, checked_path),
+        ("tags", request.tags, own_tag),
     ]
     for name, texts, check in given:
         if len(texts) > MOST:

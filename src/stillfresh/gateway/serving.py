@@ -1,5 +1,9 @@
 """`stillfresh serve`: a gateway from settings, on uvicorn with uvloop and httptools.
 
+With one worker, this process serves. With more, it is their parent: it binds the socket, reads the
+settings again on SIGHUP, and forks the workers. Each of them does what a single process does
+(`_work`). What all processes share is made before the fork (`Inherited`).
+
 Needs `stillfresh[web]`.
 """
 
@@ -89,21 +93,21 @@ def serve(
         if server.workers == 1:
             _work(given, settings, listening)
             return
-        now = settings
+        current = settings
 
         def read_anew() -> bool:
             """In the parent: read the settings for later workers; True if there is no mistake."""
-            nonlocal now
-            new = None if read is None else read_again(read, now)
+            nonlocal current
+            new = None if read is None else read_again(read, current)
             if new is not None and _size(new) > _size(settings):
                 logger.error("not reloaded: with --workers, this many kinds need a restart")
                 return False
-            now = new or now
-            log.hide.add(secrets_of(now))
+            current = new or current
+            log.hide.add(secrets_of(current))
             return new is not None
 
         def work(worker: Worker) -> None:
-            _work(given, now, worker.ready, worker)
+            _work(given, current, worker.ready, worker)
 
         board = Board(server.workers, _size(settings))
         Workers(listener, board, work, listening, drain=server.drain, reload=read_anew).run()

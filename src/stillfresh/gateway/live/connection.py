@@ -2,6 +2,9 @@
 
 One set of subscriptions: each id with the last answer that the viewer got. Of several new views of
 an id the newest is kept, so a slow reader never has more waiting views than subscriptions.
+
+`waiting` can be the hub's own dict of a moment, which many viewers share (`is_shared`): it is then
+copied before this viewer changes it (`_own`).
 """
 
 import asyncio

@@ -1,9 +1,12 @@
 """Hub: the ids that many viewers look at, over one cache.
 
 Each kind is a resource of the engine, with one watch. An id that any number of viewers look at is
-one key of that watch: it is refreshed once, and once for all processes that share the store.
-New copies are passed on in slices, and a viewer is told the news of one moment at once. The
+one key of that watch: it is refreshed once, and once for all processes that share the store. The
 views of a kind that is per viewer are keyed by viewer and id, and never shown to another viewer.
+
+A new copy waits in `_coming`. The task `_spread` takes all that wait as one moment, finds their
+viewers, and notifies them in short turns of the loop, so that each viewer gets the news of a moment
+at once. Copies that arrive meanwhile belong to the next moment.
 """
 
 import asyncio

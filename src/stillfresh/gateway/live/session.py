@@ -2,6 +2,9 @@
 
 Two tasks: the server's own task sends, another one receives. `messages.py` defines messages and
 limits, the outbox has the waiting messages, and a connection of the hub has the subscriptions.
+
+To end, `end` sets the code and the reason and wakes the sender. The sender sends the answers that
+wait, stops the receiver, and sends the closing message last.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ class Hits(BoundedDict[bytes, KeptAnswer]):
     """The kept answers of one server, by request head; the oldest make room."""
 
     def __init__(self) -> None:
-        super().__init__(MOST_HEADS, MOST_BYTES, lambda kept: len(kept.text))
+        super().__init__(MOST_HEADS, MOST_BYTES, lambda answer: len(answer.text))
 
 
 class Recorder:

@@ -72,7 +72,7 @@ def bound_path(path: str) -> Iterator[socket.socket]:
     """Return a Unix socket that its group may use; replace one that nobody listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_heard(path):
+            if stat.S_ISSOCK(Path(path).stat().st_mode) and not _has_listener(path):
                 Path(path).unlink()
         except OSError:
             pass  # there is none
@@ -100,9 +100,9 @@ def is_on_loopback(listener: socket.socket) -> bool:
     return (mapped or ip).is_loopback
 
 
-def _is_heard(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        return asking.connect_ex(path) == 0
+def _has_listener(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(path) == 0
 
 
 def _why(exc: Exception) -> str:
@@ -207,13 +207,13 @@ def finished(app: ASGIApp) -> ASGIApp:
     of the app are logged here, with the path: uvicorn's own lines are switched off.
     """
 
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(app, scope, receive, send)
         else:
             await ServedRequest(scope, receive, send).run(app)
 
-    return answered
+    return answer
 
 
 class ServedRequest:

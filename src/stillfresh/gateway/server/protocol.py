@@ -3,6 +3,10 @@
 RFC 9112: a head has limits of size and time, a target that is a whole URL names the host (§3.2.2),
 HTTP/1.0 clients get no chunks (§6.1). A request for a WebSocket of the site is passed on like
 any other, with its connection. Needs `stillfresh[web]`.
+
+`data_received` first looks for an answer that was kept for the same head (`hits`), and sends it
+without the parser and the app. For other requests, `_record` lets the app say that its answer may
+be kept. A refusal by the head alone takes its turn behind the answers that are under way.
 """
 
 import asyncio

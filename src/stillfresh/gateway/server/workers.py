@@ -66,11 +66,11 @@ class Worker:
         """On the running loop: `end()` when the parent is gone, which never writes."""
         loop = asyncio.get_running_loop()
 
-        def gone() -> None:
+        def end_here() -> None:
             loop.remove_reader(self._line)
             end()
 
-        loop.add_reader(self._line, gone)
+        loop.add_reader(self._line, end_here)
 
 
 class Slot:
