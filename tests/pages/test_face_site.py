@@ -1,5 +1,6 @@
 """I31: a FaceTheory service behind our cache, on the same table and with the same keys, or not."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ EVERY_WAY: dict[str, dict[str, Any]] = {
 }
 NEVER_FRESH = "Cache-Control: public, max-age=0, s-maxage=0, stale-if-error=60, must-revalidate"
 FRESH_ONCE = "Cache-Control: max-age=10"
+MONTH = 30 * 86_400
 
 
 class TestI31SameStore:
@@ -280,3 +282,92 @@ class TestI31SiteCopy:
         told = await visit(headers={"accept-language": "de"})
         assert told.text == f"page {site.renders}"
         assert site.seen("accept-language") == ["de"]
+
+    @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+    @pytest.mark.parametrize(
+        ("terms", "later"), [({"stale_for": 0, "error_for": 0}, 100), ({}, MONTH)]
+    )
+    async def test_each_visit_gets_the_old_page_if_the_stored_one_is_too_old(
+        self,
+        url: str,
+        site: Site,
+        clock: ManualClock,
+        way: dict[str, Any],
+        terms: dict[str, Any],
+        later: int,
+    ) -> None:
+        """The site answers, so there is no cooldown. The stored page stays, to be validated."""
+        async with PageCache(url, clock=clock, **terms) as pages:
+            visit = as_it_says(site, pages, **way)
+            site.says(FRESH_ONCE, 'ETag: "1"')
+            await visit()
+            clock.advance(later)
+            site.says("x-facetheory-isr: stale")
+            for number in range(2, 5):
+                told = await visit()
+                assert (told.status_code, told.text) == (200, f"page {number}")
+                assert "detail=site-copy" in told.headers["cache-status"]
+            site.says(FRESH_ONCE, 'ETag: "1"')
+            site.validates = True
+            told = await visit()
+            assert (told.status_code, told.text) == (200, "page 1")
+            assert "stored" in told.headers["cache-status"]
+
+    async def test_an_old_page_that_is_too_big_leaves_the_stored_one(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """The visitors' own requests get it; the stored page can still be validated."""
+        visit = in_front(site, pages, max_body=10)
+        site.says('ETag: "1"')
+        await visit()
+        clock.advance(MONTH)
+        site.says("x-facetheory-isr: stale")
+        site.body = b"a page of more than ten bytes"
+        for _ in range(2):
+            told = await visit()
+            assert (told.status_code, told.content) == (200, site.body)
+        site.says('ETag: "1"')
+        site.validates = True
+        told = await visit()
+        assert (told.status_code, told.text) == (200, "page 1")
+        assert "stored" in told.headers["cache-status"]
+
+    async def test_an_old_page_of_a_load_before_an_invalidation_is_for_earlier_visitors_only(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        visit = in_front(site, pages)
+        await visit()
+        clock.advance(MONTH)
+        site.says("x-facetheory-isr: stale")
+        first = await site.holding(visit())
+        await pages.revalidate("/pricing")
+        later = asyncio.create_task(visit())
+        await asyncio.sleep(0.1)  # it waits for the next load
+        site.let_go()
+        assert [(await first).text, (await later).text] == ["page 2", "page 3"]
+
+    async def test_a_site_that_fails_still_cools_down_if_the_stored_page_is_too_old(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """I8: only an old page of the site is no failure."""
+        visit = in_front(site, pages)
+        await visit()
+        clock.advance(MONTH)
+        site.says("x-facetheory-isr: stale", status=500)
+        assert (await visit()).status_code == 500
+        told = await visit()
+        assert told.status_code == 503
+        assert "detail=cooling" in told.headers["cache-status"]
+        assert site.renders == 2
+
+    async def test_refreshes_that_bring_an_old_page_cool_down_while_the_stored_one_is_served(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        visit = in_front(site, pages)
+        await visit()
+        clock.advance(100)
+        site.says("x-facetheory-isr: stale")
+        for _ in range(3):
+            assert (await visit()).text == "page 1"
+            await pages.settled()
+        assert site.renders == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from stillfresh.engine import Answer, Private
+from stillfresh.engine import Answer, Dropped, Private
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
@@ -186,6 +186,26 @@ class PageFailed(Exception):
         self.page = page
         self.own = page if own is None else own
         super().__init__(text or f"the site answered with status {page.status}")
+
+
+class SiteCopy(PageFailed):
+    """I31: the site could not render, and answered with an old page of its own store."""
+
+    _plain = True
+
+    def __init__(self, rendered: "Rendered", page: Page) -> None:
+        super().__init__(page, text="the site answered with an old page of its own store")
+        self.rendered = rendered
+
+
+class OnlySiteCopy(SiteCopy, Dropped):
+    """An old page of the site where the cache has no page to serve.
+
+    The site did answer, so this begins no cooldown. A cooldown would answer the next visits with
+    503, although the site has a page for them.
+    """
+
+    _plain = True
 
 
 class Busy(StillfreshError):

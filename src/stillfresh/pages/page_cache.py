@@ -41,6 +41,7 @@ from stillfresh.pages.model import (
     Busy,
     Full,
     Offer,
+    OnlySiteCopy,
     Page,
     PageCaller,
     PageFailed,
@@ -51,6 +52,7 @@ from stillfresh.pages.model import (
     Render,
     Rendered,
     ServedPage,
+    SiteCopy,
     StoredPage,
 )
 from stillfresh.pages.objects import is_misplaced, is_shared
@@ -361,11 +363,12 @@ class PageCache(OnDemand):
         is_told = is_covered or made.reason is not None
         is_old = made.reason is Reason.SITE_COPY  # it says nothing new about the page
         is_failed = page is not None and is_told and is_failure(page.head.status)
-        # Where there is no page to keep, an old one of the site is better than an error.
-        if page is not None and (is_failed or (is_old and old is not None)):
-            raise refused(page, made.reason)
-        if page is None and is_old and is_covered:  # too big to be read, so there is only its head
-            raise PageFailed(too_busy(RETRY_AFTER), text="the site answered with an old page")
+        if page is not None and is_failed:
+            raise refused(page)
+        if is_old and old is not None:  # the stored page stays, even if it can only be validated
+            failure = SiteCopy if is_covered else OnlySiteCopy
+            # Without a page it was too big to be read, or went on to its visitor.
+            raise failure(made, too_busy(RETRY_AFTER) if page is None else opened(page))
         if page is None or made.reason is not None:
             return Private(made, is_noted=is_noted and not is_old)
         if self.is_shared and is_misplaced(key, page):

@@ -133,12 +133,10 @@ def too_busy(retry_after: float) -> Page:
     return notice(503, "This page is being prepared; please try again in a moment.\n", pause)
 
 
-def refused(page: StoredPage, reason: Reason | None) -> PageFailed:
+def refused(page: StoredPage) -> PageFailed:
     """Of a private error, other visitors get only the status and `Retry-After`."""
     headers = page.head.headers
     whole = opened(page)
-    if reason is Reason.SITE_COPY:
-        return PageFailed(whole, text="the site answered with an old page of its own store")
     if is_of_gateway(headers):  # its text says why; the site may not have been asked at all
         return PageFailed(whole, text=whole.body.decode("utf-8", "replace").strip())
     if private(page.head.status, headers) is None:

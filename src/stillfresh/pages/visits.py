@@ -18,7 +18,7 @@ from stillfresh.http.fields import Raw
 from stillfresh.pages import sharing
 from stillfresh.pages.answers import AppAnswer
 from stillfresh.pages.clients import Heard, NamePlaces, unfit_to_fill
-from stillfresh.pages.facetheory import SiteStore, is_old_copy
+from stillfresh.pages.facetheory import SiteStore
 from stillfresh.pages.model import (
     Busy,
     FoundPage,
@@ -32,6 +32,7 @@ from stillfresh.pages.model import (
     Render,
     Rendered,
     Scope,
+    SiteCopy,
     StoredPage,
     Unavailable,
 )
@@ -288,8 +289,7 @@ class Visits:
         if page is None:
             return rendered.reason or Reason.PRIVATE
         if rendered.reason is Reason.SITE_COPY:  # a load would get the same old page
-            what = f"fwd=stale; detail={Reason.SITE_COPY}"
-            return Unavailable(opened(page), what, Reason.SITE_COPY)
+            return self._passed_on(rendered, page, "stale")
         if rendered.reason is not None or sharing.is_failure(page.head.status):
             return None
         reason = Reason.NO_FRESHNESS
@@ -427,10 +427,10 @@ class Visits:
         match outcome:
             case LoadFailed() as error:
                 return self._failed(visit, error, is_own=read.is_own)
-            case Private(Rendered(StoredPage() as page, reason)) if is_ones_own(
+            case Private(Rendered(StoredPage() as page, reason) as rendered) if is_ones_own(
                 visit, page.head.headers, reason
             ):
-                return Unavailable(opened(page), f"fwd=miss; detail={reason}", reason)
+                return self._passed_on(rendered, page)
             case Answer() as answer if answer.found:
                 before = read.before
                 if visit.is_part and before == "request":
@@ -457,11 +457,11 @@ class Visits:
         if page is not None and sharing.is_pool_full(page.headers.raw):
             what = f"fwd=miss; detail={Reason.SITE_FULL}"
             return Unavailable(self._pages.error_page(error, is_own=is_own), what, Reason.SITE_FULL)
-        if page is not None and is_old_copy(page.headers.raw):
-            if not self._is_answered_by(visit, page, is_own=is_own):
+        if isinstance(cause, SiteCopy):
+            old_page = cause.rendered.page
+            if old_page is None or not self._is_answered_by(visit, cause.page, is_own=is_own):
                 return Reason.FAILED
-            what = f"fwd=miss; detail={Reason.SITE_COPY}"
-            return Unavailable(self._pages.error_page(error, is_own=is_own), what, Reason.SITE_COPY)
+            return self._passed_on(cause.rendered, old_page)
         is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
         if visit.is_open and not is_ours and not is_his:
             return Reason.FAILED
@@ -469,6 +469,11 @@ class Visits:
             return Unavailable(notice(504, "The page took too long.\n"), "fwd=miss")
         what = "fwd=miss; detail=cooling" if page is None else "fwd=miss"
         return Unavailable(self._pages.error_page(error, is_own=is_own), what)
+
+    def _passed_on(self, rendered: Rendered, page: StoredPage, before: str = "miss") -> Unavailable:
+        """The site's response, which is not stored; `before`: why the site was asked."""
+        what = f"fwd={before}; detail={rendered.reason}"
+        return Unavailable(opened(page), what, rendered.reason)
 
     def _is_answered_by(self, visit: Visit, old_copy: Page, *, is_own: bool) -> bool:
         """I31: True if the visitor's own request would get the same old page of the site.
