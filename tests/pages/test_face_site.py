@@ -1,6 +1,7 @@
 """I31: a FaceTheory service behind our cache, on the same table and with the same keys, or not."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,29 @@ EVERY_WAY: dict[str, dict[str, Any]] = {
 NEVER_FRESH = "Cache-Control: public, max-age=0, s-maxage=0, stale-if-error=60, must-revalidate"
 FRESH_ONCE = "Cache-Control: max-age=10"
 MONTH = 30 * 86_400
+
+
+class EncodingSite(Site):
+    """A site that compresses its pages for visitors that accept gzip."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        accepted = dict(scope["headers"]).get(b"accept-encoding", b"")
+
+        async def encode(message: Any) -> None:
+            if b"gzip" not in accepted:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                coding = (b"content-encoding", b"gzip")
+                await send({**message, "headers": [*message["headers"], coding]})
+            else:
+                await send({**message, "body": gzip.compress(message["body"])})
+
+        await super().__call__(scope, receive, encode)
+
+
+@pytest.fixture
+def encoding_site(clock: ManualClock) -> EncodingSite:
+    return EncodingSite(clock)
 
 
 class TestI31SameStore:
@@ -284,6 +308,51 @@ class TestI31SiteCopy:
         assert site.seen("accept-language") == ["de"]
 
     @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+    @pytest.mark.parametrize("reason", ["x-facetheory-isr: stale", "Cache-Control: no-cache"])
+    @pytest.mark.parametrize("accepted", [{}, {"accept-encoding": "br"}])
+    async def test_a_visitor_never_gets_a_coding_that_another_visitor_asked_for(
+        self,
+        pages: PageCache,
+        encoding_site: EncodingSite,
+        clock: ManualClock,
+        way: dict[str, Any],
+        reason: str,
+        accepted: dict[str, str],
+    ) -> None:
+        """A refresh asks for the stored variant, whichever visitor triggers it."""
+        visit = as_it_says(encoding_site, pages, **way)
+        encoding_site.says("Cache-Control: max-age=60", "Vary: Accept-Encoding")
+        first = await visit(headers={"accept-encoding": "gzip"})
+        assert first.headers["content-encoding"] == "gzip"
+        clock.advance(MONTH)
+        encoding_site.says("Vary: Accept-Encoding", reason)
+        for _ in range(2):
+            told = await visit(headers=accepted)
+            assert told.status_code == 200
+            assert "content-encoding" not in told.headers
+
+    async def test_waiting_visitors_get_the_old_page_only_in_their_own_coding(
+        self, pages: PageCache, encoding_site: EncodingSite, clock: ManualClock
+    ) -> None:
+        """Those with the same fields share one request."""
+        visit = in_front(encoding_site, pages)
+        encoding_site.says("Vary: Accept-Encoding")
+        await visit(headers={"accept-encoding": "gzip"})
+        clock.advance(MONTH)
+        encoding_site.says("Vary: Accept-Encoding", "x-facetheory-isr: stale")
+        first = await encoding_site.holding(visit(headers={"accept-encoding": "gzip"}))
+        others = [
+            asyncio.create_task(visit(headers={"accept-encoding": accepted}))
+            for accepted in ("gzip", "identity", "br")
+        ]
+        await asyncio.sleep(0.1)  # they wait for the first one's load
+        encoding_site.let_go()
+        told = await asyncio.gather(first, *others)
+        assert [it.headers.get("content-encoding") for it in told] == ["gzip", "gzip", None, None]
+        assert [it.status_code for it in told] == [200] * 4
+        assert encoding_site.renders == 4
+
+    @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
     @pytest.mark.parametrize(
         ("terms", "later"), [({"stale_for": 0, "error_for": 0}, 100), ({}, MONTH)]
     )
@@ -331,6 +400,14 @@ class TestI31SiteCopy:
         told = await visit()
         assert (told.status_code, told.text) == (200, "page 1")
         assert "stored" in told.headers["cache-status"]
+
+    async def test_an_old_page_that_sets_a_cookie_is_asked_for_again(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """I13: the request by the page's key was nobody's own."""
+        site.says("Set-Cookie: id=1", "x-facetheory-isr: stale")
+        told = await in_front(site, pages)()
+        assert (told.text, told.headers["set-cookie"]) == ("page 2", "id=1")
 
     async def test_an_old_page_of_a_load_before_an_invalidation_is_for_earlier_visitors_only(
         self, pages: PageCache, site: Site, clock: ManualClock

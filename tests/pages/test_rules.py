@@ -157,6 +157,10 @@ class TestI13Judged:
         assert is_answer_to(request, {}, raw("vary: Accept, Host"))
         assert is_answer_to(request, {"accept-language": "de"}, raw("vary: Accept-Language"))
         assert not is_answer_to(request, {"accept-language": "de"}, raw("vary: X-Plan"))
+        assert not is_answer_to(request, {"accept-language": "en"}, raw("vary: Accept-Language"))
+        assert not is_answer_to((), {"accept-language": "de"}, raw("vary: Accept-Language"))
+        assert is_answer_to(raw("accept-encoding: identity"), {}, raw("vary: Accept-Encoding"))
+        assert not is_answer_to((), {"accept-encoding": "gzip"}, raw("content-encoding: gzip"))
         assert not is_answer_to(request, {}, raw("vary: *"))
 
     def test_a_missing_page_has_the_times_of_missing_pages(self) -> None:

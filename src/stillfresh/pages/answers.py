@@ -212,7 +212,7 @@ class AppAnswer:
         asking = self._asking
         page = _varying(page, asking.visit)
         judgement = asking.judge(self.fetched_at, page.status, page.headers.raw)
-        given = asking.given_of(judgement.vary) if isinstance(judgement, Shared) else {}
+        given = asking.given_of(judgement.vary if isinstance(judgement, Shared) else ())
         return made_of(page, judgement, self.fetched_at, given, is_own=asking.own is not None)
 
     async def receive(self) -> Message:

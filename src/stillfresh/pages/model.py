@@ -267,6 +267,8 @@ class Rendered(Struct, frozen=True):
     """None if it was given up, because it cannot be shared."""
     reason: Reason | None = None
     """Why it is only for the caller that asked; None if it is shared."""
+    sent: Mapping[str, str] = {}
+    """The request fields that the app received, of those that the page may vary by."""
 
 
 Offer: TypeAlias = Callable[["AppAnswer"], None]

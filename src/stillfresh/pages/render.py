@@ -185,15 +185,22 @@ def given_to(visit: Visit) -> dict[str, str]:
     return {**visit.declared, **({"accept-encoding": encoding} if encoding else {})}
 
 
-def is_ones_own(visit: Visit, headers: Raw, reason: Reason | None) -> bool:
+def is_ones_own(visit: Visit, rendered: Rendered) -> bool:
     """True if the visitor's own request would have got the same, or it only had no place.
 
-    `headers`: of the app's response to a request by the page's key.
+    `rendered`: the app's response to a request by the page's key. That request had the fields of
+    the stored variant, or of the visitor that began the load, which need not be this visitor's.
     """
-    if reason in {Reason.FULL, Reason.ENCODED}:
-        return True
-    if not is_answer_to(visit.headers, given_to(visit), headers):
+    page, reason = rendered.page, rendered.reason
+    if page is None:
         return False
+    if reason is Reason.ENCODED:
+        return True
+    is_own_request = visit.is_as_asked  # only the caller that sent it is given the response
+    if not is_own_request and not is_answer_to(visit.headers, rendered.sent, page.head.headers):
+        return False
+    if reason is Reason.FULL:
+        return True
     if reason is Reason.SITE_COPY and not visit.is_open:
         return True  # on a route with a duration a page is for everybody, also an old one
     return visit.is_open and not visit.carried

@@ -160,8 +160,8 @@ def _varies(headers: Raw) -> tuple[str, ...]:
 def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
     """True if the answer to a request with the fields `given` also answers this request."""
     varies = _varies(answer)
-    sent = {name.decode("latin-1") for name, _ in request}
-    return "*" not in varies and all(name not in sent or name in given for name in varies)
+    is_same = all(normalised(name, request) == given.get(name, "") for name in varies)
+    return "*" not in varies and is_same
 
 
 def is_failure(status: int) -> bool:

@@ -67,7 +67,8 @@ def made_of(
         if name not in {b"content-length", b"age"}
     )
     if isinstance(judgement, Reason):
-        return Rendered(StoredPage(Head(page.status, raw), page.body), judgement)
+        head = Head(page.status, raw)
+        return Rendered(StoredPage(head, page.body), judgement, given)
     terms = judgement.terms
     vary = judgement.vary
     head = Head(
@@ -83,7 +84,7 @@ def made_of(
         variant=tuple((name, given[name]) for name in vary if given.get(name)),
         is_targeted=judgement.is_targeted,
     )
-    return Rendered(StoredPage(head, page.body))
+    return Rendered(StoredPage(head, page.body), None, given)
 
 
 async def page_of(render: PageRender) -> Page:

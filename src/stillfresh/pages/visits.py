@@ -24,7 +24,6 @@ from stillfresh.pages.model import (
     FoundPage,
     Head,
     Offer,
-    Page,
     PageCaller,
     PageFailed,
     PageKey,
@@ -427,8 +426,8 @@ class Visits:
         match outcome:
             case LoadFailed() as error:
                 return self._failed(visit, error, is_own=read.is_own)
-            case Private(Rendered(StoredPage() as page, reason) as rendered) if is_ones_own(
-                visit, page.head.headers, reason
+            case Private(Rendered(StoredPage() as page) as rendered) if is_ones_own(
+                visit, rendered
             ):
                 return self._passed_on(rendered, page)
             case Answer() as answer if answer.found:
@@ -459,7 +458,7 @@ class Visits:
             return Unavailable(self._pages.error_page(error, is_own=is_own), what, Reason.SITE_FULL)
         if isinstance(cause, SiteCopy):
             old_page = cause.rendered.page
-            if old_page is None or not self._is_answered_by(visit, cause.page, is_own=is_own):
+            if old_page is None or not self._is_answered_by(visit, cause.rendered, is_own=is_own):
                 return Reason.FAILED
             return self._passed_on(cause.rendered, old_page)
         is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
@@ -475,14 +474,14 @@ class Visits:
         what = f"fwd={before}; detail={rendered.reason}"
         return Unavailable(opened(page), what, rendered.reason)
 
-    def _is_answered_by(self, visit: Visit, old_copy: Page, *, is_own: bool) -> bool:
+    def _is_answered_by(self, visit: Visit, old_copy: Rendered, *, is_own: bool) -> bool:
         """I31: True if the visitor's own request would get the same old page of the site.
 
         Without a route's duration, and as asked, only the visitor whose request brought it gets it.
         """
         if visit.is_open and not is_own:
             return False
-        return visit.is_as_asked or is_ones_own(visit, old_copy.headers.raw, Reason.SITE_COPY)
+        return visit.is_as_asked or is_ones_own(visit, old_copy)
 
     def hear(self, visit: Visit, status: int, headers: Raw) -> sharing.Judgement:
         """Note an answer of the app to one visitor's request: could it be shared?"""
