@@ -353,6 +353,41 @@ class TestI31SiteCopy:
         assert encoding_site.renders == 4
 
     @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+    @pytest.mark.parametrize("before", [None, FRESH_ONCE, NEVER_FRESH])
+    async def test_an_old_page_keeps_its_age(
+        self,
+        pages: PageCache,
+        site: Site,
+        clock: ManualClock,
+        way: dict[str, Any],
+        before: str | None,
+    ) -> None:
+        """I25: otherwise a browser would keep it for all of its time again."""
+        visit = as_it_says(site, pages, **way)
+        if before is not None:
+            site.says(before, 'ETag: "1"')
+            await visit()
+            clock.advance(20 if before == NEVER_FRESH and "routes" not in way else MONTH)
+        site.says("Cache-Control: max-age=600", "Age: 500", "x-facetheory-isr: stale")
+        told = await visit()
+        assert "detail=site-copy" in told.headers["cache-status"]
+        assert told.headers["age"] == "500"
+
+    async def test_the_age_of_an_old_page_grows_while_the_site_answers(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        visit = in_front(site, pages)
+        site.says("Cache-Control: max-age=600", "Age: 500", "x-facetheory-isr: stale")
+        told = await site.holding(visit())
+        clock.advance(7)
+        site.let_go()
+        assert (await told).headers["age"] == "507"
+
+    async def test_an_old_page_without_an_age_gets_none(self, pages: PageCache, site: Site) -> None:
+        site.says("Cache-Control: max-age=600", "x-facetheory-isr: stale")
+        assert "age" not in (await in_front(site, pages)()).headers
+
+    @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
     @pytest.mark.parametrize(
         ("terms", "later"), [({"stale_for": 0, "error_for": 0}, 100), ({}, MONTH)]
     )
@@ -448,3 +483,28 @@ class TestI31SiteCopy:
             assert (await visit()).text == "page 1"
             await pages.settled()
         assert site.renders == 2
+
+    @pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+    @pytest.mark.parametrize("before", [None, NEVER_FRESH])
+    @pytest.mark.parametrize("shown", [False, True])
+    async def test_an_old_page_shows_its_tags_only_if_they_are_exposed(
+        self,
+        url: str,
+        site: Site,
+        clock: ManualClock,
+        way: dict[str, Any],
+        before: str | None,
+        *,
+        shown: bool,
+    ) -> None:
+        """I26."""
+        async with PageCache(url, clock=clock, expose_tags=shown) as pages:
+            visit = as_it_says(site, pages, **way)
+            if before is not None:
+                site.says(before, 'ETag: "1"')
+                await visit()
+                clock.advance(MONTH if "routes" in way else 20)
+            site.says(NEVER_FRESH, 'ETag: "0"', "x-facetheory-isr: stale", "Surrogate-Key: k")
+            told = await visit()
+            assert "detail=site-copy" in told.headers["cache-status"]
+            assert told.headers.get("surrogate-key") == ("k" if shown else None)

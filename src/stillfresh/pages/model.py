@@ -269,6 +269,8 @@ class Rendered(Struct, frozen=True):
     """Why it is only for the caller that asked; None if it is shared."""
     sent: Mapping[str, str] = {}
     """The request fields that the app received, of those that the page may vary by."""
+    born_at: float | None = None
+    """When it was made, by its `Age`; None if it has none."""
 
 
 Offer: TypeAlias = Callable[["AppAnswer"], None]

@@ -66,9 +66,12 @@ def made_of(
         for name, value in end_to_end(page.headers.raw)
         if name not in {b"content-length", b"age"}
     )
+    born_at = None
+    if values(page.headers.raw, b"age"):
+        born_at = fetched_at - initial_age(page.headers.raw, fetched_at)
     if isinstance(judgement, Reason):
         head = Head(page.status, raw)
-        return Rendered(StoredPage(head, page.body), judgement, given)
+        return Rendered(StoredPage(head, page.body), judgement, given, born_at)
     terms = judgement.terms
     vary = judgement.vary
     head = Head(
@@ -84,7 +87,7 @@ def made_of(
         variant=tuple((name, given[name]) for name in vary if given.get(name)),
         is_targeted=judgement.is_targeted,
     )
-    return Rendered(StoredPage(head, page.body), None, given)
+    return Rendered(StoredPage(head, page.body), None, given, born_at)
 
 
 async def page_of(render: PageRender) -> Page:
@@ -100,6 +103,16 @@ def opened(stored: StoredPage, *, is_unverified: bool = False) -> Page:
     if is_unverified:
         fields = without_lifetime(fields)
     return Page(bytes(stored.body), stored.head.status, Headers.of(fields))
+
+
+def passed_on(page: StoredPage, born_at: float | None, now: float) -> Page:
+    """A page that is not stored, with its age by now if the site sent one (RFC 9111 §5.1)."""
+    response = opened(page)
+    if born_at is None:
+        return response
+    age = b"%d" % max(0.0, now - born_at)
+    fields = with_field(response.headers.raw, b"age", age)
+    return Page(response.body, response.status, Headers.of(fields))
 
 
 def _shown(head: Head) -> Raw:

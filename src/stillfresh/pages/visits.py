@@ -47,7 +47,7 @@ from stillfresh.pages.sharing import (
     is_of,
     selected,
 )
-from stillfresh.pages.stored import found_page, notice, opened, told
+from stillfresh.pages.stored import found_page, notice, passed_on, told
 
 KNOWN_KEYS: Final = 10_000
 """Pages about which this process remembers something."""
@@ -471,8 +471,9 @@ class Visits:
 
     def _passed_on(self, rendered: Rendered, page: StoredPage, before: str = "miss") -> Unavailable:
         """The site's response, which is not stored; `before`: why the site was asked."""
+        response = passed_on(self._pages.shows(page), rendered.born_at, self._pages.clock())
         what = f"fwd={before}; detail={rendered.reason}"
-        return Unavailable(opened(page), what, rendered.reason)
+        return Unavailable(response, what, rendered.reason)
 
     def _is_answered_by(self, visit: Visit, old_copy: Rendered, *, is_own: bool) -> bool:
         """I31: True if the visitor's own request would get the same old page of the site.
