@@ -2,32 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
-from stillfresh import Policy
 from stillfresh.stores.contract import (
     Ask,
     Copy,
     Failure,
     Held,
-    Lease,
     Put,
     PutOutcome,
     Record,
-    Store,
 )
 from stillfresh.stores.dynamodb import DynamoStore
 from stillfresh.testing import ManualClock
+from tests.kit.late_steps import KIND, NOW, POLICY, leased, opened, publishes
 from tests.kit.proxies.lossy import LossyProxy, lossy
 from tests.kit.servers.aws import Aws
-
-KIND = "price"
-NOW = 1_700_000_000.0
-POLICY = Policy(60, 60, 60)
 
 
 class Late:
@@ -95,28 +88,6 @@ async def late(aws: Aws) -> AsyncIterator[Late]:
         late = Late(aws, proxy)
         async with opened(late.store, late.other):
             yield late
-
-
-@asynccontextmanager
-async def opened(*stores: Store) -> AsyncIterator[None]:
-    for store in stores:
-        await store.open()
-    try:
-        yield
-    finally:
-        for store in stores:
-            await store.close()
-
-
-async def leased(store: Store, seen: str | None = None, *tags: str) -> Lease:
-    grant = (await store.acquire(KIND, [Ask("a", seen, tags)], 30))["a"]
-    assert isinstance(grant, Lease), grant
-    return grant
-
-
-async def publishes(store: Store, lease: Lease, value: bytes = b"old") -> bool:
-    copy = Copy(lease.token, NOW, POLICY, value)
-    return await store.publish(KIND, {"a": (lease, copy)}) == set()
 
 
 Step = Callable[[Late], Awaitable[object]]

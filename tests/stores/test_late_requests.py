@@ -3,47 +3,21 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from stillfresh import Cache, Policy, StoreError
-from stillfresh.stores.contract import Ask, Copy, Held, Lease, Store
+from stillfresh import Cache, StoreError
+from stillfresh.stores.contract import Ask, Held
 from stillfresh.stores.dynamodb import DynamoStore
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.redis import RedisStore
 from stillfresh.testing import ManualClock
+from tests.kit.late_steps import KIND, NOW, leased, opened, publishes
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.proxies.lossy import LossyProxy, lossy
 from tests.kit.servers.aws import Aws
 from tests.kit.servers.valkey import HOST, Server
-
-KIND = "price"
-NOW = 1_700_000_000.0
-POLICY = Policy(60, 60, 60)
-
-
-@asynccontextmanager
-async def opened(*stores: Store) -> AsyncIterator[None]:
-    for store in stores:
-        await store.open()
-    try:
-        yield
-    finally:
-        for store in stores:
-            await store.close()
-
-
-async def leased(store: Store, seen: str | None = None, *tags: str) -> Lease:
-    grant = (await store.acquire(KIND, [Ask("a", seen, tags)], 30))["a"]
-    assert isinstance(grant, Lease), grant
-    return grant
-
-
-async def publishes(store: Store, lease: Lease, value: bytes = b"old") -> bool:
-    copy = Copy(lease.token, NOW, POLICY, value)
-    return await store.publish(KIND, {"a": (lease, copy)}) == set()
 
 
 class TestS8Redis:

@@ -245,8 +245,9 @@ class RetryAfter(StillfreshError):
 
 
 class Dropped(StillfreshError):
-    """Returned for a key by a loader that stopped because no caller waits any more.
+    """Returned for a key by a loader that has nothing to store and did not fail.
 
+    For example, no caller waits any more, or a site answered with an old page of its own.
     Nothing is published, and no cooldown begins.
     """
 

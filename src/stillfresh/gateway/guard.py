@@ -1,4 +1,4 @@
-"""Who may see and do what an operator may: by token, or from this machine itself.
+"""Decide whether a request is an operator's: by its token, or because it comes from this machine.
 
 Without a token only loopback peers under a loopback name are operators: a page of another site that
 points its own name at 127.0.0.1 comes with its own Host. A request that a proxy passed on is not

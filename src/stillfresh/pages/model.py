@@ -189,7 +189,7 @@ class PageFailed(Exception):
 
 
 class SiteCopy(PageFailed):
-    """I31: the site could not render, and answered with an old page of its own store."""
+    """The site could not render, and answered with an old page of its own store."""
 
     _plain = True
 

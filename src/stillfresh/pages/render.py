@@ -191,7 +191,8 @@ def is_ones_own(visit: Visit, rendered: Rendered) -> bool:
     `rendered`: the app's response to a request by the page's key. That request had the fields of
     the stored variant, or of the visitor that began the load, which need not be this visitor's.
     """
-    page, reason = rendered.page, rendered.reason
+    page = rendered.page
+    reason = rendered.reason
     if page is None:
         return False
     if reason is Reason.ENCODED:

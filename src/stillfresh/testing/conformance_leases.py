@@ -1,4 +1,4 @@
-"""Tests of who may write, and when: leases, the law, late requests; and the suite.
+"""Tests of the right to write: leases, the law, late requests; and the suite.
 
     class TestMyStore(LeaseConformance):
         async def new_store(self, clock):
