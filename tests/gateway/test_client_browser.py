@@ -27,7 +27,7 @@ def rows(*numbers: int) -> set[str]:
 
 
 class TestG5OnScreen:
-    async def test_only_what_is_visible_is_subscribed(self, page: Page, site: Site) -> None:
+    async def test_only_visible_elements_are_subscribed(self, page: Page, site: Site) -> None:
         """A hundred rows, six of them on screen: six subscriptions, one request of six ids."""
         sent = await show(page, site, ROWS + BY_CODE)
         await text_is(page, "#r0", "r0 1")
@@ -52,7 +52,7 @@ class TestG5OnScreen:
         ]
         assert {id_ for _, id_ in sent[0][0]["items"]} == rows(*range(6))
 
-    async def test_fast_scrolling_sends_a_message_a_frame_at_most(
+    async def test_fast_scrolling_sends_at_most_one_message_a_frame(
         self, page: Page, site: Site
     ) -> None:
         """Thirty frames of scrolling past ninety rows: no more messages than frames."""
@@ -74,7 +74,9 @@ class TestG5OnScreen:
         await until(lambda: site.watched() == rows(*range(94, 100)))
         assert 1 <= len(sent) <= frames
 
-    async def test_a_row_seen_again_is_not_sent_again(self, page: Page, site: Site) -> None:
+    async def test_a_fresh_copy_is_not_sent_again_when_its_row_returns(
+        self, page: Page, site: Site
+    ) -> None:
         """The client says which copy it has; the same one, still fresh, does not travel twice."""
         await show(page, site, ROWS + BY_CODE)
         await text_is(page, "#r0", "r0 1")
@@ -86,7 +88,7 @@ class TestG5OnScreen:
         await text_is(page, "#r60", "r60 1")
         assert await page.evaluate("seen.r0") == [1]
 
-    async def test_an_element_removed_is_unsubscribed(self, page: Page, site: Site) -> None:
+    async def test_a_removed_element_is_unsubscribed(self, page: Page, site: Site) -> None:
         """And the one that moved up into its place is subscribed."""
         await show(page, site, ROWS + BY_CODE)
         await text_is(page, "#r4", "r4 1")
@@ -104,7 +106,9 @@ class TestG5OnScreen:
         await page.evaluate("document.querySelector('#r1').after(window.row)")
         await until(lambda: "r2" in site.watched())
 
-    async def test_what_is_unwatched_is_unsubscribed(self, page: Page, site: Site) -> None:
+    async def test_the_function_that_watch_returns_unsubscribes(
+        self, page: Page, site: Site
+    ) -> None:
         """By the function that watch returned."""
         await show(page, site, ROWS + BY_CODE)
         await text_is(page, "#r0", "r0 1")
@@ -142,7 +146,7 @@ class TestG5Fresh:
         await site.gateway.hub.resource("price").invalidate("r0")
         await text_is(page, "#r0", "r0 2")
 
-    async def test_absence_and_failure_are_shown(self, page: Page, site: Site) -> None:
+    async def test_absent_and_failed_items_are_shown_as_such(self, page: Page, site: Site) -> None:
         """What does not exist says so; what fails to load has the error, without its secrets."""
         html = '<p data-fresh="price:absent">?</p><b data-fresh="price:a" data-fresh-field="n"></b>'
         await show(page, site, html + AUTOMATIC)
@@ -169,7 +173,9 @@ class TestG5Fresh:
         await set_hidden(page, hidden=False)
         await text_is(page, "#r0", "r0 2")
 
-    async def test_another_route_begins_anew(self, page: Page, site: Site) -> None:
+    async def test_a_change_of_route_subscribes_again_in_one_message(
+        self, page: Page, site: Site
+    ) -> None:
         """pushState is told, and what is still on screen is subscribed again, in one message."""
         sent = await show(page, site, ROWS + BY_CODE)
         await text_is(page, "#r4", "r4 1")
@@ -183,7 +189,9 @@ class TestG5Fresh:
         await until(lambda: len(sent) == 2)
         assert sent[1][0] == {"type": "route", "path": "/"}
 
-    async def test_signing_in_shows_what_is_ones_own(self, page: Page, site: Site) -> None:
+    async def test_signing_in_shows_private_items_and_signing_out_hides_them(
+        self, page: Page, site: Site
+    ) -> None:
         """A guest is refused; signed in it comes; signed out it is gone from the screen."""
         html = '<b data-fresh="inbox:1"></b><i data-fresh="word:a"></i><script type="module">'
         html += 'import {connect} from "/stillfresh.js"; window.client = connect();</script>'
@@ -216,7 +224,7 @@ def visible(site: Site) -> bool:
 
 
 class TestG5Reconnect:
-    async def test_after_a_restart_it_comes_back_and_catches_up(
+    async def test_the_client_reconnects_after_a_restart_and_catches_up(
         self, page: Page, site: Site, expected_errors: list[str]
     ) -> None:
         """On the same port: subscriptions restored, and what changed meanwhile is shown."""
@@ -237,7 +245,9 @@ class TestG5Reconnect:
         assert states[0] == "waiting"
         assert states[-2:] == ["connecting", "open"]
 
-    async def test_pauses_grow(self, page: Page, site: Site, expected_errors: list[str]) -> None:
+    async def test_pauses_between_reconnects_grow_and_vary(
+        self, page: Page, site: Site, expected_errors: list[str]
+    ) -> None:
         """Each up to twice as long, to the longest, and never in step with others."""
         expected_errors += ["ERR_CONNECTION_REFUSED", "WebSocket connection"]
         await show(page, site, "<p></p>")
@@ -262,7 +272,7 @@ class TestG5Reconnect:
         for pause, most in zip(pauses, [100, 200, 400, 800, 1000, 1000, 1000, 1000], strict=True):
             assert most / 2 <= pause <= most
 
-    async def test_closed_for_good(self, page: Page, site: Site) -> None:
+    async def test_a_closed_client_subscribes_to_nothing(self, page: Page, site: Site) -> None:
         """Nothing is watched or tried again, and nothing is subscribed."""
         await show(page, site, ROWS + BY_CODE)
         await text_is(page, "#r0", "r0 1")
@@ -273,7 +283,9 @@ class TestG5Reconnect:
 
 
 class TestG5Attributes:
-    async def test_attributes_do_without_code(self, page: Page, site: Site) -> None:
+    async def test_elements_with_data_attributes_are_kept_fresh_without_code(
+        self, page: Page, site: Site
+    ) -> None:
         """Named fields, as text; verdict, age and time on the element; an event that bubbles."""
         html = """<script>window.heard = [];
         addEventListener("stillfresh:update", (it) => heard.push(it.detail.id));</script>
@@ -291,7 +303,9 @@ class TestG5Attributes:
         assert int(await article.get_attribute("data-age") or -1) >= 0
         assert set(await page.evaluate("heard")) == {"author:1", "w"}
 
-    async def test_another_attribute_is_another_subscription(self, page: Page, site: Site) -> None:
+    async def test_changing_the_data_attribute_changes_the_subscription(
+        self, page: Page, site: Site
+    ) -> None:
         """Changed, taken away, or none at all."""
         await show(
             page, site, '<b data-fresh="word:a"></b><i data-fresh="nonsense"></i>' + AUTOMATIC
@@ -303,7 +317,7 @@ class TestG5Attributes:
         await page.evaluate("delete document.querySelector('b').dataset.fresh")
         await until(lambda: site.watched() == set())
 
-    async def test_what_is_added_later_is_seen(self, page: Page, site: Site) -> None:
+    async def test_elements_added_later_are_subscribed(self, page: Page, site: Site) -> None:
         """Also deep inside what was added."""
         await show(page, site, '<main data-fresh="word:a"></main><div></div>' + AUTOMATIC)
         await text_is(page, "main", "a 1")
@@ -317,7 +331,7 @@ class TestG5Attributes:
         )
         await text_is(page, "section p", "deep 1")
 
-    async def test_an_unknown_kind_is_told_once_and_not_asked_for(
+    async def test_an_unknown_kind_is_reported_once_and_not_subscribed(
         self, page: Page, site: Site
     ) -> None:
         """The welcome says which kinds there are."""
@@ -330,7 +344,9 @@ class TestG5Attributes:
         assert await page.evaluate("errors") == [["unknown_kind", "nope"]]
         assert "nope" not in json.dumps(sent)
 
-    async def test_mistakes_in_a_page_are_said(self, page: Page, site: Site) -> None:
+    async def test_mistakes_in_a_page_are_logged_to_the_console(
+        self, page: Page, site: Site
+    ) -> None:
         """On the console, once each; an unknown kind at its element as well. What there is of
         the rest is shown."""
         said: list[str] = []
@@ -353,7 +369,9 @@ class TestG5Attributes:
 
 
 class TestG5Files:
-    async def test_files_are_served_as_what_they_are(self, page: Page, site: Site) -> None:
+    async def test_client_files_have_their_content_type_and_an_etag(
+        self, page: Page, site: Site
+    ) -> None:
         """With their type, an ETag and nosniff; a client that has them gets 304."""
         await show(page, site, "<p></p>")
         for path, kind in (
@@ -370,7 +388,7 @@ class TestG5Files:
             assert again.status == 304
 
 
-async def test_a_render_that_throws_harms_no_other(
+async def test_a_render_function_that_throws_does_not_stop_others(
     page: Page, site: Site, expected_errors: list[str]
 ) -> None:
     """G5: it is reported, and the others are shown."""

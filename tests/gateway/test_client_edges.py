@@ -47,7 +47,9 @@ async def changes(page: Page, site: Site, selector: str, id_: str, version: int)
 
 
 class TestG5PutBack:
-    async def test_within_a_frame(self, page: Page, site: Site) -> None:
+    async def test_an_element_put_back_within_a_frame_stays_subscribed(
+        self, page: Page, site: Site
+    ) -> None:
         """Taken out and put back after the observers have been told: it is subscribed."""
         await show(page, site, '<b data-fresh="word:a"></b>' + by_code())
         await text_is(page, "b", "a 1")
@@ -62,7 +64,7 @@ class TestG5PutBack:
         )
         await changes(page, site, "b", "a", 2)
 
-    async def test_after_it_was_unsubscribed_in_the_same_frame(
+    async def test_an_element_put_back_after_its_unsubscribe_is_subscribed_again(
         self, page: Page, site: Site
     ) -> None:
         """The screen never was without it, and the server was told that it has gone."""
@@ -81,7 +83,7 @@ class TestG5PutBack:
         )
         await changes(page, site, "b", "a", 2)
 
-    async def test_moved_it_is_not_asked_for_again(self, page: Page, site: Site) -> None:
+    async def test_a_moved_element_is_not_subscribed_again(self, page: Page, site: Site) -> None:
         """Nor when text beside it comes and goes."""
         html = '<b data-fresh="word:a"></b><i data-fresh="word:b"></i><p></p>' + by_code()
         sent = await show(page, site, html)
@@ -102,7 +104,9 @@ class TestG5PutBack:
 
 
 class TestG5Places:
-    async def test_what_has_no_place_waits_for_one(self, page: Page, site: Site) -> None:
+    async def test_elements_beyond_the_subscription_limit_wait_for_a_place(
+        self, page: Page, site: Site
+    ) -> None:
         """Five more than the server takes: they are not sent, and come when others have gone."""
         style = "<style>b {display: inline-block; width: 4px; height: 4px; overflow: hidden}"
         rows = "".join(f'<b data-fresh="word:w{n}"></b>' for n in range(1_005))
@@ -121,7 +125,7 @@ class TestG5Places:
         await page.evaluate("document.querySelector('b').remove()")
         await text_is(page, "[data-fresh='word:w1004']", "w1004 1")
 
-    async def test_what_the_server_has_no_place_for_is_tried_again(
+    async def test_subscriptions_refused_as_too_many_are_tried_again(
         self, page: Page, site: Site
     ) -> None:
         """It names them; when another has gone, they are asked for again."""
@@ -171,7 +175,7 @@ class Refusing:
 
 
 class TestG5Mistakes:
-    async def test_bad_ids_are_not_sent(self, page: Page, site: Site) -> None:
+    async def test_bad_ids_are_not_sent_to_the_server(self, page: Page, site: Site) -> None:
         """Twenty of them: each is told once, the good one is shown, the connection stays."""
         sent = await show(page, site, '<i data-fresh="word:a"></i>' + by_code())
         await text_is(page, "i", "a 1")
@@ -194,7 +198,9 @@ class TestG5Mistakes:
         asked = [item[1] for it in said(sent, "subscribe") for item in it["items"]]
         assert asked == ["a", "é b😀"]
 
-    async def test_ids_that_were_refused_are_remembered(self, page: Page, site: Site) -> None:
+    async def test_refused_ids_are_not_sent_again_after_a_reconnect(
+        self, page: Page, site: Site
+    ) -> None:
         """Also over a reconnect: what closed the connection is not said again."""
         server = Refusing("bad_id", "b", is_strict=True)
         await server.stand_in(page)
@@ -203,14 +209,16 @@ class TestG5Mistakes:
         assert server.asked == [["a", "b", "c"], ["a", "c"]]
         assert await page.locator("b[data-error]").count() == 1
 
-    async def test_a_long_path_is_cut(self, page: Page, site: Site) -> None:
+    async def test_a_long_route_path_is_cut(self, page: Page, site: Site) -> None:
         """As the server takes it."""
         html = '<i data-fresh="word:a"></i>' + by_code()
         sent = await show(page, site, html, path="/" + "%E3%81%82" * 400)
         await text_is(page, "i", "a 1")
         assert len(said(sent, "route")[0]["path"]) == 2_000
 
-    async def test_ended_after_the_client_was_closed(self, page: Page, site: Site) -> None:
+    async def test_unwatching_and_watching_after_close_do_nothing(
+        self, page: Page, site: Site
+    ) -> None:
         """What watch returned may be called, and what is watched from then on is not."""
         await show(page, site, "<b>?</b>" + by_code())
         await page.evaluate(
@@ -234,7 +242,9 @@ LATE = "() => new Promise((done) => { window.give = done; })"
 
 
 class TestG5SignedOut:
-    async def test_while_the_token_is_on_its_way(self, page: Page, site: Site) -> None:
+    async def test_a_token_that_arrives_after_signing_out_is_not_used(
+        self, page: Page, site: Site
+    ) -> None:
         """Signed out before the hook gave the token: it is not used."""
         html = '<i data-fresh="word:a"></i><b data-fresh="word:b"></b>'
         sent = await show(page, site, html + by_code(f"{{token: {LATE}}}"))
@@ -255,7 +265,7 @@ class TestG5SignedOut:
         assert said(sent, "sign_in") == []
         assert await page.evaluate("client.viewerId") is None
 
-    async def test_the_newest_token_counts(self, page: Page, site: Site) -> None:
+    async def test_the_newest_token_wins_over_an_earlier_one(self, page: Page, site: Site) -> None:
         """However long the one before takes, also for ever."""
         html = '<i data-fresh="inbox:1"></i>' + by_code(f"{{token: {LATE}}}")
         sent = await show(page, site, html)
@@ -274,7 +284,9 @@ class TestG5SignedOut:
         await text_is(page, "i", "eve's 1")
         assert [it["token"] for it in said(sent, "sign_in")] == ["bob", "eve"]
 
-    async def test_signed_out_before_the_answer(self, page: Page, site: Site) -> None:
+    async def test_signing_out_before_the_server_answers_leaves_a_guest(
+        self, page: Page, site: Site
+    ) -> None:
         """The token was sent, and the server has not answered: the page ends as a guest."""
         html = '<i data-fresh="inbox:1"></i><b data-fresh="word:b"></b>'
         await show(page, site, html + by_code("{token: 'ann', minPause: 20, maxPause: 100}"))
@@ -294,7 +306,7 @@ class TestG5SignedOut:
         await changes(page, site, "b", "b", 2)
         assert await page.evaluate("client.viewerId") is None
 
-    async def test_without_a_connection(
+    async def test_signing_out_without_a_connection_clears_private_items(
         self, page: Page, site: Site, expected_errors: list[str]
     ) -> None:
         """What is one's own is gone from the screen at once."""
@@ -308,7 +320,9 @@ class TestG5SignedOut:
         assert await page.text_content("i") == ""
         assert await page.evaluate("client.viewerId") is None
 
-    async def test_while_it_was_off_the_screen(self, page: Page, site: Site) -> None:
+    async def test_private_items_off_screen_are_not_shown_after_signing_out(
+        self, page: Page, site: Site
+    ) -> None:
         """What another viewer saw is not shown when it is scrolled to again."""
         html = '<i data-fresh="inbox:1"></i><div style="height: 3000px"></div>'
         html += '<b data-fresh="word:b"></b>' + by_code("{token: 'ann'}")
@@ -324,7 +338,9 @@ class TestG5SignedOut:
 
 
 class TestG5Again:
-    async def test_a_signed_in_viewer_is_asked_for_once(self, page: Page, site: Site) -> None:
+    async def test_a_reconnect_signs_in_before_it_subscribes_once(
+        self, page: Page, site: Site
+    ) -> None:
         """Signed in first, then subscribed with what there is: nothing flickers or is loaded."""
         html = '<i data-fresh="inbox:1"></i><b data-fresh="word:b"></b>'
         sent = await show(page, site, html + by_code("{token: 'ann', minPause: 20, maxPause: 50}"))
@@ -344,7 +360,7 @@ class TestG5Again:
         assert {found for _, found in await page.evaluate("shown")} == {True}
         assert site.upstream.inboxes == [("ann", ["1"])]
 
-    async def test_another_viewer_sees_nothing_of_the_one_before(
+    async def test_a_reconnect_as_another_viewer_shows_nothing_of_the_first(
         self, page: Page, site: Site
     ) -> None:
         """The token is somebody else's at the reconnect: ann's view goes, bob's comes."""
@@ -359,7 +375,9 @@ class TestG5Again:
         assert [it["items"] for it in said(sent, "subscribe")] == [[["inbox", "1"]]]
         assert [found for _, found in await page.evaluate("shown")] == [True, False, True]
 
-    async def test_a_token_that_is_refused_is_a_guest(self, page: Page, site: Site) -> None:
+    async def test_a_refused_token_leaves_a_guest_with_shared_items(
+        self, page: Page, site: Site
+    ) -> None:
         """What is for all is shown all the same."""
         html = '<i data-fresh="inbox:1"></i><b data-fresh="word:b"></b>'
         await show(page, site, html + by_code("{token: 'x'.repeat(9000)}"))
@@ -379,9 +397,7 @@ window.size = () => kept.reduce((sum, it) => sum + (it.deref()?.size ?? 0), 0);
 
 
 class TestG5Memory:
-    async def test_elements_that_are_gone_leave_nothing_behind(
-        self, page: Page, site: Site
-    ) -> None:
+    async def test_removed_elements_leave_no_memory_behind(self, page: Page, site: Site) -> None:
         """Ten thousand come and go: no key of theirs, and no element, is held."""
         await show(page, site, COUNTED + '<i data-fresh="word:a"></i><main></main>' + by_code())
         await text_is(page, "i", "a 1")
@@ -408,7 +424,9 @@ class TestG5Memory:
         await page.wait_for_function(f"size() <= {before}")
         assert await page.evaluate("elements.filter((it) => it.deref()).length") == 0
 
-    async def test_names_of_objects_are_names(self, page: Page, site: Site) -> None:
+    async def test_names_of_object_properties_are_plain_ids_and_fields(
+        self, page: Page, site: Site
+    ) -> None:
         """A kind, an id or a field called as what every object has: nothing is found there."""
         html = """<b data-fresh="price:__proto__" data-fresh-field="name"></b>
         <i data-fresh="price:constructor" data-fresh-field="constructor.name">?</i>
@@ -431,7 +449,9 @@ FULL = "{token: %s, minPause: 20, maxPause: 100}"
 class TestG12Browser:
     """The server ends a viewer's sign-in; the page shows nothing of theirs any more."""
 
-    async def test_a_revoked_token(self, page: Page, site: Site) -> None:
+    async def test_a_revoked_token_clears_private_items_from_the_screen(
+        self, page: Page, site: Site
+    ) -> None:
         """What was private is gone from the screen, what is for all goes on, the page is told."""
         sent = await show(page, site, OWN + by_code(FULL % "'ann'"))
         await text_is(page, "i", "ann's 1")
@@ -446,7 +466,9 @@ class TestG12Browser:
         await changes(page, site, "b", "b", 3)
         assert [it["token"] for it in said(sent, "sign_in")] == ["ann"]
 
-    async def test_a_new_token_is_asked_for(self, page: Page, site: Site) -> None:
+    async def test_a_revoked_token_is_replaced_by_a_new_one_from_the_page(
+        self, page: Page, site: Site
+    ) -> None:
         """Where the page gives one at each connect: access tokens that end are replaced."""
         html = "<script>window.token = 'ann';</script>" + OWN
         sent = await show(page, site, html + by_code(FULL % "() => token"))
@@ -459,7 +481,7 @@ class TestG12Browser:
         assert await page.evaluate("client.viewerId") == "ann"
         await until(lambda: "1" in site.watched())
 
-    async def test_the_same_token_is_not_tried_again(self, page: Page, site: Site) -> None:
+    async def test_a_revoked_token_is_not_tried_again(self, page: Page, site: Site) -> None:
         """Nor one that comes at once: the page stays a guest, and nobody is asked in a circle."""
         html = "<script>window.given = 0;</script>" + OWN
         sent = await show(page, site, html + by_code(FULL % "() => (given += 1, 'ann')"))
@@ -471,7 +493,9 @@ class TestG12Browser:
         assert len(said(sent, "sign_in")) == 1
         assert viewers(site) == [None]
 
-    async def test_who_they_are_cannot_be_said_just_now(self, page: Page, site: Site) -> None:
+    async def test_private_items_are_asked_for_again_when_sign_in_was_unavailable(
+        self, page: Page, site: Site
+    ) -> None:
         """A private id that was refused is asked for again; what is shown stays."""
         sent = await show(page, site, OWN + by_code(FULL % "'ann'"))
         await text_is(page, "i", "ann's 1")
@@ -486,7 +510,9 @@ class TestG12Browser:
         await text_is(page, "u", "ann's 2")
         assert len(said(sent, "sign_in")) == 1
 
-    async def test_it_is_not_asked_again_at_once(self, page: Page, site: Site) -> None:
+    async def test_an_unavailable_sign_in_is_retried_after_a_pause(
+        self, page: Page, site: Site
+    ) -> None:
         """A server that cannot say who they are is given a pause."""
         html = OWN + by_code("{token: 'ann', minPause: 600_000, maxPause: 600_000}")
         sent = await show(page, site, html)
@@ -501,7 +527,9 @@ class TestG12Browser:
             await changes(page, site, "b", "b", version)
         assert len(said(sent, "subscribe")) == asked
 
-    async def test_signing_in_is_tried_again(self, page: Page, site: Site) -> None:
+    async def test_signing_in_is_retried_while_it_is_unavailable(
+        self, page: Page, site: Site
+    ) -> None:
         """While nobody can say, the page is a guest's; then it is the viewer's."""
         site.is_identity_away = True
         await show(page, site, OWN + by_code(FULL % "'ann'"))

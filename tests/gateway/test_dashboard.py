@@ -98,7 +98,7 @@ def shown_page(page: StoredPage) -> dict[str, Any]:
 
 
 class TestG6Numbers:
-    async def test_reads_loads_and_what_is_here(self) -> None:
+    async def test_the_numbers_have_reads_loads_store_size_and_viewers(self) -> None:
         """Totals by kind, the store's size, and the viewers."""
         world = World()
         async with world.client() as client:
@@ -119,7 +119,7 @@ class TestG6Numbers:
         assert told["live"] == {"connections": 0, "signed_in": 0, "subscriptions": {"price": 1}}
         assert told["at"] == told["started_at"] == world.clock()
 
-    async def test_what_fails(self) -> None:
+    async def test_the_numbers_have_failing_keys_with_error_and_next_try(self) -> None:
         """How many keys, when the next try is, and what upstream said."""
         world = World()
         world.error = RuntimeError("boom")
@@ -129,7 +129,9 @@ class TestG6Numbers:
         assert (row["failing"], row["failed"], row["error"]) == (2, 2, "RuntimeError: boom")
         assert row["retry_at"] > world.clock()
 
-    async def test_pages_beside_entities(self, tmp_path: Path) -> None:
+    async def test_pages_and_entities_are_shown_with_their_own_numbers(
+        self, tmp_path: Path
+    ) -> None:
         """Each cache with its own store, its own numbers and its own entries."""
         clock = ManualClock(1_000_000.0)
         pages = PageCache("memory://", clock=clock)
@@ -165,7 +167,7 @@ class TestG6Numbers:
             seen = await every(client)
         assert len(seen) == len(set(seen)) == CHUNK + 7
 
-    async def test_a_store_that_is_away_is_said_to_be(self) -> None:
+    async def test_an_unreachable_store_is_reported_beside_the_numbers(self) -> None:
         """The numbers of this process are told all the same."""
         world = World()
         async with world.client() as client:
@@ -176,7 +178,7 @@ class TestG6Numbers:
         assert told["resources"][0]["kind"] == "price"
         assert (listed.status_code, listed.json()["code"]) == (503, "store_away")
 
-    async def test_the_last_minutes_are_there_for_who_comes_late(self) -> None:
+    async def test_the_history_holds_the_last_sixty_notes(self) -> None:
         """A note every five seconds, sixty of them, and none of before the start."""
         world = World()
         async with world.client() as client:
@@ -191,7 +193,7 @@ class TestG6Numbers:
         assert numbers.history()[-1]["reads"]["fresh"] == 2
         assert sum(kind["reads"] for kind in numbers.history()[-1]["kinds"].values()) == 2
 
-    async def test_no_task_is_left(self) -> None:
+    async def test_the_dashboard_leaves_no_task_when_the_gateway_closes(self) -> None:
         """What notes the minutes ends with the gateway, and begins again with it."""
         before = asyncio.all_tasks()
         world = World()
@@ -202,7 +204,7 @@ class TestG6Numbers:
 
 
 class TestG14NeverBackwards:
-    async def test_what_one_worker_told_is_not_taken_back_by_its_dashboard(self) -> None:
+    async def test_an_older_snapshot_never_lowers_the_shared_counts(self) -> None:
         """The dashboard's numbers may be half a second old; the shared ones are not."""
         world, board, lines = World(), Board(1, 100_000), socketpair()
         numbers = Numbers({"entities": world.app.cache}, dict, ticks=lambda: 1.0)
@@ -218,7 +220,7 @@ class TestG14NeverBackwards:
                     told.append(total.resources["entities"]["price"].reads[Verdict.FRESH])
         assert told == [1, 2, 2]
 
-    async def test_an_older_count_is_never_written_over_a_newer_one(self) -> None:
+    async def test_an_older_count_never_overwrites_a_newer_one(self) -> None:
         """Of two that count at once, the one that began first may be the last to end."""
         world, board, lines = World(), Board(1, 100_000), socketpair()
         numbers = Numbers({"entities": world.app.cache}, dict)
@@ -256,7 +258,7 @@ class Passing(PageCache):
 
 
 class TestI28Counted:
-    async def test_in_the_numbers_the_history_and_the_metrics(self) -> None:
+    async def test_bypasses_are_in_the_numbers_the_history_and_the_metrics(self) -> None:
         """By reason, as the page cache counts them; without pages, none."""
         world = World(page_cache=Passing("memory://", clock=ManualClock(1_000_000.0)))
         async with world.client() as client:
@@ -271,11 +273,11 @@ class TestI28Counted:
 
 class TestG13Buckets:
     @pytest.mark.parametrize("fresh_for", [5, 10, 15, 30, 60, 300, 600, 900, 1800, 3600, 86_400])
-    def test_are_where_policies_end(self, fresh_for: float) -> None:
+    def test_age_buckets_end_where_usual_policies_do(self, fresh_for: float) -> None:
         """What is past its freshness is in another bucket than what is not."""
         assert fresh_for in AGE_BUCKETS
 
-    def test_are_fine_enough(self) -> None:
+    def test_age_buckets_grow_by_at_most_two_and_a_half(self) -> None:
         """From a second to two days, the next bound is at most two and a half times as old."""
         bounds = [bound for bound in AGE_BUCKETS if 1 <= bound <= 172_800]
         assert all(b <= 2.5 * a for a, b in itertools.pairwise(bounds))
@@ -309,7 +311,7 @@ class TestG6Gauge:
     @pytest.mark.parametrize(
         ("took", "paid", "pause"), [(0.0, False, 5), (1.0, False, 50), (0.0, True, 300)]
     )
-    async def test_a_store_is_asked_less_often_the_more_it_costs(
+    async def test_a_store_is_asked_for_its_size_less_often_the_more_it_costs(
         self, took: float, paid: bool, pause: float
     ) -> None:
         """Every five seconds; fifty times what it took; where it is paid, every five minutes."""
@@ -325,7 +327,7 @@ class TestG6Gauge:
             await gauge.look()
             assert store.asked == 2
 
-    async def test_one_that_is_away_is_asked_again_soon(self) -> None:
+    async def test_an_unreachable_store_is_asked_for_its_size_again_soon(self) -> None:
         """However long it took to say so."""
         ticks = ManualClock()
 
@@ -342,7 +344,7 @@ class TestG6Gauge:
             await gauge.look()
             assert store.asked == 2
 
-    async def test_many_who_look_ask_once(self) -> None:
+    async def test_several_viewers_ask_the_store_for_its_size_once(self) -> None:
         """While one waits for the store, the others get what was known."""
         ticks, gate = ManualClock(), asyncio.Event()
 
@@ -375,7 +377,7 @@ async def every(client: httpx.AsyncClient, **query: str) -> list[str]:
 
 
 class TestG6Entries:
-    async def test_search_by_kind_and_text(self) -> None:
+    async def test_entries_are_searched_by_kind_and_text(self) -> None:
         """The text as it stands, in the id."""
         world = World()
         async with world.client() as client:
@@ -385,7 +387,7 @@ class TestG6Entries:
             assert await every(client, search="pear", kind="price") == ["pear"]
             assert await every(client, kind="nobody") == []
 
-    async def test_pages_follow_one_another(self) -> None:
+    async def test_entries_are_listed_page_by_page_in_order(self) -> None:
         """Each entry once, in order, however small the pages are."""
         world = World()
         ids = [f"{number:03}" for number in range(2 * CHUNK + 7)]
@@ -394,7 +396,7 @@ class TestG6Entries:
             assert await every(client, limit="20") == ids
             assert await every(client, limit=f"{CHUNK}") == ids
 
-    async def test_what_a_row_says(self) -> None:
+    async def test_a_listed_entry_has_verdict_age_size_and_failures(self) -> None:
         """Verdict, age, size, how long it is fresh, what fails."""
         world = World()
         async with world.client() as client:
@@ -406,7 +408,7 @@ class TestG6Entries:
         assert (row["is_absent"], row["is_invalidated"], row["failures"]) == (False, False, 0)
 
     @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "limit=²", "after=a"])
-    async def test_bad_questions(self, query: str) -> None:
+    async def test_a_bad_query_for_entries_gets_422(self, query: str) -> None:
         """Say what is allowed."""
         async with World().client() as client:
             answer = await client.get(f"api/entries?{query}")
@@ -414,7 +416,7 @@ class TestG6Entries:
         assert answer.json()["detail"]
 
     @pytest.mark.parametrize("id_", ODD_IDS)
-    async def test_ids_of_any_kind_go_through_the_address(self, id_: str) -> None:
+    async def test_an_entry_with_any_id_can_be_explained_and_changed(self, id_: str) -> None:
         """Found, explained, refreshed, invalidated and deleted by their own name."""
         world = World()
         async with world.client(**OURS) as client:
@@ -429,7 +431,7 @@ class TestG6Entries:
 
 
 class TestG6Explain:
-    async def test_the_text_the_fields_and_the_value(self) -> None:
+    async def test_explain_shows_the_text_the_terms_and_the_value(self) -> None:
         """The same sentence that `explain` says, and the terms that it follows from."""
         world = World()
         async with world.client() as client:
@@ -441,7 +443,7 @@ class TestG6Explain:
         assert (told["in_memory"], told["loading_here"]) == (True, False)
         assert msgspec.json.decode(told["value"]["text"]) == {"id": "a", "cents": 1}
 
-    async def test_what_was_never_there(self) -> None:
+    async def test_an_id_without_an_entry_is_explained_too(self) -> None:
         """There is an explanation of that as well; of a kind that nobody knows there is none."""
         async with World().client() as client:
             told = (await client.get(path_of("price", "never"))).json()
@@ -451,7 +453,9 @@ class TestG6Explain:
         assert (told["verdict"], told["value"]) == ("gone", None)
         assert (unknown.status_code, bad.status_code) == (404, 404)
 
-    async def test_what_only_lies_in_the_store(self, tmp_path: Path) -> None:
+    async def test_an_entry_of_an_unknown_kind_is_explained_and_deleted_but_not_refreshed(
+        self, tmp_path: Path
+    ) -> None:
         """A kind of an older configuration is listed, explained and deleted, but not refreshed."""
         url = f"sqlite:///{tmp_path}/old.db"
         async with World(url).client() as client:
@@ -473,7 +477,7 @@ class TestG6Explain:
 
 
 class TestG6Value:
-    def test_json_is_indented_and_bounded(self) -> None:
+    def test_a_json_value_is_shown_indented_and_cut(self) -> None:
         """20,000 characters, and the word that there is more."""
         small = shown_value(msgspec.msgpack.encode({"a": [1, None]}))
         large = shown_value(msgspec.msgpack.encode(["x" * 100] * 1_000))
@@ -484,11 +488,11 @@ class TestG6Value:
     @pytest.mark.parametrize(
         "value", [b"\xc1", b"", b"\x00" * (MOST_DECODED + 1), b"\x93\x01", b"\xd4\x01\x00"]
     )
-    def test_what_is_no_json_is_counted(self, value: bytes) -> None:
+    def test_a_value_that_is_no_json_is_shown_as_its_size(self, value: bytes) -> None:
         """Bytes of another shape, or too many."""
         assert shown_value(value) == {"kind": "bytes", "size": len(value)}
 
-    def test_pages(self) -> None:
+    def test_a_stored_page_is_shown_with_status_headers_and_text(self) -> None:
         """Status, header fields, and the body where it is text."""
         head = Head(status=404, headers=((b"content-type", b"text/html"),))
         text = shown_page(StoredPage(head, "späße".encode()))
@@ -496,7 +500,7 @@ class TestG6Value:
         assert (text["text"], text["is_cut"]) == ("späße", False)
         assert shown_page(StoredPage(head, b"\xff\xfe"))["text"] is None
 
-    def test_a_long_page_is_cut_between_letters(self) -> None:
+    def test_a_long_page_is_cut_between_characters(self) -> None:
         """Also where the cut falls into one: what is shown is text all the same."""
         for extra in range(4):
             page = shown_page(StoredPage(Head(), b"x" * extra + "☃".encode() * 200_000))
@@ -504,13 +508,13 @@ class TestG6Value:
             assert page["text"].startswith("x" * extra + "☃☃")
             assert len(page["text"]) == MOST_SHOWN
 
-    def test_absence(self) -> None:
+    def test_an_absent_value_is_shown_as_absent(self) -> None:
         """Upstream said that there is nothing."""
         assert shown_value(None) == {"kind": "absent"}
 
 
 class TestG6Actions:
-    async def test_refresh_loads_now(self) -> None:
+    async def test_the_refresh_action_loads_at_once_and_reports_a_failure(self) -> None:
         """However fresh the copy is; a failure is told, and the copy stays."""
         world = World()
         async with world.client(**OURS) as client:
@@ -524,7 +528,7 @@ class TestG6Actions:
         assert "boom" in failed.json()["detail"]
         assert (still["verdict"], still["failures"]) == ("fresh", 1)
 
-    async def test_invalidate_reaches_memory(self) -> None:
+    async def test_the_invalidate_action_makes_the_next_read_load(self) -> None:
         """The next read asks upstream."""
         world = World()
         async with world.client(**OURS) as client:
@@ -534,7 +538,7 @@ class TestG6Actions:
             await world.read("a")
         assert len(world.asked) == 2
 
-    async def test_delete_forgets(self) -> None:
+    async def test_the_delete_action_removes_the_entry(self) -> None:
         """Copy and all."""
         world = World()
         async with world.client(**OURS) as client:
@@ -543,7 +547,7 @@ class TestG6Actions:
         assert (told["said"], told["entry"]["verdict"]) == ("Deleted.", "gone")
         assert "there is no copy" in told["entry"]["text"]
 
-    async def test_a_page_is_marked_stale(self) -> None:
+    async def test_refreshing_a_page_marks_it_stale_for_the_next_visitor(self) -> None:
         """Only a visitor brings what its render needs, so the next one does it."""
         clock = ManualClock(1_000_000.0)
         pages = PageCache("memory://", clock=clock)
@@ -562,7 +566,7 @@ class TestG6Actions:
             await pages.get("/a", render, "10m")
             await until(lambda: len(rendered) == 2)
 
-    async def test_a_call_is_marked_stale(self) -> None:
+    async def test_refreshing_a_cached_call_marks_it_stale(self) -> None:
         """Its id does not say how to call the function again: nothing is called with a guess."""
         cache = Cache("memory://")
         called: list[int] = []
@@ -581,7 +585,7 @@ class TestG6Actions:
         assert called == [7]
 
     @pytest.mark.parametrize("id_", ["abc", "007", "\uff17", "+7", "7 "])
-    async def test_a_number_has_one_name(self, id_: str) -> None:
+    async def test_a_whole_number_id_is_found_only_by_its_plain_form(self, id_: str) -> None:
         """`7` is an id of whole numbers; what only reads like it is none."""
         cache = Cache("memory://")
 
@@ -597,13 +601,13 @@ class TestG6Actions:
             assert await every(client) == ["7"]
 
     @pytest.mark.parametrize("action", ["", "explode", "Refresh"])
-    async def test_there_are_three(self, action: str) -> None:
+    async def test_an_unknown_action_gets_404(self, action: str) -> None:
         """Anything else is not found."""
         async with World().client(**OURS) as client:
             answer = await client.post(f"api/entries/price/a/{action}")
         assert answer.status_code == 404
 
-    async def test_nothing_is_done_by_get(self) -> None:
+    async def test_a_get_request_performs_no_action(self) -> None:
         """`…/a/delete` is the address of an entry of that name."""
         world = World()
         async with world.client() as client:
@@ -639,7 +643,7 @@ class TestG6ThisMachine:
             ({b"sec-fetch-site": b"cross-site"}, False),
         ],
     )
-    def test_a_page_of_another_origin_is_no_operator(
+    def test_a_page_of_another_origin_is_not_admitted_as_operator(
         self, fields: dict[bytes, bytes], *, may: bool
     ) -> None:
         """Also over the socket, which browsers open to any address."""
@@ -648,7 +652,9 @@ class TestG6ThisMachine:
         assert Operators(None).admits(scope, None) is may
 
     @pytest.mark.parametrize(("port", "may"), [(b"80", True), (b"81", False)])
-    def test_a_default_port_names_the_same_origin(self, port: bytes, *, may: bool) -> None:
+    def test_a_default_port_in_the_origin_names_the_same_origin(
+        self, port: bytes, *, may: bool
+    ) -> None:
         """Whether it is written or not."""
         headers = [(b"host", b"localhost"), (b"origin", b"http://localhost:" + port)]
         scope = {"client": ("127.0.0.1", 50_000), "headers": headers}
@@ -666,7 +672,7 @@ class TestG6ThisMachine:
             ("localhost", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}),
         ],
     )
-    async def test_without_a_token_nobody_else_sees_it(
+    async def test_without_a_token_other_machines_do_not_see_the_dashboard(
         self, path: str, host: str, peer: str, fields: dict[str, str]
     ) -> None:
         """Not by another peer, not by another name (rebound to 127.0.0.1), not through a proxy."""
@@ -676,7 +682,9 @@ class TestG6ThisMachine:
 
     @pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost:99", "[::1]:8080", "LOCALHOST"])
     @pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "127.0.0.9"])
-    async def test_this_machine_does(self, host: str, peer: str) -> None:
+    async def test_without_a_token_this_machine_sees_the_dashboard(
+        self, host: str, peer: str
+    ) -> None:
         """Under each of its names."""
         async with World().client(host, peer) as client:
             assert (await client.get("api/stats")).status_code == 200
@@ -694,7 +702,7 @@ class TestG6ThisMachine:
             {**OURS, "Sec-Fetch-Site": "same-site"},
         ],
     )
-    async def test_a_hostile_page_reaches_no_action(self, fields: dict[str, str]) -> None:
+    async def test_a_hostile_page_cannot_perform_an_action(self, fields: dict[str, str]) -> None:
         """A form cannot send the field, a script of another origin says where it is from."""
         world = World()
         async with world.client(**fields) as client:
@@ -706,13 +714,13 @@ class TestG6ThisMachine:
             assert len(world.asked) == 1
 
     @pytest.mark.parametrize("path", READING[2:])
-    async def test_nor_does_it_read(self, path: str) -> None:
+    async def test_a_cross_site_request_cannot_read_the_dashboard(self, path: str) -> None:
         """A request of another site is refused, whatever it could have done with the answer."""
         async with World().client(**{"Sec-Fetch-Site": "cross-site"}) as client:
             answer = await client.get(path)
         assert (answer.status_code, answer.json()["code"]) == (403, "another_origin")
 
-    async def test_a_preflight_is_not_answered(self) -> None:
+    async def test_the_dashboard_answers_no_cors_preflight(self) -> None:
         """So a browser never sends what would need one."""
         asks = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
         async with World().client(**asks) as client:
@@ -720,7 +728,7 @@ class TestG6ThisMachine:
         assert answer.status_code == 405
         assert not any(name.startswith("access-control") for name in answer.headers)
 
-    async def test_this_page_reaches_them(self) -> None:
+    async def test_the_dashboards_own_page_can_perform_actions(self) -> None:
         """With the field, from its own origin."""
         world = World()
         own = {"Origin": "http://127.0.0.1:8080", "Sec-Fetch-Site": "same-origin"}
@@ -731,7 +739,9 @@ class TestG6ThisMachine:
 
 class TestG6Token:
     @pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}"])
-    async def test_without_it_there_is_the_page_and_nothing_else(self, given: str | None) -> None:
+    async def test_without_the_right_token_only_the_empty_page_is_served(
+        self, given: str | None
+    ) -> None:
         """Neither from afar nor from this machine."""
         world = World(token=TOKEN)
         fields = {} if given is None else {"Authorization": given}
@@ -751,12 +761,12 @@ class TestG6Token:
                 assert answer.status_code == 401
         assert len(world.asked) == 1
 
-    async def test_this_machine_needs_it_too(self) -> None:
+    async def test_this_machine_needs_the_token_too(self) -> None:
         """Where there is a token, it is asked for everywhere."""
         async with World(token=TOKEN).client() as client:
             assert (await client.get("api/stats")).status_code == 401
 
-    async def test_with_it_everything_works_from_afar(self) -> None:
+    async def test_with_the_token_everything_works_from_afar(self) -> None:
         """Under any name, for any peer; not from a page of another origin."""
         world = World(token=TOKEN)
         async with world.client("fresh.example", "192.0.2.7", **BEARER) as client:
@@ -769,7 +779,7 @@ class TestG6Token:
         assert refused.status_code == 403
         assert len(world.asked) == 2
 
-    async def test_behind_a_proxy_that_gives_another_name(self) -> None:
+    async def test_actions_work_behind_a_proxy_that_changes_the_host(self) -> None:
         """What the browser says of where its request is from counts, not how the proxy calls us."""
         world = World(token=TOKEN)
         own = {"Origin": "https://fresh.example", "Sec-Fetch-Site": "same-origin"}
@@ -777,7 +787,7 @@ class TestG6Token:
             await world.read("a")
             assert (await client.post(path_of("price", "a", "delete"))).status_code == 200
 
-    async def test_it_is_never_in_an_address(self) -> None:
+    async def test_a_token_in_the_query_is_not_accepted(self) -> None:
         """A token in the query opens nothing."""
         async with World(token=TOKEN).client() as client:
             answer = await client.get("api/stats", params={"token": TOKEN})
@@ -787,7 +797,7 @@ class TestG6Token:
 class TestG12Guesses:
     """The operator's token cannot be guessed at without end."""
 
-    async def test_ten_a_minute_of_an_address(self) -> None:
+    async def test_an_address_may_guess_the_token_ten_times_a_minute(self) -> None:
         """Then nothing is compared any more, not even the right one; others are not concerned."""
         world = World(token=TOKEN)
         async with world.client("fresh.example", "192.0.2.7") as client:
@@ -807,20 +817,20 @@ class TestG12Guesses:
             assert (await client.get("api/stats")).status_code == 200
 
     @pytest.mark.parametrize("path", ["api/stats", "api/access", "../metrics"])
-    async def test_through_every_door(self, path: str) -> None:
+    async def test_guesses_through_every_path_are_counted_together(self, path: str) -> None:
         """They are counted together."""
         async with World(token=TOKEN).client("fresh.example", "192.0.2.7") as client:
             for number in range(10):
                 await client.get(path, headers=bearing(f"guess-{number}"))
             assert (await client.get("api/stats", headers=BEARER)).status_code == 429
 
-    async def test_the_metrics_say_that_they_may_refuse(self) -> None:
+    async def test_the_openapi_description_of_the_metrics_has_429(self) -> None:
         """In the OpenAPI description."""
         async with World(token=TOKEN).client() as client:
             described = (await client.get("../openapi.json")).json()
         assert "Retry-After" in described["paths"]["/metrics"]["get"]["responses"]["429"]["headers"]
 
-    async def test_through_the_socket(self) -> None:
+    async def test_a_stats_message_counts_as_a_guess(self) -> None:
         """A `stats` message is a guess as well, and is refused like any other."""
         world = World(token=TOKEN)
         scope = scope_of("192.0.2.7")
@@ -831,7 +841,7 @@ class TestG12Guesses:
             assert not may(scope, TOKEN)
             assert may(scope_of("192.0.2.8"), TOKEN)
 
-    def test_a_minute_later_it_may_be_tried_again(self) -> None:
+    def test_a_minute_later_the_token_may_be_tried_again(self) -> None:
         """The right token, and ten wrong ones."""
         clock = ManualClock()
         operators = Operators(TOKEN, clock=clock)
@@ -844,7 +854,7 @@ class TestG12Guesses:
         clock.advance(1)
         assert operators.admits(scope_of("192.0.2.7"), TOKEN)
 
-    def test_what_is_sent_again_is_no_other_guess(self) -> None:
+    def test_the_same_wrong_token_sent_again_is_one_guess(self) -> None:
         """A tab with an old token polls on, and keeps nobody out; no token is no guess either."""
         operators = Operators(TOKEN, clock=ManualClock())
         for _ in range(50):
@@ -862,7 +872,9 @@ class TestG12Guesses:
             ("/run/a.sock", "", False),
         ],
     )
-    def test_whose_guesses_are_counted_together(self, one: str, other: str, is_same: bool) -> None:
+    def test_guesses_of_one_ipv6_network_are_counted_together(
+        self, one: str, other: str, is_same: bool
+    ) -> None:
         """An IPv4 address; of IPv6 the network that one customer has."""
         operators = Operators(TOKEN, clock=ManualClock())
         for number in range(10):
@@ -873,7 +885,7 @@ class TestG12Guesses:
         else:
             assert operators.admits(scope_of(other), TOKEN)
 
-    def test_however_many_guess_the_newest_is_counted(self) -> None:
+    def test_guesses_are_counted_however_many_addresses_guess(self) -> None:
         """The table has a fixed size; another address may take a place over, and none is shared."""
         operators = Operators(TOKEN, clock=ManualClock())
         for number in range(MOST_ADDRESSES + 100):
@@ -883,7 +895,7 @@ class TestG12Guesses:
         with pytest.raises(Problem):
             operators.admits(scope_of("192.0.2.7"), TOKEN)
 
-    def test_without_a_token_nothing_is_counted(self) -> None:
+    def test_without_a_token_no_guesses_are_counted(self) -> None:
         """There is nothing to guess."""
         operators = Operators(None, clock=ManualClock())
         for number in range(50):
@@ -901,7 +913,7 @@ class TestG12Guesses:
         assert operators.admits(passed_on("10.0.0.1", "2001:db8:0:1::1"), TOKEN)
 
     @pytest.mark.parametrize("client", ["198.51.100.7:{}", "[2001:db8::7]:{}", "unknown-{}"])
-    def test_only_the_address_that_a_proxy_writes_counts(self, client: str) -> None:
+    def test_ports_and_names_in_a_proxys_list_do_not_give_more_guesses(self, client: str) -> None:
         """A port or a made-up name would give each connection guesses of its own."""
         operators = Operators(TOKEN, clock=ManualClock())
         operators.trusted = checked_networks(["10.0.0.0/8"])
@@ -922,7 +934,7 @@ class TestG12Guesses:
             with pytest.raises(Problem):
                 operators.admits(scope, TOKEN)
 
-    def test_who_is_no_trusted_proxy_cannot_make_addresses_up(self) -> None:
+    def test_an_untrusted_peer_cannot_make_up_addresses_for_more_guesses(self) -> None:
         """The peer counts, whatever it writes."""
         operators = Operators(TOKEN, clock=ManualClock())
         operators.trusted = checked_networks(["10.0.0.0/8"])
@@ -931,7 +943,7 @@ class TestG12Guesses:
         with pytest.raises(Problem):
             operators.admits(passed_on("192.0.2.7", "198.51.100.99"), TOKEN)
 
-    def test_workers_count_together(self) -> None:
+    def test_guesses_at_all_workers_are_counted_together(self) -> None:
         """What was guessed at one process, the next one counts, too."""
         script = """
 import os
@@ -967,7 +979,7 @@ def scope_of(peer: str) -> dict[str, Any]:
 
 
 class TestG6Files:
-    async def test_the_page_runs_nothing_but_its_own_files(self) -> None:
+    async def test_the_dashboard_page_runs_only_its_own_files(self) -> None:
         """No inline script or style, no other host, no frame around it."""
         async with World().client() as client:
             page = await client.get("")
@@ -986,13 +998,13 @@ class TestG6Files:
         assert "onclick" not in page.text
         assert "http" not in page.text.replace("http-equiv", "")
 
-    async def test_no_file_but_these(self) -> None:
+    async def test_the_dashboard_serves_no_other_file(self) -> None:
         """Not a path of the visitor's making."""
         async with World().client() as client:
             for path in ("..%2fapp.py", "dashboard.html", "app.py", "x", "api/", "api"):
                 assert (await client.get(path)).status_code == 404
 
-    async def test_under_a_prefix(self) -> None:
+    async def test_the_dashboard_works_under_a_prefix(self) -> None:
         """Mounted elsewhere, its addresses are relative to where it is."""
         from starlette.applications import Starlette  # noqa: PLC0415
         from starlette.routing import Mount  # noqa: PLC0415

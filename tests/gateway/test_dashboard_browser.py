@@ -116,7 +116,7 @@ SILENT = """window.WebSocket = class extends EventTarget {
 
 
 class TestG6Live:
-    async def test_numbers_change_by_themselves(self, page: Page, world: World) -> None:
+    async def test_numbers_change_without_a_reload(self, page: Page, world: World) -> None:
         """Told over the socket, a second after they changed; nothing is asked again."""
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
@@ -126,7 +126,7 @@ class TestG6Live:
         await expect(page.locator('tr[data-kind="entities post"] td').nth(5)).to_have_text("95 %")
         assert not [it for it in asked if "api/stats" in it]
 
-    async def test_the_numbers_are_right(self, page: Page) -> None:
+    async def test_the_page_shows_the_right_numbers(self, page: Page) -> None:
         """Reads, requests made and saved, batches and how full, the store, the viewers."""
         await expect(slot(page, "upstream.made")).to_have_text("3")
         await expect(slot(page, "upstream.saved")).to_have_text("39")
@@ -141,7 +141,9 @@ class TestG6Live:
         await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
         await expect(page.locator("#kinds tr")).to_have_count(2)
 
-    async def test_the_objective_of_a_kind(self, page: Page, world: World) -> None:
+    async def test_a_kinds_objective_is_shown_with_share_and_burn_rate(
+        self, page: Page, world: World
+    ) -> None:
         """G14: what is wanted, the share that met it, and the burn rate."""
         row = page.locator('tr[data-kind="entities user"] td.objective')
         await expect(row).to_have_text(["90 % < 60 s", "100 %", "0×"])
@@ -152,7 +154,7 @@ class TestG6Live:
         await expect(row).to_have_text(["90 % < 60 s", "50 %", "5×"])
         await expect(row.nth(2)).to_have_class(re.compile("bad"))
 
-    async def test_stale_reads_are_no_bad_news_in_green(
+    async def test_stale_reads_are_counted_beside_the_good_news(
         self, new_page: NewPage, url: str, world: World
     ) -> None:
         """Who was answered is told first; then how many copies were fresh, and how many stale."""
@@ -165,13 +167,13 @@ class TestG6Live:
         await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
         await page.close()
 
-    async def test_a_kind_has_its_rate_from_the_first_second(self, page: Page) -> None:
+    async def test_a_kinds_rate_is_shown_from_the_first_second(self, page: Page) -> None:
         """What was read before the page was opened is in the row of its kind, as in the sum."""
         for kind in ("entities post", "entities user"):
             row = page.locator(f'tr[data-kind="{kind}"] td').first
             assert await row.inner_text() not in {"", "0"}
 
-    async def test_the_line_at_the_top_says_what_fails(self, page: Page, world: World) -> None:
+    async def test_the_health_line_names_the_failing_kind(self, page: Page, world: World) -> None:
         """The upstream fails, and good again."""
         world.error = RuntimeError("boom")
         await world.read("user", "new")
@@ -186,7 +188,7 @@ class TestG6Live:
         await expect(page.locator("#health-detail")).to_be_empty()
 
     @pytest.mark.parametrize("socket", [NO_SOCKET, SILENT], ids=["none", "silent"])
-    async def test_without_a_socket_it_polls(
+    async def test_without_a_working_socket_the_page_polls(
         self, new_page: NewPage, url: str, world: World, socket: str
     ) -> None:
         """The same numbers, a little later; also where the socket is there but tells nothing."""
@@ -202,7 +204,7 @@ class TestG6Live:
         await expect(slot(page, "reads.total")).to_have_text("43")
         await page.close()
 
-    async def test_without_a_gateway_it_polls(self, new_page: NewPage) -> None:
+    async def test_a_dashboard_mounted_alone_polls(self, new_page: NewPage) -> None:
         """Mounted alone, it opens no socket: `/v1/live` would be the app's own."""
         page, sockets, cache = await new_page(), list[str](), Cache("memory://")
         page.on("websocket", lambda socket: sockets.append(socket.url))
@@ -213,9 +215,7 @@ class TestG6Live:
             await page.close()
         assert sockets == []
 
-    async def test_only_what_means_something_new_is_read_out(
-        self, page: Page, world: World
-    ) -> None:
+    async def test_screen_readers_hear_only_new_messages(self, page: Page, world: World) -> None:
         """A number in the line at the top changes; who listens hears of it once."""
         news = page.locator("#news")
         await expect(news).to_contain_text("fresh")
@@ -230,7 +230,7 @@ class TestG6Live:
         await world.read("user", "new")
         await expect(news).to_contain_text("The upstream fails")
 
-    async def test_a_gateway_that_ends_is_said_to_be_away(
+    async def test_the_page_says_when_the_gateway_does_not_answer(
         self, new_page: NewPage, expected_errors: list[str]
     ) -> None:
         """The numbers stay, and are said to be old."""
@@ -245,7 +245,7 @@ class TestG6Live:
 
 
 class TestG6LookingForEntries:
-    async def test_search_and_kind(self, page: Page) -> None:
+    async def test_entries_can_be_filtered_by_search_and_kind(self, page: Page) -> None:
         """A part of an id, of one kind or of all."""
         names = page.locator(".entry-name .id")
         await page.locator("#search").fill("ann")
@@ -257,7 +257,7 @@ class TestG6LookingForEntries:
         await page.locator("#search").fill("")
         await expect(names).to_have_text(["ann", "bob"])
 
-    async def test_page_after_page(self, page: Page) -> None:
+    async def test_entries_can_be_paged_forward_and_back(self, page: Page) -> None:
         """Forward and back, each entry once."""
         names = page.locator(".entry-name .id")
         first = await names.all_inner_texts()
@@ -279,7 +279,9 @@ class TestG6LookingForEntries:
             await expect(slot(page, "age.p50")).to_have_text("–")
             await page.close()
 
-    async def test_ids_of_any_kind(self, page: Page, world: World) -> None:
+    async def test_entries_with_odd_ids_are_shown_opened_and_deleted(
+        self, page: Page, world: World
+    ) -> None:
         """Shown as they are, with nothing run or hidden; opened and deleted by their own name."""
         await world.read("user", *ODD)
         await page.locator("#reload").click()
@@ -305,7 +307,9 @@ async def shown(page: Page, id_: str) -> None:
 
 
 class TestG6Words:
-    async def test_what_was_never_loaded_is_not_gone(self, page: Page, world: World) -> None:
+    async def test_an_entry_that_was_never_loaded_is_shown_as_no_copy(
+        self, page: Page, world: World
+    ) -> None:
         """Its badge says that there is no copy; its note begins with the cause."""
         world.error = RuntimeError("out of order")
         await world.read("user", "new")
@@ -315,7 +319,7 @@ class TestG6Words:
         note = page.locator("#entries .clamp")
         await expect(note).to_have_text(re.compile(r"^RuntimeError: out of order; next try in"))
 
-    async def test_long_ids_are_told_apart_by_their_ends(self, page: Page, world: World) -> None:
+    async def test_long_ids_are_cut_in_the_middle(self, page: Page, world: World) -> None:
         """Cut in the middle: the end is on screen, whole."""
         await world.read("user", "n" * 300 + "-first", "n" * 300 + "-second")
         await page.locator("#search").fill("nnn")
@@ -330,7 +334,7 @@ class TestG6Words:
 
 
 class TestG6OneEntry:
-    async def test_explains_why(self, page: Page) -> None:
+    async def test_an_opened_entry_shows_explanation_terms_and_value(self, page: Page) -> None:
         """A sentence, the terms, and the value."""
         await shown(page, "ann:33")
         await expect(page.locator("#panel-text")).to_contain_text("a fresh copy")
@@ -339,7 +343,9 @@ class TestG6OneEntry:
         await expect(page.locator("#panel-facts")).to_contain_text("60 min")
         await expect(page.locator("#panel-value")).to_contain_text('"id": "ann:33"')
 
-    async def test_refresh_invalidate_delete(self, page: Page, world: World) -> None:
+    async def test_an_entry_can_be_refreshed_invalidated_and_deleted(
+        self, page: Page, world: World
+    ) -> None:
         """Each is done, and said; deleting asks first."""
         await shown(page, "ann:33")
         said = page.locator("#panel-said")
@@ -358,7 +364,7 @@ class TestG6OneEntry:
         await expect(said).to_have_text("Deleted.")
         await expect(page.locator(".entry-name")).to_have_count(0)
 
-    async def test_a_refresh_that_fails_says_why(
+    async def test_a_failed_refresh_shows_its_error(
         self, page: Page, world: World, expected_errors: list[str]
     ) -> None:
         """The copy stays; the error is on the page, and on its row."""
@@ -371,7 +377,9 @@ class TestG6OneEntry:
 
 
 class TestG6Keyboard:
-    async def test_everything_without_a_mouse(self, page: Page, world: World) -> None:
+    async def test_the_dashboard_can_be_used_by_keyboard_alone(
+        self, page: Page, world: World
+    ) -> None:
         """`/` searches, arrows move, Enter opens, Tab reaches the buttons, Escape goes back."""
         keys = page.keyboard
         await keys.press("/")
@@ -403,7 +411,7 @@ class TestG6Keyboard:
         await expect(page.locator("#panel")).to_be_hidden()
         await expect(page.locator(".entry-name").last).to_be_focused()
 
-    async def test_one_stop_for_the_table(self, page: Page) -> None:
+    async def test_the_entries_table_is_one_tab_stop(self, page: Page) -> None:
         """Tab goes past its rows at once; the arrows go along them."""
         stops = page.locator('.entry-name[tabindex="0"]')
         await expect(stops).to_have_count(1)
@@ -413,14 +421,16 @@ class TestG6Keyboard:
         await page.keyboard.press("Tab")
         await expect(page.locator("#next")).to_be_focused()
 
-    async def test_focus_is_seen(self, page: Page) -> None:
+    async def test_the_focused_element_is_outlined(self, page: Page) -> None:
         """What has it is outlined."""
         await page.keyboard.press("/")
         await page.keyboard.press("ArrowDown")
         outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline == "solid"
 
-    async def test_focus_stays_when_the_table_is_told_anew(self, page: Page, world: World) -> None:
+    async def test_focus_stays_on_its_row_when_the_table_is_updated(
+        self, page: Page, world: World
+    ) -> None:
         """A row that is still there is the same row."""
         row = page.locator(".entry-name").nth(5)
         await row.focus()
@@ -431,14 +441,14 @@ class TestG6Keyboard:
 
 
 class TestG6Look:
-    async def test_in_the_dark(self, new_board: NewPage) -> None:
+    async def test_the_dashboard_follows_a_dark_colour_scheme(self, new_board: NewPage) -> None:
         """Light letters on a dark page, where the system says so."""
         page = await new_board(color_scheme="dark")
         ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         letters = await page.evaluate("getComputedStyle(document.body).color")
         assert (ground, letters) == ("rgb(15, 18, 22)", "rgb(232, 235, 240)")
 
-    async def test_on_a_telephone(self, new_board: NewPage, world: World) -> None:
+    async def test_the_dashboard_fits_a_telephone(self, new_board: NewPage, world: World) -> None:
         """360 px wide, nothing stands out to the side: not a long id, not an open panel."""
         page = await new_board(**PHONE)
         await world.read("user", "x" * 500)
@@ -451,7 +461,7 @@ class TestG6Look:
         box = "document.getElementById('panel').getBoundingClientRect()"
         await page.wait_for_function(f"() => {box}.x === 0 && {box}.width === 360")
 
-    async def test_nothing_moves_for_who_does_not_want_it(self, new_board: NewPage) -> None:
+    async def test_no_animation_runs_with_reduced_motion(self, new_board: NewPage) -> None:
         """`prefers-reduced-motion`: no animation runs on."""
         page = await new_board(reduced_motion="reduce")
         running = "document.getAnimations().filter((it) => it.playState === 'running').length"
@@ -459,7 +469,7 @@ class TestG6Look:
 
 
 class TestG6Token:
-    async def test_asked_for_and_kept_in_the_tab(
+    async def test_the_token_is_asked_for_and_kept_for_the_tab(
         self, new_page: NewPage, expected_errors: list[str]
     ) -> None:
         """A wrong one is said to be; the right one opens numbers, entries and actions."""
@@ -493,7 +503,7 @@ class TestG6Token:
 
 
 class TestG12SignIn:
-    async def test_too_many_wrong_tokens_are_said_to_be(
+    async def test_the_sign_in_form_says_how_long_to_wait_after_too_many_tokens(
         self, new_page: NewPage, expected_errors: list[str]
     ) -> None:
         """With the time to wait, where the token is asked for."""
@@ -550,7 +560,7 @@ ATTACKS = """async (target) => {
 class TestG6HostilePage:
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
     @pytest.mark.parametrize("allowed", [False, True])
-    async def test_reaches_nothing(
+    async def test_a_hostile_page_in_a_browser_reaches_nothing(
         self, new_page: NewPage, expected_errors: list[str], host: str, allowed: bool
     ) -> None:
         """Its form, its scripts and its socket; also where its origin may use the live updates."""

@@ -284,7 +284,7 @@ async def shown(new_page: NewPage, state: State) -> AsyncIterator[tuple[Page, Wo
 
 class TestG13FirstMinute:
     @pytest.mark.parametrize("name", STATES)
-    async def test_says_what_is_and_fits_at_every_width(
+    async def test_each_state_has_the_right_words_and_fits_at_every_width(
         self, new_page: NewPage, name: str, tmp_path: Path, expected_errors: list[str]
     ) -> None:
         """The right words; nothing clipped, overlapping, pale, or wider than the page."""
@@ -343,7 +343,7 @@ COLUMNS = """async ([bounds, term]) => {
 
 
 class TestI28Dashboard:
-    async def test_never_all_fresh(self, new_page: NewPage) -> None:
+    async def test_uncached_requests_are_shown_beside_fresh_reads(self, new_page: NewPage) -> None:
         """Reads and uncached requests are told beside each other, with what each reason means."""
         async with shown(new_page, STATES["one"]) as (page, world):
             health, rows = page.locator("#health-text"), page.locator("#reasons tr")

@@ -120,9 +120,7 @@ IS_EXACT = f"""() => {{
 
 
 class TestG9Feed:
-    async def test_what_is_visible_is_subscribed_and_nothing_else(
-        self, demo: Demo, page: Page
-    ) -> None:
+    async def test_exactly_the_visible_posts_are_subscribed(self, demo: Demo, page: Page) -> None:
         """On arrival, and again after scrolling half way down: exactly what is on screen."""
         await shown(page, demo.url)
         await page.wait_for_function(IS_EXACT)
@@ -132,7 +130,7 @@ class TestG9Feed:
         after = (await page.evaluate(ON_SCREEN))[1]
         assert not {it for it in before if it.startswith("post:")} & set(after)
 
-    async def test_scrolling_asks_for_what_comes_on_screen_only(
+    async def test_scrolling_loads_only_posts_that_come_on_screen(
         self, demo: Demo, page: Page
     ) -> None:
         """The last posts are drawn; those that were passed over were never asked for."""
@@ -158,7 +156,7 @@ class TestG9Feed:
         await page.wait_for_function(f"(before) => {counts}.join() !== before", arg=before)
         assert await page.evaluate("window.isTheSame")
 
-    async def test_a_hidden_tab_stops_refreshing(self, demo: Demo, page: Page) -> None:
+    async def test_a_hidden_tab_of_the_demo_stops_refreshing(self, demo: Demo, page: Page) -> None:
         """Nobody looks: the upstream is asked for no post any more; looked at again, it is."""
         await shown(page, demo.url)
         await hide(page, hidden=True)
@@ -212,7 +210,9 @@ async def quiet(url: str) -> int:
 
 
 class TestG9Trouble:
-    async def test_down_shows_stale_with_its_age(self, demo: Demo, page: Page) -> None:
+    async def test_a_dead_upstream_shows_stale_posts_with_their_age(
+        self, demo: Demo, page: Page
+    ) -> None:
         """The switch on the page; the text stays, the badge says stale, and the age grows."""
         await shown(page, demo.url)
         first = page.locator("[data-post]").first
@@ -231,7 +231,7 @@ class TestG9Trouble:
         await page.get_by_label("Fine").check()
         await expect(badge).to_have_text(re.compile("fresh"))
 
-    async def test_what_was_never_answered_says_so(
+    async def test_a_post_that_was_never_answered_says_so(
         self, tmp_path: Path, page: Page, expected_errors: list[str]
     ) -> None:
         """Asked, and no answer yet: neither "not asked", nor shown as it never was; then it is."""
@@ -252,9 +252,7 @@ class TestG9Trouble:
             await expect(page.locator("#topics-badge")).to_contain_text("fresh")
             await page.close()
 
-    async def test_a_topic_of_which_nothing_is_kept_has_no_age(
-        self, demo: Demo, page: Page
-    ) -> None:
+    async def test_a_topic_without_a_copy_shows_no_age(self, demo: Demo, page: Page) -> None:
         """The age of the topic before is not left standing beside it."""
         await shown(page, demo.url)
         await page.locator("#topics button").first.click()
@@ -268,9 +266,7 @@ class TestG9Trouble:
         )
         await expect(badge).to_have_text("no copy")
 
-    async def test_a_comment_that_is_not_taken_is_typed_text_again(
-        self, demo: Demo, page: Page
-    ) -> None:
+    async def test_a_refused_comment_returns_to_its_field(self, demo: Demo, page: Page) -> None:
         """Back in the field, with a note that stays; sent again when the upstream is well."""
         await shown(page, demo.url)
         await page.locator("#topics button").first.click()
@@ -292,7 +288,7 @@ class TestG9Trouble:
         await expect(page.locator("#comments")).to_contain_text("Not lost at all")
         await expect(field).to_have_value("")
 
-    async def test_it_reconnects_after_the_gateway_restarts(
+    async def test_the_demo_page_reconnects_after_a_restart(
         self, tmp_path: Path, page: Page, expected_errors: list[str]
     ) -> None:
         """The same page goes on by itself when the demo is back on its port."""
@@ -315,7 +311,7 @@ class TestG9Trouble:
             await page.close()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    async def test_it_ends_and_leaves_nothing(
+    async def test_the_demo_ends_and_leaves_no_file_and_no_process(
         self, tmp_path: Path, page: Page, expected_errors: list[str], number: signal.Signals
     ) -> None:
         """With a page open: exit code 0, the port free, no file, no process, no traceback."""
@@ -352,7 +348,7 @@ class TestG9Games:
             )
             assert await board.get_attribute("data-game") not in waiting
 
-    async def test_every_click_is_answered_while_the_service_is_down(
+    async def test_every_click_is_answered_while_the_game_service_is_down(
         self, demo: Demo, page: Page
     ) -> None:
         """A move says that it was taken back, a game of which nothing is kept that it cannot be
@@ -510,7 +506,7 @@ class TestG19Visit:
         ("width", "by_keyboard", "scheme"),
         [(390, True, "light"), (390, False, "dark"), (1280, True, "dark"), (1280, False, "light")],
     )
-    async def test_nothing_moves_and_focus_is_never_lost(
+    async def test_a_visit_causes_no_layout_shift_and_no_lost_focus(
         self,
         demo: Demo,
         new_page: Callable[..., Any],
@@ -587,7 +583,9 @@ class TestG19Visit:
         # A click while the move is on its way is refused.
         await expect(it.page.locator("#games-word")).not_to_contain_text("…")
 
-    async def test_every_width(self, demo: Demo, new_page: Callable[..., Any]) -> None:
+    async def test_the_demo_page_fits_every_width(
+        self, demo: Demo, new_page: Callable[..., Any]
+    ) -> None:
         """One page, made wider, is never wider than its window."""
         page = await new_page()
         await shown(page, demo.url)
@@ -595,7 +593,9 @@ class TestG19Visit:
             await page.set_viewport_size({"width": width, "height": 860})
             await page.wait_for_function("innerWidth >= document.documentElement.scrollWidth")
 
-    async def test_what_is_pointed_at_stays(self, demo: Demo, page: Page) -> None:
+    async def test_the_list_of_games_does_not_change_under_the_pointer(
+        self, demo: Demo, page: Page
+    ) -> None:
         """The list of games changes when the pointer has left it, or by the visitor's own doing."""
         await shown(page, demo.url)
         queue, offered = page.locator("#queue button"), page.locator("#next")

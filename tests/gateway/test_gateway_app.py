@@ -64,7 +64,7 @@ class Site:
 
 
 class TestG1Routes:
-    async def test_everything_else_is_the_sites(self) -> None:
+    async def test_all_other_paths_go_to_the_site(self) -> None:
         """With what it set up at its start; the gateway's own paths are its own."""
         site = Site()
         async with client_of(gateway(kinds=[a_kind()], pages=site.app)) as client:
@@ -75,14 +75,14 @@ class TestG1Routes:
         assert own.json() == {"id": "a"}
         assert site.lived == ["started", "ended"]
 
-    async def test_without_kinds_v1_is_the_sites_too(self) -> None:
+    async def test_without_kinds_the_path_v1_goes_to_the_site(self) -> None:
         """A site may have an API of its own."""
         async with gateway(pages=Site().app) as app, asked(app) as client:
             answers = [await client.get(path) for path in ("/v1/x", "/openapi.json", "/healthz")]
         assert [it.text[:10] for it in answers[:2]] == ["/v1/x by t", "/openapi.j"]
         assert answers[2].json() == {"status": "alive"}
 
-    async def test_without_a_site_it_is_a_404_as_json(self) -> None:
+    async def test_without_a_site_an_unknown_path_is_a_json_404(self) -> None:
         """RFC 9457."""
         async with gateway() as app, asked(app) as client:
             answers = [await client.get(path) for path in ("/nowhere", "/healthz%0A", "/a%0Ab")]
@@ -99,7 +99,7 @@ class TestG1Routes:
         ],
         ids=["query", "no-raw-path"],
     )
-    async def test_a_scope_of_another_server_is_answered(
+    async def test_odd_scopes_of_other_servers_are_answered(
         self, odd: dict[str, Any], status: int
     ) -> None:
         """ASGI allows any bytes as a query, and servers that do not know the raw path."""
@@ -111,7 +111,7 @@ class TestG1Routes:
         async with app, asked(with_odd) as client:
             assert (await client.get("/")).status_code == status
 
-    async def test_the_browsers_files(self) -> None:
+    async def test_the_browser_files_are_served_with_type_and_etag(self) -> None:
         """With their type and tag; asked for again they are not sent again."""
         async with gateway() as app, asked(app) as client:
             script, types = await client.get("/stillfresh.js"), await client.get("/stillfresh.d.ts")
@@ -122,7 +122,7 @@ class TestG1Routes:
         assert types.status_code == 200
         assert (again.status_code, wrong.status_code) == (304, 405)
 
-    async def test_the_dashboard_is_below_its_path(self) -> None:
+    async def test_the_dashboard_path_without_slash_redirects(self) -> None:
         """Without the slash one is led to it."""
         async with client_of(gateway()) as client:
             answer = await client.get("/_stillfresh")
@@ -130,7 +130,7 @@ class TestG1Routes:
         assert (answer.status_code, answer.headers["location"]) == (308, "/_stillfresh/")
         assert "text/html" in page.headers["content-type"]
 
-    async def test_a_socket_elsewhere_is_refused(self) -> None:
+    async def test_a_websocket_on_another_path_is_refused(self) -> None:
         """Only `/v1/live` is one."""
         sent: list[Any] = []
 
@@ -150,7 +150,7 @@ PRIVATE = ["/v1/price/a", "/metrics"]
 
 class TestG1Names:
     @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:8", "a.b", "x.c.d:1"])
-    async def test_its_own_are_answered(self, host: str) -> None:
+    async def test_requests_with_the_gateways_own_host_names_are_answered(self, host: str) -> None:
         """Loopback's, and those that it was told."""
         app = gateway(kinds=[a_kind()], hosts=["a.b", "*.c.d"])
         async with client_of(app, headers={"host": host}) as client:
@@ -158,7 +158,9 @@ class TestG1Names:
                 assert (await client.get(path)).status_code == 200
 
     @pytest.mark.parametrize("host", ["evil.com", "evil.com@localhost", "", "c.d", "localhost.a"])
-    async def test_others_are_refused_from_this_machine(self, host: str) -> None:
+    async def test_requests_from_this_machine_with_other_host_names_are_refused(
+        self, host: str
+    ) -> None:
         """Any name can be made to lead a browser to 127.0.0.1, and its page reads along."""
         app = gateway(kinds=[a_kind()], hosts=["a.b", "*.c.d"])
         async with running(app) as url:
@@ -178,20 +180,20 @@ class TestG1Names:
             (b"[fe80::1:8]:8000", False),
         ],
     )
-    def test_an_ipv6_address_is_compared_whole(self, host: bytes, *, is_right: bool) -> None:
+    def test_an_ipv6_host_is_compared_whole(self, host: bytes, *, is_right: bool) -> None:
         """Its end is not a port."""
         scope: Scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", host)]}
         hosts = checked_hosts(["[fe80::1]"])
         assert hosts is not None
         assert is_called_rightly(scope, hosts) is is_right
 
-    async def test_two_are_none(self) -> None:
+    async def test_a_request_with_two_host_fields_is_refused(self) -> None:
         """Which one is meant, nobody can tell."""
         scope: Scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", b"localhost")] * 2}
         assert not is_called_rightly(scope, ())
         assert not is_local(scope)
 
-    async def test_from_elsewhere_and_in_other_apps_any_name_will_do(self) -> None:
+    async def test_any_host_name_is_accepted_from_elsewhere_and_when_mounted(self) -> None:
         """Who comes over the network knows the address; a mounted gateway has its app's names."""
         evil = [(b"host", b"evil.com")]
         assert is_called_rightly({"client": ("192.0.2.7", 1), "headers": evil}, ())
@@ -216,7 +218,7 @@ class TestG1Names:
             b"x-invoke-path",
         ],
     )
-    async def test_who_was_passed_on_is_not_local(self, field: bytes) -> None:
+    async def test_a_forwarded_request_is_not_local(self, field: bytes) -> None:
         """Also where the proxy says nothing more."""
         headers = [(b"host", b"localhost")]
         assert is_local({"client": ("127.0.0.1", 1), "headers": headers})
@@ -244,7 +246,7 @@ async def raw(port: int, path: str, *fields: str) -> bytes:
 
 class TestG1Mounted:
     @pytest.mark.parametrize("outer", ["starlette", "fastapi"])
-    async def test_under_a_prefix(self, outer: str) -> None:
+    async def test_a_gateway_mounted_under_a_prefix_knows_it(self, outer: str) -> None:
         """Opened by hand, by the app around it; paths and links know the prefix."""
         fresh = gateway(kinds=[a_kind()], token=TOKEN)
 
@@ -274,7 +276,9 @@ class TestG1Mounted:
     @pytest.mark.parametrize(
         ("root", "prefix"), [("/fresh", ""), ("/fresh/", "/fresh"), ("/fresh", "/fresh"), ("/", "")]
     )
-    async def test_behind_a_proxy_that_knows_the_prefix(self, root: str, prefix: str) -> None:
+    async def test_a_gateway_behind_a_proxy_with_a_prefix_knows_it(
+        self, root: str, prefix: str
+    ) -> None:
         """Whether the proxy leaves the prefix on the path or not, and with a slash at its end."""
         app = gateway(kinds=[a_kind()])
         paths = ("/v1/price/a", "/healthz", "/_stillfresh/dashboard.css", "/_stillfresh/api/stats")
@@ -285,7 +289,7 @@ class TestG1Mounted:
         assert [answer.status_code for answer in answers] == [200] * 4
         assert moved.headers["location"] == f"{root.rstrip('/')}/_stillfresh/"
 
-    async def test_never_opened_it_opens_with_the_first_read(self) -> None:
+    async def test_a_gateway_without_a_lifespan_opens_with_its_first_read(self) -> None:
         """For who has no lifespan at all; closing is still theirs."""
         app = gateway(kinds=[a_kind()])
         async with asked(app) as client:
@@ -295,7 +299,7 @@ class TestG1Mounted:
 
 
 class TestG1Life:
-    async def test_opened_and_closed_twice(self) -> None:
+    async def test_a_gateway_can_be_opened_and_closed_twice(self) -> None:
         """By hand and by lifespan; it can be opened again."""
         site = Site()
         app = gateway(kinds=[a_kind()], pages=site.app)
@@ -305,14 +309,16 @@ class TestG1Life:
             assert (await client.get("/v1/price/a")).status_code == 200
         assert site.lived == ["started", "ended"] * 2
 
-    async def test_a_cache_that_was_given_stays_open(self) -> None:
+    async def test_closing_a_gateway_leaves_a_given_cache_open(self) -> None:
         """It is its maker's to close."""
         async with Cache("memory://") as cache:
             async with gateway(cache, kinds=[a_kind()]) as app:
                 assert app.cache is cache
             assert not cache.is_closed
 
-    async def test_a_store_that_cannot_be_opened_is_told(self, tmp_path: Path) -> None:
+    async def test_a_gateway_whose_store_cannot_be_opened_is_not_ready(
+        self, tmp_path: Path
+    ) -> None:
         """By hand it is an error; by lifespan the gateway starts, and is not ready."""
         url = f"sqlite:///{tmp_path}/none/x.db"
         with pytest.raises(StoreError):
@@ -326,7 +332,7 @@ class TestG1Life:
         assert ready.json() == {"status": "not ready", "stores": {"entities": "unreachable"}}
         assert later.json() == {"status": "ready", "stores": {"entities": "reachable"}}
 
-    async def test_a_site_that_does_not_start_is_told(self) -> None:
+    async def test_a_site_that_does_not_start_raises_its_message(self) -> None:
         """And what was opened is closed."""
 
         async def broken(scope: Scope, receive: Receive, send: Send) -> None:
@@ -397,7 +403,7 @@ class TestG1Life:
             history = (await client.get("/_stillfresh/api/history")).json()
         assert len(history) >= 1
 
-    async def test_a_site_without_a_lifespan(self) -> None:
+    async def test_a_site_without_a_lifespan_is_served(self) -> None:
         """Lives without one."""
 
         async def simple(scope: Scope, receive: Receive, send: Send) -> None:
@@ -409,13 +415,13 @@ class TestG1Life:
         async with client_of(gateway(pages=simple)) as client:
             assert (await client.get("/")).text == "simple"
 
-    async def test_no_task_is_left(self) -> None:
+    async def test_a_closed_gateway_leaves_no_task(self) -> None:
         """After it is closed."""
         async with gateway(kinds=[a_kind()], pages=Site().app) as app, asked(app) as client:
             await client.get("/v1/price/a")
         assert len(asyncio.all_tasks()) == 1
 
-    async def test_a_request_under_way_when_it_ends_is_answered(
+    async def test_a_running_request_gets_503_when_the_server_ends(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """503 once the server's time is over, and no traceback."""
@@ -453,7 +459,7 @@ class TestG1Life:
             ({"kinds": [a_kind("page")], "page_cache": PageCache("memory://")}, "kind 'page'"),
         ],
     )
-    def test_a_bad_option_is_named(self, options: dict[str, Any], said: str) -> None:
+    def test_a_bad_option_of_the_gateway_is_named(self, options: dict[str, Any], said: str) -> None:
         """Before anything runs."""
         with pytest.raises(ConfigError, match=said):
             gateway(**options)
@@ -465,7 +471,7 @@ def numbers(text: str) -> dict[str, float]:
 
 
 class TestG7Metrics:
-    async def test_of_entities_pages_and_viewers(self) -> None:
+    async def test_metrics_cover_entities_pages_and_viewers(self) -> None:
         """Prometheus' text; each name described once."""
         async with PageCache("memory://") as pages:
             site = IsrMiddleware(Site().app, pages, {"*": "1m"})
@@ -486,7 +492,7 @@ class TestG7Metrics:
         described = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
         assert len(described) == len(set(described))
 
-    async def test_what_passed_uncached_is_counted_by_reason(self) -> None:
+    async def test_uncached_requests_are_counted_by_reason(self) -> None:
         """I28: a page that states no freshness, twice."""
         async with PageCache("memory://") as pages:
             app = gateway(pages=IsrMiddleware(Site().app, pages), page_cache=pages)
@@ -496,7 +502,7 @@ class TestG7Metrics:
                 found = numbers((await client.get("/metrics")).text)
         assert found['stillfresh_bypassed_total{reason="no-freshness"}'] == 2
 
-    async def test_viewers_are_counted(self) -> None:
+    async def test_metrics_count_connections_and_subscriptions(self) -> None:
         """Connections, and what they look at, by kind."""
         asked_for = '{"type": "subscribe", "items": [["price", "a"], ["price", "b"]]}'
         async with (
@@ -511,7 +517,7 @@ class TestG7Metrics:
         assert found["stillfresh_connections"] == 1
         assert found['stillfresh_subscriptions{resource="price"}'] == 2
 
-    async def test_with_a_token_they_are_the_operators(self) -> None:
+    async def test_metrics_need_the_token_if_there_is_one(self) -> None:
         """401 for everybody else."""
         async with gateway(token=TOKEN) as app, asked(app) as client:
             answers = [
@@ -522,7 +528,7 @@ class TestG7Metrics:
 
 
 class TestG7Health:
-    async def test_alive_and_ready(self) -> None:
+    async def test_health_and_readiness_name_each_store(self) -> None:
         """Of each store."""
         app = gateway(page_cache=PageCache("memory://"))
         async with app, asked(app) as client:
@@ -534,7 +540,7 @@ class TestG7Health:
         assert (head.status_code, head.content) == (200, b"")
         assert alive.headers["cache-control"] == "no-store"
 
-    async def test_not_ready_while_the_store_is_away(self, tmp_path: Path) -> None:
+    async def test_readyz_is_503_while_the_store_is_unreachable(self, tmp_path: Path) -> None:
         """A real server, stopped; alive all the same."""
         binary = binary_of("valkey")
         assert binary is not None
@@ -547,7 +553,9 @@ class TestG7Health:
                 alive = await client.get("/healthz")
         assert [it.status_code for it in (before, after, alive)] == [200, 503, 200]
 
-    async def test_a_silent_store_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_readyz_does_not_wait_for_a_silent_store(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It has a time to answer."""
         monkeypatch.setattr("stillfresh.gateway.numbers.READY_WITHIN", 0.05)
         with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -233,7 +233,7 @@ def mistakes_in(tables: dict[str, Any]) -> tuple[str, ...]:
 
 
 class TestG1GoodFile:
-    def test_is_read(self, tmp_path: Path) -> None:
+    def test_every_setting_of_a_good_file_is_read(self, tmp_path: Path) -> None:
         """Durations are seconds; everything is frozen."""
         file = tmp_path / "stillfresh.toml"
         file.write_text(GOOD)
@@ -288,7 +288,7 @@ class TestG1GoodFile:
             500,
         )
 
-    def test_little_is_enough(self) -> None:
+    def test_a_site_or_one_kind_is_enough(self) -> None:
         """A site, or one kind."""
         pages = settings_of({"pages": {"upstream": "http://x"}}, {})
         kind = {"batch_url": "http://x/y", "fresh_for": "5m"}
@@ -298,7 +298,7 @@ class TestG1GoodFile:
         assert kinds.store == StoreSettings()
         assert kinds.server == ServerSettings()
 
-    def test_the_command_line_goes_over_the_file(self, tmp_path: Path) -> None:
+    def test_command_line_options_override_the_file(self, tmp_path: Path) -> None:
         """Key by key."""
         file = tmp_path / "stillfresh.toml"
         file.write_text(GOOD)
@@ -323,7 +323,7 @@ class TestG1GoodFile:
 
 
 class TestG1Token:
-    def test_from_a_file_or_from_the_environment(self, tmp_path: Path) -> None:
+    def test_the_token_may_come_from_a_file_or_the_environment(self, tmp_path: Path) -> None:
         """Written in the file it counts first."""
         file = tmp_path / "token"
         file.write_text("from-a-file\n")
@@ -335,7 +335,7 @@ class TestG1Token:
         tokens = [it.server.token for it in (by_file, by_environment, written)]
         assert tokens == ["from-a-file", "from-outside", "written"]
 
-    def test_is_never_shown(self) -> None:
+    def test_the_token_is_never_shown_in_errors_or_reprs(self) -> None:
         """Neither in an error nor in what settings look like."""
         tables = good()
         assert "hush" not in repr(settings_of(tables, {}))
@@ -345,7 +345,7 @@ class TestG1Token:
         found = settings_of({"pages": {"upstream": "http://x"}}, {"STILLFRESH_TOKEN": "hush"})
         assert "hush" not in repr(found)
 
-    def test_is_one(self, tmp_path: Path) -> None:
+    def test_two_tokens_or_an_unprintable_one_are_refused(self, tmp_path: Path) -> None:
         """Two are a mistake, and so is one that cannot be a header's value."""
         tables = good()
         tables["server"]["token_file"] = str(tmp_path)
@@ -359,7 +359,7 @@ class TestG1Mistakes:
         ("table", "key", "value"),
         [(*where, value) for where, values in WRONG.items() for value in values],
     )
-    def test_one_wrong_value_is_one_line_with_its_key(
+    def test_each_wrong_value_is_one_line_with_its_key(
         self, table: str, key: str, value: Any
     ) -> None:
         """Every key of every table, wrong in turn."""
@@ -387,7 +387,7 @@ class TestG1Mistakes:
         tables["store"]["url"] = "sqlite:///stillfresh.db"
         assert settings_of(tables, {}).server.workers == 2
 
-    def test_every_route_tells_its_own_mistakes(self) -> None:
+    def test_each_route_has_its_own_mistakes(self) -> None:
         """All at once, also where a route is a table."""
         tables = good()
         table = {"revalidate": "soon", "forwrad": "key"}
@@ -396,7 +396,7 @@ class TestG1Mistakes:
         keys = ['"/a"', "", '"/*/b"', "", '"/c".forwrad', '"/c".revalidate']
         assert told == [f"pages.routes.{key}".rstrip(".") for key in keys]
 
-    def test_every_key_is_among_them(self) -> None:
+    def test_every_key_has_a_test_of_a_wrong_value(self) -> None:
         """A key that is added is also tried out."""
         keys = {(table, key) for table, model in MODELS.items() for key in keys_of(model)}
         assert set(WRONG) == keys
@@ -410,16 +410,14 @@ class TestG1Mistakes:
             ("server", "prot", "port"),
         ],
     )
-    def test_an_unknown_key_names_the_one_that_was_meant(
-        self, table: str, key: str, near: str
-    ) -> None:
+    def test_an_unknown_key_gets_a_suggestion(self, table: str, key: str, near: str) -> None:
         """In each table."""
         tables = good()
         where, name = table_of(tables, table)
         where[key] = 1
         assert mistakes_in(tables) == (f"{name}.{key}: unknown key; did you mean {near}?",)
 
-    def test_an_unknown_table_too(self) -> None:
+    def test_an_unknown_table_gets_a_suggestion(self) -> None:
         """Or all there are, if none is near."""
         assert mistakes_in({**good(), "page": {}}) == ("page: unknown key; did you mean pages?",)
         (line,) = mistakes_in({**good(), "zzz": {}})
@@ -435,12 +433,12 @@ class TestG1Mistakes:
 
     @pytest.mark.parametrize("table", ["store", "pages", "kinds", "server"])
     @pytest.mark.parametrize("value", [1, "x", [], True])
-    def test_a_table_is_a_table(self, table: str, value: Any) -> None:
+    def test_a_table_of_another_type_is_refused(self, table: str, value: Any) -> None:
         """One line for each that is none."""
         (line,) = mistakes_in({**good(), table: value})
         assert line.startswith(f"{table}: must be")
 
-    def test_a_kind_is_a_table(self) -> None:
+    def test_a_kind_that_is_no_table_is_refused(self) -> None:
         """Its name is the key."""
         tables = good()
         tables["kinds"]["user"] = "5m"
@@ -448,14 +446,14 @@ class TestG1Mistakes:
         assert line.startswith("kinds.user: must be a table, as [kinds.user]")
 
     @pytest.mark.parametrize("name", ["Post", "a b", "", "1st", "sqlite_x", "x_ttl", "page"])
-    def test_a_kind_has_a_name_that_a_store_can_keep(self, name: str) -> None:
+    def test_a_kind_with_a_bad_name_is_refused(self, name: str) -> None:
         """And not the one that pages are kept under."""
         tables = good()
         tables["kinds"][name] = {"batch_url": "http://x", "fresh_for": 1}
         (line,) = mistakes_in(tables)
         assert line.startswith(f"kinds.{name}: ")
 
-    def test_all_of_them_are_told(self) -> None:
+    def test_all_mistakes_are_listed_in_the_order_of_the_tables(self) -> None:
         """In the order of the tables."""
         tables = good()
         tables["store"]["url"] = "ftp://x"
@@ -478,7 +476,7 @@ class TestG1Mistakes:
             ("127.0.0.1", 8080, "https://127.0.0.1:8080/by_ids", False),
         ],
     )
-    def test_a_gateway_does_not_ask_itself(
+    def test_a_gateway_that_would_ask_itself_is_refused(
         self, host: str, port: int, url: str, is_itself: bool
     ) -> None:
         """It would wait for itself; whichever name of this machine was written."""
@@ -516,7 +514,7 @@ class TestG1Mistakes:
         (line,) = mistakes_in({"kinds": {"item": kind}, "server": who})
         assert line.startswith(f"kinds.item.{key}: {said}")
 
-    def test_advice_is_for_who_writes_toml(self) -> None:
+    def test_advice_in_errors_is_written_for_toml(self) -> None:
         """No Python in it, and no key twice."""
         kind = {"batch_url": "ftp://x", "fresh_for": "soon"}
         said = "\n".join(mistakes_in({"kinds": {"x_ttl": kind}}))
@@ -525,11 +523,11 @@ class TestG1Mistakes:
         assert "names that end in _ttl" in said
         assert "timedelta" not in said
 
-    def test_nothing_to_serve(self) -> None:
+    def test_settings_with_nothing_to_serve_are_refused(self) -> None:
         """A store alone serves nothing."""
         assert mistakes_in({"store": {}}) == ("nothing to serve: write [pages] or [kinds.NAME]",)
 
-    def test_a_kind_per_viewer_needs_who_signs_in(self) -> None:
+    def test_a_per_viewer_kind_needs_an_authenticate_url(self) -> None:
         """Or nobody could ever see it."""
         tables = good()
         del tables["server"]["authenticate_url"]
@@ -546,7 +544,9 @@ class TestG1Mistakes:
             ),
         )
     )
-    def test_whatever_is_written_is_read_or_refused(self, tables: dict[str, Any]) -> None:
+    def test_any_tables_are_read_or_refused_with_printable_lines(
+        self, tables: dict[str, Any]
+    ) -> None:
         """Nothing but ConfigError comes out, and its lines are lines."""
         with suppress(Mistakes):
             settings_of(tables, {})
@@ -566,7 +566,9 @@ class TestG1BadFile:
             (b"#" * 1_000_001, "longer than 1,000,000 bytes"),
         ],
     )
-    def test_is_one_line(self, tmp_path: Path, content: bytes, said: str) -> None:
+    def test_a_file_that_is_not_toml_is_one_line_with_its_name(
+        self, tmp_path: Path, content: bytes, said: str
+    ) -> None:
         """With the file's name, and the line where TOML tells it."""
         file = tmp_path / "stillfresh.toml"
         file.write_bytes(content)
@@ -577,14 +579,14 @@ class TestG1BadFile:
         assert said in line
         assert "\n" not in line
 
-    def test_one_that_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_a_settings_file_that_cannot_be_read_is_refused(self, tmp_path: Path) -> None:
         """Not there, or a directory."""
         for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
             with pytest.raises(ConfigError, match=said):
                 load(path)
 
     @pytest.mark.parametrize("name", ["\ud800.toml", "a\0b.toml"])
-    def test_a_name_that_no_file_can_have(self, name: str) -> None:
+    def test_an_impossible_file_name_is_refused_in_printable_words(self, name: str) -> None:
         """Is said in printable words, too."""
         with pytest.raises(Mistakes, match="no file can have this name") as caught:
             load(name)
@@ -597,13 +599,13 @@ KEY = re.compile(r"^\| `((?:store|pages|kinds|server|outbox)\.[\w.]+)` \|", re.M
 class TestG1Documented:
     PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
 
-    def test_every_key_is_on_the_page(self) -> None:
+    def test_every_setting_is_documented_in_order(self) -> None:
         """Each once, in the order of its table."""
         named = KEY.findall(self.PAGE)
         keys = [f"{table}.{key}" for table, model in MODELS.items() for key in keys_of(model)]
         assert named == [key.replace("kinds.", "kinds.NAME.") for key in keys]
 
-    def test_every_example_is_fine(self) -> None:
+    def test_every_example_in_the_docs_is_valid(self) -> None:
         """What is shown can be copied."""
         blocks = re.findall(r"^```toml\n(.*?)^```$", self.PAGE, re.MULTILINE | re.DOTALL)
         assert blocks

@@ -35,7 +35,7 @@ def mistakes_in(environ: dict[str, str]) -> tuple[str, ...]:
 
 
 class TestG17Environment:
-    def test_every_table_can_be_told(self) -> None:
+    def test_every_table_can_be_set_by_environment_variables(self) -> None:
         """Texts, numbers, durations, flags, lists and tables, without a file."""
         found = told(
             {
@@ -66,7 +66,9 @@ class TestG17Environment:
         assert (kind.name, kind.fresh_for, kind.per_viewer) == ("post", 300, True)
         assert kind.headers == {"X-Key": "k"}
 
-    def test_options_go_over_variables_and_variables_over_the_file(self, tmp_path: Path) -> None:
+    def test_options_override_variables_and_variables_override_the_file(
+        self, tmp_path: Path
+    ) -> None:
         """Key by key, also within a kind."""
         file = tmp_path / "s.toml"
         file.write_text(
@@ -94,13 +96,13 @@ class TestG17Environment:
             ("STILLFRESH_X__Y", ""),
         ],
     )
-    def test_an_unknown_one_gets_a_hint(self, name: str, meant: str) -> None:
+    def test_an_unknown_variable_gets_a_hint_without_its_value(self, name: str, meant: str) -> None:
         """And no value of it is shown."""
         (line,) = mistakes_in({**SITE, name: "hush"})
         assert line.startswith(f"{name}: unknown setting; {meant}")
         assert "hush" not in line
 
-    def test_names_of_others_are_left_alone(self) -> None:
+    def test_variables_of_other_programs_are_ignored(self) -> None:
         """Of a Kubernetes service of this name, of our own other variables."""
         others = {"STILLFRESH_PORT": "tcp://1", "STILLFRESH_SERVICE_HOST": "x"}
         assert told({**SITE, **others, "STILLFRESH_TOKEN": "t"}).server.token == "t"  # noqa: S105
@@ -125,14 +127,14 @@ class TestG17Environment:
             st.text(max_size=20),
         )
     )
-    def test_whatever_is_set(self, environ: dict[str, str]) -> None:
+    def test_any_variable_is_read_or_reported_as_a_mistake(self, environ: dict[str, str]) -> None:
         """Every variable with `__` is read, or told as a mistake."""
         _, named, mistakes = variables_in(environ, MODELS)
         asked = {name for name in environ if "__" in name.removeprefix("STILLFRESH_")}
         told_of = {line.partition(":")[0] for line in mistakes}
         assert asked <= told_of | set(named.values())
 
-    def test_a_reload_keeps_what_takes_a_restart(self) -> None:
+    def test_a_reload_keeps_settings_that_need_a_restart(self) -> None:
         """The socket and the processes; each difference is told."""
         old = told({**SITE, "STILLFRESH_SERVER__PORT": "1"})
         new = told({"STILLFRESH_PAGES__UPSTREAM": "http://y", "STILLFRESH_SERVER__PORT": "2"})
@@ -156,14 +158,14 @@ class TestG17DeployedFiles:
     """No Docker engine runs here: what a file names is compared with what there is."""
 
     @pytest.mark.parametrize("path", FILES, ids=lambda it: it.name)
-    def test_settings_exist(self, path: Path) -> None:
+    def test_every_variable_in_the_deployment_files_exists(self, path: Path) -> None:
         """Every variable is one that the gateway takes."""
         _, named, mistakes = variables_in(
             dict.fromkeys(settings_named(path.read_text()), "x"), MODELS
         )
         assert (mistakes, bool(named)) == ([], True)
 
-    def test_the_image(self) -> None:
+    def test_the_docker_image_has_a_user_and_a_health_check_on_its_port(self) -> None:
         """Not root, with a health check on the port it listens on, from files that are there."""
         text = (DEPLOY / "Dockerfile").read_text()
         lines = re.sub(r"\\\n\s*", "", text).splitlines()
@@ -181,7 +183,7 @@ class TestG17DeployedFiles:
         assert {"web", "cli", "redis", "postgres"} <= set(extras[1].split(","))
 
     @pytest.mark.parametrize("name", ["compose.valkey.yaml", "compose.postgres.yaml"])
-    def test_compose(self, name: str) -> None:
+    def test_the_compose_files_name_existing_services_and_settings(self, name: str) -> None:
         """Services that wait for services that there are; settings that can be read."""
         found = yaml.safe_load((DEPLOY / name).read_text())
         services = found["services"]
@@ -200,7 +202,7 @@ class TestG17DeployedFiles:
             assert main.get_command(context, command[0]) is not None
             assert command[-1] == environ["STILLFRESH_STORE__URL"]
 
-    def test_the_unit(self) -> None:
+    def test_the_systemd_unit_uses_existing_options(self) -> None:
         """Options that `serve` has; SIGHUP to reload; time to drain."""
         unit = configparser.RawConfigParser(strict=False)
         unit.optionxform = str  # type: ignore[assignment,method-assign]
@@ -213,7 +215,7 @@ class TestG17DeployedFiles:
         assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
         assert int(service["TimeoutStopSec"]) >= 45
 
-    def test_the_manifest(self) -> None:
+    def test_the_kubernetes_manifest_uses_existing_paths_and_ports(self) -> None:
         """Probes of paths and ports that there are, and a grace that is longer than the drain."""
         parts = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
         deployment = next(it for it in parts if it["kind"] == "Deployment")

@@ -95,7 +95,7 @@ async def world(
 
 
 class TestG11Gets:
-    async def test_one_request_for_each_id_so_many_at_once(self, api: RestApi) -> None:
+    async def test_one_get_is_sent_for_each_id_up_to_concurrency(self, api: RestApi) -> None:
         """`concurrency` GETs are under way, each for one id, with the file's header fields."""
         api.gate = asyncio.Event()
         async with world(api, concurrency=3, headers={"X-Key": "k"}) as (client, _):
@@ -111,7 +111,7 @@ class TestG11Gets:
         assert api.headers_seen[0]["x-key"] == "k"
 
     @pytest.mark.parametrize("status", [404, 410])
-    async def test_what_does_not_exist(self, api: RestApi, status: int) -> None:
+    async def test_a_404_or_410_is_an_absence(self, api: RestApi, status: int) -> None:
         """404 and 410 are an absence, believed for `absent_for`; others of the batch are found."""
         api.status = status
         async with world(api) as (client, _):
@@ -123,7 +123,7 @@ class TestG11Gets:
         assert api.asked == ["/items/a", "/items/b"]
 
     @pytest.mark.parametrize("status", [201, 204, 301, 304, 307, 400, 401, 403, 429, 500, 503])
-    async def test_another_status_has_failed(self, api: RestApi, status: int) -> None:
+    async def test_any_other_status_is_a_failed_get(self, api: RestApi, status: int) -> None:
         """Also a redirect: header fields are told to nobody else; and a 304 nobody asked for."""
         api.status, api.headers, api.body = status, {"location": "/again?x"}, b""
         async with world(api) as (client, app):
@@ -135,7 +135,7 @@ class TestG11Gets:
         if status in {301, 307}:
             assert "to '/again'; redirects are not followed" in told.text
 
-    async def test_retry_after_is_kept_to(self, api: RestApi) -> None:
+    async def test_a_get_obeys_retry_after(self, api: RestApi) -> None:
         """Told on, and not asked before; other ids are."""
         api.status, api.headers = 429, {"retry-after": "120"}
         async with world(api) as (client, _):
@@ -145,7 +145,9 @@ class TestG11Gets:
         assert api.asked == ["/items/a", "/items/b"]
 
     @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 50_000, b" " * 2_000 + b"1"])
-    async def test_what_is_no_view_has_failed(self, api: RestApi, body: bytes) -> None:
+    async def test_a_body_that_is_not_json_or_too_long_is_a_failed_get(
+        self, api: RestApi, body: bytes
+    ) -> None:
         """Not JSON, or longer than `max_bytes`."""
         api.body = body
         async with world(api, max_bytes=1_000) as (client, _):
@@ -153,7 +155,7 @@ class TestG11Gets:
         assert answer.status_code == 503
 
     @pytest.mark.parametrize("body", [b"null", b"[]", b"0", b'"x"', b"{}"])
-    async def test_any_json_is_a_view(self, api: RestApi, body: bytes) -> None:
+    async def test_any_json_value_is_a_view(self, api: RestApi, body: bytes) -> None:
         """Also null: that an item does not exist is said by a status."""
         api.body = body
         async with world(api) as (client, _):
@@ -161,7 +163,7 @@ class TestG11Gets:
         assert [it.content for it in answers] == [body, body]
         assert len(api.asked) == 1
 
-    async def test_views_of_a_viewer(self, api: RestApi) -> None:
+    async def test_the_viewer_id_is_put_into_the_url(self, api: RestApi) -> None:
         """`{viewer_id}` is put into the address, and a copy is shown to that viewer alone."""
         api.body = b'{"viewer_id": "a/b"}'
         path = "/of/{viewer_id}/items/{id}?v={viewer_id}"
@@ -174,7 +176,7 @@ class TestG11Gets:
 
 class TestG11Ids:
     @pytest.mark.parametrize("id_", ["a/b", "a?b", "a#b", "a b", "%2e%2e", "ä/ö", "a;b", "a\\b"])
-    async def test_are_percent_encoded(self, api: RestApi, id_: str) -> None:
+    async def test_ids_are_percent_encoded_in_the_url(self, api: RestApi, id_: str) -> None:
         """What the upstream decodes from its path is the id, and nothing else changed."""
         api.body = b"1"
         async with world(api, path="/items/{id}/view?of={id}") as (client, _):
@@ -186,7 +188,9 @@ class TestG11Ids:
         assert unquote(query) == f"of={id_}"
 
     @pytest.mark.parametrize("id_", [".", "..", "../admin", "a/../../admin", "a\\..\\b", "./x"])
-    async def test_never_leave_their_place(self, api: RestApi, id_: str) -> None:
+    async def test_an_id_that_could_leave_its_place_in_the_url_is_absent(
+        self, api: RestApi, id_: str
+    ) -> None:
         """An id that a server could take for another path does not exist: nobody is asked."""
         async with world(api) as (client, _):
             answer = await client.post("/v1/item/batch", json={"ids": [id_]})
@@ -194,7 +198,7 @@ class TestG11Ids:
         assert api.asked == []
 
     @given(st.text(), st.sampled_from(["/i/{id}", "/i/.{id}", "/i/{id}.", "/i/{id}/x?y={id}"]))
-    def test_whatever_they_are(self, id_: str, path: str) -> None:
+    def test_any_id_keeps_the_parts_of_the_url_template(self, id_: str, path: str) -> None:
         """Host, path and query have as many parts as the template; none becomes `.` or `..`."""
         try:
             id_.encode()
@@ -226,7 +230,7 @@ class TestG11Validation:
         assert api.conditions == [None, '"v1"']
         assert after > before
 
-    async def test_a_new_version_replaces_it(self, api: RestApi) -> None:
+    async def test_a_new_version_replaces_the_copy_and_its_validator(self, api: RestApi) -> None:
         """And its validator too."""
         async with world(api) as (client, app):
             await client.get("/v1/item/a")
@@ -236,7 +240,9 @@ class TestG11Validation:
         assert answer.json()["version"] == 2
         assert api.conditions == [None, '"v1"', '"v2"']
 
-    async def test_the_validator_is_in_the_store(self, api: RestApi, tmp_path: Path) -> None:
+    async def test_the_validator_is_stored_with_the_copy(
+        self, api: RestApi, tmp_path: Path
+    ) -> None:
         """Another process, or a later one, asks with it, too; also of an invalidated copy."""
         store = f"sqlite:///{tmp_path}/cache.db"
         async with world(api, store=store) as (client, _):
@@ -247,7 +253,7 @@ class TestG11Validation:
         assert answer.json()["version"] == 1
         assert api.conditions == [None, '"v1"']
 
-    async def test_last_modified_alone_will_do(self, api: RestApi) -> None:
+    async def test_a_copy_is_validated_by_last_modified_alone(self, api: RestApi) -> None:
         """As If-Modified-Since."""
         api.headers = {"etag": "", "last-modified": "Tue, 03 Nov 2026 10:00:00 GMT"}
         async with world(api) as (client, app):
@@ -265,7 +271,7 @@ class TestG11Validation:
                 await app.hub.resource("item").refresh("a")
         assert api.conditions == [None, '"v1"', None]
 
-    def test_a_copy_of_another_way_is_none(self) -> None:
+    def test_a_copy_stored_by_batch_url_is_not_used_by_url(self) -> None:
         """What `batch_url` stored is loaded anew by `url`, and the other way round."""
         plain = msgspec.msgpack.encode({"id": "a"})
         with pytest.raises(ValueError, match="not stored by a GET"):
@@ -275,7 +281,7 @@ class TestG11Validation:
             msgspec.msgpack.decode(data)
         assert GotCodec().decode(data) == {"id": "a"}
 
-    async def test_a_viewers_copy_is_validated_as_well(self, api: RestApi) -> None:
+    async def test_a_per_viewer_copy_is_validated_too(self, api: RestApi) -> None:
         """It is found by its viewer and its id."""
         api.body = b'{"viewer_id": "ann"}'
         path = "/{viewer_id}/{id}"
@@ -310,19 +316,21 @@ class TestG11Terms:
             ({"expires": "0"}, (0, 0, 600)),
         ],
     )
-    def test_the_answer_sets_them(
+    def test_the_answers_cache_control_sets_the_terms(
         self, fields: dict[str, str], terms: tuple[float, float, float]
     ) -> None:
         """What it does not say is the file's; freshness it speaks of is never stretched."""
         raw = tuple((name.encode(), value.encode()) for name, value in fields.items())
         assert terms_of(raw, NOW, OWN, SHARED) == Policy(*terms)
 
-    def test_a_viewers_own_copy_may_be_private(self) -> None:
+    def test_a_private_answer_may_be_kept_for_its_viewer(self) -> None:
         """It is that viewer's cache."""
         raw = ((b"cache-control", b"private, max-age=20"),)
         assert terms_of(raw, NOW, OWN, {"no-store"}).fresh_for == 20
 
-    async def test_only_if_the_file_says_so(self, api: RestApi) -> None:
+    async def test_the_answer_sets_the_terms_only_if_the_file_says_upstream(
+        self, api: RestApi
+    ) -> None:
         """`terms = "upstream"`; else the file's own count, whatever the answer says."""
         api.headers = {"cache-control": "s-maxage=7, stale-while-revalidate=3"}
         told = []
@@ -335,7 +343,7 @@ class TestG11Terms:
         assert told == [[own] * 2, [upstream] * 2]
         assert len(api.asked) == 2
 
-    async def test_a_304_sets_them_anew(self, api: RestApi) -> None:
+    async def test_a_304_updates_the_terms(self, api: RestApi) -> None:
         """RFC 9111 §3.2: its fields count in the place of the stored ones, which stay otherwise."""
         api.headers = {"cache-control": "max-age=7"}
         async with world(api, terms="upstream") as (client, app):
@@ -351,7 +359,7 @@ class TestG11Terms:
         assert policies == [7, 9, 9]
         assert len(set(api.conditions)) == 2
 
-    async def test_what_is_not_to_be_kept_is_for_those_who_wait(self, api: RestApi) -> None:
+    async def test_a_no_store_answer_goes_only_to_callers_that_waited(self, api: RestApi) -> None:
         """no-store: all callers of one moment share one request; later ones ask again."""
         api.headers, api.gate = {"cache-control": "no-store"}, asyncio.Event()
         async with world(api, terms="upstream") as (client, _):
@@ -366,7 +374,7 @@ class TestG11Terms:
         assert {it.headers["cache-control"] for it in answers} == {"public, max-age=0, s-maxage=0"}
         assert len(api.asked) == 2
 
-    def test_what_is_never_fresh_is_watched_at_the_files_pace(self) -> None:
+    def test_a_watched_no_cache_item_is_refreshed_once_per_fresh_for(self) -> None:
         """A viewer of a no-cache item costs one request for each `fresh_for`, not ten a second."""
         terms = Terms(Policy(300, 60, 600), absent_for=30, jitter=0)
         never = Copy("g", NOW, Policy(0), b"x")
@@ -376,7 +384,7 @@ class TestG11Terms:
 
 
 class TestG11Everywhere:
-    async def test_the_gateway_shows_it_as_any_other_kind(self, api: RestApi) -> None:
+    async def test_the_gateway_shows_a_get_kind_as_any_other_kind(self, api: RestApi) -> None:
         """OpenAPI, entries, an entry's value with its validator, live, and a conditional read."""
         async with world(api) as (client, app):
             first = await client.get("/v1/item/a")

@@ -44,7 +44,7 @@ def api() -> Api:
 
 
 class TestG1Kinds:
-    async def test_are_asked_for_in_batches(self, api: Api) -> None:
+    async def test_one_request_asks_for_many_ids(self, api: Api) -> None:
         """One request for many ids; those without a view do not exist."""
         api.absent = {"c"}
         async with world(api, headers={"X-Key": "k"}) as client:
@@ -55,13 +55,13 @@ class TestG1Kinds:
         assert api.headers_seen[0]["x-key"] == "k"
         assert api.headers_seen[0]["content-type"] == "application/json"
 
-    async def test_no_more_at_once_than_allowed(self, api: Api) -> None:
+    async def test_a_batch_has_at_most_max_batch_ids(self, api: Api) -> None:
         """`max_batch`."""
         async with world(api, max_batch=2) as client:
             await client.post("/v1/post/batch", json={"ids": ["a", "b", "c", "d", "e"]})
         assert sorted(len(it["ids"]) for it in api.asked) == [1, 2, 2]
 
-    async def test_fields_are_named_as_the_upstream_names_them(self, api: Api) -> None:
+    async def test_the_names_of_upstream_fields_can_be_set(self, api: Api) -> None:
         """The ids' field, the list's, and an id that is put together."""
         posts = [{"details": {"author": "ann", "id": 7}}, {"details": {"author": "bob", "id": "x"}}]
         api.body = msgspec.json.encode({"data": {"posts": posts}})
@@ -73,7 +73,7 @@ class TestG1Kinds:
         assert [it["status"] for it in other.json()["items"]] == ["found", "found"]
         assert api.asked[0] == {"post_ids": ["ann:7"]}
 
-    async def test_nothing_found_may_be_said_without_a_body(self, api: Api) -> None:
+    async def test_a_204_or_a_null_view_is_an_absence(self, api: Api) -> None:
         """204; `null` is no view either."""
         api.status, api.body = 204, b""
         async with world(api) as client:
@@ -82,7 +82,7 @@ class TestG1Kinds:
             null = await client.get("/v1/post/b")
         assert [it.json()["code"] for it in (none, null)] == ["absent", "absent"]
 
-    async def test_views_of_a_viewer(self, api: Api) -> None:
+    async def test_the_upstream_is_told_the_viewer_of_a_per_viewer_kind(self, api: Api) -> None:
         """The upstream is told who looks, and is asked who has a token, once."""
         who = {"t-ann": {"viewer_id": "ann"}}
 
@@ -132,7 +132,7 @@ class TestG12Authority:
 
 class TestG1KindsFailing:
     @pytest.mark.parametrize("status", [201, 301, 302, 307, 308, 400, 401, 404, 429, 500, 503])
-    async def test_another_status_has_failed(self, api: Api, status: int) -> None:
+    async def test_any_other_status_is_a_failed_batch(self, api: Api, status: int) -> None:
         """Redirects are not followed: ids and header fields are told to nobody else."""
         api.status, api.headers = status, {"location": "/again"}
         async with world(api) as client:
@@ -140,7 +140,7 @@ class TestG1KindsFailing:
         assert (answer.status_code, answer.json()["code"]) == (503, "upstream_failed")
         assert len(api.asked) == 1
 
-    async def test_retry_after_is_kept_to(self, api: Api) -> None:
+    async def test_a_batch_obeys_retry_after(self, api: Api) -> None:
         """Told on, and not asked before."""
         api.status, api.headers = 429, {"retry-after": "120"}
         async with world(api) as client:
@@ -152,7 +152,9 @@ class TestG1KindsFailing:
         "body",
         [b"", b"{}", b"null", b"1", b'"x"', b"[", b"\xff", b'[{"id": "a"}', b"[" * 50_000],
     )
-    async def test_another_shape_has_failed(self, api: Api, body: bytes) -> None:
+    async def test_an_answer_of_another_shape_is_a_failure_not_an_absence(
+        self, api: Api, body: bytes
+    ) -> None:
         """And says nothing of absence."""
         api.body = body
         async with world(api) as client:
@@ -167,7 +169,7 @@ class TestG1KindsFailing:
             answer = await client.post("/v1/post/batch", json={"ids": ["a", "b"]})
         assert [it["status"] for it in answer.json()["items"]] == ["found", "failed"]
 
-    async def test_an_answer_is_not_longer_than_allowed(self, api: Api) -> None:
+    async def test_an_answer_longer_than_max_bytes_is_a_failure(self, api: Api) -> None:
         """Also once it is unpacked."""
         api.headers = {"content-encoding": "gzip"}
         async with world(api, max_bytes=1_000) as client:
@@ -179,14 +181,14 @@ class TestG1KindsFailing:
         assert [it.status_code for it in (fine, bomb, long)] == [200, 503, 503]
         assert len(gzip.compress(api.body)) < 100_000
 
-    async def test_a_silent_upstream_is_left_after_a_while(self, api: Api) -> None:
+    async def test_a_silent_upstream_times_out(self, api: Api) -> None:
         """`timeout` is for the whole answer."""
         api.silent = True
         async with world(api, timeout="100ms") as client:
             answer = await client.get("/v1/post/a")
         assert answer.status_code == 503
 
-    async def test_a_dead_upstream_at_the_start(self) -> None:
+    async def test_the_gateway_starts_with_a_dead_upstream(self) -> None:
         """The gateway starts all the same, and says 503."""
         async with new_client(5, kept=0) as upstream:
             app = gateway_of(settings_for("http://127.0.0.1:1"), upstream, checks_page_names=True)
@@ -202,13 +204,15 @@ class TestG1KindsFailing:
 
 class TestG1Ids:
     @given(st.text(min_size=1), st.integers())
-    def test_are_put_together(self, author: str, number: int) -> None:
+    def test_ids_are_built_from_several_fields(self, author: str, number: int) -> None:
         """Texts and whole numbers, with what stands between them."""
         id_of = id_maker("{details.author}:{n}{{x}}")
         assert id_of({"details": {"author": author}, "n": number}) == f"{author}:{number}{{x}}"
 
     @given(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.sampled_from("abcdef-")))
-    def test_each_is_found_absent_or_failed(self, asked: list[str], came: list[str]) -> None:
+    def test_each_asked_id_is_found_absent_or_failed(
+        self, asked: list[str], came: list[str]
+    ) -> None:
         """Absent only if every view has an id."""
         views = [{"id": it} if it != "-" else {} for it in came]
         found = views_by_id(asked, views, id_maker("{id}"))
@@ -220,7 +224,7 @@ class TestG1Ids:
 
 
 class TestG1Told:
-    async def test_a_refusal_names_the_host_and_no_query(self) -> None:
+    async def test_an_upstream_error_names_the_host_without_the_query(self) -> None:
         """Which of several upstreams it was; what stands behind ? may be a secret."""
         refusing = httpx.MockTransport(lambda _: httpx.Response(501))
         async with httpx.AsyncClient(transport=refusing) as client:

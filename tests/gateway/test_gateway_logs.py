@@ -72,7 +72,7 @@ def read_until(process: "subprocess.Popen[bytes]", said: str) -> str:
 
 
 class TestG16NoSecretIsLogged:
-    def test_by_a_gateway_whose_upstreams_fail(self, tmp_path: Path) -> None:
+    def test_a_gateway_whose_upstreams_fail_logs_no_secret(self, tmp_path: Path) -> None:
         """Neither the settings' secrets nor a visitor's nor an upstream's, at any level."""
 
         def answers(request: bytes) -> bytes:
@@ -109,7 +109,7 @@ class TestG16NoSecretIsLogged:
             "stillfresh.stores.redis.link",
         }
 
-    def test_the_settings_name_what_is_secret(self, tmp_path: Path) -> None:
+    def test_secrets_of_the_settings_are_known_to_the_log(self, tmp_path: Path) -> None:
         """Token, passwords and header fields."""
         file = tmp_path / "a.toml"
         text = FILE.format(site="http://127.0.0.1:2").replace("database-s3cret", "d%40ta")
@@ -121,7 +121,7 @@ class TestG16NoSecretIsLogged:
 
 
 class TestG16AccessOfWorkers:
-    def test_a_log_that_nobody_reads_holds_up_nobody(self, tmp_path: Path) -> None:
+    def test_workers_answer_although_nobody_reads_their_log(self, tmp_path: Path) -> None:
         """More lines than a pipe holds; all are answered, and read later each is whole."""
         with ExitStack() as stack:
             page = b"HTTP/1.1 200 OK\r\ncache-control: max-age=60\r\ncontent-length: 2\r\n\r\nhi"
@@ -139,7 +139,7 @@ class TestG16AccessOfWorkers:
         assert sorted(it["path"] for it in told) == sorted(paths * 2)
         assert {it["cache"].partition(";")[0] for it in told} == {"fwd=miss", "hit"}
 
-    def test_a_standard_error_that_is_closed_is_no_matter(self, tmp_path: Path) -> None:
+    def test_workers_answer_although_standard_error_is_closed(self, tmp_path: Path) -> None:
         """Visitors are answered, whatever has its number now."""
         closed = "sh", "-c", 'exec "$0" "$@" 2>&-'
         with ExitStack() as stack:
@@ -155,7 +155,7 @@ class TestG16AccessOfWorkers:
 
 
 class TestG16Settings:
-    def test_by_file_variable_and_option(self, tmp_path: Path) -> None:
+    def test_log_settings_come_from_file_variable_and_option(self, tmp_path: Path) -> None:
         """Each overrides the one before it."""
         file = tmp_path / "a.toml"
         file.write_text('[log]\nlevel = "info"\nformat = "json"\naccess = "json"\n')
@@ -165,14 +165,14 @@ class TestG16Settings:
         assert load(None, SITE, {}).log == LogSettings("warning", "text", "off")
 
     @pytest.mark.parametrize("option", ["--log-level", "--log-format", "--access-log"])
-    def test_a_mistake_names_the_option(self, option: str) -> None:
+    def test_a_wrong_log_option_is_named(self, option: str) -> None:
         """And what is allowed."""
         result = call("serve", "--upstream", "http://127.0.0.1:1", option, "loud")
         assert result.exit_code == 2
         assert result.stderr.startswith(f"Error: {option}: must be '")
         assert "not 'loud'" in result.stderr
 
-    def test_a_mistake_names_the_key(self) -> None:
+    def test_a_wrong_log_setting_is_named(self) -> None:
         """Of a file as of a variable."""
         with pytest.raises(Mistakes, match=r"log\.format: must be 'text' or 'json', not 'xml'"):
             load(None, {**SITE, "log": {"format": "xml"}}, {})

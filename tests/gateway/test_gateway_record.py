@@ -15,9 +15,7 @@ from tests.kit.serve import Proxy
 
 class TestServe:
     @pytest.mark.parametrize("workers", ["1", "2"])
-    def test_every_visit_is_recorded_and_can_be_planned_with(
-        self, tmp_path: Path, workers: str
-    ) -> None:
+    def test_serve_records_every_visit_for_planning(self, tmp_path: Path, workers: str) -> None:
         """Visits of a page, by whatever worker; all of them are there when it has ended."""
         reads, store = tmp_path / "reads.jsonl", f"sqlite:///{tmp_path / 'site.db'}"
         options = ["--record", str(reads), "--route", "/*=1m", "--workers", workers]
@@ -35,9 +33,7 @@ class TestServe:
         assert (list(kinds), cut) == (["page"], None)
         assert planned(kinds, [], None).recorded["page"].terms.fresh_for == 60
 
-    def test_a_file_that_cannot_be_written_is_told_before_anything_is_served(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_recording_that_cannot_be_written_stops_the_start(self, tmp_path: Path) -> None:
         """One line, and exit code 1."""
         missing = str(tmp_path / "missing" / "reads.jsonl")
         found = call(
@@ -47,7 +43,7 @@ class TestServe:
         assert found.stderr == f"Error: {missing}: No such file or directory\n"
 
     @pytest.mark.parametrize("share", [0, 1.5, "most", True])
-    def test_a_share_is_a_part_of_the_whole(self, share: object) -> None:
+    def test_a_record_share_outside_0_to_1_is_refused(self, share: object) -> None:
         """The mistake names its key."""
         tables = {"pages": {"upstream": "http://127.0.0.1:9"}, "server": {"record_share": share}}
         with pytest.raises(Mistakes, match=r"^server.record_share: must be a number above 0"):

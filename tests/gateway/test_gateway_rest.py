@@ -74,7 +74,7 @@ def told(answer: httpx.Response) -> tuple[int, str]:
 
 
 class TestG2One:
-    async def test_says_how_fresh_it_is(self) -> None:
+    async def test_a_read_says_how_fresh_its_value_is(self) -> None:
         """The value is the body; its age, tag and verdict are header fields."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -95,7 +95,7 @@ class TestG2One:
         assert len(headers.get_list("date")) == 1
         assert world.prices.calls == [(["a"], None)]
 
-    async def test_stale_is_served_at_once_and_refreshed_behind(self) -> None:
+    async def test_a_stale_value_is_served_at_once_and_refreshed(self) -> None:
         """One refresh, which the next reader sees."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -112,7 +112,7 @@ class TestG2One:
         assert (now.json()["cents"], now.headers["age"]) == (200, "0")
         assert len(world.prices.calls) == 2
 
-    async def test_many_at_once_are_one_load(self) -> None:
+    async def test_concurrent_reads_share_one_load(self) -> None:
         """Readers of one id share it, and readers of several share a batch."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -121,7 +121,7 @@ class TestG2One:
         assert [it.json()["id"] for it in answers] == list("aabbb")
         assert sorted(id_ for ids, _ in world.prices.calls for id_ in ids) == ["a", "b"]
 
-    async def test_what_you_have_is_not_sent_again(self) -> None:
+    async def test_a_read_with_the_current_etag_gets_304(self) -> None:
         """304 by ETag; another value has another tag."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -148,7 +148,7 @@ class TestG2One:
         assert {it: head.headers[it] for it in kept} == {it: got.headers[it] for it in kept}
         assert (gone.status_code, gone.content) == (404, b"")
 
-    async def test_absent_is_a_404_of_its_own(self) -> None:
+    async def test_an_absent_id_and_an_unknown_kind_are_different_404s(self) -> None:
         """And is kept for a tenth of the time; a kind that was never declared is another 404."""
         world = World()
         answers = await world.get("/v1/price/none", "/v1/price/none", "/v1/prize/a")
@@ -167,7 +167,7 @@ class TestG2One:
         ["", "%00", "a%0Ab", "batch%0A", "%7F", "x" * 1_001, "%FF", "%ED%A0%80"],
         ids=["empty", "nul", "line", "last-line", "delete", "long", "not-utf-8", "surrogate"],
     )
-    async def test_what_is_no_id_is_422(self, id_: str) -> None:
+    async def test_a_bad_id_gets_422(self, id_: str) -> None:
         """And nobody is asked about it."""
         world = World()
         (answer,) = await world.get(f"/v1/price/{id_}")
@@ -187,12 +187,12 @@ class TestG2One:
             ("x" * 1_000, "x" * 1_000),
         ],
     )
-    async def test_an_id_is_any_other_text(self, path: str, id_: str) -> None:
+    async def test_any_other_text_is_an_id(self, path: str, id_: str) -> None:
         """Slashes, spaces and umlauts, written as URLs write them."""
         (answer,) = await World().get(f"/v1/price/{path}")
         assert answer.json()["id"] == id_
 
-    async def test_other_methods_are_refused(self) -> None:
+    async def test_other_methods_get_405_with_the_allowed_ones(self) -> None:
         """With those that are not."""
         async with client_of(World().gateway) as client:
             answers = [
@@ -206,7 +206,7 @@ class TestG2One:
 
 
 class TestG2Failing:
-    async def test_nothing_kept_is_503_with_a_time_to_come_back(self) -> None:
+    async def test_a_failed_load_without_a_copy_is_503_with_retry_after(self) -> None:
         """What exactly failed is not told to every reader."""
         (answer, again) = await World().get("/v1/price/broken", "/v1/price/broken")
         assert told(answer) == (503, "upstream_failed")
@@ -214,12 +214,12 @@ class TestG2Failing:
         assert int(answer.headers["retry-after"]) >= 1
         assert "secret" not in answer.text + again.text
 
-    async def test_the_upstreams_own_word_is_passed_on(self) -> None:
+    async def test_the_upstreams_retry_after_is_passed_on(self) -> None:
         """Retry-After is when it will be asked again."""
         answers = await World().get("/v1/price/busy", "/v1/price/busy")
         assert [it.headers["retry-after"] for it in answers] == ["70", "70"]
 
-    async def test_what_is_kept_is_served_while_refreshing_fails(self) -> None:
+    async def test_an_old_copy_is_served_while_refreshing_fails(self) -> None:
         """As old as it is, and says so."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -230,7 +230,7 @@ class TestG2Failing:
         assert (answer.status_code, answer.headers["age"]) == (200, "600")
         assert "detail=refresh-failed" in answer.headers["cache-status"]
 
-    async def test_a_hook_that_breaks_is_our_mistake(
+    async def test_a_broken_authenticate_hook_is_503_and_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """503 without a word of why, noted in the log, and the gateway goes on."""
@@ -243,7 +243,7 @@ class TestG2Failing:
         assert fine.status_code == 200
         assert [it.message for it in caplog.records] == ["authenticate failed"]
 
-    async def test_a_hook_that_hangs_is_not_waited_for(
+    async def test_a_hanging_authenticate_hook_is_503_after_its_timeout(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """503 after five seconds, here less, and a time to come back."""
@@ -260,7 +260,7 @@ class TestG2Failing:
         assert answer.headers["retry-after"] == "5"
         assert [it.message for it in caplog.records] == ["authenticate failed"]
 
-    async def test_a_store_that_is_away_is_503(self) -> None:
+    async def test_a_closed_store_is_503(self) -> None:
         """Or the value itself, where it could be loaded."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -271,7 +271,7 @@ class TestG2Failing:
 
 
 class TestG2Batch:
-    async def test_answers_each(self) -> None:
+    async def test_a_batch_answers_each_id_in_order(self) -> None:
         """Found, absent and failed side by side, in the order asked for, once each."""
         world = World()
         async with client_of(world.gateway) as client:
@@ -297,7 +297,7 @@ class TestG2Batch:
         assert "secret" not in answer.text
         assert world.prices.calls == [(["a"], None), (["b", "none", "broken"], None)]
 
-    async def test_all_failed_is_503(self) -> None:
+    async def test_a_batch_in_which_every_id_failed_is_503(self) -> None:
         """As for one."""
         async with client_of(World().gateway) as client:
             answer = await client.post("/v1/price/batch", json={"ids": ["broken"]})
@@ -322,7 +322,7 @@ class TestG2Batch:
             (b" " * 1_048_577, 413),
         ],
     )
-    async def test_what_is_no_batch_is_refused(self, content: bytes, status: int) -> None:
+    async def test_a_malformed_batch_is_refused(self, content: bytes, status: int) -> None:
         """Before anything is asked."""
         world = World()
         headers = {"content-type": "application/json"}
@@ -332,7 +332,7 @@ class TestG2Batch:
         assert world.prices.calls == []
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-    async def test_forms_of_other_sites_are_refused(self, kind: str) -> None:
+    async def test_a_batch_sent_as_a_form_is_refused(self, kind: str) -> None:
         """A browser sends such without asking."""
         async with client_of(World().gateway) as client:
             answer = await client.post(
@@ -340,9 +340,7 @@ class TestG2Batch:
             )
         assert told(answer) == (415, "not_json")
 
-    async def test_a_body_that_never_ends_is_not_waited_for(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_body_that_never_ends_gets_408(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """408, over a socket that says no more."""
         monkeypatch.setattr("stillfresh.gateway.replies.BODY_WITHIN", 0.05)
         async with running(World().gateway) as url:
@@ -358,7 +356,7 @@ class TestG2Batch:
 
 
 class TestG2PerViewer:
-    async def test_each_sees_their_own(self) -> None:
+    async def test_each_viewer_reads_their_own_value(self) -> None:
         """By token; never kept by a cache between."""
         world = World(authenticate=VIEWERS.get)
         async with client_of(world.gateway) as client:
@@ -379,7 +377,7 @@ class TestG2PerViewer:
         assert world.prices.calls == [(["a"], "ann"), (["a"], "bob")]
 
     @pytest.mark.parametrize("sent", ["", "Bearer", "Bearer nobody", "Basic t-ann", "Bearer t-odd"])
-    async def test_who_is_not_signed_in_is_refused(self, sent: str) -> None:
+    async def test_a_guest_gets_401_for_a_per_viewer_kind(self, sent: str) -> None:
         """401, and how to do it."""
         world = World(authenticate=VIEWERS.get)
         headers = {"authorization": sent} if sent else {}
@@ -392,12 +390,12 @@ class TestG2PerViewer:
         assert answers[0].headers["www-authenticate"] == "Bearer"
         assert world.prices.calls == []
 
-    async def test_without_a_hook_everyone_is_a_guest(self) -> None:
+    async def test_without_an_authenticate_hook_everyone_is_a_guest(self) -> None:
         """Also who has a token."""
         (answer,) = await World().get("/v1/basket/a", headers={"authorization": "Bearer t-ann"})
         assert told(answer) == (401, "sign_in")
 
-    async def test_the_hook_may_wait(self) -> None:
+    async def test_the_authenticate_hook_may_be_a_coroutine(self) -> None:
         """A coroutine function is awaited."""
 
         async def authenticate(token: str) -> str | None:
@@ -408,7 +406,7 @@ class TestG2PerViewer:
         (answer,) = await world.get("/v1/basket/a", headers={"authorization": "Bearer t-ann"})
         assert answer.json()["viewer"] == "ann"
 
-    async def test_a_shared_kind_does_not_ask_who_it_is(self) -> None:
+    async def test_a_shared_kind_does_not_call_the_authenticate_hook(self) -> None:
         """The same answer for all, with or without a token."""
         asked: list[str] = []
         world = World(authenticate=asked.append)
@@ -417,7 +415,7 @@ class TestG2PerViewer:
 
 
 class TestG2OtherOrigins:
-    async def test_only_those_that_are_named_may_read(self) -> None:
+    async def test_only_named_origins_may_read(self) -> None:
         """And are told the header fields that say how fresh it is."""
         world = World(origins=["https://shop.example"])
         async with client_of(world.gateway) as client:
@@ -429,7 +427,7 @@ class TestG2OtherOrigins:
         assert "Age" in named.headers["access-control-expose-headers"]
         assert "access-control-allow-origin" not in other.headers
 
-    async def test_those_that_are_named_may_read_what_went_wrong(
+    async def test_named_origins_may_read_errors(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Also if it is our own mistake, which the server logs."""
@@ -448,7 +446,7 @@ class TestG2OtherOrigins:
             assert "a bug" not in answer.text
         assert "RuntimeError: a bug" in caplog.text
 
-    async def test_a_browser_that_asks_first_is_answered(self) -> None:
+    async def test_a_cors_preflight_for_the_batch_is_answered(self) -> None:
         """For the batch; not for a method that there is not."""
         world = World(origins=["https://shop.example"])
         headers = {
@@ -465,7 +463,7 @@ class TestG2OtherOrigins:
 
 
 class TestG2OpenApi:
-    async def test_names_every_kind(self) -> None:
+    async def test_the_openapi_description_names_every_kind(self) -> None:
         """Paths, parameters, answers; who must sign in."""
         (answer,) = await World().get("/openapi.json")
         described = answer.json()
@@ -484,7 +482,7 @@ class TestG2OpenApi:
         assert "security" not in described["paths"]["/v1/price/{id}"]["get"]
         assert {"200", "304", "401", "404", "422", "503"} == set(basket["responses"])
 
-    async def test_every_reference_leads_somewhere(self) -> None:
+    async def test_every_reference_of_the_openapi_description_exists(self) -> None:
         """Inside the description itself."""
         (answer,) = await World().get("/openapi.json")
         described = answer.json()

@@ -75,7 +75,7 @@ async def a_file(folder: Path, api: Api, more: str = "") -> AsyncIterator[Path]:
 
 
 class TestG1Serve:
-    async def test_pages_and_kinds_of_one_file(self, tmp_path: Path, api: Api) -> None:
+    async def test_serve_caches_pages_and_kinds_of_one_file(self, tmp_path: Path, api: Api) -> None:
         """Each from its cache when it is asked for again; health and numbers beside."""
         async with a_file(tmp_path, api) as file, served(file) as (url, process):
             async with at(url) as client:
@@ -96,7 +96,7 @@ class TestG1Serve:
         assert dashboard.status_code == 200
         assert api.asked == [{"ids": ["a"]}]
 
-    async def test_what_was_kept_outlives_the_process_and_the_upstream(
+    async def test_stored_copies_outlive_the_process_and_the_upstream(
         self, tmp_path: Path, api: Api
     ) -> None:
         """Started again in front of an upstream that is dead: old, and it says so; else 503."""
@@ -108,7 +108,7 @@ class TestG1Serve:
         assert (kept.status_code, none.status_code, site.status_code) == (200, 503, 502)
         assert int(none.headers["retry-after"]) >= 1
 
-    async def test_a_token_from_the_environment(
+    async def test_a_token_from_the_environment_guards_the_metrics(
         self, tmp_path: Path, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Guards the numbers; nobody is shown it."""
@@ -118,7 +118,9 @@ class TestG1Serve:
             shown = await client.get("/metrics", headers={"authorization": "Bearer sesame"})
         assert (refused.status_code, shown.status_code) == (401, 200)
 
-    async def test_a_shared_store_that_is_away(self, tmp_path: Path, api: Api) -> None:
+    async def test_serve_starts_while_its_shared_store_is_unreachable(
+        self, tmp_path: Path, api: Api
+    ) -> None:
         """It starts, loads for itself, and is not ready; the password of the store is not shown."""
         store = "redis://:hush@127.0.0.1:1/0"
         async with (
@@ -164,7 +166,7 @@ class TestG1Mistakes:
         assert done.returncode == 2
         assert "did you mean upstream?" in done.stderr
 
-    def test_an_option_is_named_as_it_was_given(self, tmp_path: Path) -> None:
+    def test_a_mistake_in_an_option_names_the_option(self, tmp_path: Path) -> None:
         """And advised what an option can say; a key of the file keeps its name."""
         file = tmp_path / "stillfresh.toml"
         file.write_text('[pages]\nupstream = "http://127.0.0.1:1"\n[server]\nhosts = "x"')
@@ -174,7 +176,7 @@ class TestG1Mistakes:
         assert route.startswith("Error: --route.\"/a\": cannot read '10' as a duration; write text")
         assert hosts == "Error: server.hosts: must be a list of texts, not 'x'"
 
-    def test_a_port_that_is_taken(self, tmp_path: Path) -> None:
+    def test_a_taken_port_is_one_line(self, tmp_path: Path) -> None:
         """One line that names it."""
         file = tmp_path / "stillfresh.toml"
         file.write_text('[pages]\nupstream = "http://127.0.0.1:1"')
@@ -196,7 +198,7 @@ class TestG1Mistakes:
             ("192.0.2.1", "cannot listen on", 1),
         ],
     )
-    def test_an_address_that_is_not_ours(
+    def test_an_address_that_cannot_be_bound_is_one_line(
         self, host: str, says: str, code: int, tmp_path: Path
     ) -> None:
         """One line, too: 2 if it can be nobody's, 1 if it is another's."""
@@ -208,7 +210,9 @@ class TestG1Mistakes:
         assert done.returncode == code
 
     @pytest.mark.parametrize("store", ["sqlite:////proc/none/x.db", "sqlite:///folder"])
-    def test_a_store_that_cannot_be_opened(self, store: str, tmp_path: Path) -> None:
+    def test_a_store_that_cannot_be_opened_stops_the_start(
+        self, store: str, tmp_path: Path
+    ) -> None:
         """Told before anything is served."""
         (tmp_path / "folder").mkdir()
         file = tmp_path / "stillfresh.toml"
@@ -219,7 +223,7 @@ class TestG1Mistakes:
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert done.stdout == ""
 
-    def test_a_good_file_is_only_checked(self, tmp_path: Path) -> None:
+    def test_check_opens_nothing(self, tmp_path: Path) -> None:
         """Nothing is opened: no file appears."""
         file = tmp_path / "good.toml"
         file.write_text('[store]\nurl = "sqlite:///x.db"\n[pages]\nupstream = "http://x"')

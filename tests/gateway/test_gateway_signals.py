@@ -61,7 +61,9 @@ def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class TestG17Uds:
-    def test_a_socket_for_its_group(self, tmp_path: Path) -> None:
+    def test_a_unix_socket_is_for_its_group_and_replaces_only_a_dead_one(
+        self, tmp_path: Path
+    ) -> None:
         """One that nobody listens on is replaced; one that is in use, or a file, is not."""
         place = tmp_path / "gateway.sock"
         with socket.socket(socket.AF_UNIX) as left:
@@ -98,7 +100,7 @@ class TestG17Drain:
             process.send_signal(signal.SIGTERM if workers == 1 else signal.SIGINT)
             assert process.wait(timeout=60) == 0
 
-    def test_the_end_comes_by_itself(self, tmp_path: Path) -> None:
+    def test_the_server_ends_after_the_drain_time(self, tmp_path: Path) -> None:
         """After the time that it was told."""
         site = ["--upstream", "http://127.0.0.1:1", "--uds", "s.sock", "--drain", "300ms"]
         with serving(tmp_path, *site) as (process, _):
@@ -108,7 +110,7 @@ class TestG17Drain:
 
 class TestG17Reload:
     @BOTH
-    def test_the_file_is_read_again(self, tmp_path: Path, workers: int) -> None:
+    def test_sighup_reads_the_settings_file_again(self, tmp_path: Path, workers: int) -> None:
         """New kinds answer, a mistake changes nothing, and what takes a restart is told."""
         file, place = tmp_path / "s.toml", tmp_path / "s.sock"
         server = f'[server]\nworkers = {workers}\nuds = "s.sock"\n[store]\nurl = "x.db"\n'
@@ -127,7 +129,7 @@ class TestG17Reload:
             assert os.path.exists(place)  # noqa: PTH110 (a socket)
 
     @BOTH
-    def test_a_recording_goes_on(self, tmp_path: Path, workers: int) -> None:
+    def test_a_recording_continues_after_sighup(self, tmp_path: Path, workers: int) -> None:
         """In the same file, with what is read of the new kinds; another file takes a restart."""
         file, place = tmp_path / "s.toml", tmp_path / "s.sock"
         server = f'[server]\nworkers = {workers}\nuds = "s.sock"\nrecord = "r.jsonl"\n'
@@ -148,7 +150,7 @@ class TestG17Reload:
         assert reads.count("new") >= 10
         assert not (tmp_path / "other.jsonl").exists()
 
-    def test_without_a_file_there_is_nothing_to_read(self, tmp_path: Path) -> None:
+    def test_sighup_without_a_settings_file_changes_nothing(self, tmp_path: Path) -> None:
         """It says so, and goes on."""
         site = ["--upstream", "http://127.0.0.1:1", "--uds", "s.sock"]
         with serving(tmp_path, *site) as (process, log), asking(tmp_path / "s.sock") as client:

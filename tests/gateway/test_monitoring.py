@@ -123,7 +123,7 @@ def described() -> dict[str, Metric]:
 
 
 class TestG14Monitoring:
-    async def test_the_page_lists_every_metric_and_no_other(
+    async def test_the_docs_list_every_metric_and_no_other(
         self, described: dict[str, Metric]
     ) -> None:
         """By name, type and labels, with everything that a gateway can have."""
@@ -144,7 +144,7 @@ class TestG14Monitoring:
         assert described == emitted
 
     @pytest.mark.parametrize("path", [PAGE, ALERTS, GRAFANA], ids=lambda path: path.name)
-    def test_every_expression_asks_for_what_exists(
+    def test_every_promql_expression_uses_existing_metrics_and_labels(
         self, path: Path, described: dict[str, Metric]
     ) -> None:
         """PromQL that can be parsed, over names, labels and values that there are."""
@@ -168,14 +168,14 @@ class TestG14Monitoring:
             "sum(stillfresh_reads_total",
         ],
     )
-    def test_the_check_finds_what_does_not_exist(
+    def test_the_promql_check_finds_unknown_names(
         self, wrong: str, described: dict[str, Metric]
     ) -> None:
         """A name, a label, a value, a histogram read as a number, a bracket."""
         with pytest.raises((AssertionError, KeyError, ValueError)):
             check(wrong, described)
 
-    def test_the_page_explains_every_alert(self) -> None:
+    def test_the_docs_explain_every_alert(self) -> None:
         """By its name; each has a severity and a summary, whose labels the expression keeps."""
         rules = [
             it for group in yaml.safe_load(ALERTS.read_text())["groups"] for it in group["rules"]
@@ -211,7 +211,7 @@ class TestG14Monitoring:
                 for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                     assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), target["expr"]
 
-    def test_every_query_of_the_page_has_a_panel(self) -> None:
+    def test_every_documented_query_has_a_grafana_panel(self) -> None:
         """The same expression, for the chosen jobs and over Grafana's own window."""
         drawn = {re.sub(r'job=~"a",?|\{\}|\[\w+\]|\s', "", it) for it in expressions(GRAFANA)}
         drawn = {it.replace("{}", "") for it in drawn}

@@ -64,7 +64,7 @@ def proxy_of(stack: ExitStack, tmp_path: Path, *options: str, settings: str = ""
 
 class TestI37Names:
     @pytest.mark.parametrize("host", EVIL)
-    def test_pages_are_not_for_another_name(self, proxy: Proxy, host: str) -> None:
+    def test_pages_are_refused_under_another_host_name(self, proxy: Proxy, host: str) -> None:
         """A browser that was led to 127.0.0.1 by another name does not reach the site."""
         for method in ("GET", "POST", "DELETE", "OPTIONS", "PURGE"):
             answer = asked(proxy, host, line=f"{method} /secret HTTP/1.1")
@@ -73,28 +73,28 @@ class TestI37Names:
             assert b"server.hosts" in answer
             assert b"no-store" in answer
 
-    def test_the_name_in_a_whole_url_counts(self, proxy: Proxy) -> None:
+    def test_the_host_name_in_an_absolute_target_counts(self, proxy: Proxy) -> None:
         """RFC 9112 §3.2.2: it replaces the field."""
         answer = asked(proxy, "localhost", line="GET http://evil.example/secret HTTP/1.1")
         assert status_of(answer) == 421
 
     @pytest.mark.parametrize("host", OWN)
-    def test_pages_are_for_loopback_names(self, proxy: Proxy, host: str) -> None:
+    def test_pages_are_served_under_loopback_names(self, proxy: Proxy, host: str) -> None:
         assert status_of(asked(proxy, host)) == 200
 
-    def test_a_stored_page_is_not_for_another_name(self, proxy: Proxy) -> None:
+    def test_a_stored_page_is_refused_under_another_host_name(self, proxy: Proxy) -> None:
         """A copy in memory is no way around the check."""
         asked(proxy, "localhost")
         assert b"; hit" in asked(proxy, "localhost")
         assert status_of(asked(proxy, "evil.example")) == 421
 
-    def test_a_bad_request_stays_a_bad_request(self, proxy: Proxy) -> None:
+    def test_a_malformed_host_is_400_not_421(self, proxy: Proxy) -> None:
         """RFC 9112 §3.2; HTTP/1.0 may leave the Host out, and no browser does."""
         for host in ("a b", "user@localhost", "a\r\nHost: b"):
             assert status_of(asked(proxy, host)) == 400
         assert status_of(proxy.raw(b"GET /old HTTP/1.0\r\n\r\n")) == 200
 
-    def test_one_log_line_says_what_to_do(self, stack: ExitStack) -> None:
+    def test_one_log_line_says_how_to_allow_a_host_name(self, stack: ExitStack) -> None:
         """One, however many requests there are."""
         own = Proxy(stack, upstream=raw_site(stack, page))
         for host in ["evil.example", *EVIL]:
@@ -104,7 +104,7 @@ class TestI37Names:
         assert CALLED in line
         assert "STILLFRESH_SERVER__HOSTS" in line
 
-    def test_a_proxy_on_this_machine_names_its_hosts(
+    def test_server_hosts_allows_the_names_of_a_local_proxy(
         self, stack: ExitStack, tmp_path: Path
     ) -> None:
         """`server.hosts` allows these names and no others."""
@@ -120,7 +120,7 @@ class TestI37Names:
         assert status_of(asked(own, "shop.example")) == 200
         assert status_of(asked(own, "evil.example")) == 200
 
-    def test_a_gateway_on_the_network_has_any_name(self, stack: ExitStack) -> None:
+    def test_a_gateway_on_the_network_accepts_any_host_name(self, stack: ExitStack) -> None:
         """Its visitors need no rebinding to reach it."""
         own = Proxy(stack, "--host", "0.0.0.0", upstream=raw_site(stack, page))  # noqa: S104
         assert status_of(asked(own, "evil.example")) == 200
@@ -131,7 +131,7 @@ class TestI37Names:
         assert status_of(asked(own, RESOLVED)) == 200
         assert status_of(asked(own, "evil.example")) == 421
 
-    def test_a_socket_of_the_site_obeys_host_and_origin(
+    def test_a_websocket_of_the_site_is_checked_for_host_and_origin(
         self, stack: ExitStack, tmp_path: Path
     ) -> None:
         """As `/v1/live`: its own pages, named origins, and clients that are no browser."""

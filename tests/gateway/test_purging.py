@@ -56,7 +56,7 @@ async def texts(client: httpx.AsyncClient, *paths: str) -> list[str]:
 
 
 class TestI27PurgeApi:
-    async def test_by_url_and_by_tag(self) -> None:
+    async def test_the_purge_api_purges_by_url_and_by_tag(self) -> None:
         """What each reached is told; gone pages are made anew."""
         async with Shop(token=TOKEN).client() as client:
             await texts(client, "/a", "/a?x=1", "/b")
@@ -69,7 +69,7 @@ class TestI27PurgeApi:
             }
             assert await texts(client, "/a", "/b") == ["4", "5"]
 
-    async def test_softly(self) -> None:
+    async def test_a_soft_purge_serves_the_stale_page_while_it_is_rendered(self) -> None:
         """A page that is only stale is served while a new one is made."""
         shop = Shop(token=TOKEN)
         async with shop.client() as client:
@@ -92,7 +92,9 @@ class TestI27PurgeApi:
             ([], ["send {"]),
         ],
     )
-    async def test_every_mistake_is_named(self, asked: object, said: list[str]) -> None:
+    async def test_a_malformed_purge_is_422_and_purges_nothing(
+        self, asked: object, said: list[str]
+    ) -> None:
         """As a problem (RFC 9457), and nothing is done."""
         async with Shop(token=TOKEN).client() as client:
             await texts(client, "/b")
@@ -102,7 +104,7 @@ class TestI27PurgeApi:
             assert all(it in answer.json()["detail"] for it in said)
             assert await texts(client, "/b") == ["1"]
 
-    async def test_for_operators_alone(self) -> None:
+    async def test_the_purge_api_is_for_operators_only(self) -> None:
         """With a token only with it; without one from this machine, and not from a form."""
         async with Shop(token=TOKEN).client() as client:
             wrong = {"Authorization": "Bearer no"}
@@ -120,7 +122,7 @@ class TestI27PurgeApi:
                 answer = await client.post(API, json={"urls": ["/"]})
                 assert answer.status_code == status
 
-    async def test_of_a_gateway_without_pages(self) -> None:
+    async def test_the_purge_api_of_a_gateway_without_pages_is_404(self) -> None:
         """It says so."""
         app = gateway("memory://", token=TOKEN)
         async with app, httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
@@ -129,14 +131,14 @@ class TestI27PurgeApi:
 
 
 class TestI27PurgeRequests:
-    async def test_pass_unless_somebody_is_allowed(self) -> None:
+    async def test_purge_requests_pass_to_the_site_by_default(self) -> None:
         """Off by default: they are the site's, as any other method."""
         shop = Shop()
         async with shop.client() as client:
             assert (await client.request("PURGE", "/a")).text == "1"
             assert shop.methods == ["PURGE"]
 
-    async def test_purge_their_own_url(self) -> None:
+    async def test_a_purge_request_purges_its_own_url(self) -> None:
         """That one, over http and https; the site is not asked."""
         shop = Shop("10.0.0.0/8")
         async with shop.client("10.1.2.3") as client:
@@ -147,7 +149,7 @@ class TestI27PurgeRequests:
             assert await texts(client, "/a", "/a?x=1") == ["1", "3"]
             assert shop.methods == ["GET"] * 3
 
-    async def test_a_path_that_is_not_ascii_is_purged_as_it_is_visited(self) -> None:
+    async def test_a_purge_of_an_unencoded_path_finds_its_page(self) -> None:
         """A client may send its bytes unencoded."""
         shop = Shop("10.0.0.0/8")
         async with shop.client("10.1.2.3") as client:
@@ -157,7 +159,7 @@ class TestI27PurgeRequests:
             asked = asked_by({"type": "http", "headers": headers, **target})
             assert (await purge(shop.pages, asked)).urls["http://shop.example/caf%C3%A9"] == 1
 
-    async def test_purge_by_the_tags_that_they_name(self) -> None:
+    async def test_a_purge_request_purges_the_tags_it_names(self) -> None:
         """In any of the fields by which a site names them; `Soft-Purge: 1` makes them stale."""
         shop = Shop("10.0.0.0/8")
         async with shop.client("10.1.2.3") as client:
@@ -171,7 +173,7 @@ class TestI27PurgeRequests:
             assert await texts(client, "/a", "/b") in (["5", "6"], ["6", "5"])
 
     @pytest.mark.parametrize("peer", ["127.0.0.1", "11.0.0.1"])
-    async def test_of_others_are_refused(self, peer: str) -> None:
+    async def test_purge_requests_from_other_addresses_are_refused(self, peer: str) -> None:
         """By the connection's own address, whatever a field claims."""
         shop = Shop("10.0.0.0/8")
         async with shop.client(peer, **{"X-Forwarded-For": "10.0.0.1"}) as client:
@@ -191,7 +193,7 @@ class TestI27PurgeRequests:
         async with shop.client("10.9.9.9", **{"X-Forwarded-For": visitor}) as client:
             assert (await client.request("PURGE", "/a")).status_code == status
 
-    def test_are_set_up_by_networks(self) -> None:
+    def test_purge_from_takes_networks_only(self) -> None:
         """`[pages] purge_from`; what is no network is refused."""
         pages = {"upstream": "http://localhost:1", "purge_from": ["10.0.0.0/8"]}
         found = settings_of({"pages": pages}).pages

@@ -41,7 +41,7 @@ async def told(client: httpx.AsyncClient) -> dict[str, int]:
 
 
 class TestG14Responses:
-    async def test_by_part_and_status(self) -> None:
+    async def test_responses_are_counted_by_part_and_status(self) -> None:
         """Pages, kinds and the gateway's own paths each count for themselves."""
         app = gateway(kinds=[Kind("price", fetch=fetch, fresh_for="1m")], pages=site)
         async with client_of(app) as client:
@@ -56,7 +56,7 @@ class TestG14Responses:
         assert found['responses part="kinds",status="404"'] == 1
         assert found['responses part="own",status="200"'] == 1  # this one is not answered yet
 
-    async def test_a_status_that_nobody_knows_is_another(self) -> None:
+    async def test_unknown_statuses_are_counted_as_other(self) -> None:
         """A site that makes them up makes no labels up."""
         async with client_of(gateway(pages=site)) as client:
             for status in (299, 418, 498, 599):
@@ -65,7 +65,7 @@ class TestG14Responses:
         assert found['responses part="pages",status="other"'] == 3
         assert found['responses part="pages",status="418"'] == 1
 
-    async def test_an_app_that_raises_is_a_500(self) -> None:
+    async def test_an_app_that_raises_is_counted_as_500(self) -> None:
         """As the server tells its visitor."""
         async with client_of(gateway(pages=site)) as client:
             assert (await client.get("/raise")).status_code == 500
@@ -95,7 +95,7 @@ class TestG14Responses:
 
 
 class TestG14ObjectiveOfAGateway:
-    async def test_of_a_kind_and_of_pages(self) -> None:
+    async def test_objectives_of_kinds_and_pages_are_in_metrics_and_numbers(self) -> None:
         """In `/metrics` and in the numbers of the dashboard."""
         wanted = "99% of reads younger than 1m"
         kind = Kind("price", fetch=fetch, fresh_for="30s", objective=wanted)
@@ -113,7 +113,7 @@ class TestG14ObjectiveOfAGateway:
         assert price["objective"] == {"share": 0.99, "age": 60.0}
         assert (price["objective_met"], price["objective_missed"]) == (2, 0)
 
-    def test_a_kind_with_a_wrong_one_is_refused(self) -> None:
+    def test_a_kind_with_a_wrong_objective_is_refused(self) -> None:
         """When it is made, by its name."""
         with pytest.raises(ConfigError, match=r"^price: objective: cannot read 'often'"):
             Kind("price", fetch=fetch, fresh_for="30s", objective="often")

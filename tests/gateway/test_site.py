@@ -56,7 +56,7 @@ def anchors(page: Path) -> set[str]:
     return set(re.findall(r'\sid="?([^\s">]+)', text(page)))
 
 
-def test_every_link_leads_somewhere(built: Path) -> None:
+def test_every_link_of_the_built_docs_leads_somewhere(built: Path) -> None:
     """Each page, picture, script and heading that a page names is there."""
     broken = []
     pages = sorted(built.rglob("*.html"))
@@ -74,7 +74,7 @@ def test_every_link_leads_somewhere(built: Path) -> None:
     assert broken == []
 
 
-def test_no_page_asks_another_host(built: Path) -> None:
+def test_no_page_of_the_docs_loads_from_another_host(built: Path) -> None:
     """Nothing that a browser loads by itself comes from elsewhere: no fonts, scripts, pictures."""
     loaded = re.compile(
         r'<(?!a\s)[a-z]+\s[^>]*(?:src|href)="(?:https?:)?//[^"]*'
@@ -90,7 +90,7 @@ def test_no_page_asks_another_host(built: Path) -> None:
     assert found == set()
 
 
-def test_the_search_knows_every_page(built: Path) -> None:
+def test_the_docs_search_knows_every_page(built: Path) -> None:
     """Each page is in the index, except those that only show a file."""
     known = {
         it["location"].partition("#")[0] for it in json.loads(text(built / "search.json"))["items"]
@@ -102,7 +102,7 @@ def test_the_search_knows_every_page(built: Path) -> None:
 class TestInABrowser:
     """Opened from a disk, without a server."""
 
-    async def test_search_finds_a_page(self, built: Path, page: Page) -> None:
+    async def test_the_docs_search_finds_a_page(self, built: Path, page: Page) -> None:
         """The first page that is found for a visitor's words is the page about them."""
         await page.goto((built / "index.html").as_uri())
         await page.get_by_role("button", name="Search").first.click()
@@ -110,7 +110,9 @@ class TestInABrowser:
         await page.get_by_role("option", name="Longest-Waiting cache").first.click()
         await expect(page).to_have_url(re.compile(r"/waiting\.html"))
 
-    async def test_dark_mode_and_diagrams(self, built: Path, new_page: NewPage) -> None:
+    async def test_the_docs_follow_dark_mode_and_draw_diagrams(
+        self, built: Path, new_page: NewPage
+    ) -> None:
         """The page follows the system until its visitor switches; its diagrams are drawn."""
         page = await new_page(color_scheme="dark")
         await page.add_init_script(OPEN)

@@ -76,7 +76,7 @@ def flat(value: Any) -> list[float]:
 
 class TestG14Totals:
     @given(them=workers)
-    def test_every_number_is_added_up(self, them: list[tuple[Totals, bool]]) -> None:
+    def test_every_counter_is_summed_over_workers(self, them: list[tuple[Totals, bool]]) -> None:
         """Of workers that have ended, what they counted, and not what they held."""
         found = total(them)
         for kind, of_all in found.resources["entities"].items():
@@ -98,7 +98,7 @@ class TestG14Totals:
             )
 
     @given(them=workers)
-    def test_what_is_no_sum(self, them: list[tuple[Totals, bool]]) -> None:
+    def test_maxima_and_first_times_are_not_summed(self, them: list[tuple[Totals, bool]]) -> None:
         """The largest batch, the first try that is due, the start of the first."""
         found = total(them)
         assert found.started_at == min(it.started_at for it, _ in them)
@@ -118,7 +118,7 @@ class TestG14Totals:
             assert of_all.objective == (said[-1] if said else None)
 
     @given(them=workers)
-    def test_the_next_worker_of_a_place_goes_on_from_the_last(
+    def test_a_new_worker_continues_the_counters_of_the_last(
         self, them: list[tuple[Totals, bool]]
     ) -> None:
         """No counter of the whole is lower when a worker has ended, or another has come."""
@@ -135,12 +135,12 @@ class TestG14Totals:
                     )
                     assert all(after >= first for after, first in pairs)
 
-    def test_every_field_has_a_rule(self) -> None:
+    def test_every_field_of_the_stats_has_a_rule_for_totals(self) -> None:
         """A field that is added to the numbers is counted, held, or named here."""
         others = {"largest_batch", "max_batch", "retry_at", "error", "objective"}
         assert {it.name for it in fields(ResourceStats)} == {*COUNTED, *HELD, *others}
 
-    def test_the_numbers_of_a_kind_fit_into_its_place(self) -> None:
+    def test_the_numbers_of_a_kind_fit_into_its_place_on_the_board(self) -> None:
         """However large they are, and whatever the last error said."""
         counts = Counts()
         counts.failed_with("a", Failure(1, 2.0, "\0" * 100_000))
@@ -156,7 +156,7 @@ class TestG14Totals:
         )
         assert len(msgspec.json.encode({"a_kind": large})) < PLACE_BY_KIND - 300
 
-    def test_a_place_without_a_worker_yet_adds_nothing(self) -> None:
+    def test_an_empty_place_adds_nothing_to_the_totals(self) -> None:
         """It is empty."""
         assert summed([(b"", True)]) is None
         one = Totals(1.0, {}, {"connections": 1}, {"host": 2})

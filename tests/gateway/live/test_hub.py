@@ -85,7 +85,7 @@ async def passes(sleeper: Sleeper, clock: ManualClock, seconds: float) -> None:
 
 
 class TestC14Hub:
-    async def test_an_id_of_a_shared_kind_is_refreshed_once_for_all(
+    async def test_an_id_of_a_shared_kind_is_refreshed_once_for_all_viewers(
         self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """A hundred viewers of one price cost what one costs."""
@@ -101,7 +101,7 @@ class TestC14Hub:
         assert upstream.prices == [["a"]] * 2
         assert len(hub) == 100
 
-    async def test_a_per_viewer_kind_is_each_viewers_own(
+    async def test_views_of_a_per_viewer_kind_go_only_to_their_viewer(
         self, hub: Hub, upstream: Upstream
     ) -> None:
         """Keyed by viewer and id: nobody is shown another's."""
@@ -113,7 +113,9 @@ class TestC14Hub:
             assert (await bob.get("inbox", "1")).value == "bob's 1"
         assert sorted(upstream.inboxes) == [("ann", ["1"]), ("bob", ["1"])]
 
-    async def test_one_viewers_failure_is_not_anothers(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_one_viewers_failed_fetch_does_not_fail_another_viewers(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """Although they were asked for together."""
         upstream.failing = {"ann"}
         with hub.connect("ann") as ann, hub.connect("bob") as bob:
@@ -122,7 +124,7 @@ class TestC14Hub:
             assert await news(bob) == {"1": "bob's 1"}
 
     @pytest.mark.parametrize("broken", ["no mapping", "raises at the call", "cancels itself"])
-    async def test_one_viewers_malformed_answer_is_not_anothers(
+    async def test_one_viewers_malformed_answer_does_not_fail_another_viewers(
         self, tmp_path: Path, broken: str
     ) -> None:
         """Whatever the fetch of one does, the others that were asked for with it have theirs."""
@@ -148,7 +150,7 @@ class TestC14Hub:
                 with pytest.raises(LoadFailed):
                     await ann.get("inbox", "1")
 
-    async def test_a_guest_may_look_at_what_is_for_all(self, hub: Hub) -> None:
+    async def test_a_guest_may_subscribe_to_shared_kinds_only(self, hub: Hub) -> None:
         """And at nothing that differs by viewer."""
         with hub.connect() as guest:
             guest.subscribe("price", "a")
@@ -170,7 +172,9 @@ class TestC14Hub:
             await hub.get_many("cost", [])
         assert (len(hub), upstream.inboxes) == (0, [("ann", ["a"])])
 
-    async def test_a_kind_has_its_own_terms(self, clock: ManualClock, upstream: Upstream) -> None:
+    async def test_each_kind_has_its_own_stale_for_and_absent_for(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
         """How long it is served stale, and how long absence is believed."""
         terms: dict[str, Any] = {"fresh_for": 10, "stale_for": 5, "error_for": 0, "absent_for": 3}
         async with Cache("memory://", clock=clock) as cache:
@@ -197,7 +201,9 @@ class TestC14Hub:
         with pytest.raises(NotOpen):
             ann.subscribe("price", "a")
 
-    async def test_counted_and_unsubscribed(self, hub: Hub) -> None:
+    async def test_an_id_stays_subscribed_until_each_of_its_subscriptions_has_ended(
+        self, hub: Hub
+    ) -> None:
         """As many unsubscribes as subscribes; unknown ones change nothing."""
         with hub.connect("ann") as ann:
             ann.subscribe("price", "a")
@@ -212,7 +218,7 @@ class TestC14Hub:
             ann.reset()
             assert ann.subscribed == {}
 
-    async def test_hidden_viewers_cost_nothing(
+    async def test_nothing_is_refreshed_for_a_hidden_viewer(
         self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """Their subscriptions stay, and are refreshed when they look again."""
@@ -229,7 +235,7 @@ class TestC14Hub:
             await news(ann)
             assert len(upstream.prices) == 2
 
-    async def test_what_changed_while_hidden_is_told(
+    async def test_a_viewer_hears_of_changes_while_it_was_hidden(
         self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """By others' refreshes, however long it stays fresh; what did not change is no news."""
@@ -253,7 +259,7 @@ class TestC14Hub:
             assert [update async for update in ann] == []
         assert len(upstream.prices) == 2
 
-    async def test_what_another_process_refreshed_while_hidden_is_told(
+    async def test_a_viewer_hears_of_another_process_refresh_while_it_was_hidden(
         self, tmp_path: Path, upstream: Upstream, clock: ManualClock
     ) -> None:
         """It is read again from the store, not loaded again; also if it was never told."""
@@ -273,7 +279,9 @@ class TestC14Hub:
                 assert await news(guest) == {"a": 2}
         assert len(upstream.prices) == 2
 
-    async def test_what_was_got_while_hidden_is_no_news(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_a_copy_read_while_hidden_is_not_sent_again(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """The viewer has it; and who hides, leaves or closes in the middle is told nothing."""
         with hub.connect("ann", visible=False) as ann:
             ann.subscribe("price", "a")
@@ -292,13 +300,13 @@ class TestC14Hub:
         assert [update async for update in ann] == []
         assert upstream.prices == [["a"]]
 
-    async def test_absence_is_told(self, hub: Hub) -> None:
+    async def test_a_viewer_hears_that_an_id_is_absent(self, hub: Hub) -> None:
         """`found` is False."""
         with hub.connect() as guest:
             guest.subscribe("price", "absent")
             assert not (await anext(guest)).answer.found
 
-    async def test_absence_is_told_once(
+    async def test_a_viewer_hears_only_once_that_an_id_is_absent(
         self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """That it is still so is no news, also not to who looks again; to who comes it is."""
@@ -321,7 +329,9 @@ class TestC14Hub:
             await turns()
             assert guest.take(10) == []
 
-    async def test_doors(self, hub: Hub, tmp_path: Path) -> None:
+    async def test_bad_kinds_bad_ids_and_too_many_subscriptions_are_refused(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
         """An unknown kind, a bad id, too many subscriptions, a limit of nothing."""
         with hub.connect("ann") as ann:
             with pytest.raises(ConfigError, match="not declared"):
@@ -353,7 +363,7 @@ class TestC14Hub:
                 ann.set_visible(not visible)
                 ann.set_visible(True)
 
-    def test_outside_the_loop_nothing_is_subscribed(self, tmp_path: Path) -> None:
+    def test_connecting_outside_an_event_loop_is_refused(self, tmp_path: Path) -> None:
         """Refused before it is noted."""
         hub = Hub(Cache(f"sqlite:///{tmp_path}/none.db"), kinds=Upstream().kinds())
         with pytest.raises(StillfreshError, match="running event loop"):
@@ -379,7 +389,7 @@ class TestC14Hub:
         left[0].close()
         assert len(hub) == 1
 
-    async def test_what_is_not_text_is_refused(self, hub: Hub) -> None:
+    async def test_viewers_ids_and_kinds_that_are_not_text_are_refused(self, hub: Hub) -> None:
         """Viewers, ids and kinds, wherever they are named."""
         bad: Any
         for bad in (5, b"ann", ["x"], True):
@@ -395,7 +405,7 @@ class TestC14Hub:
                     ann.subscribe(bad, "a")
         assert len(hub) == 0
 
-    def test_bad_kinds_are_refused_before_one_is_declared(self, upstream: Upstream) -> None:
+    def test_bad_kinds_are_refused_before_any_kind_is_declared(self, upstream: Upstream) -> None:
         """None, a text, something else among them, two of one name."""
         cache, (price, inbox) = Cache("memory://"), upstream.kinds()
         bad_kinds: list[tuple[Any, str]] = [
@@ -437,7 +447,9 @@ async def comes(is_so: Callable[[], object]) -> None:
 
 
 class TestC14Take:
-    async def test_all_the_news_at_once(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_a_listener_is_called_once_and_takes_the_newest_of_each_id(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """A listener is told once, and takes the newest of each, some at a time."""
         told: list[None] = []
         with hub.connect(tell=lambda: told.append(None)) as connection:
@@ -454,7 +466,7 @@ class TestC14Take:
             assert taken == {"a": 2, "b": 1, "c": 1}
             assert connection.take(2) == []
 
-    async def test_what_waits_unread_is_no_reason_not_to_look(
+    async def test_a_viewer_that_returns_with_unread_news_gets_the_newest_copy(
         self, hub: Hub, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Hidden with news unread, and shown again: the newest is read, not what waited."""
@@ -470,7 +482,9 @@ class TestC14Take:
             await comes(lambda: connection._reader is None)
             assert [update.answer.value for update in connection.take(2)] == [2]
 
-    async def test_what_is_read_after_the_end_is_no_subscription(self, hub: Hub) -> None:
+    async def test_unsubscribing_after_close_takes_nothing_from_other_viewers(
+        self, hub: Hub
+    ) -> None:
         """Unsubscribed afterwards, it takes nothing from the viewers that are still here."""
         ann, bob = hub.connect("ann"), hub.connect("bob")
         for connection in (ann, bob):
@@ -486,7 +500,7 @@ class TestC14Take:
         assert await news(bob) == {"a": 1}
         bob.close()
 
-    async def test_a_listener_that_raises_breaks_nothing(
+    async def test_a_listener_that_raises_is_logged_and_others_are_called(
         self, hub: Hub, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is logged, and the others are told."""
@@ -500,7 +514,7 @@ class TestC14Take:
                 await comes(lambda: told)
         assert "ZeroDivisionError" in caplog.text
 
-    async def test_what_there_is_is_shown(self, hub: Hub) -> None:
+    async def test_show_sends_stored_copies_that_the_viewer_does_not_have(self, hub: Hub) -> None:
         """Without a load; not the copy that the viewer has, and not what is not subscribed."""
         fetched_at = (await hub.get("price", "a")).fetched_at
         await hub.get("price", "b")
@@ -513,7 +527,9 @@ class TestC14Take:
             assert await news(connection, 2) == {"b": 1, "new": 1}
             assert connection.take(9) == []
 
-    async def test_a_failure_is_told_to_who_takes(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_take_returns_a_failure_once_with_the_view_that_is_left(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """Once for a row of them, with the view that is left."""
         with hub.connect("ann") as ann:
             ann.subscribe("inbox", "1")
@@ -572,7 +588,9 @@ class TestC14Take:
             assert [str(it).endswith("ConnectionError: ann") for it in errors] == [True] * 3
             assert [it.__cause__ for it in errors if it is not None] == [None] * 3
 
-    async def test_who_iterates_sees_views_only(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_iterating_a_connection_passes_over_failures(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """A failure is passed over, and takes no view away that was not seen yet."""
         with hub.connect("ann") as ann:
             ann.subscribe("inbox", "1")
@@ -587,7 +605,9 @@ class TestC14Take:
             await hub.resource("inbox").refresh(joined("ann", "1"))
             assert (await seen).answer.error is None
 
-    async def test_what_is_for_all_goes_on_as_another(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_becoming_another_viewer_keeps_shared_subscriptions_only(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """A viewer that signs in keeps what is for all, and its news; nothing of another's."""
         with hub.connect("ann") as viewer:
             viewer.subscribe("price", "a")
@@ -603,7 +623,9 @@ class TestC14Take:
             assert [it.answer.value for it in viewer.take(9)] == [2]
         assert hub.subscriptions == {"price": 0, "inbox": 0}
 
-    async def test_who_catches_up_goes_on_as_another(self, hub: Hub, upstream: Upstream) -> None:
+    async def test_becoming_another_viewer_while_catching_up_shows_nothing_private(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
         """What changed while nobody looked is told to the new viewer; nothing private is."""
         with hub.connect("ann") as viewer:
             viewer.subscribe("price", "a")
@@ -639,7 +661,7 @@ class TestE28Viewers:
         for viewer in viewers:
             viewer.close()
 
-    async def test_no_turn_of_the_loop_is_long(
+    async def test_no_turn_of_the_event_loop_serves_too_many_viewers(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """So many viewers are found, and so many told, in a turn; others run in between."""
@@ -666,7 +688,7 @@ class TestE28Viewers:
 
 
 class TestC14Processes:
-    def test_one_refresh_for_all_processes_on_a_store(self, tmp_path: Path) -> None:
+    def test_processes_on_one_store_fetch_each_copy_once(self, tmp_path: Path) -> None:
         """Four real processes watch the same ids on one file: each copy is fetched once."""
         workers = [
             subprocess.Popen(

@@ -25,7 +25,9 @@ async def ann_or_bob(token: str) -> str | None:
 
 
 class TestG3Subscribe:
-    async def test_what_there_is_comes_at_once(self, start: Start, upstream: Upstream) -> None:
+    async def test_a_subscription_is_answered_at_once(
+        self, start: Start, upstream: Upstream
+    ) -> None:
         """Loaded if it has to be, from memory if it is there; each message with its fields."""
         _, port = await start()
         async with viewing(port) as first, viewing(port) as second:
@@ -38,7 +40,9 @@ class TestG3Subscribe:
             assert [it["type"] for it in await second.hear_all(2)] == ["update", "absent"]
         assert upstream.calls == [["a"], ["absent"]]
 
-    async def test_what_changes_is_told(self, start: Start, hub: Hub, upstream: Upstream) -> None:
+    async def test_a_subscribed_viewer_hears_of_changes(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
         """Until it is not subscribed any more."""
         _, port = await start()
         async with viewing(port) as viewer:
@@ -52,7 +56,7 @@ class TestG3Subscribe:
             await hub.resource("price").refresh("a")
             await viewer.nothing()
 
-    async def test_the_copy_that_it_has_is_not_sent_again(
+    async def test_a_copy_that_the_client_has_is_not_sent_again(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """After a reconnect a viewer says which copies it has, and is told what it missed."""
@@ -68,7 +72,7 @@ class TestG3Subscribe:
             assert (missed["id"], missed["value"]["n"]) == ("b", 2)
             await viewer.nothing()
 
-    async def test_the_same_copy_that_is_not_fresh_any_more_is_told(
+    async def test_a_copy_that_the_client_has_is_sent_if_it_is_not_fresh_any_more(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """It is not as good as the viewer thinks."""
@@ -82,7 +86,7 @@ class TestG3Subscribe:
             await viewer.say("subscribe", items=[["price", "a", had]])
             assert (await viewer.hear())["verdict"] == "stale"
 
-    async def test_hidden_viewers_cost_nothing(
+    async def test_nothing_is_refreshed_for_hidden_clients(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """And are told what changed when they look again."""
@@ -99,7 +103,7 @@ class TestG3Subscribe:
             await viewer.say("visible", visible=True)
             assert (await viewer.hear())["value"]["n"] == 2
 
-    async def test_another_route_ends_the_subscriptions(self, start: Start) -> None:
+    async def test_a_change_of_route_ends_the_subscriptions(self, start: Start) -> None:
         """The first one, and the same one, do not (C8)."""
         live, port = await start()
         async with viewing(port) as viewer:
@@ -110,7 +114,7 @@ class TestG3Subscribe:
                 await viewer.nothing()
                 assert live.snapshot()["subscriptions"]["price"] == left
 
-    async def test_a_subscription_is_there_or_not(self, start: Start) -> None:
+    async def test_subscribing_twice_to_an_id_is_one_subscription(self, start: Start) -> None:
         """Twice is once, whatever the kind: a screen shows it or does not."""
         live, port = await start()
         async with viewing(port) as viewer:
@@ -119,7 +123,7 @@ class TestG3Subscribe:
             await viewer.say("unsubscribe", items=[["price", "a"]])
             await until(lambda: live.snapshot()["subscriptions"]["price"] == 0)
 
-    async def test_several_messages_in_a_frame(self, start: Start) -> None:
+    async def test_several_messages_may_come_and_go_in_one_frame(self, start: Start) -> None:
         """In their order; and with ?batch=1 the answers come together too."""
         _, port = await start()
         subscribe = {"type": "subscribe", "items": [["word", str(n)] for n in range(20)]}
@@ -138,7 +142,7 @@ class TestG3Subscribe:
 
 
 class TestG3Failure:
-    async def test_a_failure_is_told_once_with_what_is_left(
+    async def test_a_failure_is_sent_once_with_the_old_view_if_there_is_one(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """The old view with an error, or an error alone; not again while it goes on failing."""
@@ -161,7 +165,7 @@ class TestG3Failure:
             again = {it["id"]: it for it in await viewer.hear_all(2)}
             assert "error" not in again["a"]
 
-    async def test_who_comes_while_it_fails_is_told_at_once(
+    async def test_a_client_that_subscribes_during_a_cooldown_is_told_at_once(
         self, start: Start, upstream: Upstream
     ) -> None:
         """Without a request upstream: it is cooling."""
@@ -177,7 +181,7 @@ class TestG3Failure:
 
 
 class TestG3SignIn:
-    async def test_per_viewer_kinds_are_for_who_signs_in(self, start: Start) -> None:
+    async def test_per_viewer_kinds_need_a_signed_in_viewer(self, start: Start) -> None:
         """A guest is refused; each sees their own; signing out drops them, and nothing else."""
         live, port = await start(authenticate=ann_or_bob)
         async with viewing(port) as viewer:
@@ -204,7 +208,7 @@ class TestG3SignIn:
                 "subscriptions": {"price": 0, "word": 1, "inbox": 0},
             }
 
-    async def test_what_is_for_all_goes_on_across_signing_in(
+    async def test_shared_subscriptions_continue_across_signing_in(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """The subscription stays, nothing is asked for anew, and changes are told."""
@@ -219,14 +223,14 @@ class TestG3SignIn:
             await hub.resource("price").refresh("a")
             assert (await viewer.hear())["value"]["n"] == 2
 
-    async def test_without_a_hook_everybody_is_a_guest(self, start: Start) -> None:
+    async def test_without_an_authenticate_hook_signing_in_fails(self, start: Start) -> None:
         """And is told so."""
         _, port = await start()
         async with viewing(port) as viewer:
             await viewer.sign_in("a")
             assert (await viewer.hear())["code"] == "sign_in_failed"
 
-    async def test_guessing_tokens_ends(self, start: Start) -> None:
+    async def test_ten_wrong_tokens_close_the_connection(self, start: Start) -> None:
         """Ten wrong ones are ten bad messages."""
         _, port = await start(authenticate=ann_or_bob)
         async with viewing(port) as viewer:
@@ -237,7 +241,7 @@ class TestG3SignIn:
             assert code == 1008
 
     @pytest.mark.parametrize("answer", ["raises", "hangs", "a number", "nothing"])
-    async def test_a_hook_that_breaks_breaks_nothing(
+    async def test_a_broken_authenticate_hook_leaves_the_client_a_guest(
         self, start: Start, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Signing in fails, in time, and the connection goes on as a guest's."""
@@ -260,7 +264,9 @@ class TestG3SignIn:
 
 
 class TestG3Push:
-    async def test_to_every_connection_of_a_viewer_and_no_other(self, start: Start) -> None:
+    async def test_a_push_reaches_every_connection_of_its_viewer_and_no_other(
+        self, start: Start
+    ) -> None:
         """Typed as the contract of the waiting cache has them."""
         live, port = await start(authenticate=ann_or_bob)
         async with viewing(port) as one, viewing(port) as two, viewing(port) as bob:
@@ -281,7 +287,9 @@ class TestG3Push:
             with pytest.raises(ConfigError, match="push: takes"):
                 live.push("ann", "your_turn")  # type: ignore[arg-type]
 
-    async def test_not_after_signing_out(self, start: Start) -> None:
+    async def test_a_push_does_not_reach_a_viewer_that_signed_out_or_left(
+        self, start: Start
+    ) -> None:
         """Nor after leaving."""
         live, port = await start(authenticate=ann_or_bob)
         async with viewing(port) as viewer:
@@ -325,7 +333,7 @@ class Routed(msgspec.Struct, tag="routed"):
 
 
 class TestG3Notices:
-    async def test_a_registered_type_is_pushed_as_it_is(self, start: Start) -> None:
+    async def test_a_registered_notice_is_pushed_with_its_own_fields(self, start: Start) -> None:
         """Its tag is the message's type, its fields are the message's fields."""
         live, port = await start(authenticate=ann_or_bob)
         live.register(Shipped, newest_of="order_id")
@@ -336,7 +344,9 @@ class TestG3Notices:
             told = {"type": "order_shipped", "order_id": "7", "carrier": "post"}
             assert await viewer.hear() == told
 
-    async def test_any_field_tells_them_apart(self, start: Start) -> None:
+    async def test_notices_may_be_told_apart_by_a_field_that_cannot_be_hashed(
+        self, start: Start
+    ) -> None:
         """Also one that cannot be hashed."""
         live, port = await start(authenticate=ann_or_bob)
         live.register(Routed, newest_of="stops")
@@ -346,7 +356,7 @@ class TestG3Notices:
             assert live.push("ann", Routed(["a", "b"])) == 1
             assert await viewer.hear() == {"type": "routed", "stops": ["a", "b"]}
 
-    async def test_the_newest_of_each_is_sent(self, hub: Hub) -> None:
+    async def test_only_the_newest_notice_of_each_key_is_sent(self, hub: Hub) -> None:
         """By the fields that were named; without any, the newest of the type."""
         sent: dict[tuple[str, ...], list[str]] = {}
         for names in (("order_id",), ()):
@@ -383,24 +393,26 @@ class TestG3Notices:
     @pytest.mark.parametrize(
         "strange", [Untagged, Faked, Elsewhere, Listed, dict, "your_turn", None]
     )
-    async def test_what_is_no_notice_is_refused(self, hub: Hub, strange: Any) -> None:
+    async def test_registering_a_type_that_is_not_a_tagged_struct_is_refused(
+        self, hub: Hub, strange: Any
+    ) -> None:
         """No Struct, none with a tag as its type, and no name of the protocol's own."""
         with pytest.raises(ConfigError, match="register: takes"):
             Live(hub).register(strange)
 
-    async def test_fields_that_there_are_not_are_refused(self, hub: Hub) -> None:
+    async def test_registering_a_notice_by_unknown_fields_is_refused(self, hub: Hub) -> None:
         """Their names are in the error."""
         with pytest.raises(ConfigError, match=r"order_shipped.*no field game_id"):
             Live(hub).register(Shipped, newest_of=["order_id", "game_id"])
 
-    async def test_a_type_that_was_not_registered_is_refused(self, hub: Hub) -> None:
+    async def test_pushing_an_unregistered_type_is_refused(self, hub: Hub) -> None:
         """The error says what to do."""
         with pytest.raises(ConfigError, match="call register"):
             Live(hub).push("ann", Shipped("7"))
 
 
 class TestG3Doors:
-    async def test_origins(self, start: Start) -> None:
+    async def test_only_named_origins_and_the_own_host_may_connect(self, start: Start) -> None:
         """Pages of this host and of named ones, and who is no browser."""
         _, port = await start(origins=["https://named.example"])
         for origin in (f"http://127.0.0.1:{port}", "https://named.example", None):
@@ -412,7 +424,7 @@ class TestG3Doors:
                     pass
             assert refused.value.response.status_code == 403
 
-    async def test_no_more_than_so_many_connections(self, start: Start) -> None:
+    async def test_connections_beyond_the_limit_get_503(self, start: Start) -> None:
         """The next one is told to come later; a place that is left is given away."""
         live, port = await start(max_connections=2)
         async with viewing(port):
@@ -425,7 +437,7 @@ class TestG3Doors:
             async with viewing(port):
                 pass
 
-    async def test_no_more_than_so_many_subscriptions(self, start: Start) -> None:
+    async def test_subscriptions_beyond_the_limit_are_refused_by_name(self, start: Start) -> None:
         """The others stand; each refused one is named; who leaves some may have others."""
         _, port = await start(max_subscriptions=2)
         async with viewing(port) as viewer:
@@ -439,7 +451,7 @@ class TestG3Doors:
             await viewer.watch("c", kind="word")
             assert (await viewer.hear())["id"] == "c"
 
-    async def test_all_that_is_too_much_is_named_at_once(self, start: Start) -> None:
+    async def test_one_error_names_all_refused_subscriptions(self, start: Start) -> None:
         """However many: none is dropped in silence, nor the welcome."""
         _, port = await start(max_subscriptions=1)
         async with viewing(port) as viewer:
@@ -460,14 +472,14 @@ class TestG3Doors:
             {"origins": "https://a.example"},
         ],
     )
-    async def test_bad_settings_say_which(self, hub: Hub, options: dict[str, Any]) -> None:
+    async def test_a_bad_setting_of_live_is_named(self, hub: Hub, options: dict[str, Any]) -> None:
         """When it is made, not when it is used."""
         with pytest.raises(ConfigError, match=next(iter(options))):
             Live(hub, **options)
 
 
 class TestG3Heartbeat:
-    async def test_the_silent_are_asked_and_then_let_go(self, start: Start) -> None:
+    async def test_silent_clients_are_pinged_and_then_closed(self, start: Start) -> None:
         """Any message is a sign of life."""
         clock = ManualClock()
         live, port = await start(clock=clock, sleep=never, heartbeat=25)
@@ -483,7 +495,7 @@ class TestG3Heartbeat:
             assert (await dead.end())[1] == 4408
             assert await lively.hear() == {"type": "ping"}
 
-    async def test_a_ping_is_answered(self, start: Start) -> None:
+    async def test_a_ping_is_answered_with_a_pong(self, start: Start) -> None:
         """By either side."""
         _, port = await start()
         async with viewing(port) as viewer:
@@ -496,7 +508,7 @@ async def never(_: float) -> None:
 
 
 class TestG3Stats:
-    async def test_figures_are_for_the_operator(self, start: Start) -> None:
+    async def test_only_an_operator_may_subscribe_to_the_figures(self, start: Start) -> None:
         """Now and every second, one reading for all; others are refused."""
         taken = 0
 
@@ -527,7 +539,9 @@ class TestG3Stats:
 
 
 class TestG3Close:
-    async def test_closing_tells_everybody_and_leaves_nothing(self, start: Start, hub: Hub) -> None:
+    async def test_closing_live_tells_every_client_and_leaves_no_task(
+        self, start: Start, hub: Hub
+    ) -> None:
         """1012: come again; no session and no task stays behind."""
         before = asyncio.all_tasks()
         live, port = await start()
@@ -542,7 +556,9 @@ class TestG3Close:
         names = {str(task.get_coro()) for task in asyncio.all_tasks() - before}
         assert not any("Session" in name or "Live." in name for name in names)
 
-    async def test_a_sign_in_that_ends_later_leaves_nobody(self, start: Start) -> None:
+    async def test_a_sign_in_that_ends_after_its_client_left_leaves_no_viewer(
+        self, start: Start
+    ) -> None:
         """A hook may answer although it was cancelled, as `asyncio.wait_for` can."""
         asked = asyncio.Event()
 
@@ -559,7 +575,9 @@ class TestG3Close:
             await live.close()
         assert live.snapshot()["signed_in"] == 0
 
-    async def test_the_cache_closes_under_it(self, start: Start, cache: Cache) -> None:
+    async def test_closing_the_cache_closes_its_live_connections(
+        self, start: Start, cache: Cache
+    ) -> None:
         """Viewers are told, and who comes later is refused."""
         _, port = await start()
         async with viewing(port) as viewer:
@@ -572,7 +590,7 @@ class TestG3Close:
                 pass
         assert refused.value.response.status_code == 503
 
-    async def test_who_leaves_takes_their_subscriptions_along(
+    async def test_a_client_that_leaves_ends_its_subscriptions(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """Nothing is refreshed for who has gone."""
@@ -587,7 +605,7 @@ class TestG3Close:
 
 
 class TestG4OneRefresh:
-    async def test_many_viewers_cost_what_one_costs(
+    async def test_forty_viewers_cause_as_many_requests_as_one(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """Forty viewers of two hundred ids: the same requests upstream as for one."""
@@ -613,7 +631,7 @@ class TestG4OneRefresh:
 
 
 class TestG20Memory:
-    async def test_a_session_that_looks_at_two_hundred_ids(
+    async def test_a_session_with_two_hundred_ids_takes_at_most_28_kib(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Takes at most 28 KiB of ours: 60 KiB with what the server has for a connection."""

@@ -72,7 +72,9 @@ class TestG3Documented:
     @pytest.mark.parametrize(
         ("heading", "messages"), [("What a viewer says:", SAID), ("What the server says:", HEARD)]
     )
-    def test_every_field_is_in_the_docs(self, heading: str, messages: dict[str, Any]) -> None:
+    def test_every_field_of_a_live_message_is_documented(
+        self, heading: str, messages: dict[str, Any]
+    ) -> None:
         """And no type is there that is not."""
         rows = documented(heading)
         assert set(rows) == set(messages) | {"stats"}
@@ -80,7 +82,7 @@ class TestG3Documented:
             named = set(re.findall(r"`(\w+)`", rows[tag]))
             assert named == fields_of(message), tag
 
-    def test_every_field_is_in_the_types(self) -> None:
+    def test_every_field_of_a_live_message_is_in_the_typescript_types(self) -> None:
         """Both halves of stillfresh.d.ts."""
         said, heard = (STATIC / "stillfresh.d.ts").read_text().split("// What the server tells")
         mine = typed(said)
@@ -91,7 +93,7 @@ class TestG3Documented:
             tag: fields_of(message) for tag, message in HEARD.items() if tag not in {"ping", "pong"}
         }
 
-    def test_every_code_is_in_both(self) -> None:
+    def test_every_error_and_close_code_is_in_docs_and_types(self) -> None:
         """What an error is about, and why a connection was closed."""
         page = (ROOT / "docs" / "live.md").read_text()
         types = (STATIC / "stillfresh.d.ts").read_text()
@@ -103,7 +105,7 @@ class TestG3Documented:
 
 
 class TestG5Shipped:
-    def test_the_wheel_has_the_files(self, tmp_path: Path) -> None:
+    def test_the_wheel_contains_the_browser_files(self, tmp_path: Path) -> None:
         """Everything that a browser loads is in the package."""
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
@@ -112,7 +114,7 @@ class TestG5Shipped:
         for file in STATIC.iterdir():
             assert f"stillfresh/gateway/static/{file.name}" in names
 
-    def test_nothing_from_upstream_is_ever_html(self) -> None:
+    def test_the_browser_client_never_writes_html(self) -> None:
         """The client has no way to write any."""
         source = (STATIC / "stillfresh.js").read_text()
         for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
@@ -121,7 +123,7 @@ class TestG5Shipped:
 
 @pytest.mark.skipif(NODE is None, reason="this machine has no node")
 class TestG5Ids:
-    def test_the_client_refuses_what_the_server_does(self) -> None:
+    def test_the_browser_client_refuses_the_same_ids_as_the_server(self) -> None:
         """Every character there is, and the length of one that JavaScript counts as two."""
         source = (STATIC / "stillfresh.js").read_text()
         parts = r"const (?:LONGEST_ID|NOT_IN_IDS) = .*?\n|function isId\(.*?\n}\n"

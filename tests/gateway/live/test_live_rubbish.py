@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("nothing_logged")
 
 
 class TestG3BadMessages:
-    async def test_ten_bad_messages_and_it_is_over(self, start: Start) -> None:
+    async def test_the_tenth_bad_message_closes_the_connection(self, start: Start) -> None:
         """Each has its error; nine are forgiven, and good ones between them change nothing."""
         _, port = await start()
         bad: list[str | bytes] = ["rubbish", b"\x00binary", "[" * 50_000, '{"type":"nope"}', "5"]
@@ -32,7 +32,9 @@ class TestG3BadMessages:
             assert [it["code"] for it in heard] == ["bad_message"]
             assert (code, reason) == (1008, "too many bad messages")
 
-    async def test_kinds_and_ids_that_are_none(self, start: Start) -> None:
+    async def test_unknown_kinds_and_bad_ids_are_named_and_good_items_are_done(
+        self, start: Start
+    ) -> None:
         """Each says which, cut at a sane length; what is right in the same message is done."""
         _, port = await start()
         items = [
@@ -53,7 +55,7 @@ class TestG3BadMessages:
             assert codes == ["bad_id"] * 5 + ["unknown_kind"] * 2 + ["update"]
             assert all(len(json.dumps(it)) < 1_000 for it in heard)
 
-    async def test_a_huge_message_is_too_big(self, start: Start) -> None:
+    async def test_a_message_that_is_too_long_closes_with_1009(self, start: Start) -> None:
         """1009, whatever is in it."""
         _, port = await start(max_message=1_000)
         async with viewing(port) as viewer:
@@ -63,7 +65,7 @@ class TestG3BadMessages:
             await viewer.socket.send("é" * 501)
             assert (await viewer.end())[1:] == (1009, "a message has at most 1,000 bytes")
 
-    async def test_a_flood_is_stopped(self, start: Start) -> None:
+    async def test_a_flood_of_messages_closes_the_connection(self, start: Start) -> None:
         """Past the burst, and so soon, it is over; fast scrolling is far below."""
         clock = ManualClock()
         _, port = await start(clock=clock, sleep=never)
@@ -123,7 +125,9 @@ class TestG3BadMessages:
             max_size=30,
         )
     )
-    async def test_any_history_ends_well(self, hub: Hub, messages: list[str | bytes]) -> None:
+    async def test_any_history_of_messages_is_answered_or_closed(
+        self, hub: Hub, messages: list[str | bytes]
+    ) -> None:
         """Answered or closed, never broken; and nothing is left behind."""
         live = Live(hub, authenticate=lambda token: token, sleep=never)
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -150,7 +154,7 @@ class TestG3BadMessages:
 
 
 class TestG3SlowReaders:
-    async def test_a_slow_reader_gets_the_newest_of_each(
+    async def test_a_slow_reader_gets_only_the_newest_version(
         self, hub: Hub, upstream: Upstream
     ) -> None:
         """A hundred versions while it does not read: one more is waiting for it, the last."""
@@ -183,7 +187,7 @@ class TestG3SlowReaders:
         await serving
         await live.close()
 
-    async def test_a_socket_that_never_reads_is_let_go(
+    async def test_a_socket_that_never_reads_is_closed(
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """When it has left what was sent unread for too long; what waits is bounded till then."""
@@ -209,7 +213,9 @@ class TestG3SlowReaders:
         finally:
             raw.close()
 
-    async def test_a_half_open_connection_is_let_go(self, start: Start, hub: Hub) -> None:
+    async def test_a_half_open_connection_is_closed_after_two_heartbeats(
+        self, start: Start, hub: Hub
+    ) -> None:
         """It answers no ping: after two heartbeats its subscriptions are gone."""
         clock = ManualClock()
         live, port = await start(clock=clock, sleep=never)
@@ -226,7 +232,7 @@ class TestG3SlowReaders:
         finally:
             raw.close()
 
-    async def test_closing_does_not_wait_for_who_does_not_read(
+    async def test_closing_live_does_not_wait_for_a_client_that_does_not_read(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They have a moment, and no more."""
@@ -251,7 +257,9 @@ class TestG3SlowReaders:
         assert len(hub) == 0
 
     @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("after websocket.close")])
-    async def test_a_server_that_has_closed_by_itself(self, hub: Hub, error: Exception) -> None:
+    async def test_a_session_ends_if_the_server_has_closed_its_socket(
+        self, hub: Hub, error: Exception
+    ) -> None:
         """However it says so, the session ends, and nothing is left of it."""
         live = Live(hub, sleep=never)
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -267,7 +275,7 @@ class TestG3SlowReaders:
         assert len(hub) == 0
         await live.close()
 
-    async def test_cancelled_in_the_middle(self, hub: Hub) -> None:
+    async def test_a_cancelled_session_leaves_no_connection_and_no_task(self, hub: Hub) -> None:
         """Before it was accepted, or later: the hub forgets it, and no task is left."""
         for last in ("websocket.accept", "websocket.send"):
             live = Live(hub, sleep=never)
@@ -292,7 +300,7 @@ class TestG3SlowReaders:
             await live.close()
             assert asyncio.all_tasks() == before
 
-    async def test_what_waits_for_a_viewer_is_bounded(self, hub: Hub) -> None:
+    async def test_the_messages_waiting_for_a_viewer_are_bounded(self, hub: Hub) -> None:
         """Pongs: so many; notices: the newest of each key, and so many."""
         outbox = Outbox(Frames(), together=False)
         for _ in range(1_000):
@@ -309,7 +317,7 @@ class TestG3SlowReaders:
         assert len(texts) == replies + MOST["beats"] + notices
         assert texts[replies + MOST["beats"]] == "version 999"
 
-    async def test_answers_do_not_wait_behind_news(self, hub: Hub) -> None:
+    async def test_replies_are_sent_before_updates(self, hub: Hub) -> None:
         """Nor does the end, however much is new."""
         outbox = Outbox(Frames(), together=False)
         with hub.connect() as connection:
@@ -326,7 +334,7 @@ class TestG3SlowReaders:
             outbox.is_ending = True
             assert outbox.frame(connection, 0.0) is None
 
-    async def test_a_slow_reader_that_reads_is_there(self, hub: Hub) -> None:
+    async def test_a_client_that_reads_slowly_counts_as_alive(self, hub: Hub) -> None:
         """What it reads late is a sign of life, though it never says a word."""
         clock, sent = ManualClock(), 0
         live = Live(hub, clock=clock, sleep=never)

@@ -38,7 +38,7 @@ TYPES = ["subscribe", "unsubscribe", "visible", "route", "sign_in", "sign_out", 
 
 
 class TestG3Messages:
-    def test_one_or_several(self) -> None:
+    def test_a_frame_is_one_message_or_an_array_of_messages(self) -> None:
         """A frame is a message, or an array of them."""
         assert read('{"type":"ping"}') == [PingMessage()]
         assert read('[{"type":"ping"},{"type":"sign_out"}]') == [PingMessage(), SignOutMessage()]
@@ -76,13 +76,13 @@ class TestG3Messages:
             '{"type":"subscribe","items":' + "[" * 5_000 + "]" * 5_000 + "}",
         ],
     )
-    def test_rubbish_is_refused_with_a_reason(self, text: str | None) -> None:
+    def test_text_that_is_no_message_is_refused_with_a_reason(self, text: str | None) -> None:
         """Whatever it is: one error, one sentence."""
         [bad] = read(text)
         assert isinstance(bad, BadMessage)
         assert bad.why.startswith("not a message: ")
 
-    def test_of_an_array_each_is_refused_by_itself(self) -> None:
+    def test_a_bad_message_of_an_array_is_refused_by_itself(self) -> None:
         """A page's path that is too long does not undo what it subscribes."""
         route = {"type": "route", "path": "/" * 3_000}
         items = {"type": "subscribe", "items": [["price", 1]]}
@@ -92,7 +92,7 @@ class TestG3Messages:
         assert "path" in first.why
 
     @given(st.text() | JSON.map(json.dumps))
-    def test_anything_is_a_message_or_refused(self, text: str) -> None:
+    def test_any_text_is_a_message_or_refused(self, text: str) -> None:
         """Nothing else is ever raised."""
         assert read(text)
 
@@ -108,7 +108,7 @@ class TestG3Messages:
 
 
 class TestG3Pace:
-    def test_a_burst_then_the_rate(self) -> None:
+    def test_messages_may_come_in_a_burst_and_then_at_the_rate(self) -> None:
         """A thousand at once, then a hundred a second; time that passes refills it."""
         rate = MessageRate(RATE, BURST, now=0.0)
         assert all(rate.spend(0.0) for _ in range(int(BURST)))
@@ -116,7 +116,7 @@ class TestG3Pace:
         rate = MessageRate(RATE, BURST, now=0.0)
         assert all(rate.spend(number / RATE) for number in range(3 * int(BURST)))
 
-    def test_items_count(self) -> None:
+    def test_a_message_of_many_items_costs_more(self) -> None:
         """A message of many items is worth more than one of one."""
         items = (OnScreen("price", "a"),)
         many = cost_of([SubscribeMessage(items * 20 * int(BURST))])
@@ -124,7 +124,7 @@ class TestG3Pace:
         assert cost_of([SubscribeMessage(items * 19)]) == 1
         assert cost_of([SubscribeMessage(items * 20)]) == 2
 
-    def test_a_clock_set_back_takes_nothing_away(self) -> None:
+    def test_a_clock_set_back_does_not_lower_the_message_rate(self) -> None:
         """Only time that passed counts."""
         rate = MessageRate(RATE, BURST, now=100.0)
         assert all(rate.spend(50.0) for _ in range(int(BURST)))
@@ -146,7 +146,7 @@ class TestG3Pulse:
             (0.0, 25.0, 49.0, 50.0, "fine"),
         ],
     )
-    def test_silence_is_asked_about_and_then_final(
+    def test_a_silent_client_is_pinged_and_then_gone(
         self, heard: float, asked: float | None, sending: float | None, now: float, expected: str
     ) -> None:
         """Asked after a heartbeat, gone after two; who does not read is gone sooner."""
@@ -185,7 +185,9 @@ class TestG3Origin:
             ("http://shop.example:port", "shop.example", False),
         ],
     )
-    def test_same_host_or_named(self, origin: str, host: str, expected: bool) -> None:
+    def test_an_origin_is_allowed_if_it_is_the_own_host_or_named(
+        self, origin: str, host: str, expected: bool
+    ) -> None:
         """Who sends no origin is no browser."""
         assert is_allowed_origin(origin, host, {"https://named.example"}) is expected
 
@@ -209,7 +211,7 @@ def viewed(id_: str = "a") -> Viewed:
 
 
 class TestG4Frames:
-    def test_a_view_is_written_once_for_all(self) -> None:
+    def test_an_update_is_encoded_once_for_all_viewers(self) -> None:
         """The same text, not an equal one, for every viewer of the same copy."""
         clock, price = ManualClock(100.0), viewed()
         answer = made({"n": 1}, clock)
@@ -225,7 +227,7 @@ class TestG4Frames:
             "age": 1.5,
         }
 
-    def test_the_age_is_that_of_sending(self) -> None:
+    def test_the_age_in_an_update_is_that_of_the_moment_it_is_sent(self) -> None:
         """A copy sent later is older."""
         clock, price = ManualClock(100.0), viewed()
         answer = made(1, clock)
@@ -233,7 +235,7 @@ class TestG4Frames:
         clock.advance(10)
         assert json.loads(text_of(price, answer, 10.0))["age"] == 11.5
 
-    def test_another_copy_is_written_anew(self) -> None:
+    def test_a_changed_copy_is_encoded_again(self) -> None:
         """By time, verdict, error or value."""
         clock, price = ManualClock(100.0), viewed()
         same = {"n": 1}
@@ -248,7 +250,7 @@ class TestG4Frames:
         assert "secret" not in "".join(texts)
         assert "error" in json.loads(texts[3])
 
-    def test_what_is_not_there(self) -> None:
+    def test_absent_failed_and_unencodable_views_have_their_own_messages(self) -> None:
         """Absent, failed, or no JSON at all."""
         clock, price = ManualClock(100.0), viewed()
         absent = made(None, clock, found=False)
@@ -260,7 +262,7 @@ class TestG4Frames:
         assert "secret" not in str(said)
 
     @given(st.lists(st.integers(1, FULL_FRAME), min_size=1, max_size=8))
-    def test_frames_hold_everything_in_order(self, sizes: list[int]) -> None:
+    def test_frames_hold_all_updates_in_order(self, sizes: list[int]) -> None:
         """Each is closed as soon as it is full."""
         clock, frames = ManualClock(100.0), Frames()
         waiting = {viewed(str(n)): made("1" * size, clock) for n, size in enumerate(sizes)}
@@ -285,7 +287,7 @@ class TestE28Frames:
         assert late is not first
         assert frames.of(dict(list(news.items())[:2]), 0.0)[0] != first
 
-    def test_frames_that_are_kept_are_few(self) -> None:
+    def test_the_number_of_stored_frames_is_bounded(self) -> None:
         """However many viewers are sent something of their own."""
         clock, frames = ManualClock(100.0), Frames()
         for number in range(1_000):

@@ -49,7 +49,7 @@ async def told_to_close(raw: Any) -> bytes:
 
 
 class TestG3LetGo:
-    async def test_who_never_reads_is_gone_and_counted_till_then(
+    async def test_a_client_that_never_reads_is_cut_off_and_counted_until_then(
         self,
         hub: Hub,
         upstream: Upstream,
@@ -80,7 +80,7 @@ class TestG3LetGo:
                 raw.close()
             await live.close()
 
-    async def test_ending_does_not_wait_for_who_does_not_read(
+    async def test_the_server_ends_although_a_client_does_not_read(
         self, hub: Hub, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The server ends within its grace, and no traceback tells of it."""
@@ -102,7 +102,7 @@ class TestG3LetGo:
             raw.close()
             await live.close()
 
-    async def test_who_is_refused_is_no_error_of_ours(self, hub: Hub) -> None:
+    async def test_a_refused_client_is_not_logged_as_an_error(self, hub: Hub) -> None:
         """An answer was given: nothing is to be logged."""
         live = Live(hub, sleep=never)
         async with served(live, lifespan="off", ws=SocketProtocol) as port:
@@ -112,7 +112,9 @@ class TestG3LetGo:
             assert refused.value.response.status_code == 403
         await live.close()
 
-    async def test_a_close_is_over_when_the_connection_is(self, made: list[SocketProtocol]) -> None:
+    async def test_closing_a_socket_returns_when_its_connection_has_ended(
+        self, made: list[SocketProtocol]
+    ) -> None:
         """So the app counts a viewer until its socket is gone."""
         ended: list[bool] = []
 
@@ -132,7 +134,7 @@ class TestG3LetGo:
         "name",
         ["handle_close", "handle_parser_exception", "keepalive_timeout", "run_asgi", "shutdown"],
     )
-    async def test_each_end_is_cut_off_after_a_moment(
+    async def test_every_way_of_ending_a_socket_cuts_it_off_after_a_moment(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whatever ends it, uvicorn's own way comes first."""
@@ -146,7 +148,7 @@ class TestG3LetGo:
         assert way.call_count == 1
         theirs.call_later.assert_called_once_with(LINGER, theirs.abort)
 
-    async def test_who_was_refused_is_not_listened_to(self) -> None:
+    async def test_data_from_a_refused_client_is_not_parsed(self) -> None:
         """What it still sends is not even parsed."""
         protocol = object.__new__(SocketProtocol)
         protocol._is_refused, protocol.conn = True, MagicMock()
@@ -158,7 +160,7 @@ class TestG3Frames:
     @pytest.mark.parametrize(
         ("opcode", "fin"), [(Opcode.PING, True), (Opcode.PONG, True), (Opcode.CONT, False)]
     )
-    async def test_frames_that_carry_nothing_have_a_limit(
+    async def test_a_flood_of_empty_frames_closes_the_connection(
         self, hub: Hub, opcode: Opcode, *, fin: bool
     ) -> None:
         """Too many at once, and it is over: 1008."""
@@ -173,7 +175,7 @@ class TestG3Frames:
             await until(lambda: live.snapshot()["connections"] == 0)
         await live.close()
 
-    async def test_a_message_of_parts_without_end_is_over(
+    async def test_a_message_of_too_many_parts_is_refused(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """However slowly they come: empty parts would never be too long."""
@@ -186,7 +188,7 @@ class TestG3Frames:
         protocol.handle_cont(Frame(Opcode.CONT, b"", fin=False))
         assert refused
 
-    async def test_pongs_are_not_kept_for_who_does_not_read(
+    async def test_no_pongs_are_written_to_a_client_that_does_not_read(
         self, hub: Hub, made: list[SocketProtocol]
     ) -> None:
         """What is owed to it does not grow."""
@@ -207,7 +209,7 @@ class TestG3Frames:
             raw.close()
         await live.close()
 
-    async def test_text_that_is_none_is_told_to_who_sent_it(self, hub: Hub) -> None:
+    async def test_text_that_is_not_utf8_closes_with_1007(self, hub: Hub) -> None:
         """1007, and not a word in the log."""
         live = Live(hub, sleep=never)
         async with served(live, lifespan="off", ws=SocketProtocol) as port:
@@ -219,7 +221,7 @@ class TestG3Frames:
 
 
 class TestE28Bytes:
-    async def test_what_many_are_sent_is_encoded_once(
+    async def test_a_frame_for_many_clients_is_encoded_once(
         self, hub: Hub, made: list[SocketProtocol], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The same bytes, not equal ones, are written to each; they are a whole frame."""

@@ -58,7 +58,7 @@ async def fail_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class TestG3Store:
-    async def test_a_pushed_copy_is_known_by_its_time(self, cache: Cache) -> None:
+    async def test_a_pushed_copy_has_the_same_time_as_the_stored_one(self, cache: Cache) -> None:
         """As it was pushed, and as the store has it: one time, not two."""
         live = Live(Hub(cache, kinds=Upstream().kinds()))
         async with served(live, lifespan="off") as port:
@@ -71,7 +71,7 @@ class TestG3Store:
                     await viewer.nothing()
         await live.close()
 
-    async def test_a_read_that_fails_is_tried_again(
+    async def test_a_subscription_is_answered_after_failed_store_reads(
         self, cache: Cache, other: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Who subscribes meanwhile is told as soon as the store can say."""
@@ -86,7 +86,7 @@ class TestG3Store:
                 await viewer.say("unsubscribe", items=[["word", "a"]])
         await live.close()
 
-    async def test_who_looks_again_while_the_store_is_away(
+    async def test_a_client_that_returns_during_an_outage_hears_what_changed(
         self, cache: Cache, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Is told what changed, though memory has an old copy that is fresh."""

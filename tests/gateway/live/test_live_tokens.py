@@ -93,7 +93,7 @@ async def refreshed(hub: Hub, ids: str, viewer_id: str) -> None:
 
 
 class TestG12Revoked:
-    async def test_at_the_next_private_subscription(
+    async def test_a_revoked_token_is_noticed_at_the_next_private_subscription(
         self, start: Start, people: People, hub: Hub, upstream: Upstream
     ) -> None:
         """The viewer is a guest, the new id is refused, and what is for all goes on."""
@@ -113,7 +113,7 @@ class TestG12Revoked:
             assert (await viewer.hear())["id"] == "w"
             assert live.push("ann", InvalidatedNews()) == 0
 
-    async def test_within_a_minute(
+    async def test_a_revoked_token_is_noticed_within_a_minute(
         self, start: Start, people: People, time: Time, hub: Hub
     ) -> None:
         """Also of a viewer that says nothing: nothing private is told from then on."""
@@ -132,7 +132,7 @@ class TestG12Revoked:
             await viewer.nothing()
             assert live.snapshot()["subscriptions"]["inbox"] == 0
 
-    async def test_a_token_that_is_good_is_asked_about_once_a_minute(
+    async def test_a_valid_token_is_checked_once_a_minute(
         self, start: Start, people: People, time: Time, hub: Hub
     ) -> None:
         """And the viewer notices nothing."""
@@ -150,7 +150,7 @@ class TestG12Revoked:
             await refreshed(hub, "1", "ann")
             assert (await viewer.hear())["value"] == "ann's 1"
 
-    async def test_a_token_that_is_now_somebody_elses_signs_out(
+    async def test_a_token_that_now_names_another_viewer_signs_out(
         self, start: Start, people: People, upstream: Upstream
     ) -> None:
         """Nobody becomes another viewer without signing in."""
@@ -163,7 +163,7 @@ class TestG12Revoked:
             await viewer.hear()
             assert {who for who, _ in upstream.inboxes} == {"ann"}
 
-    async def test_signing_in_again_shows_what_is_ones_own(
+    async def test_signing_in_with_another_token_shows_private_views_again(
         self, start: Start, people: People
     ) -> None:
         """With a token that is good."""
@@ -180,7 +180,7 @@ class TestG12Revoked:
 class TestG12Waiting:
     """What waits to be sent when a token is found to be revoked."""
 
-    async def test_nothing_private_is_sent_any_more(
+    async def test_nothing_private_is_sent_after_a_token_was_revoked(
         self, live: Live, people: People, time: Time, hub: Hub
     ) -> None:
         """Neither views nor notices that waited; what is for all is still told."""
@@ -208,7 +208,7 @@ class TestG12Waiting:
         assert {it["kind"] for it in late if it["type"] == "update"} == {"price"}
         await wire.leaves()
 
-    async def test_nor_after_signing_out_oneself(self, live: Live, hub: Hub) -> None:
+    async def test_nothing_private_is_sent_after_signing_out(self, live: Live, hub: Hub) -> None:
         """The same, where the viewer becomes somebody else."""
         wire = Wire(live)
         await wire.says("sign_in", token="a")  # noqa: S106 (of a test)
@@ -227,7 +227,7 @@ class TestG12Waiting:
         late = wire.sent[sent:]
         assert [it["type"] for it in late] == ["welcome", "long_wait_invalidated"]
 
-    async def test_nor_the_other_notices_of_a_batch_that_began(
+    async def test_the_remaining_notices_of_a_batch_are_dropped_when_a_token_is_revoked(
         self, live: Live, people: People, time: Time
     ) -> None:
         """The first of them waits for room on the wire; the others are dropped."""
@@ -246,7 +246,7 @@ class TestG12Waiting:
         await wire.leaves()
         assert [it["game_id"] for it in wire.of("your_turn")] == ["1"]
 
-    async def test_while_a_subscription_is_being_shown(
+    async def test_a_token_revoked_during_a_subscription_shows_only_shared_views(
         self, live: Live, people: People, time: Time, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The connection goes on; what is for all is shown, what is private is not."""
@@ -306,7 +306,7 @@ class Wire:
 class TestG12Unavailable:
     """The hook fails or takes too long: nobody can say whose the token is."""
 
-    async def test_a_hook_that_hangs_is_not_waited_for_by_every_subscription(
+    async def test_private_subscriptions_share_one_wait_for_a_hanging_hook(
         self, live: Live, people: People, time: Time
     ) -> None:
         """Forty private ones are refused after one wait, and what is for all is shown."""
@@ -328,7 +328,7 @@ class TestG12Unavailable:
         await until(lambda: len(wire.of("update")) == 2)
         await wire.leaves()
 
-    async def test_viewers_stay_signed_in_for_a_while(
+    async def test_viewers_stay_signed_in_for_five_minutes_while_the_hook_fails(
         self, start: Start, people: People, time: Time, hub: Hub
     ) -> None:
         """Until it has not been confirmed for five minutes; one confirmation starts them anew."""
@@ -352,7 +352,7 @@ class TestG12Unavailable:
             await refreshed(hub, "1", "ann")
             await viewer.nothing()
 
-    async def test_is_logged_once(
+    async def test_a_failing_hook_is_logged_once_for_all_viewers(
         self, live: Live, people: People, time: Time, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Not for each of ten thousand viewers, every minute."""
@@ -375,7 +375,7 @@ class TestG12Unavailable:
                 await asyncio.sleep(0)
 
     @pytest.mark.parametrize("how", ["raises", "hangs", "a number"])
-    async def test_nothing_new_that_is_private(
+    async def test_new_private_subscriptions_are_refused_while_the_hook_fails(
         self,
         start: Start,
         people: People,
@@ -408,7 +408,9 @@ class TestG12Unavailable:
 
 
 class TestG12OneCheck:
-    async def test_at_a_time_for_a_session(self, live: Live, people: People, time: Time) -> None:
+    async def test_a_session_has_one_token_check_at_a_time(
+        self, live: Live, people: People, time: Time
+    ) -> None:
         """However often a check is due, and whatever the viewer subscribes to meanwhile."""
         wire = Wire(live)
         await wire.says("sign_in", token="a")  # noqa: S106 (of a test)
@@ -427,7 +429,7 @@ class TestG12OneCheck:
         assert people.most_at_once == 1
         await wire.leaves()
 
-    async def test_of_an_earlier_token_says_nothing_about_this_one(
+    async def test_a_late_check_of_an_earlier_token_does_not_sign_out(
         self, live: Live, people: People, time: Time
     ) -> None:
         """Its answer comes late, when the viewer is somebody else."""
@@ -448,7 +450,7 @@ class TestG12OneCheck:
         assert [it["viewer_id"] for it in wire.of("welcome")] == [None, "ann", "bob"]
         await wire.leaves()
 
-    async def test_of_many_sessions_are_few_at_once(
+    async def test_token_checks_of_many_sessions_run_a_hundred_at_a_time(
         self, live: Live, people: People, time: Time
     ) -> None:
         """Every token is asked about, a hundred at a time."""
@@ -466,7 +468,9 @@ class TestG12OneCheck:
         for wire in wires:
             await wire.leaves()
 
-    async def test_leaves_no_task(self, live: Live, people: People, time: Time) -> None:
+    async def test_a_token_check_leaves_no_task_when_its_client_leaves(
+        self, live: Live, people: People, time: Time
+    ) -> None:
         """Not when the viewer leaves during one, nor when everything closes."""
         before = asyncio.all_tasks()
         leaving, staying = Wire(live), Wire(live)

@@ -15,7 +15,9 @@ SIZE = 40
 
 class TestG14Board:
     @given(steps=st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=SIZE))))
-    def test_each_place_holds_what_was_written_last(self, steps: list[tuple[int, bytes]]) -> None:
+    def test_each_place_of_the_board_holds_its_last_write(
+        self, steps: list[tuple[int, bytes]]
+    ) -> None:
         """And nothing of another place."""
         board, last = Board(3, SIZE), {0: b"", 1: b"", 2: b""}
         for place, data in steps:
@@ -23,7 +25,7 @@ class TestG14Board:
             last[place] = data
         assert [text for text, _ in board.read_all()] == list(last.values())
 
-    def test_what_does_not_fit_is_refused(self) -> None:
+    def test_a_text_that_does_not_fit_the_board_is_refused(self) -> None:
         """What was there stays."""
         board = Board(1, SIZE)
         board.write(0, b"old")
@@ -31,7 +33,7 @@ class TestG14Board:
             board.write(0, b"x" * (SIZE + 1))
         assert board.read(0) == b"old"
 
-    def test_half_a_write_is_not_seen(self) -> None:
+    def test_an_unfinished_write_to_the_board_is_not_read(self) -> None:
         """A worker that was killed within it leaves what it had written before."""
         board = Board(1, SIZE)
         board.write(0, b"old")

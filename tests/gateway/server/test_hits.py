@@ -215,7 +215,7 @@ class TestI29Hits:
         + [again(head(b"/said/a", line), head(b"/said/a")) for line in LINES[:2] * 2],
         in_memory=True,
     )
-    def test_every_byte_is_what_the_long_way_writes(
+    def test_a_ready_answer_has_the_bytes_that_the_app_would_send(
         self, *, events: list[Step], in_memory: bool
     ) -> None:
         """And as many renders, and as many reads of each verdict."""
@@ -223,7 +223,7 @@ class TestI29Hits:
         assert fast == asyncio.run(lived(events, keeps=False, in_memory=in_memory))
 
     @pytest.mark.parametrize("line", LINES)
-    def test_each_field_by_itself(self, line: bytes) -> None:
+    def test_ready_answers_obey_every_request_field(self, line: bytes) -> None:
         """Before and after plain requests for the same page."""
         plain, other = head(b"/own/a"), head(b"/own/a", line)
         events = [again(plain), ("advance", 0.25), again(other), again(plain), again(other)]
@@ -231,7 +231,7 @@ class TestI29Hits:
 
 
 class TestG16AccessOfHits:
-    async def test_an_answer_that_is_given_again_is_a_line_as_well(self) -> None:
+    async def test_a_ready_answer_is_a_line_of_the_access_log(self) -> None:
         """With the same status, bytes and cache status, and no time; a refusal is a line, too."""
         lines: list[dict[str, Any]] = []
         writer = LineWriter()
@@ -276,7 +276,7 @@ class TestI29TheShortWay:
         "lines", [(), (b"Accept-Encoding: gzip",), (b'If-None-Match: "x"',), (b"Range: bytes=0-1",)]
     )
     @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
-    async def test_the_fourth_answer_needs_no_app(
+    async def test_the_fourth_answer_is_given_without_the_app(
         self, world: World, method: bytes, lines: tuple[bytes, ...]
     ) -> None:
         """Rendered, found, found at hand; then it is given again."""
@@ -290,7 +290,7 @@ class TestI29TheShortWay:
         last = before[before.rindex(b"HTTP/1.1 ") :]
         assert given_again == last * 3
 
-    async def test_another_connection_shares_it(self, world: World) -> None:
+    async def test_another_connection_gets_the_ready_answer_at_once(self, world: World) -> None:
         """Its first request is answered at once; nothing runs, nothing waits."""
         await world.learn(head(b"/own/a"))
         world.leave()
@@ -307,7 +307,9 @@ class TestI29TheShortWay:
         ],
         ids=["a head", "a body", "a body that is not waited for"],
     )
-    async def test_what_is_half_read_comes_first(self, world: World, begun: bytes) -> None:
+    async def test_bytes_within_another_request_get_no_ready_answer(
+        self, world: World, begun: bytes
+    ) -> None:
         """The same bytes within another request belong to that."""
         await world.learn(head(b"/own/a"))
         await world.receive(begun)
@@ -315,7 +317,7 @@ class TestI29TheShortWay:
         await world.receive(head(b"/own/a"))
         assert world.wires[0].written.count(b"200 OK") == before
 
-    async def test_answers_keep_their_order(self, world: World) -> None:
+    async def test_a_ready_answer_waits_for_the_answer_before_it(self, world: World) -> None:
         """A hit behind a request that is still being answered waits for it."""
         await world.learn(head(b"/own/a"))
         world.site.hold()
@@ -332,7 +334,7 @@ class TestI29TheShortWay:
         assert b"page 2" in first
         assert b"page 1" in second
 
-    async def test_a_slow_reader_is_not_written_to(self, world: World) -> None:
+    async def test_no_ready_answer_is_written_to_a_full_buffer(self, world: World) -> None:
         """While its buffer is full it waits, as on the long way."""
         await world.learn(head(b"/own/a"))
         assert world.open is not None
@@ -346,7 +348,7 @@ class TestI29TheShortWay:
         await world.settled()
         assert len(wire.written) > before
 
-    async def test_a_peer_that_is_trusted_is_believed(self) -> None:
+    async def test_a_ready_answer_is_not_shared_with_a_trusted_peer(self) -> None:
         """The same head names another host there, so nothing is given again."""
         world = World(trusted="198.51.100.0/24")
         request = head(b"/own/a", b"X-Forwarded-Host: c.example")
@@ -360,7 +362,9 @@ class TestI29TheShortWay:
                 protocol.connection_lost(None)
                 assert (b"page 1" in wire.written) is (peer == "192.0.2.1")
 
-    async def test_who_sent_it_is_not_in_the_head(self, world: World) -> None:
+    async def test_a_page_that_varies_by_client_address_is_not_given_to_another_client(
+        self, world: World
+    ) -> None:
         """I13: a page that varies by the client's address is not another client's."""
         world.site.says("Cache-Control: max-age=30", "Vary: X-Forwarded-For")
         for number, peer in enumerate(["192.0.2.1", "198.51.100.7", "192.0.2.1"]):
@@ -374,7 +378,7 @@ class TestI29TheShortWay:
 
 
 class TestI29Bounds:
-    async def test_heads_are_forgotten_when_there_are_too_many(
+    async def test_the_number_of_ready_answers_is_bounded(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(world.type.hits, "_most", 2)
@@ -383,7 +387,7 @@ class TestI29Bounds:
         assert len(world.type.hits) == 2
         assert MOST_HEADS >= 1_000
 
-    async def test_answers_are_forgotten_when_they_are_too_long_together(
+    async def test_the_bytes_of_ready_answers_are_bounded(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of one page, asked for in many ways, not so many copies."""
@@ -395,7 +399,7 @@ class TestI29Bounds:
         assert MOST_BYTES <= 32 * 1024 * 1024
 
     @pytest.mark.parametrize("excess", [0, 1])
-    async def test_long_answers_are_not_kept(self, world: World, excess: int) -> None:
+    async def test_long_answers_are_not_kept_ready(self, world: World, excess: int) -> None:
         """What is held of a page that has left the cache is small."""
         world.site.body = b""
         await world.learn(head(b"/own/a"))
@@ -408,7 +412,9 @@ class TestI29Bounds:
         assert len(world.type.hits) == (0 if excess else 1)
 
     @pytest.mark.parametrize("excess", [0, 1])
-    async def test_long_heads_are_not_kept(self, world: World, excess: int) -> None:
+    async def test_answers_to_long_request_heads_are_not_kept_ready(
+        self, world: World, excess: int
+    ) -> None:
         filler = LONGEST_KEPT_HEAD - len(head(b"/own/a", b"X: ")) + excess
         await world.learn(head(b"/own/a", b"X: " + b"x" * filler))
         assert len(world.type.hits) == (0 if excess else 1)
@@ -437,7 +443,9 @@ class Timer:
 
 
 class TestI29KeepAlive:
-    async def test_a_connection_that_is_used_stays_and_an_idle_one_ends(self, world: World) -> None:
+    async def test_a_used_connection_stays_open_and_an_idle_one_is_closed(
+        self, world: World
+    ) -> None:
         """Five seconds after the last answer, however that was given."""
         await world.learn(head(b"/own/a"))
         world.leave()

@@ -67,7 +67,7 @@ class Heard(logging.Handler):
 
 
 class TestG16Writing:
-    def test_nothing_is_said_of_lines_that_were_not_lost(
+    def test_the_log_says_nothing_of_lost_lines_if_none_were_lost(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """However many groups were written."""
@@ -79,7 +79,7 @@ class TestG16Writing:
                     assert os.read(reading, PIPE) == b"a line\n"
         assert caplog.records == []
 
-    def test_all_lines_are_written_before_the_end_in_their_order(self) -> None:
+    def test_all_log_lines_are_written_in_order_before_the_writer_ends(self) -> None:
         """Whatever the thread had not written yet is written when its block ends."""
         with pipe() as (reading, writing):
             writer = LineWriter(writing)
@@ -89,7 +89,7 @@ class TestG16Writing:
             expected = b"".join(b"line %d\n" % number for number in range(200))
             assert os.read(reading, 65_536) == expected
 
-    def test_lines_that_come_while_others_are_written_are_written_too(self) -> None:
+    def test_log_lines_put_during_a_write_are_written_too(self) -> None:
         """Also if the end comes meanwhile."""
         with pipe() as (reading, writing):
             writer, is_busy = LineWriter(writing), threading.Event()
@@ -105,7 +105,7 @@ class TestG16Writing:
                 writer.put(b"second\n".__bytes__)
             assert os.read(reading, PIPE) == b"first\nsecond\n"
 
-    def test_nobody_waits_for_a_reader_that_does_not_read(self) -> None:
+    def test_logging_does_not_wait_for_a_reader_that_does_not_read(self) -> None:
         """`put` returns, the end comes, and every line is written or counted as lost."""
         with pipe() as (reading, writing):
             size = filled(writing)
@@ -118,9 +118,7 @@ class TestG16Writing:
             assert "stillfresh-log" not in {thread.name for thread in threading.enumerate()}
             assert len(os.read(reading, 2 * size)) == size
 
-    def test_lines_that_were_lost_are_counted_in_the_log(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_lost_log_lines_are_counted_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         """As soon as somebody reads again."""
         told = threading.Event()
         with pipe() as (reading, writing), caplog.at_level("WARNING"):
@@ -137,13 +135,13 @@ class TestG16Writing:
         assert "7 log lines are lost" in caplog.text
         assert writer.dropped == 0
 
-    def test_its_thread_holds_up_no_end_of_the_process(self) -> None:
+    def test_the_log_thread_does_not_delay_the_end_of_the_process(self) -> None:
         """It may wait for a reader for ever."""
         with pipe() as (_, writing), LineWriter(writing).running():
             (thread,) = (it for it in threading.enumerate() if it.name == "stillfresh-log")
             assert thread.daemon
 
-    def test_a_stream_that_is_closed_is_no_error(self) -> None:
+    def test_a_closed_log_stream_is_no_error(self) -> None:
         """A log that cannot be written does not end the server."""
         reading, writing = os.pipe()
         os.close(reading)
@@ -153,7 +151,7 @@ class TestG16Writing:
         os.close(writing)
         assert writer.dropped == 1
 
-    def test_a_number_that_is_no_file_is_no_error(self) -> None:
+    def test_a_log_descriptor_that_is_not_open_is_no_error(self) -> None:
         """As if nobody reads: in its thread, and where something is logged before there is one."""
         reading, writing = os.pipe()
         os.close(reading)
@@ -164,7 +162,7 @@ class TestG16Writing:
             writer.put(b"a line\n".__bytes__)
         assert writer.dropped == 2
 
-    def test_a_standard_error_that_was_closed_is_not_what_has_its_number_now(self) -> None:
+    def test_the_log_is_not_written_to_another_file_with_its_old_number(self) -> None:
         """Else a visitor whose connection has it would read the log."""
         script = """
 import os
@@ -181,9 +179,7 @@ assert os.read(reading, 99) == b""
         command = ["sh", "-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", script]
         assert subprocess.run(command, check=False, timeout=60).returncode == 0
 
-    def test_a_stream_that_does_not_block_is_waited_for(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_nonblocking_log_stream_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever shares it may have made it so, and may take the room that there was."""
         with pipe() as (reading, writing):
             write, taken = os.write, [BlockingIOError]
@@ -199,7 +195,7 @@ assert os.read(reading, 99) == b""
             assert os.read(reading, PIPE) == b"a line\n"
             assert writer.dropped == 0
 
-    def test_before_its_thread_runs_a_line_is_written_at_once_or_lost(self) -> None:
+    def test_without_its_thread_a_log_line_is_written_at_once_or_lost(self) -> None:
         """The parent of workers has no thread, and must not hang either."""
         with pipe() as (reading, writing):
             writer = LineWriter(writing)
@@ -210,14 +206,18 @@ assert os.read(reading, 99) == b""
             assert writer.dropped == 1
 
     @given(st.lists(st.builds(long_line, st.binary(max_size=4), st.integers(1, PIPE))))
-    def test_a_pipe_takes_every_piece_whole(self, lines: list[bytes]) -> None:
+    def test_log_lines_are_written_in_pieces_that_a_pipe_takes_whole(
+        self, lines: list[bytes]
+    ) -> None:
         """Pieces hold whole lines, so lines of several workers cannot mix."""
         found = list(pieces(lines))
         assert all(0 < len(it) <= PIPE and it.endswith(b"\n") for it in found)
         assert b"".join(found) == b"".join(line[:-1][: PIPE - 1] + b"\n" for line in lines)
 
     @given(st.text(max_size=20), st.text(max_size=20), st.integers(1, 2_000))
-    def test_a_json_line_is_json_and_fits(self, message: str, trace: str, times: int) -> None:
+    def test_a_json_log_line_is_valid_json_and_fits_a_pipe(
+        self, message: str, trace: str, times: int
+    ) -> None:
         """However long a message or a traceback is; its longest text is shortened."""
         hide = Hidden()
         line = json_line({"message": hide(message * times), "exception": hide(trace * times)})
@@ -272,7 +272,7 @@ PLACES = (
 class TestG16NoSecrets:
     @pytest.mark.parametrize("place", PLACES)
     @given(secret=secrets)
-    def test_what_looks_like_a_secret_is_not_logged(self, place: str, secret: str) -> None:
+    def test_text_that_looks_like_a_secret_is_not_logged(self, place: str, secret: str) -> None:
         """In messages, their arguments and tracebacks, as text and as JSON."""
         text = place.format(secret)
         assert secret not in without_secrets(text)
@@ -281,7 +281,7 @@ class TestG16NoSecrets:
             assert secret not in rendered(said, Hidden(), is_json=is_json)
 
     @given(secret=secrets, around=st.text(st.characters(codec="ascii"), max_size=10))
-    def test_a_secret_that_is_known_is_not_logged_anywhere(self, secret: str, around: str) -> None:
+    def test_a_known_secret_is_not_logged_anywhere(self, secret: str, around: str) -> None:
         """Whatever stands around it."""
         hide = Hidden([secret])
         text = f"{around}{secret}{around}"
@@ -289,12 +289,12 @@ class TestG16NoSecrets:
         for is_json in (False, True):
             assert secret not in rendered(record("%r", text), hide, is_json=is_json)
 
-    def test_nor_what_is_left_of_one_that_begins_as_another(self) -> None:
+    def test_a_secret_that_begins_with_another_secret_is_hidden_whole(self) -> None:
         """The longest is hidden first."""
         assert Hidden(["secret", "secret-and-more"])("(secret-and-more)") == "(***)"
 
     @given(secret=st.text(st.characters(codec="utf-8"), min_size=4, max_size=20).map("s3_".__add__))
-    def test_nor_as_python_json_or_an_address_writes_it(self, secret: str) -> None:
+    def test_a_secret_is_hidden_also_if_it_is_escaped_or_quoted(self, secret: str) -> None:
         """Libraries write a password in their own way."""
         for known in (secret, quote(secret), quote(secret, safe="")):
             hide = Hidden([known])
@@ -304,7 +304,7 @@ class TestG16NoSecrets:
                 assert hide(f"({said})") == "(***)"
 
     @pytest.mark.parametrize("part", ["://", "a?", "cookie", "cookie ", "Bearer ", "'"])
-    def test_it_takes_no_longer_for_any_text(self, part: str) -> None:
+    def test_hiding_secrets_takes_linear_time(self, part: str) -> None:
         """A visitor chooses a part of what is logged: 20 times as long is 20 times the work."""
         began = time.process_time()
         without_secrets(part * 100_000)
@@ -322,7 +322,9 @@ class TestG16NoSecrets:
             ("http://[bad", None),
         ],
     )
-    def test_the_password_of_an_address(self, address: str, password: str | None) -> None:
+    def test_passwords_are_found_in_urls_and_connection_strings(
+        self, address: str, password: str | None
+    ) -> None:
         """Of URLs and of connection strings of PostgreSQL."""
         assert set(filter(None, passwords_in(address))) >= ({password} if password else set())
 
@@ -336,18 +338,18 @@ class TestG16NoSecrets:
             "server.token: must be printable ASCII text without spaces",
         ],
     )
-    def test_what_is_no_secret_stays(self, text: str) -> None:
+    def test_text_that_is_no_secret_stays_in_the_log(self, text: str) -> None:
         """An operator can still read the log."""
         assert without_secrets(text) == text
 
-    def test_a_record_that_cannot_be_rendered_is_a_line(self) -> None:
+    def test_a_log_record_that_cannot_be_formatted_is_logged_as_such(self) -> None:
         """A message of somebody else's with wrong arguments does not raise where it is logged."""
         assert "cannot be logged" in rendered(record("%d", "x"), Hidden(), is_json=True)
 
 
 class TestG16Formats:
     @given(st.text(st.characters(codec="utf-8")))
-    def test_nothing_that_is_logged_looks_like_another_record(self, text: str) -> None:
+    def test_logged_text_cannot_look_like_another_record(self, text: str) -> None:
         """Its further lines are indented, and a terminal shows every character of it."""
         said = rendered(record("%s", text, exc_info=raised(text)), Hidden(), is_json=False)
         _, *rest = said.rstrip("\n").split("\n")
@@ -357,7 +359,7 @@ class TestG16Formats:
         assert set(json.loads(told)) == {"time", "level", "logger", "message"}
         assert "\x9b" not in told
 
-    def test_a_huge_record_loses_its_middle(self) -> None:
+    def test_a_huge_log_record_loses_its_middle(self) -> None:
         """What waits to be written is bounded; how a traceback ends says most."""
         text = "\n".join(f"line {number}" for number in range(10_000))
         said = rendered(record("%s", text), Hidden(), is_json=False)
@@ -365,14 +367,14 @@ class TestG16Formats:
         assert "line 0\n" in said
         assert said.endswith("  line 9999\n")
 
-    def test_text(self) -> None:
+    def test_a_text_log_line_has_time_level_logger_and_message(self) -> None:
         """Time, level, logger and message; a traceback in lines of its own."""
         said = rendered(record("%d left", 3, exc_info=raised("bad")), Hidden(), is_json=False)
         first, *rest = said.splitlines()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}Z WARNING a\.b: 3 left", first)
         assert rest[-1] == "  ValueError: bad"
 
-    def test_json(self) -> None:
+    def test_a_json_log_line_holds_the_record_and_its_traceback(self) -> None:
         """One object on one line, the traceback in it."""
         said = rendered(record("%d left", 3, exc_info=raised("bad")), Hidden(), is_json=True)
         assert said.count("\n") == 1
@@ -421,7 +423,7 @@ BODY = {"type": "http.response.body", "body": b"12345"}
 
 
 class TestG16Access:
-    def test_a_line_says_how_the_cache_answered_and_how_long_it_took(self) -> None:
+    def test_an_access_line_has_the_cache_status_and_the_duration(self) -> None:
         """Method, path, status, bytes, cache status and time."""
         access = Access()
         access.ask(begun(200, b"cdn; hit, stillfresh; fwd=miss; stored"), BODY, BODY)
@@ -436,21 +438,21 @@ class TestG16Access:
             "seconds": 0.25,
         }
 
-    def test_as_text(self) -> None:
+    def test_an_access_line_may_be_text_in_columns(self) -> None:
         """The same in one line of columns, the one with spaces last."""
         access = Access(is_json=False)
         access.ask(begun(200, b"stillfresh; hit; ttl=20"), BODY)
         line = b"1970-01-01T00:00:00.000Z ACCESS GET /a 200 5 0.250000 hit; ttl=20\n"
         assert access.lines == [line]
 
-    def test_the_query_is_never_in_it(self) -> None:
+    def test_an_access_line_has_no_query_and_no_header_fields(self) -> None:
         """Nor are header fields."""
         access = Access()
         access.ask(begun(), BODY, query_string=b"token=s3cret", headers=[(b"cookie", b"s3cret")])
         assert b"s3cret" not in access.lines[0]
 
     @given(path=st.binary(max_size=2_000), is_json=st.booleans())
-    def test_whatever_is_asked_for_is_one_line(self, path: bytes, is_json: bool) -> None:
+    def test_any_request_path_is_one_access_line(self, path: bytes, is_json: bool) -> None:
         """No path breaks out of its line or its column."""
         access = Access(is_json=is_json)
         access.ask(begun(), BODY, raw_path=b"/" + path)
@@ -462,26 +464,26 @@ class TestG16Access:
         else:
             assert re.fullmatch(rb"\S+ ACCESS GET /\S* 200 5 0\.250000 -\n", line)
 
-    def test_a_secret_in_a_path_that_is_known_is_hidden(self) -> None:
+    def test_a_known_secret_in_a_path_is_hidden_in_the_access_log(self) -> None:
         """As the operator's token."""
         access = Access(hide=Hidden(["operators-token"]))
         access.ask(begun(), BODY, raw_path=b"/operators-token/x")
         assert access.told()["path"] == "/***/x"
 
-    def test_head_has_no_bytes(self) -> None:
+    def test_a_head_request_is_logged_with_zero_bytes(self) -> None:
         """The server sends none, whatever the app says."""
         access = Access()
         access.ask(begun(), BODY, method="HEAD")
         assert access.told()["bytes"] == 0
 
-    def test_an_app_that_fails_is_500(self) -> None:
+    def test_an_app_that_raises_is_logged_with_status_500(self) -> None:
         """As the server then answers."""
         access = Access()
         with pytest.raises(ValueError, match="no"):
             access.ask(error=ValueError("no"))
         assert access.told()["status"] == 500
 
-    def test_a_client_that_left_has_no_status(self) -> None:
+    def test_a_client_that_left_is_logged_without_a_status(self) -> None:
         """The app ended without an answer."""
         access = Access()
         access.ask()
@@ -495,13 +497,15 @@ class TestG16Access:
             ([{"type": "websocket.http.response.start", "status": 429}], 429),
         ],
     )
-    def test_websockets(self, messages: list[dict[str, Any]], status: int) -> None:
+    def test_a_websocket_is_one_access_line_with_its_status(
+        self, messages: list[dict[str, Any]], status: int
+    ) -> None:
         """Accepted, refused, or answered; the line comes when it is over."""
         access = Access()
         access.ask(*messages, type="websocket")
         assert access.told()["status"] == status
 
-    def test_a_request_that_cannot_be_read(self) -> None:
+    def test_a_request_that_cannot_be_read_is_logged_without_method_and_path(self) -> None:
         """It has neither method nor path."""
         access = Access()
         access.log.refused(431, 32)
@@ -511,7 +515,7 @@ class TestG16Access:
 
 class TestG16TheLibraryLogsNoSecret:
     @pytest.mark.parametrize("place", PLACES)
-    async def test_of_a_load_that_failed(
+    async def test_the_log_of_a_failed_load_has_neither_key_nor_error_text(
         self, place: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Neither the key nor the loader's error: in your process the handlers are yours."""

@@ -38,14 +38,14 @@ def limits_of(pid: int) -> tuple[int, int]:
 
 class TestI37OpenFiles:
     @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux shows them")
-    def test_the_limit_is_raised_as_far_as_it_may(self) -> None:
+    def test_the_limit_of_open_files_is_raised_to_the_hard_limit(self) -> None:
         """The soft limit becomes the hard one."""
         with ExitStack() as stack:
             site = raw_site(stack, lambda _: PAGE)
             proxy = Proxy(stack, upstream=site, program=limited(64, 300))
             assert limits_of(proxy.process.pid) == (300, 300)
 
-    def test_the_log_says_when_there_are_no_more(self) -> None:
+    def test_the_log_says_when_no_more_files_can_be_opened(self) -> None:
         """Connections beyond the limit are dropped, and those that end make room again."""
         with ExitStack() as stack:
             site = raw_site(stack, lambda _: PAGE)
@@ -60,7 +60,7 @@ class TestI37OpenFiles:
                 assert "LimitNOFILE" in proxy.log()
             assert proxy.log().count(NO_MORE) == 1
 
-    def test_it_is_said_once_a_minute(
+    def test_reaching_the_limit_of_open_files_is_logged_once_a_minute(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A process that stays at its limit does not fill its log."""
@@ -77,7 +77,9 @@ class TestI37OpenFiles:
                 clock.advance(1.0)
         assert [NO_MORE in it for it in caplog.messages] == [True, True]
 
-    def test_an_endless_maximum_that_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unlimited_hard_limit_that_is_refused_falls_back_to_10240(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """macOS says that there is none, and allows 10,240."""
         asked: list[int] = []
 
@@ -92,7 +94,9 @@ class TestI37OpenFiles:
         assert raise_limit() == 10_240
         assert asked == [resource.RLIM_INFINITY, 1_048_576, 65_536, 10_240]
 
-    def test_a_limit_that_cannot_be_raised_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_limit_of_open_files_that_cannot_be_raised_stays(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(*_: Any) -> None:
             raise OSError(errno.EPERM, "no")
 

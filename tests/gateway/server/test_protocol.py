@@ -86,7 +86,9 @@ class TestG1SlowHeads:
     @pytest.mark.parametrize(
         "parts", [(WHOLE[:20],), (b"G",), (WHOLE[:5], WHOLE[5:9]), (WHOLE, WHOLE[:9])]
     )
-    async def test_a_head_that_does_not_end(self, port: int, parts: tuple[bytes, ...]) -> None:
+    async def test_a_request_head_that_does_not_end_in_time_gets_408(
+        self, port: int, parts: tuple[bytes, ...]
+    ) -> None:
         """408, also for the second request of a connection."""
         answer = await said(port, *parts)
         assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
@@ -94,13 +96,13 @@ class TestG1SlowHeads:
         assert answer.count(b"HTTP/1.1 200") == parts.count(WHOLE)
 
     @pytest.mark.parametrize("parts", [(), (b"\r\n",), (b"\r\n", b"\r\n\r\n")])
-    async def test_who_says_nothing_is_not_waited_for(
+    async def test_a_connection_without_a_request_is_closed(
         self, port: int, parts: tuple[bytes, ...]
     ) -> None:
         """The connection is closed without a word."""
         assert await said(port, *parts) == b""
 
-    async def test_a_body_is_no_head(self, port: int) -> None:
+    async def test_a_slow_body_is_not_timed_out_as_a_head(self, port: int) -> None:
         """It may take longer: here, until the head's time is over for another connection."""
         upload = b"POST /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\nh"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -113,7 +115,7 @@ class TestG1SlowHeads:
 
 
 class TestG1Requests:
-    async def test_in_a_row(self, port: int) -> None:
+    async def test_pipelined_requests_are_answered_in_order(self, port: int) -> None:
         """Pipelined, and cut anywhere: each is answered, in its order."""
         upload = (
             b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
@@ -136,7 +138,9 @@ class TestG1Requests:
             (b"/http://c/a", b"h"),
         ],
     )
-    async def test_whose_they_are(self, port: int, target: bytes, host: bytes) -> None:
+    async def test_the_host_of_an_absolute_target_replaces_the_host_field(
+        self, port: int, target: bytes, host: bytes
+    ) -> None:
         """RFC 9112 §3.2.2."""
         answer = await said(port, LAST.replace(b"/z", target))
         assert answer.endswith(b"a " + host + b" ")
@@ -150,7 +154,9 @@ class TestG1Requests:
         ],
     )
     @pytest.mark.parametrize("before", [b"", WHOLE])
-    async def test_bad_ones_are_told(self, port: int, before: bytes, bad: bytes) -> None:
+    async def test_a_malformed_request_gets_400_after_the_answers_before_it(
+        self, port: int, before: bytes, bad: bytes
+    ) -> None:
         """400 in its own place, also where an app already waits for the body."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         if before:
@@ -173,12 +179,14 @@ class TestG1Requests:
         assert answer.startswith(b"HTTP/1.1 200 OK")
         assert answer.endswith(b"/p h " + body)
 
-    async def test_a_trailer_is_no_header_field(self, port: int) -> None:
+    async def test_a_trailer_does_not_change_the_host(self, port: int) -> None:
         """RFC 9110 §6.5.1: the Host stays that of the head."""
         answer = await said(port, UPLOAD + b"2\r\nhi\r\n0\r\nHost: evil\r\n\r\n" + LAST)
         assert b"/p h hi" in answer
 
-    async def test_behind_an_upgrade_that_is_not_made_none_is_mistaken(self, port: int) -> None:
+    async def test_bytes_behind_a_refused_upgrade_are_not_read_as_a_request(
+        self, port: int
+    ) -> None:
         """RFC 9112 §9.3.2: what came with it is not read, so that nothing later is answered."""
         upgrade = WHOLE[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
         answer = await said(port, upgrade + WHOLE.replace(b"/a", b"/b"), LAST)
@@ -186,7 +194,9 @@ class TestG1Requests:
         answer = await said(port, upgrade, LAST)
         assert answer.count(b"HTTP/1.1 200") == 2
 
-    async def test_who_does_not_read_is_told_no_more_of_what_comes_before(self, port: int) -> None:
+    async def test_interim_responses_are_not_queued_for_a_client_that_does_not_read(
+        self, port: int
+    ) -> None:
         """Interim responses do not pile up."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1_000)
         writer.write(LAST.replace(b"/z", b"/early"))
@@ -198,7 +208,9 @@ class TestG1Requests:
         writer.close()
 
     @pytest.mark.parametrize("after", [b"", WHOLE, WHOLE * 3])
-    async def test_who_leaves_leaves_them_all(self, port: int, after: bytes) -> None:
+    async def test_a_client_that_leaves_disconnects_the_running_app(
+        self, port: int, after: bytes
+    ) -> None:
         """The app that is under way hears it, whatever was asked for behind it."""
         GONE.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -210,7 +222,7 @@ class TestG1Requests:
 
 
 @pytest.mark.parametrize("ours", [Protocol, Server, SocketProtocol])
-def test_what_is_extended_is_uvicorns(ours: type) -> None:
+def test_every_extended_server_method_exists_in_uvicorn(ours: type) -> None:
     """A method that uvicorn renames or drops would silently not be called any more."""
     theirs = ours.__mro__[1]
     assert theirs.__module__.startswith("uvicorn.")

@@ -132,7 +132,7 @@ def action(gateway: Gateway, name: str, path: str) -> str:
 
 
 class TestG17Workers:
-    def test_all_answer_from_one_store(self, gateway: Gateway) -> None:
+    def test_all_workers_answer_from_one_store(self, gateway: Gateway) -> None:
         """What one of them has loaded is a hit in all, and the site is asked once."""
         one, *others = gateway.connections()
         first, again = ask(one, f"/one{FRESH}"), [ask(it, f"/one{FRESH}") for it in others]
@@ -142,7 +142,9 @@ class TestG17Workers:
         assert gateway.proxy.count("/one") == 1
 
     @pytest.mark.parametrize("name", ["invalidate", "delete"])
-    def test_what_one_does_to_a_page_is_seen_by_all(self, gateway: Gateway, name: str) -> None:
+    def test_an_action_on_a_page_in_one_worker_is_seen_by_all(
+        self, gateway: Gateway, name: str
+    ) -> None:
         """At once, and also where a worker has the ready answer to these very bytes at hand."""
         path = f"/{name}{FRESH}"
         connections = gateway.connections()
@@ -153,7 +155,7 @@ class TestG17Workers:
         assert [get(it, path) for it in reversed(connections)] == [f"/{name} 2"] * COUNT
         assert gateway.proxy.count(f"/{name}") == 2
 
-    def test_what_one_refreshes_is_refreshed_once_for_all(self, gateway: Gateway) -> None:
+    def test_a_page_is_refreshed_once_for_all_workers(self, gateway: Gateway) -> None:
         """A page's next reader, in whichever worker, brings the new copy for every worker."""
         path, connections = f"/refresh{FRESH}", gateway.connections()
         assert {get(it, path) for it in connections} == {"/refresh 1"}
@@ -162,7 +164,7 @@ class TestG17Workers:
         assert {get(it, path) for it in connections} == {"/refresh 2"}
         assert gateway.proxy.count("/refresh") == 2
 
-    def test_a_change_through_one_is_seen_by_all(self, gateway: Gateway) -> None:
+    def test_a_post_through_one_worker_invalidates_the_page_in_all(self, gateway: Gateway) -> None:
         """RFC 9111 §4.4: a POST that succeeds invalidates its own URL, for every worker."""
         path, connections = f"/changed{FRESH}", gateway.connections()
         assert {get(it, path) for it in connections} == {"/changed 1"}
@@ -175,7 +177,7 @@ def get_action(connection: http.client.HTTPConnection, path: str) -> str:
 
 
 class TestG14OneMetrics:
-    def test_any_worker_tells_the_sum_of_all(self, gateway: Gateway) -> None:
+    def test_any_worker_reports_the_sum_of_all_workers(self, gateway: Gateway) -> None:
         """So do the dashboard's numbers; each counts its own reads, and only those."""
         connections = gateway.connections()
         get(connections[0], f"/summed{FRESH}")
@@ -211,7 +213,7 @@ class TestG14OneMetrics:
         assert others(connection) == more
         assert gateway.proxy.says(f"(process {before[1]}) ended by signal 9; another one starts")
 
-    def test_what_a_dead_worker_held_is_gone(self, gateway: Gateway) -> None:
+    def test_entries_of_a_dead_worker_are_not_counted(self, gateway: Gateway) -> None:
         """Of the pages in memory, those of the living count."""
         connections, workers = gateway.connections(), gateway.workers()
         for number in range(50):
@@ -223,7 +225,7 @@ class TestG14OneMetrics:
             lambda: int(ENTRIES.findall(get(connections[2], "/metrics"))[0]) <= before - 50
         )
 
-    def test_a_worker_that_hangs_keeps_nobody_waiting(self, gateway: Gateway) -> None:
+    def test_a_stopped_worker_does_not_delay_the_metrics(self, gateway: Gateway) -> None:
         """SIGSTOP: its numbers are those that it told last."""
         connections, workers = gateway.connections(), gateway.workers()
         told = reads(connections)
@@ -235,7 +237,7 @@ class TestG14OneMetrics:
         finally:
             os.kill(workers[0], signal.SIGCONT)
 
-    def test_counters_never_go_backwards_under_load(self, gateway: Gateway) -> None:
+    def test_counters_never_go_backwards_while_workers_are_killed(self, gateway: Gateway) -> None:
         """While workers are killed one after the other, whichever of them answers."""
         told, is_over = list[int](), threading.Event()
 
@@ -266,7 +268,7 @@ class TestG14OneMetrics:
 
 
 class TestG17Ending:
-    def test_requests_under_way_are_answered(self, tmp_path: Path) -> None:
+    def test_running_requests_are_answered_after_sigterm(self, tmp_path: Path) -> None:
         """SIGTERM to the parent: nobody new is let in, all workers end, and it ends with 0."""
         with ExitStack() as stack:
             gateway = Gateway(stack, tmp_path)
@@ -285,7 +287,7 @@ class TestG17Ending:
             assert gateway.proxy.process.wait(20) == 0
             assert (answers, gateway.proxy.log()) == (["/slow 1"], "")
 
-    def test_a_second_ctrl_c_is_not_kept_waiting(self, tmp_path: Path) -> None:
+    def test_a_second_ctrl_c_ends_the_gateway_at_once(self, tmp_path: Path) -> None:
         """A request under way is answered with 503, and nothing is said of it."""
         with ExitStack() as stack:
             gateway = Gateway(stack, tmp_path)
@@ -323,7 +325,7 @@ def ended(*options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 class TestG17Mistakes:
-    def test_what_keeps_it_from_starting_is_told_once(self, tmp_path: Path) -> None:
+    def test_a_failed_start_with_workers_is_one_line(self, tmp_path: Path) -> None:
         """A port that is taken, a store that cannot be opened: one line, as with one worker."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
@@ -346,7 +348,9 @@ class TestG17Mistakes:
             ("work = open('/nowhere/at/all')", "StillfreshError: .*No such file", 1),
         ],
     )
-    def test_workers_that_cannot_start(self, how: str, says: str, code: int) -> None:
+    def test_an_error_of_a_starting_worker_is_raised_and_a_death_is_retried(
+        self, how: str, says: str, code: int
+    ) -> None:
         """An error is raised at once, as it is; a death is tried again, and then given up."""
         script = f"""
 import os, socket
@@ -365,7 +369,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
         assert re.search(says, done.stderr.splitlines()[-1]), done.stderr
         assert done.stderr.count("starts in") == (4 if "kill" in how else 0)
 
-    def test_pauses_grow_while_a_worker_dies_again_and_again(self) -> None:
+    def test_pauses_between_restarts_grow_while_a_worker_keeps_dying(self) -> None:
         """The others go on, and the parent with them."""
         script = """
 import os, signal, socket, time
@@ -390,7 +394,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
 
 
 class TestG14Held:
-    def test_a_worker_counts_as_alive_when_it_has_told_its_numbers(self) -> None:
+    def test_a_worker_counts_as_alive_when_it_has_written_its_numbers(self) -> None:
         """What the one before held in its place is not held again while the next one starts."""
         script = """
 import os, signal, socket, sys
