@@ -10,6 +10,7 @@ from stillfresh import (
     LoadFailed,
     NotOpen,
     Origin,
+    RefreshEnd,
     Span,
     SyncCache,
     Verdict,
@@ -130,6 +131,9 @@ class TestE20EveryStore:
         upstream.version = 2
         prices.refresh("a", "b")
         assert prices.of("b").get().value == Price("b", 2)
+        upstream.version = 3
+        assert prices.refresh_many(["b"])["b"].end is RefreshEnd.STORED
+        assert prices("b") == Price("b", 3)
         assert "fresh copy" in str(prices.explain("a"))
 
     def test_max_age(self, prices: SyncPrices, upstream: PlainUpstream, clock: ManualClock) -> None:

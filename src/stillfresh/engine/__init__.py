@@ -32,6 +32,8 @@ from stillfresh.engine.model import (
     OwnTerms,
     Private,
     Read,
+    Refreshed,
+    RefreshEnd,
     RetryAfter,
     Span,
     Stored,
@@ -52,6 +54,8 @@ __all__ += ["MemoryEntry", "MsgpackCodec", "Objective", "Origin", "Outcome", "Ow
 __all__ += [
     "Private",
     "Read",
+    "RefreshEnd",
+    "Refreshed",
     "Resource",
     "ResourceStats",
     "RetryAfter",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.engine.flight import BEFORE, LOADING
 from stillfresh.engine.loader import Loader
-from stillfresh.engine.model import Origin, Outcome
+from stillfresh.engine.model import Origin, Outcome, RefreshEnd
 from stillfresh.engine.queue import Batch, Flight, Waiter
 from stillfresh.engine.spans import load_span, noted
 from stillfresh.errors import StillfreshError, shown
@@ -121,6 +121,7 @@ async def loaded(
                 elif (copy := result.copy) is not None:
                     answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
                     waiter.outcomes[flight.key] = answer
+                    waiter.not_stored[flight.key] = RefreshEnd.UNSTORED
     except BaseException:  # a caller that gives up does not wait for its loader
         runtime.threads.dismiss()
         raise

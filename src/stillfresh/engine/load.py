@@ -14,7 +14,7 @@ from stillfresh.engine import rules
 from stillfresh.engine.flight import BEFORE, LOADED, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER
-from stillfresh.engine.model import Answer, Origin, Outcome
+from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd
 from stillfresh.engine.queue import OVER, Batch, Flight, Waiter
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.runtime import Runtime
@@ -359,12 +359,19 @@ class Loads(Generic[K, V]):
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
         found, at, clock = copy.value is not None, copy.fetched_at, memory.now
         origin = OWN
+        not_stored: RefreshEnd | None = None
+        if ended.is_overtaken:
+            not_stored = RefreshEnd.SUPERSEDED
+        elif since is None:
+            not_stored = RefreshEnd.UNSTORED
         for waiter in ended.told:  # the first caller started the load, the others share it
             # E29: a caller that came after the load began may know of an invalidation that the
             # store, which did not confirm the value, could not tell us.
             unverified = since is None and flight.waiters[waiter] is not BEFORE
             given = rules.without_store(verdict) if unverified else verdict
             answer = Answer(value, found, given, at, origin, clock, None, unverified)
+            if not_stored is not None:
+                waiter.not_stored[key] = not_stored
             waiter.settle(key, answer)  # type: ignore[arg-type]
             origin = ANOTHER
         if ended.is_overtaken:

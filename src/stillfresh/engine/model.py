@@ -222,6 +222,27 @@ class Stored(Struct, frozen=True):
     """The version of the copy that is stored now; None if it has none."""
 
 
+class RefreshEnd(StrEnum):
+    """How the refresh of one key ended."""
+
+    STORED = "stored"
+    """The store has the new copy. This process loaded it, or another one did meanwhile."""
+    SUPERSEDED = "superseded"
+    """The entry was changed during the load, so the copy was not stored. The answer is STALE."""
+    UNSTORED = "unstored"
+    """The store did not confirm the copy, or the call was inside `bypassed()`."""
+    FAILED = "failed"
+    """The load failed: the answer has an `error`."""
+
+
+class Refreshed(Struct, Generic[V], frozen=True):
+    """What a refresh of one key did."""
+
+    answer: Answer[V]
+    """The new answer; if the load failed, what is left, with `error`."""
+    end: RefreshEnd
+
+
 class Amended(Struct, Generic[T], frozen=True):
     """Return it from the function given to `update`: a value with the age and times of the copy.
 
@@ -285,6 +306,16 @@ def all_answered(
         key: outcome if isinstance(outcome := outcomes[key], Answer) else answered(outcome, clock)
         for key in keys
     }
+
+
+def refreshed(
+    outcome: Outcome[V], not_stored: RefreshEnd | None, clock: Callable[[], float]
+) -> Refreshed[V]:
+    """The result of a refresh. `not_stored`: why the store does not have the copy, if so."""
+    answer = outcome if isinstance(outcome, Answer) else answered(outcome, clock)
+    if answer.error is not None:
+        return Refreshed(answer, RefreshEnd.FAILED)
+    return Refreshed(answer, not_stored or RefreshEnd.STORED)
 
 
 def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], float]) -> Answer[V]:

@@ -32,7 +32,7 @@ from stillfresh.engine.flight import (
     LoadState,
 )
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private, Span
+from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private, RefreshEnd, Span
 from stillfresh.engine.rules import FOR_EVER, NOTHING
 from stillfresh.errors import BadValue, LoadFailed
 from stillfresh.stores.contract import Copy, Failure, Record
@@ -201,6 +201,8 @@ class Waiter(Generic[K, V]):
         self.private: Private[Any] | None = None  # its own loader's value, for it alone
         self.missing, self.batch = 0, CURRENT.get()  # of the loader that calls, or None
         self.outcomes: dict[K, Outcome[V]] = {}
+        self.not_stored: dict[K, RefreshEnd] = {}
+        """Keys that were loaded and whose copy the store does not have, and why."""
         self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}  # E2: if the load fails
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ Everything else is in `core.py`.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, cast
 
@@ -14,7 +14,16 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
-from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, Stored, all_answered
+from stillfresh.engine.model import (
+    Answer,
+    Loaded,
+    Outcome,
+    OwnTerms,
+    Refreshed,
+    Stored,
+    all_answered,
+    refreshed,
+)
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.update import Change
@@ -22,12 +31,13 @@ from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.stores.versions import Version
 
-K = TypeVar("K", bound=str | int)
+K = TypeVar("K", bound=Hashable)
+B = TypeVar("B", bound=str | int)
 V = TypeVar("V")
 
-LoadedBatch: TypeAlias = Mapping[K, V | Loaded[V] | Exception]
-AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, V]]]
-BatchLoader: TypeAlias = AsyncLoader[K, V] | Callable[[list[K]], LoadedBatch[K, V]]
+LoadedBatch: TypeAlias = Mapping[B, V | Loaded[V] | Exception]
+AsyncLoader: TypeAlias = Callable[[list[B]], Coroutine[Any, Any, LoadedBatch[B, V]]]
+BatchLoader: TypeAlias = AsyncLoader[B, V] | Callable[[list[B]], LoadedBatch[B, V]]
 
 
 def like_function(
@@ -200,6 +210,20 @@ class Resource(Face[K, V]):
         async for batch in sliced(outcomes.values()):
             for outcome in batch:
                 _answer_or_raise(outcome)
+
+    async def refresh_many(self, keys: Iterable[K]) -> dict[K, Refreshed[V]]:
+        """Load the keys now, at any age, and return what became of each.
+
+        Raises nothing for a failed load. The result says whether the store has the new copy.
+        """
+        wanted = await self._unique(keys, "refresh_many")
+        waiter: Waiter[K, V] = Waiter()
+        outcomes = await self.core.answers(wanted, waiter, anew=True)
+        results: dict[K, Refreshed[V]] = {}
+        async for batch in sliced(wanted):
+            for key in batch:
+                results[key] = refreshed(outcomes[key], waiter.not_stored.get(key), self._clock)
+        return results
 
     async def put(
         self,

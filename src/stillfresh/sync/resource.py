@@ -18,6 +18,7 @@ from stillfresh.engine import (
     Outcome,
     OwnTerms,
     Read,
+    Refreshed,
     Resource,
     Stored,
     in_caller,
@@ -242,6 +243,12 @@ class SyncResource(Face[K, V]):
     def refresh(self, *keys: K) -> None:
         """Load the keys now, at any age. Raises LoadFailed if one failed."""
         self._run(self._resource.refresh, *keys)
+
+    def refresh_many(self, keys: Iterable[K]) -> dict[K, Refreshed[V]]:
+        """Load the keys now, at any age, and return what became of each."""
+        if not isinstance(keys, str | bytes):  # the call on the loop refuses it
+            keys = list(keys)  # a caller's generator runs in its own thread
+        return self._run(self._resource.refresh_many, keys)
 
     def put(
         self,
