@@ -50,7 +50,7 @@ class TestI32Query:
         texts = [(await visit(f"/blog/a?{it}")).text for it in ("a=1&b=2", "b=2&a=1", "a=1&b=2")]
         assert texts == ["page 1", "page 2", "page 1"]
 
-    async def test_declared_parameters_limit_key_and_request_in_the_order_in_which_they_came(
+    async def test_declared_parameters_limit_key_and_request_and_keep_their_order(
         self, pages: PageCache, site: Site
     ) -> None:
         """Their bytes stay, too."""
@@ -59,7 +59,7 @@ class TestI32Query:
         await visit("/pricing?b=%2f&utm=2&a=1&b=2")
         assert [it["query_string"] for it in site.scopes] == [b"b=%2f&a=1&b=2"]
 
-    async def test_normalise_query_sorts_for_those_who_want_it(
+    async def test_normalise_query_sorts_parameters_by_name(
         self, pages: PageCache, site: Site
     ) -> None:
         """Parameters of one name keep their order, because that may mean something."""
@@ -86,7 +86,7 @@ class TestI32Query:
             await visit(f"/blog/a?{query}")
         assert [it["query_string"] for it in site.scopes] == [b"a=1&%62=2&b=1"]
 
-    def test_a_query_as_a_key(self) -> None:
+    def test_the_query_of_a_key_keeps_its_bytes_or_is_none(self) -> None:
         """None if no request can have it."""
         assert query_of(b"b=2&utm=x&a=1&b=1", {"a", "b"}) == "b=2&a=1&b=1"
         assert query_of(b"%71=1", {"q"}) == "%71=1"
@@ -95,7 +95,7 @@ class TestI32Query:
         assert query_of(b"\xff", None) is None
 
     @given(st.binary(max_size=60))
-    def test_a_query_as_a_key_has_itself_as_its_key(self, query: bytes) -> None:
+    def test_the_query_of_a_key_is_its_own_form(self, query: bytes) -> None:
         """Limited, sorted or neither."""
         for declared in (None, {"a", "b"}):
             for is_sorted in (False, True):
@@ -109,7 +109,7 @@ class TestI32OnDemand:
 
     @pytest.mark.parametrize("named", ASKED)
     @pytest.mark.parametrize("is_sorted", [False, True])
-    async def test_a_name_with_the_visitors_query_finds_the_page(
+    async def test_revalidate_and_purge_find_a_page_by_the_visitors_query(
         self, pages: PageCache, site: Site, named: str, *, is_sorted: bool
     ) -> None:
         """A path with its query, or the whole URL; also where the cache sorts."""
@@ -122,7 +122,7 @@ class TestI32OnDemand:
         assert (await visit("/pricing?b=3")).text == "page 2"
         assert (await visit("/pricing?b=2&a=1")).text == "page 3"
 
-    async def test_a_name_finds_every_variant_of_its_query(
+    async def test_purge_finds_every_variant_of_the_query(
         self, pages: PageCache, site: Site
     ) -> None:
         """And no page of another query."""
@@ -134,7 +134,7 @@ class TestI32OnDemand:
         assert len(await pages.purge("/pricing?q=1")) == 2
         assert len(await pages.purge("/pricing")) == 1
 
-    async def test_a_page_that_an_older_version_stored_sorted_is_found_by_its_name(
+    async def test_purge_finds_a_page_that_an_older_version_stored_with_a_sorted_query(
         self, pages: PageCache, site: Site
     ) -> None:
         """The operator names it as visitors do."""
@@ -143,7 +143,7 @@ class TestI32OnDemand:
         reached_ids = await pages.purge("http://example.com/pricing?b=2&a=1")
         assert reached_ids == ["http://example.com/pricing?a=1&b=2"]
 
-    async def test_a_change_invalidates_the_url_with_its_very_query(
+    async def test_a_post_invalidates_the_url_with_its_exact_query(
         self, pages: PageCache, site: Site
     ) -> None:
         visit = in_front(site, pages, routes={"/pricing": Route("60s", query=None)})
@@ -152,7 +152,7 @@ class TestI32OnDemand:
         assert (await visit("/pricing?b=2&a=1")).text == "page 3"
 
     @pytest.mark.parametrize("named", ["/blog/a%2Fb", "http://example.com/blog/a%2Fb"])
-    async def test_a_name_with_an_encoded_slash_finds_its_page_and_no_other(
+    async def test_purge_by_a_path_with_an_encoded_slash_reaches_no_other_page(
         self, pages: PageCache, site: Site, named: str
     ) -> None:
         """Neither that of a real slash nor that of an encoded percent sign."""
@@ -178,7 +178,7 @@ class TestI32OnDemand:
             ("/?q=1", "http://example.com?q=1"),
         ],
     )
-    async def test_a_name_is_read_as_a_browser_would_send_it(
+    async def test_purge_reads_a_url_as_a_browser_would_send_it(
         self, pages: PageCache, site: Site, asked: str, name: str
     ) -> None:
         """Without an empty query, and with characters encoded that no URL has."""
@@ -189,7 +189,7 @@ class TestI32OnDemand:
         assert len(await pages.purge(name)) == 1
 
     @pytest.mark.parametrize("key", ["/search?q=1", "/search?", "/search"])
-    async def test_a_path_reaches_every_query_that_a_program_gave_its_page(
+    async def test_revalidate_by_path_reaches_a_programs_page_with_a_query(
         self, pages: PageCache, site: Site, key: str
     ) -> None:
         """As it does for the pages of the middleware."""
@@ -198,7 +198,7 @@ class TestI32OnDemand:
         assert await pages.purge(key) == [key]
 
     @pytest.mark.parametrize(("key", "name"), [("/a%3Fb", "/a"), ("/p?x=1", "/p?&")])
-    async def test_a_name_reaches_no_other_page(
+    async def test_purge_reaches_no_page_of_another_path_or_query(
         self, pages: PageCache, site: Site, key: str, name: str
     ) -> None:
         """An encoded question mark begins no query, and an empty parameter is not the path."""
@@ -206,14 +206,14 @@ class TestI32OnDemand:
         assert await pages.purge(name) == []
 
     @pytest.mark.parametrize("sent", ['/s?q="a"', "/s?q=%22a%22"])
-    async def test_quotes_in_a_query_are_reached_as_browsers_and_others_send_them(
+    async def test_purge_finds_quotes_in_a_query_encoded_or_not(
         self, pages: PageCache, site: Site, sent: str
     ) -> None:
         """Browsers encode them; curl does not."""
         await pages.get(sent, site.render, revalidate=60)
         assert await pages.purge('/s?q="a"') == [sent]
 
-    def test_what_a_name_reaches(self) -> None:
+    def test_a_url_or_path_reaches_these_tags_and_keys(self) -> None:
         """I21."""
         assert canonical_url("http://A.b/x%2fy?b=2&&a=1") == "http://a.b/x%2fy?b=2&&a=1"
         assert plain_path("/caf%c3%a9%2F%252f") == "/caf\u00e9%2F%252f"
@@ -259,7 +259,7 @@ class TestI11Scan:
             ("/a%3Fb?q=1", "/a%3Fb"),
         ],
     )
-    async def test_it_finds_the_page_with_this_cache_key(
+    async def test_a_scan_finds_the_page_with_this_cache_key(
         self, pages: PageCache, site: Site, key: str, name: str
     ) -> None:
         """However the path is encoded, on either side."""
@@ -287,7 +287,7 @@ class TestI11Scan:
             ("/x?q=%FE", "/x?q=%FF"),
         ],
     )
-    async def test_it_leaves_the_page_with_this_cache_key(
+    async def test_a_scan_leaves_the_page_with_this_cache_key(
         self, pages: PageCache, site: Site, key: str, name: str
     ) -> None:
         """It is another path, or another query."""
@@ -300,7 +300,7 @@ class TestI32EncodedSlash:
     @pytest.mark.parametrize(
         "path", ["/blog/a%2Fb", "/blog/a%2fb", "/blog/https%3A%2F%2Fexample.com%2Fx", "/blog/%2F"]
     )
-    async def test_it_is_kept_as_sent_in_key_and_request(
+    async def test_an_encoded_slash_is_kept_as_sent_in_key_and_request(
         self, pages: PageCache, site: Site, way: str, path: str
     ) -> None:
         """And never decoded."""
@@ -312,7 +312,9 @@ class TestI32EncodedSlash:
         ids = await pages.purge(f"http://example.com{path}")
         assert ids == [f"http://example.com{path}"]
 
-    async def test_it_is_another_page_than_a_slash(self, pages: PageCache, site: Site) -> None:
+    async def test_a_path_with_an_encoded_slash_is_another_page(
+        self, pages: PageCache, site: Site
+    ) -> None:
         visit = in_front(site, pages)
         paths = ("/blog/a%2Fb", "/blog/a/b", "/blog/a%252Fb", "/blog/a%2Fb")
         texts = [(await visit(path)).text for path in paths]
@@ -323,7 +325,9 @@ class TestI32EncodedSlash:
         [b"/a%2F..%2Fb", b"/a/..%2Fb", b"/a/.%2Fb", b"/a%2F.", b"/..%2fb", b"/a/%2e%2e%2Fb",
          b"/a%2F%2e%2E", b"/a%5Cb", b"/a%2F%5Cb", b"/a%2F%00"],
     )  # fmt: skip
-    def test_a_dot_segment_behind_it_is_not_kept(self, path: bytes) -> None:
+    def test_a_path_with_a_dot_segment_after_an_encoded_slash_is_not_cached(
+        self, path: bytes
+    ) -> None:
         """A server that decodes it would read another path."""
         assert canonical_path(path) is None
 
@@ -337,7 +341,9 @@ class TestI32EncodedSlash:
         ]
         * 2
     )
-    def test_two_paths_are_never_shown_as_one(self, one: list[str], other: list[str]) -> None:
+    def test_two_paths_never_have_the_same_readable_form(
+        self, one: list[str], other: list[str]
+    ) -> None:
         """Their tags would be the same."""
         paths = {"/x" + "".join(it) for it in (one, other)}
         assert len({readable_path(path) for path in paths}) == len(paths)
@@ -351,7 +357,7 @@ class TestI32EncodedSlash:
             ("/blog/x%2Fy", None),
         ],
     )
-    async def test_a_path_whose_route_depends_on_decoding_it_passes(
+    async def test_a_path_whose_route_depends_on_decoding_is_not_cached(
         self, pages: PageCache, site: Site, path: str, reason: str | None
     ) -> None:
         """The site may decode it: then another route's terms would be right."""
@@ -378,7 +384,7 @@ class TestI32EncodedSlash:
 
 
 @pytest.mark.parametrize("path", ["/%2Faccount/x", "/%2faccount%2Fx", "/%2Fexact", "/account%2Fx"])
-async def test_i32_a_path_that_the_site_may_read_as_another_routes_passes(
+async def test_i32_a_path_that_the_site_may_read_as_another_route_is_not_cached(
     path: str, pages: PageCache, site: Site
 ) -> None:
     """The site may decode the slash, and merge slashes."""
@@ -417,7 +423,7 @@ def test_i32_normalise_query_is_an_option_of_serve() -> None:
             assert proxy.raw(ask).endswith(b"/q?a=2&b=1")
 
 
-def test_i32_of_a_declared_query_without_names_nothing_is_left(tmp_path: Path) -> None:
+def test_i32_an_empty_list_of_query_names_removes_every_parameter(tmp_path: Path) -> None:
     """`pages.query = []` means no parameter; without the setting, all of them count."""
     site = "http://127.0.0.1:9"
     assert pages_settings({"upstream": site}).query is None

@@ -20,7 +20,7 @@ async def idle(pages: PageCache) -> None:
 
 
 class TestI12Methods:
-    async def test_get_and_head_share_a_page(self, pages: PageCache, site: Site) -> None:
+    async def test_get_and_head_requests_share_a_page(self, pages: PageCache, site: Site) -> None:
         """HEAD tells what GET would, without the body."""
         visit = in_front(site, pages)
         head = await visit(method="HEAD")
@@ -29,12 +29,14 @@ class TestI12Methods:
         assert head.headers["content-length"] == page.headers["content-length"] == "6"
         assert site.renders == 1
 
-    async def test_other_paths_pass(self, pages: PageCache, site: Site) -> None:
+    async def test_paths_without_a_route_are_not_cached(self, pages: PageCache, site: Site) -> None:
         """What no route names is the app's own."""
         visit = in_front(site, pages)
         assert [(await visit("/other")).text for _ in range(2)] == ["page 1", "page 2"]
 
-    async def test_a_change_invalidates_its_own_url(self, pages: PageCache, site: Site) -> None:
+    async def test_a_successful_post_invalidates_its_own_url(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """RFC 9111 §4.4: the next visitor waits for a new page; another URL is left alone."""
         visit = in_front(site, pages)
         await visit("/blog/a")
@@ -43,7 +45,7 @@ class TestI12Methods:
         assert (await visit("/blog/a")).text == "page 4"
         assert (await visit("/blog/b")).text == "page 2"
 
-    async def test_a_change_that_failed_invalidates_nothing(
+    async def test_a_failed_change_and_a_safe_method_invalidate_nothing(
         self, pages: PageCache, site: Site
     ) -> None:
         """Neither does a method that changes nothing."""
@@ -55,7 +57,7 @@ class TestI12Methods:
         await visit(method="OPTIONS")
         assert (await visit()).text == "page 1"
 
-    async def test_what_was_changed_is_not_served_when_its_render_fails(
+    async def test_a_changed_page_is_not_served_when_its_render_fails(
         self, pages: PageCache, site: Site
     ) -> None:
         """The error is told, not what the page said before the change."""
@@ -66,7 +68,7 @@ class TestI12Methods:
         assert (await visit()).status_code == 500
         assert (await visit()).status_code == 503
 
-    async def test_a_change_reaches_every_variant(self, pages: PageCache, site: Site) -> None:
+    async def test_a_change_invalidates_every_variant(self, pages: PageCache, site: Site) -> None:
         """Not only the one that was asked for first."""
         visit = in_front(site, pages)
         site.says("Vary: Accept-Language")
@@ -88,7 +90,7 @@ class TestI12Methods:
             ("authorization", "Basic x"),
         ],
     )
-    async def test_a_change_invalidates_its_url_whatever_else_it_says(
+    async def test_a_change_invalidates_its_url_whatever_fields_it_has(
         self, pages: PageCache, site: Site, name: str, value: str
     ) -> None:
         """RFC 9111 §4.4 knows no exception: conditional, personal and long requests change too."""
@@ -98,7 +100,7 @@ class TestI12Methods:
         await visit(method="PUT", headers={name: value})
         assert (await visit()).text == "page 3"
 
-    async def test_headers_come_back_as_they_were_without_hop_by_hop_ones(
+    async def test_a_cached_page_keeps_its_headers_except_hop_by_hop_fields(
         self, pages: PageCache, site: Site
     ) -> None:
         """Also those that Connection lists."""
@@ -111,7 +113,7 @@ class TestI12Methods:
 
 
 class TestI14Freshness:
-    async def test_a_hit_says_what_it_is(
+    async def test_a_hit_has_cache_status_age_etag_and_cache_control(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9211, Age, ETag, and Cache-Control by the route's policy."""
@@ -126,7 +128,7 @@ class TestI14Freshness:
             assert hit.headers["etag"] == first.headers["etag"]
             assert "s-maxage=60, stale-while-revalidate=" in hit.headers["cache-control"]
 
-    async def test_stale_is_served_and_rendered_behind(
+    async def test_a_stale_page_is_served_and_rendered_in_the_background(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """The visitor does not wait, and is told how stale it is."""
@@ -138,14 +140,14 @@ class TestI14Freshness:
         await idle(pages)
         assert (await visit()).text == "page 2"
 
-    async def test_many_at_once_are_one_render(self, pages: PageCache, site: Site) -> None:
+    async def test_concurrent_visitors_share_one_render(self, pages: PageCache, site: Site) -> None:
         """I9: those who joined say so."""
         visit = in_front(site, pages)
         answers = await asyncio.gather(*(visit() for _ in range(8)))
         assert {answer.text for answer in answers} == {"page 1"}
         assert sum("collapsed" in answer.headers["cache-status"] for answer in answers) == 7
 
-    async def test_conditional_requests(self, pages: PageCache, site: Site) -> None:
+    async def test_conditional_requests_get_304(self, pages: PageCache, site: Site) -> None:
         """304 without a body for the ETag and the date that were told."""
         site.says("Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT", "X-Body: 1")
         visit = in_front(site, pages)
@@ -169,7 +171,7 @@ class TestI14Freshness:
             ("max-age=60, stale-while-revalidate=60", 120, "page 2"),
         ],
     )
-    async def test_what_a_response_says_counts(
+    async def test_the_responses_cache_control_counts_without_a_route(
         self,
         pages: PageCache,
         site: Site,
@@ -187,14 +189,16 @@ class TestI14Freshness:
         assert (await visit()).text == expected
         await idle(pages)
 
-    async def test_says_nothing_and_is_not_kept(self, pages: PageCache, site: Site) -> None:
+    async def test_a_response_without_freshness_is_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """With neither route nor statement, every visitor has the app's own answer."""
         visit = as_it_says(site, pages)
         answers = [await visit() for _ in range(2)]
         assert answers[0].text != answers[1].text
         assert "hit" not in answers[1].headers["cache-status"]
 
-    async def test_stale_if_error_is_served_so_long(
+    async def test_a_page_is_served_during_stale_if_error_and_then_the_error(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 5861 §4; then the error itself."""
@@ -209,7 +213,7 @@ class TestI14Freshness:
         assert (await visit()).status_code == 500
 
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_past_its_terms_it_covers_no_error(
+    async def test_an_expired_page_is_not_served_instead_of_an_error(
         self, pages: PageCache, site: Site, clock: ManualClock, forward: Any
     ) -> None:
         """Not the first one, nor those while its load cools down."""
@@ -220,7 +224,7 @@ class TestI14Freshness:
         site.status = 500
         assert [(await visit()).status_code for _ in range(3)] == [500, 500, 500]
 
-    async def test_upstream_is_asked_whether_it_changed(
+    async def test_an_expired_page_is_validated_by_its_etag(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """By its own ETag; a 304 refreshes the stored headers and keeps the body."""
@@ -238,7 +242,9 @@ class TestI14Freshness:
         assert (await visit()).text == "page 1"
         assert site.renders == 2
 
-    async def test_no_cache_is_validated_each_time(self, pages: PageCache, site: Site) -> None:
+    async def test_a_no_cache_page_is_validated_at_each_visit(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Stored, and never served unasked."""
         site.says('ETag: "v1"', "Cache-Control: no-cache")
         site.validates = True
@@ -249,7 +255,7 @@ class TestI14Freshness:
         with pytest.raises(RuntimeError):
             await visit()
 
-    async def test_what_a_request_asks(
+    async def test_cache_control_of_a_request_is_obeyed(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9111 §5.2.1, against a page of 10 s that is fresh for 60."""
@@ -285,7 +291,7 @@ class TestI14Freshness:
             ("only-if-cached, max-stale, no-cache", 504),
         ],
     )
-    async def test_only_what_is_stored(
+    async def test_only_if_cached_never_asks_the_site(
         self, pages: PageCache, site: Site, clock: ManualClock, asked: str, status: int
     ) -> None:
         """RFC 9111 §5.2.1.7, with a page that is past its time by ten seconds: nothing is asked."""
@@ -298,7 +304,7 @@ class TestI14Freshness:
 
     @pytest.mark.parametrize("field", ["Cache-Control", "CDN-Cache-Control"])
     @pytest.mark.parametrize("said", ["must-revalidate", "proxy-revalidate", "s-maxage=60"])
-    async def test_some_pages_are_never_taken_stale(
+    async def test_pages_that_must_revalidate_are_never_served_stale(
         self, pages: PageCache, site: Site, clock: ManualClock, field: str, said: str
     ) -> None:
         """RFC 9111 §5.2.2.2 and §5.2.2.8, RFC 9213: whoever would take it."""
@@ -310,7 +316,7 @@ class TestI14Freshness:
         assert stored.status_code == 504
         assert (await visit(headers={"cache-control": "max-stale"})).text == "page 2"
 
-    async def test_only_what_is_stored_of_ones_own_variant(
+    async def test_only_if_cached_serves_the_visitors_own_variant_only(
         self, pages: PageCache, site: Site
     ) -> None:
         """RFC 9111 §4.1."""
@@ -323,7 +329,9 @@ class TestI14Freshness:
         asked = {"accept-language": "fr", "cache-control": "only-if-cached"}
         assert (await visit(headers=asked)).status_code == 504
 
-    async def test_every_page_varies_by_its_host(self, pages: PageCache, site: Site) -> None:
+    async def test_a_page_that_varies_by_host_is_rendered_once(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """It is in the key already: no second Host is told to the app, no page rendered twice."""
         site.says("Cache-Control: max-age=60", "Vary: Host")
         visit = as_it_says(site, pages)
@@ -333,7 +341,7 @@ class TestI14Freshness:
         assert answers[1].headers["vary"] == "Host"
 
     @pytest.mark.parametrize(("status", "then"), [(429, 200), (403, 403), (404, 404), (410, 410)])
-    async def test_too_many_requests_is_a_failure(
+    async def test_a_429_keeps_the_page_and_a_403_or_410_replaces_it(
         self, pages: PageCache, site: Site, clock: ManualClock, status: int, then: int
     ) -> None:
         """The page before it stays; that a page is forbidden or gone is news, and replaces it."""
@@ -346,7 +354,7 @@ class TestI14Freshness:
         assert site.renders == 2
         assert (await visit()).status_code == then
 
-    async def test_too_many_requests_is_never_stored(self, pages: PageCache, site: Site) -> None:
+    async def test_a_429_is_never_stored(self, pages: PageCache, site: Site) -> None:
         """RFC 6585 §4, whatever it says; who has nothing better is told, and when to come again."""
         site.says("Cache-Control: max-age=60", "Retry-After: 30", status=429)
         for visit in (in_front(site, pages), as_it_says(site, pages)):
@@ -355,7 +363,7 @@ class TestI14Freshness:
         site.says("Cache-Control: max-age=60")
         assert (await as_it_says(site, pages)("/other")).status_code == 200
 
-    async def test_a_client_cannot_force_a_render_of_a_route(
+    async def test_a_no_cache_request_cannot_force_a_render_under_a_route(
         self, pages: PageCache, site: Site
     ) -> None:
         """The route's own duration is the site's decision."""
@@ -363,7 +371,9 @@ class TestI14Freshness:
         await visit()
         assert (await visit(headers={"cache-control": "no-cache"})).text == "page 1"
 
-    async def test_variants_are_pages_of_their_own(self, pages: PageCache, site: Site) -> None:
+    async def test_each_variant_named_by_vary_is_a_page_of_its_own(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """RFC 9111 §4.1; the app is given what it varies by, normalised."""
         site.says("Vary: Accept-Language")
         visit = in_front(site, pages)
@@ -374,7 +384,7 @@ class TestI14Freshness:
         same = await visit(headers={"accept-language": "en;q=0.2,de;q=0.9"})
         assert same.text == "page 2"
 
-    async def test_declared_headers_are_told_to_caches_behind(
+    async def test_the_vary_field_names_declared_headers(
         self, pages: PageCache, site: Site
     ) -> None:
         """With what the page varies by itself, in every answer."""
@@ -387,7 +397,7 @@ class TestI14Freshness:
             assert told == {"origin", "accept-language"}
 
     @pytest.mark.parametrize("path", ["/blog/caf%C3%A9", "/blog/café", "/blog/caf%c3%a9"])
-    async def test_a_path_may_be_written_in_several_ways(
+    async def test_revalidate_and_purge_take_a_path_escaped_or_not(
         self, pages: PageCache, site: Site, path: str
     ) -> None:
         """Escaped or not, to be revalidated or purged."""
@@ -402,7 +412,7 @@ class TestI14Freshness:
         await pages.purge(f"http://EXAMPLE.com:80{path}")
         assert (await visit("/blog/caf%C3%A9")).text == "page 4"
 
-    async def test_a_page_revalidated_early_is_kept_by_no_cache_behind(
+    async def test_a_page_revalidated_early_has_no_lifetime_in_caches_behind(
         self, pages: PageCache, site: Site
     ) -> None:
         """Its age alone would tell them that it is fresh."""
@@ -413,7 +423,9 @@ class TestI14Freshness:
         await idle(pages)
         assert "s-maxage=60" in (await visit()).headers["cache-control"]
 
-    async def test_revalidate_reaches_every_variant(self, pages: PageCache, site: Site) -> None:
+    async def test_revalidate_reaches_every_host_query_and_variant(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """I11: host, query, Vary."""
         site.says("Vary: Accept-Language")
         routes = {"/pricing": Route("60s", query=["page"])}
@@ -434,14 +446,16 @@ class TestI14Freshness:
 
 
 class TestI15BigAndSlow:
-    async def test_a_big_body_streams_through(self, pages: PageCache, site: Site) -> None:
+    async def test_a_body_above_the_limit_is_passed_through_uncached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Above the limit nothing is stored, and nothing is cut."""
         site.body = b"x" * 2_000
         visit = in_front(site, pages, max_body=1_000)
         for _ in range(2):
             assert len((await visit()).content) == 2_000
 
-    async def test_ranges_of_a_stored_body(self, pages: PageCache, site: Site) -> None:
+    async def test_ranges_of_a_stored_page_are_served(self, pages: PageCache, site: Site) -> None:
         """206 with the part, 416 past the end, the whole where the condition fails."""
         visit = in_front(site, pages)
         etag = (await visit()).headers["etag"]
@@ -454,7 +468,9 @@ class TestI15BigAndSlow:
         other = await visit(headers={"range": "bytes=0-0", "if-range": '"other"'})
         assert (good.status_code, other.status_code, other.text) == (206, 200, "page 1")
 
-    async def test_a_visitor_who_leaves_stops_nobody(self, pages: PageCache, site: Site) -> None:
+    async def test_a_visitor_that_leaves_does_not_stop_the_render(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """The render goes on for the others."""
         visit = in_front(site, pages)
         first = await site.holding(visit())
@@ -465,7 +481,7 @@ class TestI15BigAndSlow:
         assert (await second).text == "page 1"
         assert site.renders == 1
 
-    async def test_an_answer_shorter_than_announced_is_not_kept(
+    async def test_a_response_shorter_than_its_length_is_not_cached(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9111 §3.3."""
@@ -479,7 +495,9 @@ class TestI15BigAndSlow:
 
 
 class TestI10Middleware:
-    async def test_a_store_that_cannot_be_opened_fails_nobody(self, site: Site) -> None:
+    async def test_visitors_are_answered_though_the_store_cannot_be_opened(
+        self, site: Site
+    ) -> None:
         """The site works without its cache."""
 
         class Broken(MemoryStore):
@@ -489,7 +507,9 @@ class TestI10Middleware:
         visit = in_front(site, PageCache(Broken()))
         assert [(await visit()).text for _ in range(2)] == ["page 1", "page 2"]
 
-    async def test_an_error_of_the_app_is_the_apps(self, pages: PageCache, site: Site) -> None:
+    async def test_an_exception_or_error_page_of_the_app_is_passed_on(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Raised through, as without a cache; its error page is passed on, never stored."""
         visit = in_front(site, pages)
         site.error = RuntimeError("bug")
@@ -501,7 +521,7 @@ class TestI10Middleware:
         assert (cooling.status_code, cooling.headers["retry-after"]) == (503, "1")
 
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_a_render_that_fails_for_nobody_does_not_fail_a_visitor(
+    async def test_an_app_that_needs_a_cookie_still_answers_its_visitor(
         self, pages: PageCache, site: Site, forward: Any
     ) -> None:
         """An app that wants a cookie gets it, whichever way it is asked."""
@@ -516,7 +536,7 @@ class TestI10Middleware:
             assert page.status_code == 200
             assert "detail=no-freshness" in page.headers["cache-status"]
 
-    def test_bad_arguments_are_refused(self, site: Site) -> None:
+    def test_bad_arguments_of_the_middleware_are_refused(self, site: Site) -> None:
         """Where they are written."""
         with pytest.raises(ConfigError, match="PageCache"):
             IsrMiddleware(site, "memory://")  # type: ignore[arg-type]
@@ -527,7 +547,7 @@ class TestI10Middleware:
                 IsrMiddleware(site, PageCache("memory://"), routes=routes)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("status", [600, 999])
-    async def test_a_status_that_is_none_passes(
+    async def test_an_invalid_status_is_passed_through_uncached(
         self, pages: PageCache, site: Site, status: int
     ) -> None:
         """As the app said it, and not kept."""
@@ -537,7 +557,7 @@ class TestI10Middleware:
 
 class TestI12Lifespan:
     @pytest.mark.parametrize("knows_lifespan", [True, False])
-    async def test_the_cache_lives_as_long_as_the_app(
+    async def test_the_page_cache_is_open_as_long_as_the_app(
         self, clock: ManualClock, *, knows_lifespan: bool
     ) -> None:
         """Opened after the app, closed after it; also where the app knows no lifespan."""
@@ -566,7 +586,7 @@ class TestI12Lifespan:
             ("lifespan.shutdown.complete", False),
         ]
 
-    async def test_visitors_have_nothing_in_common_but_the_app(
+    async def test_notes_of_outer_layers_do_not_reach_a_shared_render(
         self, pages: PageCache, site: Site
     ) -> None:
         """What an outer layer noted about a request does not reach a shared render."""

@@ -197,7 +197,7 @@ MEANINGLESS = [
 @WAYS
 class TestI25BadSites:
     @pytest.mark.parametrize("says", [b"max-age=60", b"private"])
-    async def test_a_malformed_answer_is_502_and_kept_by_nobody(
+    async def test_a_malformed_response_is_502_and_not_cached(
         self, says: bytes, forward: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         """RFC 9112 §6.3, §8: or the connection breaks, if it had begun; one line in the log."""
@@ -215,7 +215,7 @@ class TestI25BadSites:
                 assert not any(it.exc_info for it in lines), case
                 assert len(wire.asked) == 1 or forward == "key", case
 
-    async def test_what_is_only_odd_is_read_as_the_rfc_says(self, forward: Any) -> None:
+    async def test_an_odd_but_valid_response_is_read_as_the_rfc_says(self, forward: Any) -> None:
         """RFC 9112 §5.2, §6.3, §7.1: one length, chunked over a length, the end of a connection."""
         cases = [OK + b"Cache-Control: max-age=60\r\n" + it + b"\r\n" + body for it, body in ODD]
         async with wired(lambda head: cases[number_in(head)], forward=forward) as wire:
@@ -228,7 +228,7 @@ class TestI25BadSites:
                     assert told.lower().count(b"content-length: 2\r\n") == 1, case
                 assert len(wire.asked) == 1, case
 
-    async def test_freshness_that_cannot_be_read_is_none(self, forward: Any) -> None:
+    async def test_a_response_with_unreadable_freshness_is_not_cached(self, forward: Any) -> None:
         """RFC 9111 §4.2.1, §5.3: the answer goes to its visitor, and the next one asks again."""
         cases = [OK + it.encode() + b"\r\nContent-Length: 2\r\n\r\nhi" for it in UNREAD]
         async with wired(lambda head: cases[number_in(head)], forward=forward) as wire:
@@ -241,7 +241,7 @@ class TestI25BadSites:
 
 @WAYS
 class TestI25BadClients:
-    async def test_a_malformed_request_reaches_nobody(self, forward: Any) -> None:
+    async def test_a_malformed_request_is_refused_and_not_forwarded(self, forward: Any) -> None:
         """RFC 9112 §2.2, §3, §5, §6: refused here, and the connection ends."""
         async with wired(lambda _: SHORT, forward=forward) as wire:
             for case, status in REFUSED:
@@ -249,7 +249,7 @@ class TestI25BadClients:
                 assert status_of(await wire.send(sent)) == status, case
                 assert wire.asked == [], case
 
-    async def test_no_second_request_hides_in_a_first(self, forward: Any) -> None:
+    async def test_no_second_request_can_be_smuggled_in_a_first(self, forward: Any) -> None:
         """RFC 9112 §11.2: whatever is taken for the body, `/evil` is no answer to `/a`."""
         evil = b"GET /evil HTTP/1.1\r\nHost: h\r\nX: " + b"y" * 8 + b"\r\n\r\n"
 
@@ -265,7 +265,7 @@ class TestI25BadClients:
                     assert (await wire.get(path=f"/{number}")).endswith(b"good"), case
                 assert all(it.count(b" HTTP/1.1\r\n") == 1 for it in wire.asked), case
 
-    async def test_a_field_that_cannot_be_read_means_nothing(self, forward: Any) -> None:
+    async def test_an_unreadable_condition_or_range_is_ignored(self, forward: Any) -> None:
         """RFC 9110 §13.1.3, §14.2: what is stored is served whole."""
         async with wired(lambda _: SHORT, forward=forward) as wire:
             for number, line in enumerate(MEANINGLESS):
@@ -275,7 +275,9 @@ class TestI25BadClients:
                     assert (status_of(told), told.endswith(b"\r\n\r\nhi")) == (200, True), line
                 assert len(wire.asked) == 1, line
 
-    async def test_a_value_that_ends_in_spaces_reaches_the_site(self, forward: Any) -> None:
+    async def test_a_field_value_reaches_the_site_without_trailing_spaces(
+        self, forward: Any
+    ) -> None:
         """RFC 9112 §5.1: without them, also at the first visit."""
         async with wired(lambda _: SHORT, forward=forward) as wire:
             assert status_of(await wire.get("X-Mine: a b \t ")) == 200
@@ -285,7 +287,7 @@ class TestI25BadClients:
 
 class TestI25Interim:
     @pytest.mark.parametrize("says", [b"max-age=60", b"private"])
-    async def test_what_comes_before_the_answer_is_passed_on(self, says: bytes) -> None:
+    async def test_interim_responses_are_passed_to_the_waiting_visitor(self, says: bytes) -> None:
         """RFC 9110 §15.2: 103 and its like, to the visitor that waits; a hit has none of it."""
         early = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nKeep-Alive: 5\r\n\r\n"
         early += b"HTTP/1.1 102 Processing\r\n\r\n"
@@ -299,7 +301,7 @@ class TestI25Interim:
             is_hit = says == b"max-age=60"
             assert ((await wire.get()).startswith(OK)) is is_hit
 
-    async def test_nobody_else_is_told(self) -> None:
+    async def test_interim_responses_are_not_sent_to_http_1_0_clients(self) -> None:
         """Not a client of HTTP/1.0, nor what was not asked for (100)."""
         answer = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n" + SHORT
         async with wired(lambda _: answer.replace(b"max-age=60", b"private")) as wire:
@@ -307,7 +309,7 @@ class TestI25Interim:
             assert (status_of(old), old.count(b"HTTP/1.")) == (200, 1)
             assert (await wire.get()).startswith(b"HTTP/1.1 103")
 
-    async def test_by_key_nobody_waits_for_them(self) -> None:
+    async def test_interim_responses_are_dropped_when_the_site_is_asked_by_key(self) -> None:
         """The request is not the visitor's."""
         answer = b"HTTP/1.1 103 Early Hints\r\n\r\n" + SHORT
         async with wired(lambda _: answer, forward="key") as wire:
@@ -338,7 +340,7 @@ class TestI24BothWays:
         ],
         ids=lambda it: next(iter(it)),
     )
-    async def test_poisoning(
+    async def test_no_request_field_poisons_the_page_of_the_next_visitor(
         self, pages: PageCache, site: Site, forward: Any, duration: Any, evil: dict[str, str]
     ) -> None:
         """Whatever one client sends, and the site makes of it, the next one's page is clean."""
@@ -360,7 +362,7 @@ class TestI24BothWays:
         assert "access-control-allow-origin" not in page.headers
 
     @pytest.mark.parametrize("path", ["/account/x.css", "/account;x.css", "/account%3Fx.css"])
-    async def test_deception(
+    async def test_a_personal_page_under_a_static_name_is_not_shared(
         self, pages: PageCache, site: Site, forward: Any, duration: Any, path: str
     ) -> None:
         """A personal page under a name that looks static is served to nobody else."""
@@ -379,7 +381,7 @@ class TestI24BothWays:
     @pytest.mark.parametrize(
         "line", ["X-Says: nothing", "Cache-Control: max-age=60", "Set-Cookie: a=1", "Vary: *"]
     )
-    async def test_no_users_answer_goes_to_another(
+    async def test_no_users_response_goes_to_another_user(
         self, pages: PageCache, site: Site, forward: Any, duration: Any, name: str, line: str
     ) -> None:
         """One after the other, and all at once."""

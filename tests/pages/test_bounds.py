@@ -13,7 +13,7 @@ async def kept(pages: PageCache) -> int:
 
 
 class TestI13Seats:
-    def test_who_is_known_stays_and_who_was_not_seen_for_longest_makes_room(self) -> None:
+    def test_the_name_unused_for_longest_is_replaced_after_a_while(self) -> None:
         """Not at once: whoever makes up names would push out those that are used."""
         names = BoundedNames(2)
         assert [names.has("a", 0.0), names.has("b", 1.0), names.has("c", 2.0)] == [
@@ -27,7 +27,7 @@ class TestI13Seats:
         assert names.has("a", 2.0 + UNUSED_FOR)
         assert not names.has("b", 2.5 + UNUSED_FOR)
 
-    def test_who_is_asked_for_clearly_more_often_gets_the_seat(self) -> None:
+    def test_a_name_requested_clearly_more_often_gets_a_place(self) -> None:
         """Names that are repeated just to hold their names keep out nobody who has visitors."""
         names = BoundedNames(10)
         now = 0.0
@@ -39,7 +39,7 @@ class TestI13Seats:
         assert not any(tries[:2])
         assert all(tries[6:])
 
-    def test_names_that_are_made_up_once_push_out_nobody(self) -> None:
+    def test_made_up_names_do_not_replace_used_ones(self) -> None:
         """However many they are, and however quiet the others."""
         names = BoundedNames(3)
         assert all(names.has(f"real {number}", 0.0) for number in range(3))
@@ -47,7 +47,7 @@ class TestI13Seats:
         assert all(names.has(f"real {number}", UNUSED_FOR - 1) for number in range(3))
         assert len(names._waiting) <= 3
 
-    def test_what_the_seats_are_of_is_bounded_too(self) -> None:
+    def test_the_number_of_pages_with_places_is_bounded(self) -> None:
         """Who was asked for longest ago is forgotten first."""
         rooms = NamesOf(1, most=2)
         assert rooms.has("/a", "1", 0.0)
@@ -57,7 +57,7 @@ class TestI13Seats:
         assert not rooms.has("/a", "2", 0.0)
         assert rooms.has("/b", "2", 0.0)
 
-    def test_a_clock_that_was_set_back_locks_nobody_out(self) -> None:
+    def test_a_clock_set_back_does_not_keep_new_names_out(self) -> None:
         """Times in the future count as now."""
         names = BoundedNames(1)
         assert names.has("a", 10_000.0)
@@ -66,7 +66,7 @@ class TestI13Seats:
 
 
 class TestI13Bounds:
-    async def test_a_new_variant_takes_the_place_of_one_that_nobody_asks_for(
+    async def test_a_new_variant_replaces_one_that_nobody_requests(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Those who filled the page's places once do not keep others out for ever."""
@@ -86,7 +86,7 @@ class TestI13Bounds:
         assert renders[0] == renders[1]
         assert await text("b") != await text("b")
 
-    async def test_a_new_host_takes_the_place_of_one_that_nobody_asks_for(
+    async def test_a_new_host_replaces_one_that_nobody_requests(
         self,
         pages: PageCache,
         site: Site,
@@ -104,7 +104,7 @@ class TestI13Bounds:
         await visit(headers=real)
         assert "hit" in (await visit(headers=real)).headers["cache-status"]
 
-    async def test_a_page_that_is_asked_for_keeps_its_places(
+    async def test_a_page_that_is_visited_keeps_its_places(
         self,
         pages: PageCache,
         site: Site,
@@ -133,7 +133,7 @@ class TestI13Bounds:
         await visit("/blog/c", headers=real)
         assert "hit" in (await visit("/blog/c", headers=real)).headers["cache-status"]
 
-    async def test_a_host_that_is_named_always_has_room(
+    async def test_a_host_named_in_full_always_has_a_place(
         self, pages: PageCache, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Those that a pattern allows share the places."""
@@ -145,7 +145,7 @@ class TestI13Bounds:
         await visit(headers={"host": "example.com"})
         assert "hit" in (await visit(headers={"host": "example.com"})).headers["cache-status"]
 
-    async def test_made_up_queries_do_not_fill_the_store(
+    async def test_made_up_queries_beyond_the_limit_are_not_stored(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """So many for a path; those beyond pass for a while, other paths and no query do not."""
@@ -163,13 +163,15 @@ class TestI13Bounds:
         await visit("/blog/a?q=9")
         assert "hit" in (await visit("/blog/a?q=9")).headers["cache-status"]
 
-    async def test_a_limit_is_a_number(self, pages: PageCache, site: Site) -> None:
+    async def test_with_max_queries_zero_pages_with_a_query_are_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Zero: pages with a query pass."""
         visit = as_it_says(site, pages, max_queries=0)
         site.says("Cache-Control: max-age=60")
         assert (await visit("/?a=1")).text != (await visit("/?a=1")).text
 
-    async def test_long_urls_are_not_kept_at_hand(self, pages: PageCache, site: Site) -> None:
+    async def test_long_urls_have_no_prepared_answer(self, pages: PageCache, site: Site) -> None:
         """They are served from the cache, and take no more memory than their pages do."""
         isr = IsrMiddleware(site, pages, routes={"/blog/*": "60s"})
         visit = Visitor(isr)

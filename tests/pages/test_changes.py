@@ -37,7 +37,7 @@ class Slow(MemoryStore):
 
 
 class TestI12FailingSite:
-    async def test_no_copy_of_before_covers_an_error_after_a_change(
+    async def test_a_page_from_before_a_change_is_not_served_instead_of_an_error(
         self, pages: PageCache, site: Site
     ) -> None:
         """Not the first one, nor those while its load cools down."""
@@ -49,7 +49,7 @@ class TestI12FailingSite:
 
 
 class TestI12SlowStore:
-    async def test_no_copy_of_before_is_served_after_a_change(
+    async def test_a_page_from_before_a_change_is_not_served_while_the_store_is_slow(
         self, site: Site, clock: ManualClock
     ) -> None:
         """The change is answered, its URL passes, and is kept again when the store knows."""
@@ -72,7 +72,7 @@ class TestI12SlowStore:
             assert (await visit()).text == "page 6"
             assert "hit" in (await visit()).headers["cache-status"]
 
-    async def test_no_copy_of_a_group_is_served_after_its_change(
+    async def test_no_page_of_a_changed_group_is_served_while_the_store_is_slow(
         self, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9875 §3: until the store knows, no page of that origin; another's is."""
@@ -95,7 +95,7 @@ class TestI12SlowStore:
             await until(lambda: not isr._changes.pending)
             assert [(await visit("/a")).text for _ in range(2)] == ["page 5", "page 5"]
 
-    async def test_a_change_during_a_change_has_a_step_of_its_own(
+    async def test_a_change_during_another_change_invalidates_again(
         self, site: Site, clock: ManualClock
     ) -> None:
         """The store may have done the first one before the second was made."""
@@ -112,7 +112,9 @@ class TestI12SlowStore:
             await until(lambda: not isr._changes.pending)
             assert store.steps == 2
 
-    async def test_a_store_that_fails_is_asked_again(self, site: Site, clock: ManualClock) -> None:
+    async def test_an_invalidation_that_failed_is_retried_with_pauses(
+        self, site: Site, clock: ManualClock
+    ) -> None:
         """With pauses; the page of before is not served in the meantime."""
         store, pauses, go = Slow(clock=clock), [], asyncio.Event()
 
@@ -135,7 +137,7 @@ class TestI12SlowStore:
             assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE]
             assert (await visit()).text == "page 4"
 
-    async def test_so_many_wait_and_closing_ends_them(
+    async def test_the_number_of_pending_changes_is_bounded(
         self,
         site: Site,
         clock: ManualClock,

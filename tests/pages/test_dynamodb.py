@@ -35,7 +35,9 @@ async def raw(aws: "Aws", table: str) -> AsyncIterator["Raw"]:
 
 
 class TestI2Pages:
-    async def test_a_page_lies_in_the_open(self, shelf: PageCache, site: Site, raw: "Raw") -> None:
+    async def test_a_page_is_stored_as_the_shared_schema_says(
+        self, shelf: PageCache, site: Site, raw: "Raw"
+    ) -> None:
         """The body as it is in S3, its ETag in the row, and no more than the schema asks for."""
         page = await shelf.get("/pricing", site.render, revalidate=60)
         item = await raw.row("META")
@@ -48,7 +50,7 @@ class TestI2Pages:
             assert await stream.read() == b"page 1"
         assert stored["ContentType"] == "text/html"
 
-    async def test_a_page_of_another_library_is_served(
+    async def test_a_page_that_another_library_wrote_is_served(
         self, shelf: PageCache, site: Site, raw: "Raw", clock: ManualClock
     ) -> None:
         """Status 200, the object's content type, its ETag unchanged; then it is stale like ours."""
@@ -63,7 +65,7 @@ class TestI2Pages:
         page = await shelf.get("/pricing", site.render, revalidate=60)
         assert (page.body, page.verdict) == (b"from Go", Verdict.STALE)
 
-    async def test_by_http(self, shelf: PageCache, site: Site) -> None:
+    async def test_the_middleware_works_on_dynamodb(self, shelf: PageCache, site: Site) -> None:
         """The middleware on DynamoDB: one render, served, revalidated, purged."""
         visit = in_front(site, shelf)
         assert [(await visit()).text for _ in range(2)] == ["page 1"] * 2
@@ -72,7 +74,7 @@ class TestI2Pages:
         await shelf.purge("/pricing")
         assert (await visit()).text != "page 1"
 
-    async def test_a_row_whose_body_is_missing_is_a_miss(
+    async def test_a_row_whose_body_is_missing_in_s3_is_a_miss(
         self, shelf: PageCache, site: Site, raw: "Raw", clock: ManualClock
     ) -> None:
         """I8: rendered, not a crash."""
@@ -80,6 +82,6 @@ class TestI2Pages:
         await raw.put(pk=PK, sk="META", s3_key="nowhere", **row)
         assert (await shelf.get("/pricing", site.render, revalidate=60)).body == b"page 1"
 
-    def test_the_schema_is_at_hand(self) -> None:
+    def test_the_schemas_records_can_be_imported(self) -> None:
         """I2: `isr` shows the records that others know."""
         assert FaceTheoryCacheLease.__name__ == "FaceTheoryCacheLease"

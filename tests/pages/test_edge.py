@@ -78,7 +78,9 @@ MADE_UP = [
 
 class TestI13Forwarded:
     @pytest.mark.parametrize("line", MADE_UP)
-    def test_a_client_cannot_speak_as_a_proxy(self, proxy: Proxy, line: str) -> None:
+    def test_forwarding_fields_of_a_client_do_not_reach_the_site(
+        self, proxy: Proxy, line: str
+    ) -> None:
         """Nothing of it reaches the site; what the proxy itself saw does."""
         told = seen(proxy, line)
         value = line.partition(": ")[2]
@@ -88,7 +90,7 @@ class TestI13Forwarded:
         assert "x-forwarded-host" not in told
 
     @pytest.mark.parametrize("line", MADE_UP)
-    def test_nor_poison_a_page(self, proxy: Proxy, line: str) -> None:
+    def test_forwarding_fields_of_a_client_make_no_variant(self, proxy: Proxy, line: str) -> None:
         """Nor does any of it make a variant, even of a page that varies by it."""
         name = line.partition(":")[0]
         says = {"cache_control": "max-age=60", "vary": name, "made": name}
@@ -97,7 +99,7 @@ class TestI13Forwarded:
         assert first.text == second.text
         assert "hit" in second.headers["cache-status"]
 
-    def test_a_trusted_proxy_is_believed(self, behind: Proxy) -> None:
+    def test_forwarding_fields_of_a_trusted_proxy_are_passed_on(self, behind: Proxy) -> None:
         """Its chain goes on by one, its scheme and host count, the rest is passed on."""
         told = seen(
             behind,
@@ -113,7 +115,7 @@ class TestI13Forwarded:
         assert told["x-real-ip"] == "9.9.9.9"
         assert "x_real_ip" not in told
 
-    def test_the_scheme_makes_another_page(self, behind: Proxy) -> None:
+    def test_the_scheme_is_part_of_the_key(self, behind: Proxy) -> None:
         """What the site is told is in the key."""
         sent = [{"host": "shop.example", "x-forwarded-proto": it} for it in ("http", "https")]
         pages = [behind.get("/s", it, cache_control="max-age=60").text for it in sent * 2]
@@ -127,13 +129,15 @@ class TestI13Forwarded:
             ("X-Forwarded-Host: a b", "http"),
         ],
     )
-    def test_what_a_trusted_proxy_muddles(self, behind: Proxy, line: str, told: str) -> None:
+    def test_of_a_trusted_proxys_muddled_fields_the_last_readable_value_counts(
+        self, behind: Proxy, line: str, told: str
+    ) -> None:
         """Only what can be read counts, and its own word is the last one."""
         headers = seen(behind, line, host="shop.example")
         assert headers["x-forwarded-proto"] == told
         assert headers["host"] == "shop.example"
 
-    def test_networks(self) -> None:
+    def test_a_peer_is_trusted_by_address_or_network(self) -> None:
         """By address or network, of both kinds, and an IPv4 address in the guise of the other."""
         trusted = checked_networks(["10.0.0.0/8", "::1", "fe80::/10"])
         for peer in ("10.1.2.3", "::1", "::ffff:10.1.2.3", "fe80::1%eth0"):
@@ -164,13 +168,15 @@ class TestI12Host:
             (b"GET /alive HTTP/1.1\r\nHost: [::1]:80\r\n", 200),
         ],
     )
-    def test_one_host(self, proxy: Proxy, head: bytes, status: int) -> None:
+    def test_a_missing_double_or_malformed_host_is_400(
+        self, proxy: Proxy, head: bytes, status: int
+    ) -> None:
         """RFC 9112 §3.2: missing, double or malformed is a bad request."""
         assert status_of(proxy.raw(head + b"Connection: close\r\n\r\n")) == status
 
 
 class TestI12MaxForwards:
-    def test_who_may_not_pass_it_on_answers(self, proxy: Proxy) -> None:
+    def test_options_and_trace_with_max_forwards_0_are_answered_here(self, proxy: Proxy) -> None:
         """RFC 9110 §7.6.2; and §9.3.8: a TRACE comes back without what is secret."""
         last = "HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nMax-Forwards: 0\r\n"
         options = proxy.raw(f"OPTIONS /trace0 {last}\r\n".encode())
@@ -183,12 +189,12 @@ class TestI12MaxForwards:
         assert proxy.count("/trace0") == 0
 
     @pytest.mark.parametrize(("said", "told"), [("3", "2"), ("1", "0"), ("x", "x"), ("-1", "-1")])
-    def test_the_others_count_down(self, proxy: Proxy, said: str, told: str) -> None:
+    def test_max_forwards_is_counted_down(self, proxy: Proxy, said: str, told: str) -> None:
         """What cannot be read is passed on as it is."""
         answer = proxy.client.request("OPTIONS", "/echo", headers={"max-forwards": said})
         assert answer.json()["headers"]["max-forwards"] == told
 
-    def test_other_methods_do_not(self, proxy: Proxy) -> None:
+    def test_max_forwards_of_a_get_is_not_changed(self, proxy: Proxy) -> None:
         """It means nothing to a GET."""
         assert seen(proxy, "Max-Forwards: 0")["max-forwards"] == "0"
 
@@ -220,7 +226,9 @@ class TestI12Target:
             b"/%41", b"/a[b]|c^`{}\"<>", b"/q?b=%zz&&a=1;c", b"/q?x=[]{}|'\"", b"/a;p=1",
         ],
     )  # fmt: skip
-    def test_it_is_passed_on_byte_for_byte(self, breaking: Proxy, target: bytes) -> None:
+    def test_the_request_target_is_passed_on_byte_for_byte(
+        self, breaking: Proxy, target: bytes
+    ) -> None:
         """What escapes, dots and odd characters mean is the site's matter."""
         ask = b"POST " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         assert breaking.raw(ask).endswith(b"\r\n\r\n" + target)
@@ -243,14 +251,18 @@ BEFORE, WITHIN = range(5), range(5, 9)
 
 class TestI12BrokenOff:
     @pytest.mark.parametrize("which", BEFORE)
-    def test_before_its_body(self, breaking: Proxy, routed: Proxy, which: int) -> None:
+    def test_a_response_that_breaks_off_in_its_head_is_502(
+        self, breaking: Proxy, routed: Proxy, which: int
+    ) -> None:
         """502, and never a traceback."""
         for proxy in (breaking, routed):
             assert proxy.get(f"/broken/{which}").status_code == 502
             assert "Traceback" not in proxy.log()
 
     @pytest.mark.parametrize("which", WITHIN)
-    def test_within_its_body(self, breaking: Proxy, which: int) -> None:
+    def test_a_response_that_breaks_off_in_its_body_breaks_off_for_the_visitor(
+        self, breaking: Proxy, which: int
+    ) -> None:
         """502 where nothing was sent yet; what streams through breaks off for the visitor too."""
         assert breaking.get(f"/broken/{which}").status_code == 502
         with pytest.raises(httpx.RemoteProtocolError):
@@ -259,13 +271,15 @@ class TestI12BrokenOff:
         assert "Traceback" not in breaking.log()
 
     @pytest.mark.parametrize("which", WITHIN)
-    def test_a_page_of_a_route_is_waited_for(self, routed: Proxy, which: int) -> None:
+    def test_under_a_route_a_response_that_breaks_off_is_502_then_503(
+        self, routed: Proxy, which: int
+    ) -> None:
         """There nothing was sent yet: 502, and then a pause."""
         statuses = [routed.get(f"/broken/{which}").status_code for _ in range(2)]
         assert statuses == [502, 503]
         assert "Traceback" not in routed.log()
 
-    def test_that_a_site_is_away_is_said_once(self, stack: ExitStack) -> None:
+    def test_an_unreachable_site_is_logged_once(self, stack: ExitStack) -> None:
         """Not for each request."""
         proxy = Proxy(stack, upstream="http://nowhere.invalid")
         assert {proxy.get(f"/{number}").status_code for number in range(3)} == {502}
@@ -275,7 +289,7 @@ class TestI12BrokenOff:
 
 
 class TestI12Ending:
-    def test_requests_under_way_are_answered(self, proxy: Proxy) -> None:
+    def test_running_requests_of_the_proxy_are_answered_after_sigterm(self, proxy: Proxy) -> None:
         """SIGTERM closes the door, waits for who is inside, and ends with 0."""
         with ExitStack() as stack:
             ending = Proxy(stack, upstream=proxy.upstream)

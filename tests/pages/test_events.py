@@ -71,7 +71,7 @@ async def site() -> AsyncIterator[EventSite]:
 
 
 class TestI15Events:
-    async def test_they_come_as_they_are_sent(self, site: EventSite) -> None:
+    async def test_server_sent_events_are_passed_on_as_they_come(self, site: EventSite) -> None:
         """Also after a silence that is too long for a page; the site's end is the client's."""
         reader, writer = await site.get("/events")
         head = await reader.readuntil(b"\r\n\r\n")
@@ -85,7 +85,9 @@ class TestI15Events:
         assert await reader.read() == b"0\r\n\r\n"
         writer.close()
 
-    async def test_a_client_that_leaves_ends_the_site_s(self, site: EventSite) -> None:
+    async def test_a_client_that_leaves_ends_the_event_stream_of_the_site(
+        self, site: EventSite
+    ) -> None:
         """At once, though the site is silent; the next client asks for itself."""
         for left in (1, 2):
             reader, writer = await site.get("/events")
@@ -94,7 +96,9 @@ class TestI15Events:
             writer.close()
             await until(lambda left=left: site.left == left)  # type: ignore[misc]
 
-    async def test_a_site_that_breaks_off_breaks_the_client_s(self, site: EventSite) -> None:
+    async def test_an_event_stream_that_breaks_off_breaks_off_for_the_client(
+        self, site: EventSite
+    ) -> None:
         """Its end is not made to look like one."""
         reader, writer = await site.get("/events")
         await reader.readuntil(b"\r\n\r\n")
@@ -104,7 +108,7 @@ class TestI15Events:
         assert await reader.read() == chunk(b"data: 1\n\n")
         writer.close()
 
-    async def test_they_take_no_place_of_a_page(self) -> None:
+    async def test_event_streams_take_no_connection_of_a_page(self) -> None:
         """With one place for visitors: two streams are open, private pages pass, a third is 503."""
         options = {"max_streams": 2, "site_connections": 1, "pool_wait": 30.0}
         async with EventSite().proxied(**options, timeout=5) as site:

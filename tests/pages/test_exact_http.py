@@ -63,7 +63,9 @@ class TestI34Remembered:
         assert (await visit()).headers["cache-status"] == "stillfresh; fwd=miss; stored; ttl=60"
         assert pages.bypassed()["remembered"] == 1
 
-    async def test_a_route_with_a_duration_says_so_too(self, pages: PageCache, site: Site) -> None:
+    async def test_under_a_route_an_unshareable_response_is_remembered_too(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """For half a minute, until a render in the background looks again."""
         site.says("Set-Cookie: a=1")
         visit = in_front(site, pages)
@@ -78,13 +80,13 @@ class TestI34Dates:
         [b"sun, 06 nov 1994 08:49:37 gmt", b"SUNDAY, 06-NOV-94 08:49:37 GMT",
          b"sun nov  6 08:49:37 1994", b"Sun, 06 nOv 1994 08:49:37 Gmt"],
     )  # fmt: skip
-    def test_dates_are_read_in_any_case(self, text: bytes) -> None:
+    def test_http_dates_are_read_in_any_letter_case(self, text: bytes) -> None:
         assert http_date(text) == 784111777.0
 
 
 class TestI34Age:
     @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.99])
-    async def test_max_age_of_one_second_lives_a_second(
+    async def test_a_page_with_max_age_1_is_fresh_for_a_second(
         self, pages: PageCache, site: Site, clock: ManualClock, fraction: float
     ) -> None:
         """A `Date` has whole seconds: what it leaves out is not age."""
@@ -98,7 +100,7 @@ class TestI34Age:
         clock.advance(0.1)
         assert (await visit()).text == "page 2"
 
-    def test_an_older_date_is_still_age(self) -> None:
+    def test_an_older_date_field_counts_as_age(self) -> None:
         """Also if our clock is between two seconds."""
         headers = ((b"cache-control", b"max-age=60"), (b"date", http_date_text(1_000.0)))
         assert stated(headers, 1_010.7) == Policy(50.0, 0.0, 0.0)
@@ -107,7 +109,7 @@ class TestI34Age:
 
 class TestI34Malformed:
     @pytest.mark.parametrize("said", ["max-age =300", "max-age= 300", "max-age\t=300"])
-    async def test_a_space_before_or_after_the_equals_sign_is_stale(
+    async def test_a_directive_with_a_space_around_the_equals_sign_is_stale(
         self, pages: PageCache, site: Site, said: str
     ) -> None:
         """RFC 9111 §4.2.1, as docs/http.md says: a malformed value is stale."""
@@ -116,7 +118,9 @@ class TestI34Malformed:
         assert "no-freshness" in (await visit()).headers["cache-status"]
         assert (await visit()).text == "page 2"
 
-    async def test_it_still_forbids(self, pages: PageCache, site: Site) -> None:
+    async def test_private_and_no_cache_count_with_a_malformed_argument(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """`private` and `no-cache` count, however their argument is written."""
         known = directives([b'private ="a", no-cache= "b"'])
         assert known.keys() == {"private", "no-cache"}
@@ -154,7 +158,7 @@ class TestI34Versions:
             assert b"\r\nconnection: close\r\n" in answer
 
     @pytest.mark.parametrize("version", ["1.11", "11.1", "1", "x.1", "1.x"])
-    def test_what_is_no_version_is_400(self, proxy: Proxy, version: str) -> None:
+    def test_a_malformed_http_version_is_400(self, proxy: Proxy, version: str) -> None:
         head = f"GET /kept HTTP/{version}\r\nHost: localhost\r\n\r\n"
         assert proxy.raw(head.encode()).startswith(b"HTTP/1.1 400 ")
 
@@ -175,7 +179,7 @@ def accepting(stack: ExitStack, handle: Callable[[socket], object]) -> str:
 
 
 class TestI34Certificates:
-    def test_a_certificate_that_is_not_trusted_has_its_own_error(self, stack: ExitStack) -> None:
+    def test_an_untrusted_certificate_has_its_own_proxy_status(self, stack: ExitStack) -> None:
         """RFC 9209 §2.3; and the log says so in our own words."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(NOBODY)
@@ -186,7 +190,7 @@ class TestI34Certificates:
         assert answer.headers["proxy-status"] == "stillfresh; error=tls_certificate_error"
         assert proxy.says(f"https://{place}: cannot be reached: its certificate is not trusted:")
 
-    def test_a_site_that_does_not_speak_tls_has_its_own_error(self, stack: ExitStack) -> None:
+    def test_a_site_without_tls_has_its_own_proxy_status(self, stack: ExitStack) -> None:
         """RFC 9209 §2.3."""
 
         def speak_http(connection: socket) -> None:
@@ -202,7 +206,9 @@ class TestI34Certificates:
 
 
 class TestI34Words:
-    def test_a_site_that_is_away_is_named_with_the_path(self, stack: ExitStack) -> None:
+    def test_an_unreachable_site_is_logged_with_the_path_and_no_query(
+        self, stack: ExitStack
+    ) -> None:
         """Not its query, which may be a secret."""
         url = f"http://127.0.0.1:{free_port()}"
         proxy = Proxy(stack, upstream=url)
@@ -219,7 +225,7 @@ class TestI34Words:
             (b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "its answer is not valid HTTP/1.1"),
         ],
     )
-    def test_an_answer_that_broke_off_is_named_with_the_path(
+    def test_a_response_that_broke_off_is_logged_with_the_path(
         self, stack: ExitStack, answer: bytes, words: str
     ) -> None:
         """In our own words; the library's come after them, if at all."""
@@ -249,9 +255,7 @@ class TestI34Drain:
         assert raw.endswith(b"kept")
         assert raw.count(b"\r\nconnection: close\r\n") == 1
 
-    def test_an_answer_under_way_at_the_end_says_that_it_is_the_last(
-        self, stack: ExitStack
-    ) -> None:
+    def test_a_running_response_at_the_end_closes_its_connection(self, stack: ExitStack) -> None:
         """Without a drain, too."""
         go = threading.Event()
 
@@ -274,7 +278,7 @@ class TestI34Drain:
         assert b"\r\nconnection: close\r\n" in raw[0]
 
 
-def test_i34_a_site_that_was_not_reached_has_not_answered() -> None:
+def test_i34_a_failed_load_of_an_unreachable_site_names_no_status() -> None:
     """The line about the failed load says what happened, and no status of the site."""
     with ExitStack() as stack:
         proxy = Proxy(stack, "--route", "/*=1m", upstream="http://127.0.0.1:9")
@@ -287,7 +291,7 @@ def test_i34_a_site_that_was_not_reached_has_not_answered() -> None:
     ("host", "shown"),
     [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("web", "web")],  # noqa: S104
 )
-def test_the_dashboard_has_an_address_that_a_browser_here_may_open(host: str, shown: str) -> None:
+def test_the_printed_dashboard_address_can_be_opened_here(host: str, shown: str) -> None:
     settings = settings_of({"server": {"host": host}, "pages": {"upstream": "http://127.0.0.1:9"}})
     *_, last = addresses_of(settings, address(host, 8080))
     assert last == f"http://{shown}:8080/_stillfresh/ shows what it does"

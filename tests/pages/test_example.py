@@ -24,7 +24,7 @@ def example() -> Any:
     return module
 
 
-async def test_the_site_shows_what_it_says() -> None:
+async def test_the_example_site_behaves_as_its_docstring_says() -> None:
     """Twice the same page; after a change, and after `publish`, another."""
     module = example()
     visit = Visitor(module.site)
@@ -41,7 +41,7 @@ async def test_the_site_shows_what_it_says() -> None:
         assert stale.headers["cache-status"] == "stillfresh; hit; ttl=0"
 
 
-def test_it_starts_as_it_says() -> None:
+def test_the_example_site_starts_by_the_command_in_its_docstring() -> None:
     """By the very command in its docstring, on any free port."""
     found = re.search("`uvicorn (.+?)`", EXAMPLE.read_text())
     assert found is not None

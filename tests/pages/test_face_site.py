@@ -123,7 +123,7 @@ class TestI31SameStore:
         assert "uses the same table and cache keys" in errors[0]
         assert "docs/facetheory.md" in errors[0]
 
-    async def test_a_page_that_the_site_wrote_while_we_failed_shows_it_too(
+    async def test_a_page_that_the_site_wrote_while_we_failed_shows_the_shared_table(
         self,
         aws: "Aws",
         raw: "Raw",

@@ -60,7 +60,7 @@ def pages_at(aws: "Aws", raw: "Raw", clock: ManualClock, **options: Any) -> Page
 
 class TestI18BothDirections:
     @pytest.mark.parametrize("name", PAGES)
-    async def test_ours_is_served_by_theirs(
+    async def test_facetheory_serves_a_page_that_we_stored(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory", name: str
     ) -> None:
         """Status, type and security policy as we were given them; nothing is rendered there."""
@@ -76,7 +76,7 @@ class TestI18BothDirections:
         assert told.headers["etag"] == etag
 
     @pytest.mark.parametrize("name", PAGES)
-    async def test_theirs_is_served_by_ours(
+    async def test_we_serve_a_page_that_facetheory_stored(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory", name: str
     ) -> None:
         """As a function and over HTTP; a JSON document is never HTML, a 404 never 200."""
@@ -97,7 +97,7 @@ class TestI18BothDirections:
             assert told.headers.get(field) == page.headers.get(field)
         assert site.renders == 0
 
-    async def test_a_redirects_target_is_told_to_those_who_read_it(
+    async def test_a_redirects_target_is_stored_in_the_objects_metadata(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, site: Site
     ) -> None:
         """FaceTheory keeps no `Location`; a service that writes it beside the status reaches us."""
@@ -120,7 +120,7 @@ class TestI18BothDirections:
             '"theirs"',
         )
 
-    async def test_a_page_without_a_type_is_not_taken_for_html(
+    async def test_facetheory_does_not_serve_a_page_without_a_type_as_html(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """Which is what FaceTheory takes an object for that says none."""
@@ -130,7 +130,7 @@ class TestI18BothDirections:
         told = await face.visit(KEY, Site(clock).render)
         assert told.headers["content-type"] == "application/octet-stream"
 
-    async def test_more_than_s3_takes_is_kept_for_us_alone(
+    async def test_a_policy_too_long_for_s3_is_served_by_us_only(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """A foreign reader gets status and type; we serve the whole policy."""
@@ -151,7 +151,7 @@ class TestI18BothDirections:
         policy=st.text(),
         coding=st.one_of(st.none(), st.sampled_from(["gzip", "identity", "aws-chunked", "a\r\nb"])),
     )
-    def test_metadata_of_others_injects_nothing(
+    def test_metadata_of_other_writers_injects_no_header(
         self, status: str, kind: str, policy: str, coding: str | None
     ) -> None:
         """Whatever they say: a page of header fields that can be sent, and a status that is one."""
@@ -188,7 +188,7 @@ class Zipped(Site):
 
 class TestI18Encoded:
     @pytest.mark.parametrize("way", [in_front, as_it_says])
-    async def test_the_pages_own_key_has_it_as_it_is(
+    async def test_encoded_forms_of_a_page_have_keys_of_their_own(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory", way: Any
     ) -> None:
         """Encoded forms lie under keys of their own, and say so; a foreign reader gets text.
@@ -215,7 +215,7 @@ class TestI18Encoded:
         own = cache_pk(URL, raw=True)
         assert found == {own: None, f"{own}\nvary accept-encoding: gzip": "gzip"}
 
-    async def test_what_comes_encoded_though_nobody_asked_is_not_stored_there(
+    async def test_a_page_encoded_unasked_is_not_stored(
         self, aws: "Aws", raw: "Raw", clock: ManualClock
     ) -> None:
         """Others would serve its bytes as text: it goes to the visitor, and says why."""
@@ -230,7 +230,7 @@ class TestI18Encoded:
             assert (page.body, page.stored) == (coded.body, False)
         assert await raw.row("META") is None
 
-    async def test_an_encoded_object_of_theirs_is_for_those_who_take_it(
+    async def test_an_encoded_object_is_served_only_to_clients_that_accept_it(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, site: Site
     ) -> None:
         """`ContentEncoding` is told; a visitor who cannot read it gets a page of ours."""
@@ -255,7 +255,7 @@ class TestI20Settings:
             ({"s3_prefix": ""}, "isr/", ""),
         ],
     )
-    async def test_both_sides_find_each_others_pages(
+    async def test_facetheory_and_we_find_each_others_pages(
         self,
         aws: "Aws",
         raw: "Raw",
@@ -289,7 +289,7 @@ class TestI20Settings:
             assert all(it.startswith(ours["s3_prefix"].strip("/")) for it in mine)
             assert mine
 
-    async def test_by_the_address(
+    async def test_raw_keys_and_prefix_can_be_set_in_the_address(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """`pk=raw`, `s3_prefix=isr/`; `pk=sha256` is what it is without."""
@@ -305,14 +305,14 @@ class TestI20Settings:
         assert (await face.visit(KEY, site.render)).state == "hit"
 
     @pytest.mark.parametrize("option", ["pk=md5", "pk=", "s3_key=long", f"s3_prefix={'x' * 201}"])
-    def test_another_form_is_refused(self, option: str) -> None:
+    def test_an_unknown_key_form_in_the_address_is_refused(self, option: str) -> None:
         """In one line that says what is allowed."""
         name = option.partition("=")[0]
         with pytest.raises(ConfigError, match=rf"{name}: must be"):
             store_for(f"dynamodb://t?bucket=b&{option}", ManualClock())
 
     @pytest.mark.parametrize("size", [1_500, 2_042, 2_043, 16_000])
-    async def test_a_long_key_works(
+    async def test_a_cache_key_of_any_length_works(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, size: int
     ) -> None:
         """As it stands up to DynamoDB's 2,048 bytes; beyond, where nobody else can have it, hashed.
@@ -335,7 +335,7 @@ class TestI20Settings:
             await pages.purge(key)
         assert await raw.rows() == []
 
-    async def test_an_eviction_keeps_what_is_in_use(
+    async def test_an_eviction_with_raw_keys_keeps_every_body(
         self, aws: "Aws", raw: "Raw", clock: ManualClock
     ) -> None:
         """A raw key cannot be told from a body's name: bodies without a row wait for S3's rule."""
@@ -357,7 +357,9 @@ class TestI20Settings:
 
 class TestI20AnyText:
     @pytest.mark.parametrize("key", [KEY, "a", "page two", "urn:x", "é\n#", "s3://x", "\0\0"])
-    async def test_is_a_key(self, pages: PageCache, site: Site, key: str) -> None:
+    async def test_any_text_is_a_cache_key_on_every_store(
+        self, pages: PageCache, site: Site, key: str
+    ) -> None:
         """On every store; `revalidate` and `purge` reach it."""
         for _ in range(2):
             assert (await pages.get(key, site.render, revalidate=60)).body == b"page 1"
@@ -387,7 +389,7 @@ class TestI20Reach:
 class TestI31Substitute:
     """The substitute behaves like FaceTheory 4.0.2, which was run beside it by hand."""
 
-    async def test_a_page_is_as_old_as_the_start_of_its_render(
+    async def test_facetheory_dates_a_page_by_the_start_of_its_render(
         self, clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """`generated_at` is the time before the render."""
@@ -403,7 +405,7 @@ class TestI31Substitute:
         assert row["generated_at"] == {"N": str(began)}
 
     @pytest.mark.parametrize("status", [200, 500, 503])
-    async def test_a_failed_render_answers_with_the_stale_page(
+    async def test_facetheory_answers_a_failed_render_with_the_stale_page(
         self, clock: ManualClock, face: "FaceTheory", status: int
     ) -> None:
         """With 200 and `stale`, and nothing is stored; without an older page, with 500."""
@@ -422,7 +424,7 @@ class TestI31Substitute:
         assert (answer.status, answer.state, answer.body) == (200, "stale", b"page 1")
         assert await face.meta(KEY) == before
 
-    async def test_a_lost_lease_is_the_old_page_or_an_error(
+    async def test_facetheory_answers_a_lost_lease_with_the_old_page_or_an_error(
         self, clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """The page that was rendered is not served."""
@@ -437,7 +439,7 @@ class TestI31Substitute:
         answer = await face.visit(KEY, too_slow)
         assert (answer.status, answer.state, answer.body) == (200, "stale", b"page 1")
 
-    async def test_a_held_lock_is_waited_for_seven_seconds(
+    async def test_facetheory_waits_seven_seconds_for_a_lock(
         self, clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """Then it tries once more, and answers with the old page, or with 500."""
@@ -459,7 +461,7 @@ class TestI31Substitute:
         answer = await face.visit(KEY, Site(clock).render)
         assert (answer.status, answer.state, answer.body) == (200, "stale", b"page 1")
 
-    async def test_a_page_that_another_publishes_meanwhile_is_served(
+    async def test_facetheory_serves_a_page_published_while_it_waits(
         self, clock: ManualClock, face: "FaceTheory", raw: "Raw"
     ) -> None:
         """With `wait-hit`."""
@@ -474,7 +476,7 @@ class TestI31Substitute:
         assert (answer.state, answer.body) == ("wait-hit", b"another's")
 
     @pytest.mark.parametrize(("told", "status"), [("404", 404), ("x", 200), ("99", 200)])
-    async def test_an_invalid_status_in_the_metadata_counts_as_200(
+    async def test_facetheory_reads_an_invalid_status_as_200(
         self, clock: ManualClock, face: "FaceTheory", raw: "Raw", told: str, status: int
     ) -> None:
         """Of an object that some service wrote."""
@@ -486,7 +488,7 @@ class TestI31Substitute:
         await raw.put(pk=cache_pk(KEY, raw=True), sk="META", s3_key=key, **row)
         assert (await face.visit(KEY, Site(clock).render)).status == status
 
-    async def test_nothing_that_it_says_is_fresh_for_caches(
+    async def test_facetheory_gives_no_freshness_to_caches(
         self, clock: ManualClock, face: "FaceTheory", raw: "Raw"
     ) -> None:
         """The same `Cache-Control` is on its objects."""
@@ -498,7 +500,7 @@ class TestI31Substitute:
         written = await raw.s3.head_object(Bucket=raw.bucket, Key=row["s3_key"]["S"])
         assert written["CacheControl"] == told
 
-    async def test_an_inline_script_under_a_strict_policy_is_refused(
+    async def test_facetheory_refuses_an_inline_script_under_a_strict_policy(
         self, face: "FaceTheory"
     ) -> None:
         """Though it has been stored."""
@@ -511,7 +513,7 @@ class TestI31Substitute:
         assert (await face.visit(KEY, render)).status == 500
         assert face.renders == [KEY]
 
-    async def test_its_default_key_has_the_query_and_digests_of_the_visitor(self) -> None:
+    async def test_facetheorys_default_key_has_the_query_and_digests_of_the_visitor(self) -> None:
         """As the real one wrote them for this request."""
         from tests.kit.servers.facetheory import default_key  # noqa: PLC0415 (see above)
 
@@ -635,13 +637,15 @@ class TestI31PagesOfOthers:
             ("CACHE#" + "0" * 64, None),
         ],
     )
-    def test_the_address_in_a_default_cache_key(self, key: str, address: str | None) -> None:
+    def test_the_address_is_read_from_a_default_cache_key(
+        self, key: str, address: str | None
+    ) -> None:
         """The path as it was sent, and the query; without a parameter of the route, none."""
         assert address_in_key(key) == address
 
 
 class TestI18Contention:
-    async def test_one_of_32_wins(
+    async def test_one_of_32_contenders_gets_the_lease(
         self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
     ) -> None:
         """Thirty rounds, half of the contenders theirs: one lease each."""

@@ -21,7 +21,7 @@ class TestI13FirstVisit:
     @pytest.mark.parametrize("line", ["Set-Cookie: a=1", "Cache-Control: private", "X-Nothing: 1"])
     @pytest.mark.parametrize("headers", [{}, COOKIE, {"authorization": "Basic x"}])
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_a_link_that_works_once_works(
+    async def test_a_first_visit_asks_the_site_once_if_the_response_is_personal(
         self, pages: PageCache, site: Site, line: str, headers: dict[str, str], forward: Any
     ) -> None:
         """The site is asked once for each visit, from the first on."""
@@ -32,7 +32,9 @@ class TestI13FirstVisit:
             assert (answer.text, site.renders) == (f"page {number}", number)
             assert line.partition(":")[0] in answer.headers
 
-    async def test_head_shares_what_get_would_get(self, pages: PageCache, site: Site) -> None:
+    async def test_a_first_head_request_is_shared_with_get(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Also at the first visit, and the site is asked once."""
         visit = as_it_says(site, pages)
         site.says("Cache-Control: max-age=60")
@@ -43,7 +45,7 @@ class TestI13FirstVisit:
         assert site.renders == 2
 
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_the_first_answer_goes_to_one_alone(
+    async def test_a_personal_first_response_goes_to_one_visitor_only(
         self, pages: PageCache, site: Site, forward: Any
     ) -> None:
         """Of a crowd, each has an answer of his own, and the site is asked no more than that."""
@@ -58,7 +60,7 @@ class TestI13FirstVisit:
         assert len({answer.text for answer in answers}) == 5
         assert site.renders == 5
 
-    async def test_an_answer_that_depends_on_what_was_left_out_is_asked_for_again(
+    async def test_a_response_that_varies_by_a_stripped_field_is_requested_again(
         self, pages: PageCache, site: Site
     ) -> None:
         """RFC 9110 §12.5.5: by its Vary, the visitor's own request would have got another."""
@@ -69,7 +71,7 @@ class TestI13FirstVisit:
         await visit("/other")
         assert site.renders == 3
 
-    async def test_who_is_known_passes_until_an_answer_states_that_it_is_for_all(
+    async def test_a_visitor_with_a_cookie_is_passed_through_until_a_response_is_public(
         self, pages: PageCache, site: Site
     ) -> None:
         """Then it is rendered without who he is, once for everybody."""
@@ -83,14 +85,16 @@ class TestI13FirstVisit:
         ]
         assert site.seen("cookie", 1) == []
 
-    async def test_what_is_kept_already_is_for_them_too(self, pages: PageCache, site: Site) -> None:
+    async def test_a_stored_page_is_served_to_visitors_with_cookies(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Whoever rendered it, in whichever process."""
         site.says("Cache-Control: max-age=60")
         await as_it_says(site, pages)()
         another = as_it_says(site, pages)
         assert "hit" in (await another(headers=COOKIE)).headers["cache-status"]
 
-    async def test_what_becomes_public_is_shared(
+    async def test_a_private_page_that_becomes_public_is_shared(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """By the word of an answer; of one that knew who asked, a while after a private render."""
@@ -111,7 +115,7 @@ class TestI13FirstVisit:
         told = [(await visit("/b")).headers["cache-status"] for _ in range(3)]
         assert ["bypass" in it for it in told] == [True, False, False]
 
-    async def test_what_was_public_and_is_private_is_served_no_more(
+    async def test_a_public_page_that_becomes_private_is_not_served_any_more(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Not even if the site fails later."""
@@ -124,7 +128,7 @@ class TestI13FirstVisit:
         site.status = 500
         assert (await visit()).status_code == 500
 
-    def test_a_word_stands_a_while_and_so_many_are_noted(self) -> None:
+    def test_what_is_remembered_of_a_page_is_bounded_in_time_and_number(self) -> None:
         """No answer to one visitor outweighs a render; the oldest is forgotten."""
         heard = Heard(2)
         heard.rendered("a", 0.0, is_shared=False)
@@ -156,7 +160,9 @@ class TestI13NothingLeft:
         assert len(tables) >= 2
         assert set(rows) == {0}
 
-    async def test_memory_keeps_so_many_pages(self, clock: ManualClock, site: Site) -> None:
+    async def test_memory_keeps_at_most_max_entries_pages(
+        self, clock: ManualClock, site: Site
+    ) -> None:
         """`max_entries` holds for `memory://` itself, too."""
         async with PageCache("memory://", clock=clock, max_entries=10) as pages:
             visit = as_it_says(site, pages)

@@ -80,7 +80,7 @@ async def shared(aws: "Aws", clock: ManualClock, site: Site) -> AsyncIterator[Sh
 
 class TestI19Extra:
     @pytest.mark.parametrize("with_time", [True, False])
-    async def test_another_librarys_update_brings_its_own_page(
+    async def test_an_update_by_another_library_is_served_with_its_own_headers(
         self, shared: Shared, *, with_time: bool
     ) -> None:
         """Its body, ETag and type are served, with nothing of the page that we had written."""
@@ -95,7 +95,7 @@ class TestI19Extra:
         assert (page.status, page.body, page.etag) == (200, b"theirs", '"theirs"')
         assert dict(page.headers) == {"content-type": "text/plain", "etag": '"theirs"'}
 
-    async def test_another_etag_on_our_row_is_another_page(self, shared: Shared) -> None:
+    async def test_a_changed_etag_on_our_row_is_another_page(self, shared: Shared) -> None:
         """The body was replaced in its place: memory and our own headers are of the page before."""
         async with shared.pages() as pages:
             shared.site.says("Content-Type: text/html", "X-Ours: yes", status=404)
@@ -108,9 +108,7 @@ class TestI19Extra:
         assert "x-ours" not in page.headers
 
     @pytest.mark.parametrize("etag", ["a\r\nSet-Cookie: x=1", "\u2603", "a\x00b", "\x7f"])
-    async def test_an_etag_that_is_no_field_value_is_dropped(
-        self, shared: Shared, etag: str
-    ) -> None:
+    async def test_an_invalid_etag_in_a_row_is_dropped(self, shared: Shared, etag: str) -> None:
         """The page is served all the same."""
         await shared.put(etag=etag)
         await shared.put(etag=etag, key=URL)
@@ -123,7 +121,9 @@ class TestI19Extra:
 
 
 class TestI19Terms:
-    async def test_stale_for_of_zero_blocks(self, shared: Shared) -> None:
+    async def test_a_foreign_stale_page_is_rendered_first_if_stale_for_is_zero(
+        self, shared: Shared
+    ) -> None:
         """A foreign page that is stale is rendered before the visitor is answered."""
         await shared.put()
         async with shared.pages(stale_for=0) as pages:
@@ -131,7 +131,7 @@ class TestI19Terms:
             page = await pages.get("/pricing", shared.site.render, revalidate=60)
         assert (page.body, page.verdict) == (b"page 1", Verdict.FRESH)
 
-    async def test_a_page_stale_for_longer_than_allowed_is_not_served(self, shared: Shared) -> None:
+    async def test_a_foreign_page_stale_for_too_long_is_not_served(self, shared: Shared) -> None:
         """Up to `stale_for` past its time it is served at once; then it is rendered first."""
         for late, body in ((0, b"theirs"), (1, b"page")):
             await shared.put()
@@ -140,7 +140,9 @@ class TestI19Terms:
                 page = await pages.get("/pricing", shared.site.render, revalidate=60)
                 assert page.body.startswith(body)
 
-    async def test_error_for_keeps_it_in_reserve(self, shared: Shared) -> None:
+    async def test_a_foreign_page_is_served_within_error_for_if_the_render_fails(
+        self, shared: Shared
+    ) -> None:
         """A render that fails falls back to it, by the cache's own terms."""
         shared.site.error = RuntimeError("down")
         await shared.put()
@@ -153,7 +155,7 @@ class TestI19Terms:
             page = await pages.get("/pricing", shared.site.render, revalidate=60)
             assert page.body == b"theirs"
 
-    async def test_the_rows_own_interval_is_told(self, shared: Shared) -> None:
+    async def test_a_foreign_rows_interval_is_in_cache_control(self, shared: Shared) -> None:
         """`Cache-Control` and `Cache-Status; ttl` come from `revalidate_seconds`.
 
         I31: nothing allows caches between us and the visitor to serve it stale.
@@ -167,7 +169,7 @@ class TestI19Terms:
             assert told.headers["cache-status"] == "stillfresh; hit; ttl=20"
             assert told.headers["cache-control"] == "public, max-age=0, s-maxage=30"
 
-    async def test_the_objects_own_cache_control_is_told(self, shared: Shared) -> None:
+    async def test_a_foreign_objects_cache_control_is_passed_on(self, shared: Shared) -> None:
         """I31: what the other service says to caches, in its own words; our ttl is of the row."""
         await shared.put(key=URL, revalidate_seconds=30)
         words = "public, max-age=1, s-maxage=2, stale-if-error=30"
@@ -205,7 +207,7 @@ class TestI19Terms:
 
 
 class TestI19Bodies:
-    async def test_a_body_shorter_than_its_size_is_a_miss(self, shared: Shared) -> None:
+    async def test_a_stored_body_shorter_than_its_size_is_a_miss(self, shared: Shared) -> None:
         """Cut short in S3: rendered, not served."""
         async with shared.pages() as pages:
             await pages.get("/pricing", shared.site.render, revalidate=60)
@@ -215,7 +217,9 @@ class TestI19Bodies:
                 b"page 2"
             )
 
-    async def test_the_size_of_our_body_says_nothing_about_anothers(self, shared: Shared) -> None:
+    async def test_a_body_size_left_by_us_is_ignored_for_a_foreign_body(
+        self, shared: Shared
+    ) -> None:
         """An update that leaves `body_size` behind brings a shorter page."""
         async with shared.pages() as pages:
             await pages.get("/pricing", shared.site.render, revalidate=60)
@@ -234,7 +238,7 @@ class TestI19Bodies:
             ("s3:///theirs/1", b"page 1"),
         ],
     )
-    async def test_a_pointer_is_followed_within_our_bucket(
+    async def test_a_pointer_to_a_body_is_followed_only_within_our_bucket(
         self, shared: Shared, pointer: str, body: bytes
     ) -> None:
         """`s3://bucket/key`; whoever writes a row does not choose the bucket that we read."""
@@ -261,7 +265,7 @@ class TestI19Bodies:
         assert page.body == b"page 2"
 
     @pytest.mark.parametrize("form", ["{}", "s3://pages/{}"])
-    async def test_a_row_that_goes_takes_no_other_rows_body_along(
+    async def test_purging_a_row_deletes_no_other_rows_body(
         self, shared: Shared, form: str
     ) -> None:
         """Somebody made it point there; the purge deletes the row and only its own body."""
@@ -297,7 +301,7 @@ class TestI19PointerSwap:
             await shared.raw.put(pk=pk_of(key), sk="META", current_sk="VER#7", version=3)
             await shared.raw.put(pk=pk_of(key), sk="VER#7", **row)
 
-    async def test_is_served(self, shared: Shared) -> None:
+    async def test_a_version_that_a_pointer_names_is_served(self, shared: Shared) -> None:
         """With the version's body, ETag, age and interval."""
         await self.point(shared)
         async with shared.pages() as pages:
@@ -309,7 +313,9 @@ class TestI19PointerSwap:
         assert told.headers["cache-status"] == "stillfresh; hit; ttl=55"
 
     @pytest.mark.parametrize("late", [61, 10**7])
-    async def test_is_never_overwritten(self, shared: Shared, late: int) -> None:
+    async def test_a_row_with_a_pointer_is_never_overwritten(
+        self, shared: Shared, late: int
+    ) -> None:
         """Stale or gone: our render is served and not stored; every row is as it was."""
         await self.point(shared)
         before = await shared.raw.rows()
@@ -319,7 +325,7 @@ class TestI19PointerSwap:
             assert page.body == (b"version 7" if late == 61 else b"page 1")
         assert await shared.raw.rows() == before
 
-    async def test_one_that_appears_during_a_render_stays(self, shared: Shared) -> None:
+    async def test_a_pointer_that_appears_during_a_render_stays(self, shared: Shared) -> None:
         """The publication of what was begun before it is refused."""
         async with shared.pages() as pages:
 
@@ -344,7 +350,9 @@ class TestI19PointerSwap:
         assert page.body == b"page 1"
         assert await shared.raw.rows() == before
 
-    async def test_revalidate_marks_the_version(self, shared: Shared) -> None:
+    async def test_revalidate_marks_the_version_that_the_pointer_names(
+        self, shared: Shared
+    ) -> None:
         """I21: `revalidate_seconds` becomes zero where it stands; the pointer is as it was."""
         await self.point(shared)
         pointer = await shared.meta()
@@ -359,7 +367,7 @@ class TestI19PointerSwap:
 
 class TestI19Leases:
     @pytest.mark.parametrize(("length", "is_held"), [(600, True), (900, True), (906, False)])
-    async def test_a_foreign_lease_is_held_however_long(
+    async def test_a_foreign_lease_of_up_to_a_quarter_hour_is_held(
         self, shared: Shared, *, length: int, is_held: bool
     ) -> None:
         """Up to a quarter of an hour; further away it is from before a clock was set back."""
@@ -371,7 +379,7 @@ class TestI19Leases:
         await store.close()
         assert isinstance(grant, Held if is_held else Lease)
 
-    async def test_max_lease_in_the_address(self, shared: Shared) -> None:
+    async def test_max_lease_in_the_address_limits_foreign_leases(self, shared: Shared) -> None:
         """For services that lease for longer, or never for so long."""
         end = int(shared.clock()) + 3000
         await shared.lease(end)
@@ -385,7 +393,7 @@ class TestI19Leases:
         with pytest.raises(ConfigError, match="max_lease"):
             store_for("dynamodb://t?bucket=b&max_lease=soon", shared.clock)
 
-    async def test_nobody_renders_beside_a_long_lease(self, shared: Shared) -> None:
+    async def test_no_page_is_rendered_during_a_long_foreign_lease(self, shared: Shared) -> None:
         """Stale pages are served while another service, with a lease of ten minutes, renders."""
         await shared.put()
         shared.clock.advance(61)
@@ -410,7 +418,7 @@ class TestI21Revalidate:
             ("HTTP://Example.com:80/pricing", URL),
         ],
     )
-    async def test_reaches_a_page_that_only_others_wrote(
+    async def test_revalidate_reaches_a_page_that_only_others_wrote(
         self, shared: Shared, path: str, key: str
     ) -> None:
         """No tag row of ours names it: its key does."""
@@ -421,7 +429,7 @@ class TestI21Revalidate:
             page = await pages.get(key, shared.site.render, revalidate=60)
             assert (page.body, page.verdict) == (b"theirs", Verdict.STALE)
 
-    async def test_a_render_under_way_for_it_does_not_publish(self, shared: Shared) -> None:
+    async def test_revalidate_voids_the_lease_of_another_library(self, shared: Shared) -> None:
         """The law holds for a lease that another library took, too."""
         await shared.put()
         await shared.lease(int(shared.clock()) + 600)

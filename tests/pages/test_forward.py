@@ -46,7 +46,7 @@ class TestI24AsAsked:
         answer = await as_it_says(wants_a_key(site), pages)(headers=KEY)
         assert (answer.status_code, site.renders) == (200, 1)
 
-    async def test_a_refusal_of_one_is_not_told_to_another(
+    async def test_a_401_of_one_visitor_is_not_served_to_a_visitor_with_a_key(
         self, pages: PageCache, site: Site
     ) -> None:
         """A 401 that states freshness is not for a client that sends its key."""
@@ -55,7 +55,7 @@ class TestI24AsAsked:
         told = [(await visit(headers=it)).status_code for it in ({}, KEY, {}, KEY)]
         assert told == [401, 200, 401, 200]
 
-    async def test_the_first_visit_is_answered_in_its_language(
+    async def test_the_first_visit_in_each_language_is_answered_in_it(
         self, pages: PageCache, site: Site
     ) -> None:
         """One request for each language, and each is stored by what `Vary` names."""
@@ -64,7 +64,7 @@ class TestI24AsAsked:
         told = [(await visit(headers=it)).text for it in (GERMAN, {}, GERMAN, {})]
         assert (told, site.renders) == (["de", "en", "de", "en"], 2)
 
-    async def test_one_load_of_two_languages_gives_each_its_own(
+    async def test_visitors_of_two_languages_that_share_a_load_each_get_their_own(
         self, pages: PageCache, site: Site
     ) -> None:
         """A visitor who waited for another's load is not served what was made for that one."""
@@ -79,7 +79,7 @@ class TestI24AsAsked:
         assert site.renders == 2
 
     @pytest.mark.parametrize("line", ["Set-Cookie: a=1", "Cache-Control: private", "X-Says: no"])
-    async def test_a_crowd_before_a_private_page_asks_once_each(
+    async def test_concurrent_visitors_of_a_private_page_ask_once_each(
         self, pages: PageCache, site: Site, line: str
     ) -> None:
         """Nobody is given an answer to another visitor's request."""
@@ -96,7 +96,7 @@ class TestI24AsAsked:
         assert site.renders == 4
 
     @pytest.mark.parametrize("status", [500, 503, 429])
-    async def test_an_error_of_one_request_is_told_to_that_visitor_alone(
+    async def test_an_error_response_goes_only_to_the_visitor_that_requested_it(
         self, pages: PageCache, site: Site, status: int
     ) -> None:
         """I25: a failing page is requested once; those who waited ask for themselves."""
@@ -112,14 +112,14 @@ class TestI24AsAsked:
         assert len({it.text for it in answers}) == site.renders == 3
         assert ((await visit()).status_code, site.renders) == (status, 4)
 
-    async def test_an_app_that_raises_is_asked_once(self, pages: PageCache, site: Site) -> None:
+    async def test_an_app_that_raises_is_called_once(self, pages: PageCache, site: Site) -> None:
         """I25: its exception reaches the visitor, as without a cache."""
         site.error = RuntimeError("bug")
         with pytest.raises(RuntimeError, match="bug"):
             await as_it_says(site, pages)()
         assert site.renders == 1
 
-    async def test_a_page_too_big_to_keep_is_asked_for_once(
+    async def test_a_page_too_big_to_cache_is_requested_once(
         self, pages: PageCache, site: Site
     ) -> None:
         """It streams on to the visitor, whether or not its length was announced."""
@@ -132,7 +132,9 @@ class TestI24AsAsked:
             assert (len(answer.content), site.renders) == (3_000, before + 1)
             assert answer.headers["cache-status"] == "stillfresh; fwd=miss; detail=size"
 
-    async def test_who_leaves_stops_his_own_answer(self, pages: PageCache, site: Site) -> None:
+    async def test_a_visitor_that_leaves_ends_its_own_uncached_response(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Nobody takes it over: the app's task ends, and the next visitor has an answer."""
         ends: list[str] = []
 
@@ -152,7 +154,7 @@ class TestI24AsAsked:
         await until(lambda: ends == ["ended"])
         assert ((await as_it_says(site, pages)("/next")).text) == "page 1"
 
-    async def test_an_app_that_stops_listening_still_answers(
+    async def test_an_app_that_stops_receiving_still_answers(
         self, pages: PageCache, site: Site
     ) -> None:
         """It listened for the visitor's leaving, and gave that up before he took the answer."""
@@ -169,7 +171,9 @@ class TestI24AsAsked:
 
         assert (await as_it_says(app, pages)()).text == "all of it"
 
-    async def test_a_head_request_takes_no_body(self, pages: PageCache, site: Site) -> None:
+    async def test_a_head_request_of_a_private_page_is_one_request_without_a_body(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """One request, also where the page is not for all."""
         site.says("Cache-Control: private")
         head = await as_it_says(site, pages)(method="HEAD")
@@ -184,7 +188,7 @@ class TestI24AsAsked:
             ({"x-bell": "a\x07b"}, "headers"),
         ],
     )
-    async def test_odd_requests_pass_and_never_fill_the_cache(
+    async def test_odd_requests_are_passed_through_and_never_stored(
         self, pages: PageCache, site: Site, headers: dict[str, str], reason: str
     ) -> None:
         """A site's refusal of an odd request (CPDoS) does not become everybody's page."""
@@ -215,7 +219,7 @@ class TestI24Credentials:
             ("cookie", "public, max-age=60", True),
         ],
     )
-    async def test_what_was_made_for_one_is_shared_only_if_it_says_so(
+    async def test_a_response_to_credentials_is_shared_only_if_it_says_so(
         self, pages: PageCache, site: Site, name: str, says: str, *, is_shared: bool
     ) -> None:
         """`must-revalidate` allows it for credentials, not for cookies."""
@@ -228,7 +232,7 @@ class TestI24Credentials:
 
     @pytest.mark.parametrize("name", ["authorization", "x-api-key"])
     @pytest.mark.parametrize(("says", "renders"), [("max-age=60", 2), ("public, max-age=60", 1)])
-    async def test_a_client_with_credentials_takes_no_other_load_but_what_allows_it(
+    async def test_a_client_with_credentials_shares_a_load_only_if_the_response_allows_it(
         self, pages: PageCache, site: Site, name: str, says: str, renders: int
     ) -> None:
         """It waited for the load of a visitor without any, as it would find it stored."""
@@ -243,7 +247,9 @@ class TestI24Credentials:
         assert texts == ["page 1", f"page {renders}", "page 1"]
         assert site.renders == renders
 
-    async def test_which_fields_are_credentials_is_said(self, pages: PageCache, site: Site) -> None:
+    async def test_the_credentials_option_names_the_fields_that_are_credentials(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """`credentials=` names them; their values never become part of a key."""
         site.says("Cache-Control: public, max-age=60", "Vary: X-Mine")
         visit = as_it_says(site, pages, credentials=["X-Mine"])
@@ -251,14 +257,16 @@ class TestI24Credentials:
         assert texts == ["page 1", "page 2", "page 3"]
         assert all("mine" not in key.id for key in pages.core.memory.entries)
 
-    async def test_what_is_stored_is_for_cookies_too(self, pages: PageCache, site: Site) -> None:
+    async def test_a_stored_page_is_served_to_cookies_but_not_to_credentials(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """A page made without a cookie serves visitors with one; credentials have their own."""
         site.says(FRESH)
         visit = as_it_says(site, pages)
         sent: list[dict[str, str]] = [{}, {"cookie": "a=1"}, KEY]
         assert [(await visit(headers=it)).text for it in sent] == ["page 1", "page 1", "page 2"]
 
-    async def test_a_refresh_behind_carries_no_cookie(
+    async def test_a_background_refresh_carries_no_cookie(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """The stored page was made without one, and stays so; its variant is asked for."""
@@ -272,7 +280,7 @@ class TestI24Credentials:
         await until(lambda: not pages.core.queue.flights)
         assert "hit; ttl=10" in (await visit(headers=GERMAN)).headers["cache-status"]
 
-    async def test_an_expired_page_is_not_refreshed_for_one_with_a_cookie(
+    async def test_an_expired_page_is_not_refreshed_by_a_visitor_with_a_cookie(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """His own request is passed on, once, and the next one without a cookie loads it."""
@@ -285,7 +293,7 @@ class TestI24Credentials:
         assert own.headers["cache-status"] == "stillfresh; fwd=bypass; detail=cookie"
         assert (await visit()).text == (await visit()).text == "page 3"
 
-    async def test_one_with_a_cookie_who_waits_is_asked_for_with_it(
+    async def test_a_waiting_visitor_with_a_cookie_is_forwarded_with_it(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Memory may still have a page that is gone: his answer is not made without his fields."""
@@ -297,7 +305,7 @@ class TestI24Credentials:
         own = await visit(headers={"cookie": "a=1"})
         assert (own.status_code, own.text, site.seen("cookie")) == (503, "page 2", ["a=1"])
 
-    async def test_a_cookie_s_answer_does_not_make_the_page_private(
+    async def test_a_response_to_a_cookie_does_not_make_the_page_private(
         self, pages: PageCache, site: Site
     ) -> None:
         """What is noted of visitors with cookies is noted apart."""
@@ -320,7 +328,7 @@ class TestI24Ways:
             (Route("60s", forward="key"), "request", False),
         ],
     )
-    async def test_a_route_says_how_the_site_is_asked(
+    async def test_a_route_sets_whether_the_site_gets_the_whole_request(
         self, pages: PageCache, site: Site, route: Route, forward: Any, *, reaches: bool
     ) -> None:
         """Else the site's own setting; else by its key only where the route has a duration."""
@@ -329,7 +337,9 @@ class TestI24Ways:
         await visit(headers={"x-mine": "1"})
         assert (site.seen("x-mine") == ["1"]) is reaches
 
-    async def test_a_routes_duration_counts_in_both(self, pages: PageCache, site: Site) -> None:
+    async def test_a_routes_duration_counts_when_the_whole_request_is_forwarded(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """As asked, too, a page that says nothing is kept for as long as its route says."""
         routes = {"/*": Route("60s", forward="request")}
         visit = as_it_says(site, pages, routes=routes)
@@ -339,7 +349,9 @@ class TestI24Ways:
         assert (await visit("/b")).text == "page 3"
 
     @pytest.mark.parametrize("way", ["both", 1, ""])
-    def test_another_word_is_refused(self, site: Site, way: Any) -> None:
+    def test_unknown_forward_values_and_bad_credentials_are_refused(
+        self, site: Site, way: Any
+    ) -> None:
         """Where it is written."""
         with pytest.raises(ConfigError, match="'request' or 'key'"):
             Route("60s", forward=way)
@@ -359,7 +371,7 @@ POISON = ["X-Forwarded-Host", "X-Forwarded-Scheme", "X-Original-URL", "X-Rewrite
 class TestI24Poisoning:
     @pytest.mark.parametrize("header", POISON)
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_what_clients_may_not_claim_does_not_reach_the_site(
+    async def test_fields_that_clients_may_not_claim_do_not_reach_the_site(
         self, pages: PageCache, site: Site, header: str, forward: Any
     ) -> None:
         """Whichever way it is asked, and whatever `Vary` says."""
@@ -368,7 +380,7 @@ class TestI24Poisoning:
         assert site.seen(header) == []
 
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_an_origin_that_is_allowed_is_allowed_alone(
+    async def test_a_page_that_allows_one_origin_is_not_shared_with_another(
         self, pages: PageCache, site: Site, forward: Any
     ) -> None:
         """A site that reflects `Origin` and forgets `Vary` does not open the page to another."""
@@ -394,7 +406,7 @@ class TestI24Poisoning:
             {"accept-language": "de", "accept_Language": "fr"},
         ],
     )
-    async def test_a_variant_is_stored_only_as_the_site_saw_it(
+    async def test_a_variant_is_stored_only_for_fields_that_the_site_saw(
         self, pages: PageCache, site: Site, evil: dict[str, str], line: str
     ) -> None:
         """A field that `Connection` hides, or that another one imitates, fills no variant."""
@@ -404,7 +416,7 @@ class TestI24Poisoning:
         await visit(headers=evil)
         assert ((await visit(headers=GERMAN)).text, site.renders) == ("de", 2)
 
-    async def test_a_field_that_imitates_a_credential_fills_nothing(
+    async def test_a_request_whose_field_imitates_a_credential_is_not_stored(
         self, pages: PageCache, site: Site
     ) -> None:
         """A site may read `X_Api_Key` as `X-Api-Key`."""
@@ -413,7 +425,7 @@ class TestI24Poisoning:
         await visit(headers={"x_api_key": "secret"})
         assert [(await visit()).text for _ in range(3)] == ["page 2", "page 3", "page 3"]
 
-    async def test_encodings_are_offered_as_they_are_kept(
+    async def test_the_site_is_offered_only_encodings_that_are_cached(
         self, pages: PageCache, site: Site
     ) -> None:
         """A coding that no other visitor takes is not asked for."""

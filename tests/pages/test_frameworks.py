@@ -83,7 +83,7 @@ def django_app(count: Counter, pages: PageCache) -> Any:
 
 @pytest.mark.parametrize("make", [starlette, fastapi, django_app])
 class TestI12Frameworks:
-    async def test_a_page_is_rendered_once(self, make: Any) -> None:
+    async def test_a_framework_renders_a_cached_page_once(self, make: Any) -> None:
         """Twice asked for, once rendered, the same bytes; revalidated on demand."""
         count = Counter()
         async with PageCache("memory://") as pages:
@@ -97,14 +97,14 @@ class TestI12Frameworks:
         if left := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(left)  # Django closes a response in a thread, after it was sent
 
-    async def test_a_missing_page_is_the_frameworks_own(self, make: Any) -> None:
+    async def test_a_404_of_the_framework_is_passed_through(self, make: Any) -> None:
         """What no route names passes."""
         async with PageCache("memory://") as pages:
             assert (await Visitor(make(Counter(), pages))("/nowhere")).status_code == 404
 
 
 class TestI12Starlette:
-    async def test_encoded_and_plain_pages_stand_side_by_side(self) -> None:
+    async def test_encoded_and_plain_pages_are_cached_side_by_side(self) -> None:
         """One render for each encoding that is asked for."""
         count = Counter()
         async with PageCache("memory://") as pages:
@@ -116,7 +116,7 @@ class TestI12Starlette:
                 assert "content-encoding" not in plain.headers
             assert count.renders == 2
 
-    async def test_a_client_that_takes_several_encodings_gets_the_one_the_app_has(self) -> None:
+    async def test_a_client_that_accepts_several_encodings_gets_the_one_of_the_app(self) -> None:
         """I13: and never one that it did not offer, whoever came before."""
         async with PageCache("memory://") as pages:
             visit = Visitor(starlette(Counter(), pages))
@@ -131,7 +131,7 @@ class TestI12Starlette:
                 page = await visit(headers={"accept-encoding": asked})
                 assert page.headers.get("content-encoding") == got
 
-    async def test_a_streamed_page_is_kept_whole(self) -> None:
+    async def test_a_streamed_page_is_cached_whole(self) -> None:
         """Part by part from the app, at once from the cache."""
         count = Counter()
         async with PageCache("memory://") as pages:
@@ -139,7 +139,7 @@ class TestI12Starlette:
             texts = {(await visit("/stream")).text for _ in range(2)}
             assert texts == {"<h1>1</h1>" + "x" * 1000 + "end"}
 
-    async def test_an_error_is_the_apps_own(self) -> None:
+    async def test_an_exception_of_a_framework_reaches_the_server(self) -> None:
         """Its error page, never stored; the exception as the server would have seen it."""
         async with PageCache("memory://") as pages:
             visit = Visitor(starlette(Counter(), pages))

@@ -24,7 +24,7 @@ ROLES = ("Read", "Render", "Evict", "Create")
 
 
 class TestI22Settled:
-    async def test_waits_for_the_render_behind(
+    async def test_settled_waits_for_background_renders(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """It is published when `settled` returns."""
@@ -36,7 +36,7 @@ class TestI22Settled:
         page = await pages.get("/a", site.render, revalidate=60)
         assert (page.body, page.verdict, site.renders) == (b"page 2", Verdict.FRESH, 2)
 
-    async def test_waits_no_longer_than_asked(
+    async def test_settled_waits_no_longer_than_its_timeout(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Then it says so, and the render goes on."""
@@ -50,7 +50,7 @@ class TestI22Settled:
         assert await pages.settled()
         assert (await pages.get("/a", site.render, revalidate=60)).body == b"page 2"
 
-    async def test_a_render_that_fails_is_over_too(
+    async def test_settled_raises_nothing_for_a_failed_render(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Nothing is raised: the old page goes on."""
@@ -61,7 +61,9 @@ class TestI22Settled:
         assert await pages.settled()
         assert site.renders == 2
 
-    async def test_without_stale_for_nothing_is_left_behind(self, clock: ManualClock) -> None:
+    async def test_without_stale_for_nothing_runs_in_the_background(
+        self, clock: ManualClock
+    ) -> None:
         """The visitor waits for the render instead."""
         site = Site(clock)
         async with PageCache("memory://", stale_for=0, clock=clock) as pages:
@@ -70,7 +72,7 @@ class TestI22Settled:
             assert (await pages.get("/a", site.render, revalidate=60)).body == b"page 2"
             assert await pages.settled(0)
 
-    async def test_a_time_that_is_none_is_refused(self, pages: PageCache) -> None:
+    async def test_settled_refuses_a_bad_timeout(self, pages: PageCache) -> None:
         """As everywhere."""
         with pytest.raises(ConfigError, match="timeout"):
             await pages.settled("soon")
@@ -84,7 +86,7 @@ class Context:
 
 
 class TestI22Handler:
-    def test_the_docs_handler_serves_and_renders(
+    def test_the_lambda_handler_in_the_docs_serves_and_renders(
         self, aws: "Aws", monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Called twice, it answers from one render; a stale page is new when it has returned."""
@@ -239,7 +241,7 @@ class TestI22Permissions:
         await pages.purge("/b")
 
     @pytest.mark.parametrize("role", ROLES)
-    async def test_the_policy_names_exactly_what_a_run_asks_for(
+    async def test_the_iam_policy_names_exactly_the_actions_of_a_run(
         self, aws: "Aws", asked: Asked, role: str
     ) -> None:
         """As recorded: no action too few, and none too many."""
@@ -251,7 +253,7 @@ class TestI22Permissions:
             assert allowed(role) <= used
             assert not allowed(role) & allowed("Read")
 
-    def test_each_action_stands_with_its_resource(self) -> None:
+    def test_each_iam_action_has_its_resource(self) -> None:
         """The table, the bucket, or the objects in it."""
         objects = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
         for it in statements().values():
@@ -260,7 +262,7 @@ class TestI22Permissions:
                 expected = "${table_arn}" if action.startswith("dynamodb:") else kind
                 assert (it["Effect"], it["Resource"]) == ("Allow", expected)
 
-    async def test_the_docs_table_is_the_policy(self) -> None:
+    async def test_the_table_in_the_docs_equals_the_iam_policy(self) -> None:
         """docs/facetheory.md, row by row."""
         text = (ROOT / "docs" / "facetheory.md").read_text()
         for role in ROLES:
@@ -272,7 +274,9 @@ class TestI22Permissions:
 
 
 class TestI22Templates:
-    async def test_the_table_is_what_the_code_makes(self, aws: "Aws", asked: Asked) -> None:
+    async def test_the_templates_define_the_table_that_the_code_creates(
+        self, aws: "Aws", asked: Asked
+    ) -> None:
         """Keys, types, payment and TTL, in both templates, as `stillfresh table create` has it."""
         from stillfresh.stores.aws import AwsPlace  # noqa: PLC0415
         from stillfresh.stores.dynamodb import admin  # noqa: PLC0415
@@ -296,7 +300,7 @@ class TestI22Templates:
         [ttl] = table["ttl"]
         assert (bare(ttl["attribute_name"]), ttl["enabled"]) == ("ttl", True)
 
-    def test_cloudformations_policies_are_the_policy(self) -> None:
+    def test_the_cloudformation_policies_equal_the_iam_policy(self) -> None:
         """Statement by statement; the table makes itself, so that nobody need create it."""
         arns = {
             "${table_arn}": {"!GetAtt": "Table.Arn"},
@@ -314,7 +318,7 @@ class TestI22Templates:
             sid: {**it, "Resource": arns[it["Resource"]]} for sid, it in expected.items()
         }
 
-    def test_terraforms_policies_are_the_policy(self) -> None:
+    def test_the_terraform_policies_equal_the_iam_policy(self) -> None:
         """It reads the same file, and takes a role's statements out of it."""
         text = (DEPLOY / "main.tf").read_text()
         assert 'templatefile("${path.module}/policy.json"' in text
@@ -322,7 +326,7 @@ class TestI22Templates:
         assert [bare(it) for it in re.findall(r'"(\w+)"', str(policy["for_each"]))] == [*ROLES[:3]]
         assert "startswith(it.Sid, each.key)" in text
 
-    def test_bodies_outlive_their_pages(self) -> None:
+    def test_the_lifecycle_rule_keeps_bodies_longer_than_their_pages(self) -> None:
         """The rule deletes later than any page by default: its ttl is a week after it is stale."""
         rule = cloudformation()["Bucket"]["Properties"]["LifecycleConfiguration"]["Rules"][0]
         text = (DEPLOY / "site-cache.yaml").read_text()
@@ -334,7 +338,7 @@ class TestI22Templates:
         assert "body_days" in str(rule["expiration"])
         assert re.search(r'"body_days" \{[^}]*default *= 30\b', (DEPLOY / "main.tf").read_text())
 
-    def test_nothing_is_public(self) -> None:
+    def test_the_bucket_of_the_templates_is_not_public(self) -> None:
         """Pages may be anybody's, the bucket is not."""
         blocked = cloudformation()["Bucket"]["Properties"]["PublicAccessBlockConfiguration"]
         assert list(blocked.values()) == [True] * 4
@@ -356,7 +360,7 @@ def terraform(kind: str) -> dict[str, Any]:
     return {str(name): it for name, it in found.items()}
 
 
-async def test_i22_a_cache_of_any_kind_needs_no_more(aws: "Aws", asked: Asked) -> None:
+async def test_i22_a_cache_needs_no_other_permissions_than_pages(aws: "Aws", asked: Asked) -> None:
     """`Cache` reads and loads with the same permissions."""
     async with Cache(aws.store(aws.new_table(), ManualClock(1_700_000_000.0))) as cache:
 

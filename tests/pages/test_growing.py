@@ -123,7 +123,7 @@ WAYS = pytest.mark.parametrize(
 class TestI15Growing:
     @WAYS
     @pytest.mark.parametrize("length", [(), (LENGTH,)])
-    async def test_the_first_visitor_reads_it_as_it_comes(
+    async def test_the_first_visitor_receives_a_page_while_it_is_loaded(
         self, pages: PageCache, routes: Any, field: tuple[bytes, bytes], length: Any
     ) -> None:
         """Then it is kept, and the next one gets it whole, with an ETag."""
@@ -146,7 +146,7 @@ class TestI15Growing:
         assert sum(reads.values()) == 2
 
     @WAYS
-    async def test_those_who_wait_read_along_if_its_length_is_known(
+    async def test_waiting_visitors_receive_a_growing_page_if_its_length_is_known(
         self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
     ) -> None:
         """From its beginning, whenever they came; one load for all."""
@@ -162,7 +162,9 @@ class TestI15Growing:
         assert [await reader.ends() for reader in (*early, late)] == [b"onetwo"] * 4
         assert len(site.scopes) == 1
 
-    async def test_else_they_wait_for_its_end(self, pages: PageCache) -> None:
+    async def test_waiting_visitors_wait_for_the_end_if_the_length_is_unknown(
+        self, pages: PageCache
+    ) -> None:
         """It may turn out to be too big, and then they have to ask for themselves."""
         site = SlowSite()
         isr = IsrMiddleware(site, pages, ROUTES)
@@ -184,7 +186,7 @@ class TestI15Growing:
             {"http_version": "1.0"},
         ],
     )
-    async def test_what_needs_the_whole_page_waits_for_it(
+    async def test_head_conditional_and_range_requests_wait_for_the_whole_page(
         self, pages: PageCache, asked: dict[str, Any]
     ) -> None:
         """HEAD, conditions, parts; and HTTP/1.0, which could not tell that it broke off."""
@@ -202,7 +204,7 @@ class TestI15Growing:
         assert await along.ends() == b"onetwo"
         assert len(site.scopes) == 1
 
-    async def test_a_page_that_is_quick_comes_whole(
+    async def test_a_page_that_is_loaded_quickly_is_sent_whole(
         self, pages: PageCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With its length and its ETag, in one part."""
@@ -217,7 +219,7 @@ class TestI15Growing:
         assert await first.ends() == b"onetwo"
         assert (first.headers[b"content-length"], len(first.parts)) == (b"6", 1)
 
-    async def test_a_slow_visitor_holds_up_nobody(self, pages: PageCache) -> None:
+    async def test_a_slow_visitor_does_not_slow_the_load(self, pages: PageCache) -> None:
         """The load goes on at the site's speed, is kept, and served to others meanwhile."""
         site = SlowSite(LENGTH)
         isr = IsrMiddleware(site, pages, ROUTES)
@@ -233,7 +235,9 @@ class TestI15Growing:
         assert await slow.ends() == b"onetwo"
 
     @pytest.mark.parametrize("others", [0, 1])
-    async def test_a_visitor_that_leaves_stops_no_load(self, pages: PageCache, others: int) -> None:
+    async def test_a_visitor_that_leaves_does_not_stop_the_load(
+        self, pages: PageCache, others: int
+    ) -> None:
         """Others read on, and it is kept."""
         site = SlowSite(LENGTH)
         isr = IsrMiddleware(site, pages, ROUTES)
@@ -251,7 +255,7 @@ class TestI15Growing:
         assert await Along(isr).ends() == b"onetwo"
         assert len(site.scopes) == 1
 
-    async def test_another_variant_is_not_shown(self, pages: PageCache) -> None:
+    async def test_a_growing_page_is_not_sent_to_another_variant(self, pages: PageCache) -> None:
         """A head that varies by the language is not for another language."""
         site = SlowSite(FRESH, LENGTH, (b"vary", b"accept-language"))
         isr = IsrMiddleware(site, pages)
@@ -267,7 +271,7 @@ class TestI15Growing:
     @pytest.mark.parametrize(
         "field", [(b"set-cookie", b"a=1"), (b"cache-control", b"private"), (b"vary", b"*")]
     )
-    async def test_a_private_page_is_shown_to_its_own_visitor_only(
+    async def test_a_growing_private_page_is_sent_to_its_own_visitor_only(
         self, pages: PageCache, field: tuple[bytes, bytes]
     ) -> None:
         """I13: that is in the head; each of the others asks for himself."""
@@ -284,7 +288,7 @@ class TestI15Growing:
 class TestI15BrokenOff:
     @WAYS
     @pytest.mark.parametrize("fault", ["raises", "too short"])
-    async def test_a_body_that_breaks_off_is_never_kept(
+    async def test_a_body_that_breaks_off_is_never_cached(
         self,
         pages: PageCache,
         clock: ManualClock,
@@ -312,7 +316,9 @@ class TestI15BrokenOff:
         assert await Along(isr).ends() == b"onetwo"
         assert len(site.scopes) == 2
 
-    async def test_the_page_before_is_served_on(self, pages: PageCache, clock: ManualClock) -> None:
+    async def test_the_old_page_is_served_if_a_refresh_breaks_off(
+        self, pages: PageCache, clock: ManualClock
+    ) -> None:
         """A refresh that breaks off takes nothing away."""
         site = SlowSite()
         isr = IsrMiddleware(site, pages, ROUTES)
@@ -325,7 +331,7 @@ class TestI15BrokenOff:
             await until(lambda: not pages.core.queue.flights)
         assert len(site.scopes) == 2
 
-    async def test_a_load_that_takes_too_long_ends_its_readers_answers(
+    async def test_a_load_beyond_render_timeout_breaks_off_its_responses(
         self, clock: ManualClock
     ) -> None:
         """`render_timeout` is for the whole load."""
@@ -355,7 +361,7 @@ class TestE6Growing:
             yield here
 
     @pytest.mark.parametrize("where", ["here", "elsewhere", "in memory"])
-    async def test_what_was_invalidated_is_not_shown_to_those_who_come_later(
+    async def test_an_invalidated_growing_page_is_not_sent_to_later_visitors(
         self, here: PageCache, other: PageCache, where: str
     ) -> None:
         """Here or in another process: earlier visitors read on, nothing of it is kept."""
@@ -382,7 +388,7 @@ class TestE6Growing:
             assert len(site.scopes) == 2
 
     @pytest.mark.parametrize("name", [b"surrogate-key", b"cache-tag", b"cache-groups"])
-    async def test_tags_that_the_lease_does_not_know_keep_others_waiting(
+    async def test_a_growing_page_with_unknown_tags_is_sent_to_its_first_visitor_only(
         self, here: PageCache, name: bytes
     ) -> None:
         """I26: they may be invalidated meanwhile, and only the publish would tell."""
@@ -398,7 +404,7 @@ class TestE6Growing:
 
 class TestI15TooBig:
     @WAYS
-    async def test_it_goes_on_to_the_visitor_that_reads_it(
+    async def test_a_page_that_grows_too_big_is_still_sent_to_its_first_visitor(
         self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
     ) -> None:
         """It is not kept; others, who waited to see whether it fits, ask for themselves."""
@@ -416,7 +422,7 @@ class TestI15TooBig:
         )
 
     @WAYS
-    async def test_also_if_it_was_too_big_before_he_began_to_read(
+    async def test_a_page_too_big_before_its_first_read_is_still_one_request(
         self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
     ) -> None:
         """Between the offer and his first part; as asked that is one request."""
@@ -436,7 +442,7 @@ class TestI15TooBig:
             assert await visitor.ends() == b"one" + b"two" * 9 + b"end"
             assert len(asked) == 1 or routes is not None
 
-    async def test_then_the_app_waits_for_its_reader(self, pages: PageCache) -> None:
+    async def test_the_app_of_an_uncached_page_waits_for_its_reader(self, pages: PageCache) -> None:
         """What nobody has read is not collected."""
         sent = 0
 
@@ -456,7 +462,9 @@ class TestI15TooBig:
         assert len(await slow.ends()) == 100_000
 
     @pytest.mark.parametrize("is_told", [True, False])
-    async def test_a_reader_that_leaves_then_ends_it(self, pages: PageCache, is_told: bool) -> None:
+    async def test_a_reader_of_an_uncached_page_that_leaves_ends_it(
+        self, pages: PageCache, is_told: bool
+    ) -> None:
         """It is his alone by then: the app hears of it, or is cancelled with him."""
         ended = asyncio.Event()
 
@@ -514,7 +522,7 @@ HALF = 300_000
 
 
 class TestI15GrowingOfProcesses:
-    async def test_through_workers(self, tmp_path: Path) -> None:
+    async def test_workers_send_a_page_while_it_is_loaded(self, tmp_path: Path) -> None:
         """The first half is there while the site makes the second; what is cut looks cut."""
         site = SlowServer()
         with ExitStack() as stack:
@@ -566,7 +574,9 @@ async def opened(url: str, path: str) -> tuple[asyncio.StreamReader, asyncio.Str
 
 class TestI15Bodies:
     @given(st.lists(st.binary(max_size=9)), st.lists(st.integers(0, 5), min_size=1, max_size=4))
-    def test_all_readers_read_the_same(self, parts: list[bytes], speeds: list[int]) -> None:
+    def test_all_readers_of_a_growing_body_read_the_same(
+        self, parts: list[bytes], speeds: list[int]
+    ) -> None:
         """Whenever they begin and however fast they are; and nothing once it broke off."""
 
         async def read(body: GrowingBody, turns_each: int) -> bytes:

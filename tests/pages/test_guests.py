@@ -68,7 +68,9 @@ def ask(proxy: Proxy, head: str) -> bytes:
 
 
 class TestI15Leaving:
-    def test_who_posted_and_leaves_ends_the_stream(self, stack: ExitStack) -> None:
+    def test_a_client_that_posted_and_leaves_ends_the_response_of_the_site(
+        self, stack: ExitStack
+    ) -> None:
         """The site sees its connection closed, and the next visitor finds a place."""
         site = KeptSite(stack, answers)
         proxy = Proxy(stack, upstream=site.url)
@@ -79,7 +81,9 @@ class TestI15Leaving:
         assert site.until(lambda: site.open == 0)
         assert proxy.client.post("/next", content=b"x").status_code == 200
 
-    def test_who_leaves_before_the_answer_ends_the_request(self, stack: ExitStack) -> None:
+    def test_a_client_that_leaves_before_the_response_ends_the_request(
+        self, stack: ExitStack
+    ) -> None:
         """No need to wait until the site's time is over."""
         site = KeptSite(stack, answers)
         proxy = Proxy(stack, upstream=site.url)
@@ -89,7 +93,7 @@ class TestI15Leaving:
             assert site.until(lambda: site.open == 1 and len(site.asked) == 1)
         assert site.until(lambda: site.open == 0)
 
-    def test_an_upload_that_is_cut_is_no_fault_of_the_site(self, proxy: Proxy) -> None:
+    def test_a_cut_upload_is_not_logged(self, proxy: Proxy) -> None:
         """Nothing is said about it."""
         size = 1_000_000
         client = connected(
@@ -103,7 +107,7 @@ class TestI15Leaving:
 
 
 class TestI15SlowUploads:
-    def test_they_do_not_take_the_places_of_others(self, proxy: Proxy) -> None:
+    def test_stalled_uploads_take_no_connections_of_others(self, proxy: Proxy) -> None:
         """Pages are rendered and other uploads pass, while a hundred do not go on."""
         stalled = b"POST /up HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\na"
         clients = [connected(proxy, stalled) for _ in range(PLACES)]
@@ -114,7 +118,7 @@ class TestI15SlowUploads:
         for client in clients:
             client.close()
 
-    def test_nor_do_big_ones_take_those_of_pages(self, proxy: Proxy) -> None:
+    def test_big_stalled_uploads_take_no_connections_of_pages(self, proxy: Proxy) -> None:
         """Renders have places of their own."""
         stalled = (
             b"POST /up HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
@@ -126,7 +130,9 @@ class TestI15SlowUploads:
             assert read(client).startswith(b"HTTP/1.1 408 ")
             client.close()
 
-    def test_nor_do_streams(self, stack: ExitStack, site: KeptSite) -> None:
+    def test_endless_responses_take_no_connections_of_pages(
+        self, stack: ExitStack, site: KeptSite
+    ) -> None:
         """I24: an answer that goes on to one visitor leaves the places of loads."""
         proxy = Proxy(stack, upstream=site.url)
         clients = []
@@ -141,7 +147,9 @@ class TestI15SlowUploads:
 
 
 class TestI13Connection:
-    def test_a_client_cannot_take_away_what_we_say(self, proxy: Proxy) -> None:
+    def test_a_connection_field_cannot_remove_fields_that_the_proxy_adds(
+        self, proxy: Proxy
+    ) -> None:
         """Its Connection header names its own fields, not those that the proxy adds."""
         names = "close, X-Forwarded-For, X-Forwarded-Proto, Via, X-Mine"
         seen = proxy.raw(
@@ -153,7 +161,7 @@ class TestI13Connection:
         assert b"via: 1.1 stillfresh\r\n" in seen
         assert b"x-mine" not in seen
 
-    def test_nor_its_own_framing(self, proxy: Proxy) -> None:
+    def test_a_connection_field_cannot_remove_the_body_framing(self, proxy: Proxy) -> None:
         """A body stays a body."""
         for framing, body in (
             (b"Content-Length: 5", b"hello"),
@@ -170,7 +178,7 @@ class TestI13Connection:
 
 class TestI12OldClients:
     @pytest.mark.parametrize("method", ["GET", "POST"])
-    def test_http_1_0_knows_no_chunks(self, proxy: Proxy, method: str) -> None:
+    def test_an_http_1_0_client_gets_no_chunked_body(self, proxy: Proxy, method: str) -> None:
         """RFC 9112 §6.1: the end of the connection is the end of the body."""
         head, _, body = ask(proxy, f"{method} /streamed HTTP/1.0\nHost: localhost\n").partition(
             b"\r\n\r\n"
@@ -189,7 +197,9 @@ class TestI12Dates:
             ("POST /x HTTP/1.1\nHost: localhost\nTransfer-Encoding: gzip, chunked\n", 501),
         ],
     )
-    def test_our_own_answers_have_one(self, proxy: Proxy, head: str, status: int) -> None:
+    def test_responses_of_the_proxy_itself_have_a_date(
+        self, proxy: Proxy, head: str, status: int
+    ) -> None:
         """RFC 9110 §6.6.1; and RFC 9112 §6.1: a coding that we do not know is 501."""
         answer = ask(proxy, head)
         assert answer.startswith(b"HTTP/1.1 %d " % status)
@@ -197,7 +207,7 @@ class TestI12Dates:
 
 
 class TestI12Names:
-    def test_the_target_names_the_host(self, stack: ExitStack, site: KeptSite) -> None:
+    def test_the_host_in_an_absolute_target_counts(self, stack: ExitStack, site: KeptSite) -> None:
         """RFC 9112 §3.2.2: where it is a whole URL, Host is not asked; two are still too many."""
         proxy = Proxy(stack, "--site-host", "a.test", "--site-host", "b.test", upstream=site.url)
         seen = ask(proxy, "GET http://b.test/who HTTP/1.1\nHost: a.test\n")
@@ -207,7 +217,9 @@ class TestI12Names:
         assert twice.startswith(b"HTTP/1.1 400 ")
 
     @pytest.mark.parametrize("said", ["B.test.", "b.test.:80", "b.test"])
-    def test_a_last_dot_is_no_other_host(self, stack: ExitStack, site: KeptSite, said: str) -> None:
+    def test_a_host_with_a_trailing_dot_is_the_same_host(
+        self, stack: ExitStack, site: KeptSite, said: str
+    ) -> None:
         """The page is the same, and so is what the site is told."""
         proxy = Proxy(stack, "--site-host", "b.test", upstream=site.url)
         first = ask(proxy, "GET /dot HTTP/1.1\nHost: b.test\n").partition(b"\r\n\r\n")[2]
@@ -233,7 +245,7 @@ class TestI13Heads:
             b"GET / HTTP/1.1\r\nX: " + b"a" * 40 * LIMIT,
         ],
     )
-    def test_a_head_has_its_limit(self, proxy: Proxy, head: bytes) -> None:
+    def test_a_request_head_above_64_kib_is_431(self, proxy: Proxy, head: bytes) -> None:
         """64 KiB; then 431 and the end, whether the head is whole or not."""
         client = connected(proxy, b"")
         try:
@@ -244,7 +256,7 @@ class TestI13Heads:
         assert b"431 Request Header Fields Too Large" in answer
         client.close()
 
-    def test_trailers_too(self, proxy: Proxy) -> None:
+    def test_trailers_are_limited_and_not_forwarded(self, proxy: Proxy) -> None:
         """They do not pile up, and are no header fields of the request."""
         head = b"POST /t HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         upload = head + b"1\r\na\r\n0\r\n"
@@ -253,7 +265,7 @@ class TestI13Heads:
         assert b"x-t" not in kept.lower()
         assert b" 431 " in proxy.raw(upload + b"X: " + b"a" * 4 * LIMIT)
 
-    def test_a_head_just_below_it_is_served(self, proxy: Proxy) -> None:
+    def test_a_request_head_just_below_the_limit_is_served(self, proxy: Proxy) -> None:
         """In many parts, on a connection that is kept, twice."""
         with connected(proxy, b"") as client:
             for _ in range(2):
@@ -270,7 +282,7 @@ class TestI13Heads:
 
 
 class TestI12PastTheGrace:
-    def test_who_waits_is_told(self, site: KeptSite) -> None:
+    def test_waiting_requests_get_503_when_the_grace_ends(self, site: KeptSite) -> None:
         """503 to who has heard nothing yet, and no traceback for anybody."""
         with ExitStack() as stack:
             proxy = Proxy(stack, upstream=site.url, program=BRIEF)
@@ -290,7 +302,9 @@ class TestI12PastTheGrace:
 
 
 class TestI8Hanging:
-    def test_a_site_that_hangs_is_asked_once(self, stack: ExitStack) -> None:
+    def test_a_site_that_hangs_is_requested_once_for_all_waiting_visitors(
+        self, stack: ExitStack
+    ) -> None:
         """504 for all who wait, when the site's time is over."""
         site = KeptSite(stack, answers)
         proxy = Proxy(stack, "--timeout", "1.5", upstream=site.url)

@@ -130,7 +130,7 @@ def compare(steps: Sequence[tuple[Any, ...]], *, is_private: bool) -> None:
 class TestI16Hot:
     @settings(max_examples=40, deadline=None)
     @given(st.lists(events, min_size=4, max_size=20), st.booleans())
-    def test_what_is_at_hand_is_what_the_long_way_serves(
+    def test_a_prepared_answer_equals_the_answer_of_the_full_path(
         self, steps: list[tuple[Any, ...]], is_private: bool
     ) -> None:
         """Status, every header field, body, how often the site was asked, and what is counted."""
@@ -138,7 +138,7 @@ class TestI16Hot:
 
     @pytest.mark.parametrize("steps", OTHERS)
     @pytest.mark.parametrize("is_private", [True, False])
-    def test_so_is_what_comes_close_to_being_another(
+    def test_a_prepared_answer_obeys_each_header_and_each_change(
         self, steps: list[tuple[Any, ...]], is_private: bool
     ) -> None:
         """Each header by itself, and each change that random steps seldom hit on."""
@@ -153,7 +153,7 @@ class TestI16Hot:
             {"accept-language": "de", "range": "bytes=0-1"},
         ],
     )
-    async def test_pages_with_variants_and_conditions_are_at_hand_too(
+    async def test_pages_with_variants_and_conditions_have_prepared_answers(
         self, pages: PageCache, site: Site, headers: dict[str, str]
     ) -> None:
         """The third visit does not go the long way."""
@@ -165,7 +165,7 @@ class TestI16Hot:
         isr._visits.find = _refused  # type: ignore[assignment,method-assign]
         assert [(await visit(headers=headers)).status_code] == said[1:]
 
-    async def test_a_page_that_began_to_vary_is_no_more_everybodys(
+    async def test_a_page_that_begins_to_vary_is_no_longer_served_to_everybody(
         self, pages: PageCache, site: Site
     ) -> None:
         """What was remembered without its headers is remembered by them."""
@@ -177,7 +177,7 @@ class TestI16Hot:
         first = [(await visit(headers={"accept-language": it})).text for it in ("de", "fr", "de")]
         assert first == ["page 3", "page 4", "page 3"]
 
-    async def test_pages_that_were_dropped_are_not_held(
+    async def test_pages_dropped_from_memory_are_freed(
         self, clock: ManualClock, site: Site
     ) -> None:
         """What is at hand is found through memory's entry, and goes with it."""

@@ -32,7 +32,7 @@ def folder() -> Path:
 
 @pytest.mark.timeout(300)
 class TestI25Suite:
-    def test_all_tests_of_caches_pass_but_those_that_are_listed(
+    def test_the_public_http_cache_tests_pass_except_the_listed_ones(
         self, folder: Path, tmp_path: Path
     ) -> None:
         """Required and optimal ones; those that only gather information are not counted."""

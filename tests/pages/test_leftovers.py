@@ -54,7 +54,7 @@ async def site() -> AsyncIterator[socket.socket]:
 
 class TestI13Leftovers:
     @pytest.mark.parametrize("name", sorted(TOO_MUCH))
-    def test_they_are_not_the_next_page(self, proxy: Proxy, name: str) -> None:
+    def test_extra_bytes_of_a_response_are_not_the_next_page(self, proxy: Proxy, name: str) -> None:
         """Not that of another URL, and not in the cache."""
         method = "HEAD" if name == "a body to HEAD" else "GET"
         for _ in range(3):
@@ -63,7 +63,9 @@ class TestI13Leftovers:
         assert [proxy.client.get(home).text for _ in range(2)] == ["HOME", "HOME"]
 
     @pytest.mark.parametrize("is_heard", [False, True])
-    async def test_nor_what_comes_while_it_rests(self, site: socket.socket, is_heard: bool) -> None:
+    async def test_a_connection_with_unrequested_bytes_is_not_reused(
+        self, site: socket.socket, is_heard: bool
+    ) -> None:
         """A connection that hears something unasked is not used again, read or not."""
         port = site.getsockname()[1]
         pool = Pool(httpx2.URL(f"http://127.0.0.1:{port}"), 5.0)
@@ -82,7 +84,7 @@ class TestI13Leftovers:
             pool.give(second)
         pool.close()
 
-    async def test_who_behaves_keeps_its_connection(self, site: socket.socket) -> None:
+    async def test_a_site_that_behaves_keeps_its_connection(self, site: socket.socket) -> None:
         """One for both requests."""
         pool = Pool(httpx2.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 5.0)
         ask = h11.Request(method="GET", target="/", headers=[("host", "x")])

@@ -29,7 +29,7 @@ class TestI25Statuses:
         "status", [200, 203, 204, 299, 301, 302, 303, 307, 308, 400, 404, 410, 451, 499, *ERRORS]
     )
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_any_status_is_kept_as_long_as_it_says(
+    async def test_a_response_of_any_status_is_cached_as_long_as_it_says(
         self, pages: PageCache, site: Site, clock: ManualClock, status: int, forward: Any
     ) -> None:
         """RFC 9111 §3: with explicit freshness, one request until that is over, then another."""
@@ -42,7 +42,7 @@ class TestI25Statuses:
         assert site.renders == 2
 
     @pytest.mark.parametrize("status", ERRORS)
-    async def test_a_crowd_before_an_error_that_states_freshness_is_one_request(
+    async def test_concurrent_visitors_of_a_cacheable_error_are_one_request(
         self, pages: PageCache, site: Site, status: int
     ) -> None:
         """It is a page like any other."""
@@ -56,7 +56,7 @@ class TestI25Statuses:
         assert {it.status_code for it in await asyncio.gather(*crowd)} == {status}
         assert site.renders == 1
 
-    async def test_an_error_replaces_no_page_that_may_still_be_served(
+    async def test_an_error_does_not_replace_a_page_within_stale_if_error(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 5861 §4: within `stale-if-error` the page goes on; past it, the error is kept."""
@@ -71,7 +71,9 @@ class TestI25Statuses:
         assert site.renders == 3
 
     @pytest.mark.parametrize("status", [500, 503])
-    async def test_a_route_keeps_no_error(self, pages: PageCache, site: Site, status: int) -> None:
+    async def test_under_a_route_no_error_is_cached(
+        self, pages: PageCache, site: Site, status: int
+    ) -> None:
         """I8: by a route's own duration an error is a failure, whatever it says."""
         site.says(FRESH, status=status)
         visit = in_front(site, pages)
@@ -100,7 +102,7 @@ class TestI25Heuristic:
             (200, ["Vary: *"], False),
         ],
     )
-    async def test_a_guess_is_for_some(
+    async def test_heuristic_freshness_is_for_some_responses_only(
         self,
         pages: PageCache,
         site: Site,
@@ -118,7 +120,7 @@ class TestI25Heuristic:
         await visit()
         assert ((await visit()).text == "page 1") is is_kept
 
-    async def test_a_tenth_of_its_age_and_a_day_at_most(
+    async def test_heuristic_freshness_is_a_tenth_of_the_age_and_a_day_at_most(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """And never without `heuristic=True`, nor without a date."""
@@ -168,7 +170,7 @@ class TestI25Targeted:
             ("max-age=1" + "0" * 15, "no-store", False),
         ],
     )
-    async def test_it_counts_alone_where_a_user_lets_it(
+    async def test_with_cdn_override_only_cdn_cache_control_counts(
         self, pages: PageCache, site: Site, field: str, common: str, *, is_kept: bool
     ) -> None:
         """RFC 9213 §2: as a structured field; one that is malformed or empty is ignored whole."""
@@ -188,7 +190,7 @@ class TestI25Targeted:
             ("no-store", "max-age=60", False),
         ],
     )
-    async def test_it_never_widens_by_default(
+    async def test_by_default_cdn_cache_control_never_allows_more(
         self, pages: PageCache, site: Site, field: str, common: str, *, is_kept: bool
     ) -> None:
         """`Cache-Control` decides; only a refusal counts from both (I13)."""
@@ -197,7 +199,9 @@ class TestI25Targeted:
         await visit()
         assert ((await visit()).text == "page 1") is is_kept
 
-    async def test_what_was_kept_by_it_is_served_by_it(self, pages: PageCache, site: Site) -> None:
+    async def test_a_page_cached_by_cdn_cache_control_is_served_by_it(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """RFC 9111 §3.5: `public` there allows it for clients with credentials, too."""
         site.says("CDN-Cache-Control: max-age=60, public", "Cache-Control: no-store")
         visit = as_it_says(site, pages, cdn_override=True)
@@ -218,7 +222,7 @@ class TestI25Directives:
             (200, "must-understand, no-store", False),
         ],
     )
-    async def test_must_understand(
+    async def test_must_understand_overrides_no_store_for_known_statuses(
         self, pages: PageCache, site: Site, status: int, said: str, *, is_kept: bool
     ) -> None:
         """RFC 9111 §5.2.2.3: it overrides `no-store` for statuses that are known here only."""
@@ -255,7 +259,7 @@ class TestI25Directives:
             (['no-cache="x-a", max-age=60'], None),
         ],
     )
-    async def test_duplicate_and_malformed_directives(
+    async def test_the_first_of_duplicate_directives_counts_and_malformed_ones_are_stale(
         self, pages: PageCache, site: Site, lines: list[str], ttl: int | None
     ) -> None:
         """RFC 9111 §4.2.1: the first of several counts, what cannot be read leaves nothing."""
@@ -283,7 +287,7 @@ class TestI25Directives:
             ([str(10**30)], None),
         ],
     )
-    async def test_the_age_that_it_came_with_counts(
+    async def test_the_age_field_of_a_response_counts(
         self, pages: PageCache, site: Site, age: list[str], ttl: int | None
     ) -> None:
         """RFC 9111 §5.1: the first of several; what is no number is ignored; told on a miss."""
@@ -293,7 +297,7 @@ class TestI25Directives:
         assert page.headers["age"] == str(told)
         assert page.headers["cache-status"].endswith(f"ttl={ttl or 0}")
 
-    async def test_the_time_that_an_answer_took_is_part_of_its_age(
+    async def test_the_time_that_a_response_took_is_part_of_its_age(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9111 §4.2.3: it counts from when it was asked for."""
@@ -308,7 +312,7 @@ class TestI25Directives:
     @pytest.mark.parametrize(
         ("ago", "age"), [(10, 10), (-10, 0), (0, 0)], ids=["behind", "ahead", "right"]
     )
-    async def test_a_clock_that_differs(
+    async def test_an_older_date_is_an_age_and_a_later_date_is_none(
         self, pages: PageCache, site: Site, clock: ManualClock, ago: float, age: int
     ) -> None:
         """RFC 9111 §4.2.3: an older Date is an age; one ahead of us is none."""
@@ -317,7 +321,7 @@ class TestI25Directives:
         assert int(page.headers["age"]) == age
 
     @pytest.mark.parametrize("said", ['no-cache="x-own"', 'private="x-own"'])
-    async def test_a_qualified_form_counts_as_the_plain_one(
+    async def test_private_and_no_cache_with_field_names_count_as_plain_ones(
         self, pages: PageCache, site: Site, said: str
     ) -> None:
         """RFC 9111 §5.2.2.4, §5.2.2.7: a field that is named goes to nobody but its visitor."""
@@ -325,7 +329,7 @@ class TestI25Directives:
         visit = as_it_says(site, pages)
         assert [(await visit()).text for _ in range(2)] == ["page 1", "page 2"]
 
-    async def test_what_is_obsolete_is_passed_on_and_means_nothing(
+    async def test_pragma_and_warning_of_a_response_are_passed_on_and_ignored(
         self, pages: PageCache, site: Site
     ) -> None:
         """RFC 9111 §5.4, §5.5: `Pragma` in a response, and `Warning`."""
@@ -338,7 +342,7 @@ class TestI25Directives:
 
 
 class TestI25Validation:
-    async def test_a_page_without_a_date_of_change_has_the_one_of_its_answer(
+    async def test_without_last_modified_the_date_answers_if_modified_since(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9111 §4.3.2: 304 for `If-Modified-Since` by `Date`, from then on."""
@@ -350,7 +354,7 @@ class TestI25Validation:
             assert (await visit(headers=asked)).status_code == status
         assert site.renders == 1
 
-    async def test_a_fresh_page_that_a_request_refuses_is_forwarded_for_the_request(
+    async def test_a_no_cache_request_of_a_fresh_page_is_forwarded_as_fwd_request(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9211 §2.2: `fwd=request`, not `fwd=stale`; the site is asked on conditions."""
@@ -382,7 +386,7 @@ class TestI25Validation:
             assert site.seen("if-none-match") == [f'"{language}"']
             assert site.seen("accept-language") == [f"{language.upper()};q=0.9"]
 
-    async def test_a_304_about_another_page_is_not_used(
+    async def test_a_304_about_another_etag_is_not_used(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9111 §4.3.4: the site is asked again, without the condition."""
@@ -411,7 +415,7 @@ class TestI25Validation:
             ("no-cache, stale-if-error=60", False),
         ],
     )
-    async def test_a_connection_that_breaks(
+    async def test_a_stored_page_is_served_within_its_terms_if_the_connection_breaks(
         self,
         pages: PageCache,
         site: Site,
@@ -462,7 +466,7 @@ class TestI25Changes:
             ("", False),
         ],
     )
-    async def test_a_change_reaches_what_it_points_to(
+    async def test_a_change_invalidates_location_and_content_location(
         self, pages: PageCache, site: Site, field: str, said: str, *, is_reached: bool
     ) -> None:
         """RFC 9111 §4.4: `Location` and `Content-Location`, of the same origin only."""
@@ -477,7 +481,7 @@ class TestI25Changes:
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "M-SEARCH", "BREW"])
     @pytest.mark.parametrize(("status", "is_reached"), [(204, True), (303, True), (409, False)])
-    async def test_a_method_that_may_change_something(
+    async def test_any_successful_unsafe_method_invalidates_its_url(
         self, pages: PageCache, site: Site, method: str, status: int, *, is_reached: bool
     ) -> None:
         """RFC 9111 §4.4: known or not, if it succeeds."""
@@ -507,7 +511,7 @@ class TestI25Vary:
             ({"accept-language": "en, de;q=0.5"}, {"accept-language": "de, en;q=0.5"}, False),
         ],
     )
-    async def test_fields_that_mean_the_same_choose_the_same(
+    async def test_equivalent_request_fields_choose_the_same_variant(
         self,
         pages: PageCache,
         site: Site,
@@ -522,7 +526,9 @@ class TestI25Vary:
         await visit(headers=first)
         assert ((await visit(headers=second)).text == "page 1") is is_same
 
-    async def test_lines_of_one_field_are_one_list(self, pages: PageCache, site: Site) -> None:
+    async def test_several_lines_of_a_field_are_one_list(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """RFC 9110 §5.3."""
         site.says(FRESH, "Vary: X-A")
         client = as_it_says(site, pages)._client
@@ -530,7 +536,7 @@ class TestI25Vary:
         texts = [(await client.get("/v", headers=it)).text for it in asked]
         assert texts == ["page 1", "page 1", "page 2"]
 
-    async def test_several_variants_are_kept_and_found(
+    async def test_several_variants_are_cached_and_found(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """None is asked for again, also after the first of them is over."""
@@ -547,7 +553,7 @@ class TestI25Vary:
     @pytest.mark.parametrize(
         "said", [["*"], ["*, *"], ["", "*"], ["X-A, *"], [", *"], ["*", "X-A"]]
     )
-    async def test_a_star_never_matches(
+    async def test_a_vary_star_never_matches(
         self, pages: PageCache, site: Site, said: list[str]
     ) -> None:
         """RFC 9111 §4.1, wherever it stands."""
@@ -591,7 +597,9 @@ class TestI25Parts:
         return [(it.status_code, it.text) for it in answers]
 
     @pytest.mark.parametrize("lines", [[], ['ETag: "v1"'], ['ETag: W/"v1"']])
-    async def test_a_part_is_kept_and_cut(self, pages: PageCache, lines: list[str]) -> None:
+    async def test_a_stored_part_answers_ranges_inside_it(
+        self, pages: PageCache, lines: list[str]
+    ) -> None:
         """RFC 9111 §3.3: the same range, and any inside it, without asking again."""
         site = Ranges(*lines)
         visit = as_it_says(site, pages)
@@ -602,7 +610,7 @@ class TestI25Parts:
         assert page.headers["content-range"] == "bytes 5-6/10"
         assert page.headers["cache-status"] == "stillfresh; hit; ttl=60"
 
-    async def test_parts_of_one_page_are_put_together(self, pages: PageCache) -> None:
+    async def test_parts_with_the_same_strong_etag_are_combined(self, pages: PageCache) -> None:
         """RFC 9111 §3.4: by their strong ETag; what is complete is a page."""
         site = Ranges('ETag: "v1"')
         visit = as_it_says(site, pages)
@@ -618,7 +626,7 @@ class TestI25Parts:
         assert len(site.asked) == 3
 
     @pytest.mark.parametrize("tags", [[], ["W/"], ["other"]])
-    async def test_parts_of_which_nobody_knows_are_not_put_together(
+    async def test_parts_without_the_same_strong_etag_are_not_combined(
         self, pages: PageCache, tags: list[str]
     ) -> None:
         """Without a strong ETag, or with another one, the new part stands alone."""
@@ -631,7 +639,9 @@ class TestI25Parts:
         await self.told(visit, "5-9", "0-4")
         assert site.asked == [b"bytes=0-4", b"bytes=5-9", b"bytes=0-4"]
 
-    async def test_a_part_is_never_taken_for_the_page(self, pages: PageCache) -> None:
+    async def test_a_stored_part_never_answers_a_request_for_the_page(
+        self, pages: PageCache
+    ) -> None:
         """RFC 9111 §3.3: whole requests, HEAD, and other ranges ask the site."""
         site = Ranges('ETag: "v1"')
         visit = as_it_says(site, pages)
@@ -643,14 +653,14 @@ class TestI25Parts:
         assert await self.told(visit, "6-7") == [(206, "67")]
         assert site.asked == [b"bytes=0-4", None]
 
-    async def test_a_site_that_knows_no_ranges_is_asked_once(self, pages: PageCache) -> None:
+    async def test_a_page_of_a_site_without_ranges_is_cut_here(self, pages: PageCache) -> None:
         """Its page is kept, and cut here."""
         site = Ranges()
         site.takes_ranges = False
         assert await self.told(as_it_says(site, pages), "0-1", "8-") == [(206, "01"), (206, "89")]
         assert len(site.asked) == 1
 
-    async def test_a_part_is_as_fresh_as_it_says(
+    async def test_a_stored_part_is_as_fresh_as_it_says(
         self, pages: PageCache, clock: ManualClock
     ) -> None:
         """Then it is asked for again; a private one is kept for nobody."""
@@ -678,7 +688,7 @@ class TestI25Parts:
             [(b"content-range", b"bytes 0-4/10"), (b"content-length", b"7")],
         ],
     )
-    async def test_a_malformed_part_goes_to_its_visitor_and_is_not_kept(
+    async def test_a_malformed_part_goes_to_its_visitor_and_is_not_cached(
         self, pages: PageCache, more: list[tuple[bytes, bytes]]
     ) -> None:
         """RFC 9110 §14.4, §15.3.7: what it says of itself must be what was asked for."""
@@ -694,7 +704,7 @@ class TestI25Parts:
         assert await self.told(visit, "0-4", "0-4") == [(206, "01234")] * 2
         assert len(asked) == 2
 
-    async def test_a_part_that_was_cut_short_is_an_error(self, pages: PageCache) -> None:
+    async def test_a_part_that_was_cut_short_is_not_cached(self, pages: PageCache) -> None:
         """RFC 9112 §8: nothing of it is kept."""
         site = Ranges('ETag: "v1"')
 
@@ -711,7 +721,9 @@ class TestI25Parts:
         assert await self.told(as_it_says(site, pages), "0-4") == [(206, "01234")]
 
     @pytest.mark.parametrize("span", ["0-1,4-5", "x-", "5-2", "-", ""])
-    async def test_several_ranges_and_odd_ones_pass(self, pages: PageCache, span: str) -> None:
+    async def test_requests_for_several_or_odd_ranges_are_passed_through(
+        self, pages: PageCache, span: str
+    ) -> None:
         """As they were sent; nothing is kept of them."""
         site = Ranges()
         site.takes_ranges = False
@@ -720,7 +732,9 @@ class TestI25Parts:
             assert (await visit(headers=part(span))).status_code == 200
         assert site.asked == [f"bytes={span}".encode()] * 2
 
-    async def test_a_crowd_with_several_ranges(self, pages: PageCache) -> None:
+    async def test_concurrent_visitors_of_different_ranges_each_get_their_own(
+        self, pages: PageCache
+    ) -> None:
         """Each is given its own, with at most one request each."""
         site = Ranges('ETag: "v1"')
         visit = as_it_says(site, pages)
@@ -729,7 +743,7 @@ class TestI25Parts:
         assert [it.text for it in crowd] == ["01", "23", "01", "89"]
         assert len(site.asked) <= 4
 
-    async def test_conditions_on_a_part(self, pages: PageCache) -> None:
+    async def test_if_range_and_if_none_match_work_on_a_stored_part(self, pages: PageCache) -> None:
         """RFC 9110 §13.1.5: `If-Range` by the strong ETag, `If-None-Match` as for the page."""
         site = Ranges('ETag: "v1"')
         visit = as_it_says(site, pages)
@@ -741,9 +755,7 @@ class TestI25Parts:
         other = await visit(headers=part("1-2", **{"if-range": '"v0"'}))
         assert (len(site.asked), other.status_code) == (2, 206)
 
-    async def test_if_range_holds_also_where_the_range_is_past_the_end(
-        self, pages: PageCache
-    ) -> None:
+    async def test_if_range_is_obeyed_for_a_range_past_the_end(self, pages: PageCache) -> None:
         """Then the site is asked: the kept parts are no answer to another version."""
         site = Ranges('ETag: "v1"')
         visit = as_it_says(site, pages)
@@ -752,7 +764,7 @@ class TestI25Parts:
         other = await visit(headers=part("99-", **{"if-range": '"v0"'}))
         assert (other.status_code, other.text) == (200, "0123456789")
 
-    async def test_a_page_has_so_many_pieces(self, pages: PageCache) -> None:
+    async def test_the_number_of_stored_parts_of_a_page_is_bounded(self, pages: PageCache) -> None:
         """Whoever asks for every second byte makes no visit slow, and no row long."""
         site = Ranges('ETag: "v1"')
         site.body = bytes(1_000)
@@ -765,7 +777,7 @@ class TestI25Parts:
         ]
 
     @pytest.mark.parametrize("first", [part("0-7"), {}])
-    async def test_a_digest_of_other_bytes_is_not_told(
+    async def test_content_digest_is_not_sent_with_a_cut_part(
         self, pages: PageCache, first: dict[str, str]
     ) -> None:
         """RFC 9530 §2: `Content-Digest` is of one message, `Repr-Digest` of the whole page."""
@@ -778,7 +790,7 @@ class TestI25Parts:
         assert "content-digest" not in cut.headers
         assert cut.headers["repr-digest"] == "sha-256=:b:"
 
-    async def test_a_change_reaches_the_parts(self, pages: PageCache) -> None:
+    async def test_a_change_or_a_purge_removes_stored_parts(self, pages: PageCache) -> None:
         """RFC 9111 §4.4, and a purge of the page."""
         site = Ranges('ETag: "v1"')
         visit = as_it_says(site, pages)

@@ -23,7 +23,7 @@ def rows(file: Path) -> set[int]:
 class TestI23MadeUpPaths:
     @pytest.mark.parametrize("status", [404, 410])
     @pytest.mark.parametrize("forward", ["request", "key"])
-    async def test_what_does_not_exist_is_kept_for_absent_for(
+    async def test_a_missing_page_is_cached_for_absent_for(
         self, pages: PageCache, site: Site, clock: ManualClock, status: int, forward: Any
     ) -> None:
         """Ten seconds, whatever the route's duration; then it is asked for anew."""
@@ -37,7 +37,7 @@ class TestI23MadeUpPaths:
         site.status = 200
         assert (await visit("/no")).text == "page 2"
 
-    async def test_it_is_never_kept_longer_than_a_page(
+    async def test_a_missing_page_is_not_cached_longer_than_the_route_says(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """At most the route's duration; a function's page is no other."""
@@ -49,7 +49,9 @@ class TestI23MadeUpPaths:
         assert (await visit("/no")).text == "page 3"
         assert (await pages.get("/fn", site.render, revalidate=2)).body == b"page 4"
 
-    async def test_how_long_is_said(self, site: Site, clock: ManualClock) -> None:
+    async def test_absent_for_sets_how_long_missing_pages_are_cached(
+        self, site: Site, clock: ManualClock
+    ) -> None:
         """`absent_for=`."""
         site.status = 404
         async with PageCache("memory://", clock=clock, absent_for="1m") as pages:
@@ -59,7 +61,7 @@ class TestI23MadeUpPaths:
             assert (await visit("/no")).text == "page 1"
 
     @pytest.mark.parametrize("route", [Route("1h"), Route()])
-    async def test_its_row_leaves_the_file(
+    async def test_rows_of_missing_pages_are_evicted(
         self, tmp_path: Path, site: Site, clock: ManualClock, route: Route
     ) -> None:
         """Once it is over nothing of it can be served, so eviction drops it."""
@@ -74,7 +76,7 @@ class TestI23MadeUpPaths:
         assert rows(tmp_path / "p.db") == {0}
 
     @pytest.mark.parametrize("route", [Route("1h"), Route("1h", forward="request"), Route()])
-    async def test_so_many_are_kept_at_a_time(
+    async def test_the_number_of_cached_missing_pages_is_bounded(
         self,
         tmp_path: Path,
         site: Site,
@@ -99,7 +101,7 @@ class TestI23MadeUpPaths:
             assert (await pages.get("/fn", lambda: Page("no", 404), revalidate=60)).status == 404
         assert max(rows(tmp_path / "p.db")) <= 2 * (3 + 5)
 
-    async def test_a_page_that_went_is_gone_though_all_places_are_taken(
+    async def test_a_page_that_became_404_is_not_served_though_the_limit_is_reached(
         self, site: Site, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What it said before is not served any more."""

@@ -23,7 +23,7 @@ def rewriting(app: App) -> App:
 
 
 class TestI12Mounts:
-    async def test_a_mounted_site_is_kept_by_what_the_client_asked_for(
+    async def test_a_mounted_site_is_cached_by_the_path_that_the_client_requested(
         self, pages: PageCache, site: Site
     ) -> None:
         """Starlette's mount: the app finds its place, and is purged by the whole path."""
@@ -37,7 +37,7 @@ class TestI12Mounts:
             await pages.purge(key)
             assert (await visit("/site/pricing")).text != before
 
-    async def test_a_rewritten_path_reaches_the_render_as_it_was_rewritten(
+    async def test_a_rewritten_path_reaches_the_app_as_rewritten(
         self, pages: PageCache, site: Site
     ) -> None:
         """With the cache, the app is asked for the same as without it."""
@@ -49,7 +49,7 @@ class TestI12Mounts:
         assert site.scopes[1]["raw_path"] == site.scopes[0]["raw_path"] == b"/v1/pricing"
 
     @pytest.mark.parametrize("step", ["purge", "revalidate", "url", "post"])
-    async def test_it_is_outdated_by_what_the_client_asked_for(
+    async def test_a_page_of_a_rewritten_path_is_invalidated_by_the_clients_path(
         self, pages: PageCache, site: Site, step: str
     ) -> None:
         """On demand by path or URL, or by a change."""
@@ -76,7 +76,7 @@ class TestI12Mounts:
         assert texts == ["page 1", "page 2", "page 1", "page 2"]
         assert [scope["path"] for scope in site.scopes] == ["/pricing", "/beta/pricing"]
 
-    async def test_a_path_that_could_pass_for_more_makes_no_key(
+    async def test_a_rewritten_path_with_a_line_break_is_not_cached(
         self, pages: PageCache, site: Site
     ) -> None:
         """A line break in a rewritten path is no way into another's key."""

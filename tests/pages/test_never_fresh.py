@@ -101,7 +101,7 @@ class TestI31NeverFresh:
         site.says("Content-Type: text/plain", status=503)
         assert (await visit()).status_code == 503
 
-    async def test_an_error_of_the_app_reaches_the_visitor(
+    async def test_an_exception_of_the_app_reaches_the_visitor_of_a_no_cache_page(
         self, site: Site, store: CountedStore, clock: ManualClock
     ) -> None:
         """Where nothing may be served instead."""
@@ -113,7 +113,7 @@ class TestI31NeverFresh:
         with pytest.raises(RuntimeError, match="no database"):
             await visit()
 
-    async def test_a_page_that_becomes_private_is_for_its_visitor(
+    async def test_a_never_fresh_page_that_becomes_private_goes_to_its_visitor(
         self, site: Site, store: CountedStore, clock: ManualClock
     ) -> None:
         """And says so."""
@@ -182,7 +182,7 @@ class TestI31AskedAlone:
         told = await visit()
         assert (told.status_code, told.text) == (200, "new")
 
-    async def test_a_response_that_is_fresh_is_stored_by_the_next_visit(
+    async def test_a_never_fresh_page_that_becomes_fresh_is_stored_by_the_next_visit(
         self, site: Site, store: CountedStore, clock: ManualClock
     ) -> None:
         """I34: this one says `remembered`, not `no-freshness`."""

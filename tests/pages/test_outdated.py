@@ -35,7 +35,7 @@ class TestI14Outdated:
             ],
         ],
     )
-    async def test_its_age_tells_caches_behind_that_it_is_over(
+    async def test_an_invalidated_pages_age_shows_that_its_lifetime_is_over(
         self, pages: PageCache, site: Site, says: list[str]
     ) -> None:
         """RFC 9111 §5.2: what the site said is passed on as it is, so the age has to say it."""
@@ -68,14 +68,14 @@ class TestI14Outdated:
             ((f"Expires: {http_date_text(90.0).decode()}",), 0),
         ],
     )
-    def test_the_longest_that_anybody_could_keep_it(
+    def test_the_longest_lifetime_covers_every_statement_of_a_response(
         self, says: tuple[str, ...], expected: float
     ) -> None:
         """By whichever of its statements a cache or a browser goes."""
         assert longest_lifetime(lines(*says)) == expected
 
     @pytest.mark.parametrize("says", ["max-age=0", "s-maxage=0", "max-age=60, s-maxage=0"])
-    async def test_what_is_never_fresh_is_asked_for_each_time(
+    async def test_a_never_fresh_page_is_requested_at_each_visit(
         self, pages: PageCache, site: Site, says: str
     ) -> None:
         """With a validator it is kept to be compared, without one it is not kept at all."""
@@ -94,7 +94,9 @@ class TestI14Outdated:
         with pytest.raises(RuntimeError):
             await visit()
 
-    async def test_a_route_overrides_even_that(self, pages: PageCache, site: Site) -> None:
+    async def test_a_routes_duration_overrides_max_age_0(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Its duration is the site's own decision; what is told behind is by it."""
         site.says("Cache-Control: max-age=0, s-maxage=0")
         visit = in_front(site, pages)
@@ -102,7 +104,7 @@ class TestI14Outdated:
         assert {page.text for page in pages_told} == {"page 1"}
         assert "s-maxage=60" in pages_told[1].headers["cache-control"]
 
-    async def test_never_fresh_and_stale_for_a_while_is_served_and_refreshed(
+    async def test_a_page_with_only_stale_while_revalidate_is_served_and_refreshed(
         self, pages: PageCache, site: Site
     ) -> None:
         """RFC 5861 §3: `max-age=0, stale-while-revalidate=60` says exactly that."""
@@ -116,7 +118,7 @@ class TestI14Outdated:
 
 class TestI11TwoProcesses:
     @pytest.mark.parametrize("memory_for", [0, 1])
-    async def test_what_one_purged_the_other_does_not_call_unchanged(
+    async def test_a_page_purged_in_one_process_gets_no_304_in_another(
         self, tmp_path: Path, site: Site, clock: ManualClock, memory_for: int
     ) -> None:
         """No 304 for the ETag of a page that is gone, but for as long as memory may lag."""
@@ -136,7 +138,7 @@ class TestI11TwoProcesses:
             assert (page.status_code, page.text) == (200, "page 2")
             assert page.headers["etag"] != etag
 
-    async def test_nor_does_it_ask_upstream_with_it(
+    async def test_a_page_purged_in_one_process_is_not_validated_by_another(
         self, tmp_path: Path, site: Site, clock: ManualClock
     ) -> None:
         """Gone is gone: the copy that memory still holds is not brought back by a 304."""

@@ -34,7 +34,7 @@ class Counting(MemoryStore):
 
 
 class TestI8Serve:
-    async def test_fresh_is_served_and_stale_is_served_and_rendered_behind(
+    async def test_a_stale_page_is_served_at_once_and_rendered_in_the_background(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """The visitor of a stale page waits for nobody; the next one has the new page."""
@@ -51,7 +51,7 @@ class TestI8Serve:
         assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 2"
         assert site.renders == 2
 
-    async def test_status_headers_and_body_come_back_as_they_were(
+    async def test_a_page_keeps_its_status_headers_and_body(
         self, pages: PageCache, site: Site
     ) -> None:
         """Also from the store, and with a strong ETag of the body."""
@@ -91,7 +91,7 @@ class TestI8Serve:
         assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 1"
         assert site.renders == 3
 
-    async def test_the_error_is_told_while_a_retry_is_under_way(
+    async def test_the_error_is_reported_while_a_retry_is_running(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """E31: in `error`, and in `Cache-Status`, until a render succeeds."""
@@ -134,7 +134,7 @@ class TestI8Serve:
         clock.advance(1)
         assert (await visit(headers=wish)).text == "page 3"
 
-    async def test_with_nothing_to_serve_the_error_itself_is_told(
+    async def test_without_a_page_the_error_is_served_and_then_503(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Never stored; within the cooldown: 503, and when to come again."""
@@ -150,7 +150,7 @@ class TestI8Serve:
         site.error, site.status = None, 200
         assert (await pages.get("/a", site.render, revalidate=60)).status == 200
 
-    async def test_who_waits_too_long_for_another_is_told_when_to_come_again(
+    async def test_a_visitor_that_waits_too_long_for_another_gets_503_with_retry_after(
         self, pages: PageCache, site: Site, sleeper: Sleeper
     ) -> None:
         """`wait`, then 503 with Retry-After; the one who renders waits for his own render."""
@@ -164,7 +164,7 @@ class TestI8Serve:
         site.let_go()
         assert (await first).body == b"page 1"
 
-    async def test_nobody_polls_for_one_who_was_told_that_it_is_busy(
+    async def test_polling_stops_when_the_last_waiting_visitor_got_503(
         self, site: Site, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """Another process renders: once its last waiter is gone, the store is asked no more."""
@@ -185,7 +185,9 @@ class TestI8Serve:
             assert len(sleeper.asked) <= pauses + 1
             assert not (await pages.stats()).resources["page"].loading
 
-    async def test_who_leaves_does_not_stop_the_render(self, pages: PageCache, site: Site) -> None:
+    async def test_a_cancelled_caller_does_not_stop_the_render(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """I15: others wait for it."""
         first = await site.holding(pages.get("/pricing", site.render, revalidate=60))
         second = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
@@ -196,7 +198,7 @@ class TestI8Serve:
         assert (await second).body == b"page 1"
         assert site.renders == 1
 
-    async def test_what_is_not_to_be_shared_goes_to_who_asked(
+    async def test_a_page_that_sets_a_cookie_is_rendered_for_each_caller(
         self, pages: PageCache, site: Site
     ) -> None:
         """I13: eight visitors, eight renders, nothing stored."""
@@ -258,7 +260,9 @@ HANGS = {"read", "acquire", "publish", "renew", "release", "invalidate", "invali
 
 
 class TestI10StoreHangs:
-    async def test_it_is_taken_for_away(self, site: Site, clock: ManualClock) -> None:
+    async def test_a_store_that_hangs_counts_as_unavailable(
+        self, site: Site, clock: ManualClock
+    ) -> None:
         """What memory has is served; what it has not is rendered, and changes get their answer."""
         store: Any = Hanging(clock)
         short: dict[str, Any] = {"store_timeout": 0.01, "lease_for": 0.01}
@@ -273,7 +277,7 @@ class TestI10StoreHangs:
 
 
 class TestI8Crowd:
-    async def test_what_would_only_queue_is_rendered_for_its_visitor(
+    async def test_a_render_beyond_the_concurrency_limit_is_passed_through(
         self, pages: PageCache, site: Site
     ) -> None:
         """Not stored, and not refused."""
@@ -293,7 +297,9 @@ class TestI8Crowd:
 
 
 class TestI10StoreAway:
-    async def test_the_last_known_pages_are_served(self, site: Site, clock: ManualClock) -> None:
+    async def test_during_an_outage_the_last_known_pages_are_served(
+        self, site: Site, clock: ManualClock
+    ) -> None:
         """And rendered behind without being stored."""
         store = Away(clock=clock)
         async with PageCache(store, clock=clock) as pages:
@@ -304,7 +310,7 @@ class TestI10StoreAway:
             assert (page.body, page.verdict) == (b"page 1", Verdict.STALE)
             store.is_away = False
 
-    async def test_unknown_pages_are_rendered_without_storing(
+    async def test_during_an_outage_unknown_pages_are_rendered_without_storing(
         self, site: Site, clock: ManualClock
     ) -> None:
         """A store that is unavailable, from the start or since, fails nobody."""
@@ -321,7 +327,7 @@ class TestI10StoreAway:
 
 
 class TestI11OnDemand:
-    async def test_a_look_at_a_page_that_is_only_named_is_overtaken_by_its_tags(
+    async def test_a_revalidation_by_tag_overtakes_a_running_read_of_its_page(
         self, site: Site, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """The store was unavailable when it was looked at: what memory had is no longer true."""
@@ -337,7 +343,9 @@ class TestI11OnDemand:
             gate.set()
             assert await looking is None
 
-    async def test_revalidate_makes_stale_from_now(self, pages: PageCache, site: Site) -> None:
+    async def test_revalidate_makes_a_page_stale_at_once(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Served once more, rendered behind."""
         await pages.get("/pricing", site.render, revalidate=60)
         await pages.get("/other", site.render, revalidate=60)
@@ -348,7 +356,9 @@ class TestI11OnDemand:
         assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 3"
         assert (await pages.get("/other", site.render, revalidate=60)).verdict is Verdict.FRESH
 
-    async def test_a_tag_reaches_all_its_pages(self, pages: PageCache, site: Site) -> None:
+    async def test_revalidate_tag_reaches_all_pages_of_the_tag(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """And no other's."""
         for path, tags in (("/a", ["blog"]), ("/b", "blog"), ("/c", ["shop"])):
             await pages.get(path, site.render, revalidate=60, tags=tags)
@@ -360,7 +370,9 @@ class TestI11OnDemand:
         assert verdicts == [Verdict.STALE, Verdict.STALE, Verdict.FRESH]
         await idle(pages)
 
-    async def test_purge_leaves_nothing(self, pages: PageCache, site: Site) -> None:
+    async def test_a_purged_page_is_rendered_for_the_next_visitor(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """The next visitor waits for a render."""
         await pages.get("/pricing", site.render, revalidate=60)
         await pages.purge("/pricing")
@@ -368,7 +380,7 @@ class TestI11OnDemand:
         assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 2"
 
     @pytest.mark.parametrize("step", ["revalidate", "purge"])
-    async def test_a_render_under_way_does_not_publish(
+    async def test_a_running_render_does_not_publish_after_revalidate_or_purge(
         self, pages: PageCache, site: Site, step: str
     ) -> None:
         """The law: what was rendered before is not served as fresh; one more render follows."""
@@ -382,7 +394,9 @@ class TestI11OnDemand:
 
 
 class TestI8Doors:
-    async def test_tenants_never_meet(self, tmp_path: Path, site: Site, clock: ManualClock) -> None:
+    async def test_pages_of_two_tenants_are_separate(
+        self, tmp_path: Path, site: Site, clock: ManualClock
+    ) -> None:
         """I13: on one store, the same path, each has his own; and no key can name another's."""
         url = f"sqlite:///{tmp_path}/pages.db"
         async with (
@@ -405,7 +419,7 @@ class TestI8Doors:
         [("", 60, ()), ("https://a/\nvary x: y", 60, ()), (5, 60, ()), ("/a", 0, ()),
          ("/a", "soon", ()), ("/a", 60, [""]), ("/" + "a" * 70_000, 60, ())],
     )  # fmt: skip
-    async def test_bad_input_is_refused(
+    async def test_bad_arguments_of_get_are_refused_before_a_render(
         self, pages: PageCache, site: Site, path: Any, revalidate: Any, tags: Any
     ) -> None:
         """Before anything is rendered."""
@@ -422,7 +436,9 @@ class TestI8Doors:
         with pytest.raises(ConfigError, match="returns a Page"):
             await pages.get("/b", lambda: "hello", revalidate=60)  # type: ignore[arg-type, return-value]
 
-    async def test_a_closed_cache_says_so(self, site: Site) -> None:
+    async def test_a_closed_page_cache_raises_not_open_and_can_be_reopened(
+        self, site: Site
+    ) -> None:
         """And can be opened again."""
         pages = PageCache("memory://")
         async with pages:
@@ -434,14 +450,14 @@ class TestI8Doors:
     @pytest.mark.parametrize(
         "options", [{"wait": "x"}, {"tenant": "a#b"}, {"max_entries": 0}, {"stale_for": -1}]
     )
-    def test_bad_options_are_refused(self, options: dict[str, Any]) -> None:
+    def test_bad_options_of_the_page_cache_are_refused(self, options: dict[str, Any]) -> None:
         """When they are written, not when they are used."""
         with pytest.raises(ConfigError):
             PageCache("memory://", **options)
 
 
 class TestI16Memory:
-    async def test_a_page_is_held_once(self, clock: ManualClock) -> None:
+    async def test_a_page_in_a_memory_store_is_held_once(self, clock: ManualClock) -> None:
         """In a store of this process, the body in memory is the stored value."""
         body = b"x" * 100_000
         async with PageCache("memory://", clock=clock) as pages:
@@ -453,7 +469,7 @@ class TestI16Memory:
             assert copy is not None
             assert entry.answer.value.body is copy.value
 
-    async def test_a_page_from_a_file_is_a_view_of_what_was_read(
+    async def test_a_page_from_a_file_is_not_copied(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """Its body is not copied out of the row."""

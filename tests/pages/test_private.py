@@ -36,7 +36,7 @@ def dead_port() -> Iterator[int]:
 
 class TestI13SlowPrivatePages:
     @pytest.mark.parametrize("line", ["Set-Cookie: a=1", "Cache-Control: private"])
-    async def test_each_visitor_waits_for_one_render_of_his_own(
+    async def test_each_visitor_of_a_private_page_waits_for_one_render_of_its_own(
         self, pages: PageCache, site: Site, clock: ManualClock, line: str
     ) -> None:
         """However long ago the page was found private, a crowd queues behind nobody."""
@@ -55,7 +55,7 @@ class TestI13SlowPrivatePages:
             assert site.renders <= before + 9  # the ninth: whether it is still so
             assert len({answer.text for answer in answers}) == 8
 
-    async def test_whether_it_is_still_so_is_asked_behind(
+    async def test_whether_a_page_is_still_private_is_checked_in_the_background(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """Once in a while, by one; what became public is shared from then on."""
@@ -74,7 +74,7 @@ class TestI13SlowPrivatePages:
         await idle(pages)
         assert "hit" in (await visit()).headers["cache-status"]
 
-    async def test_a_render_behind_that_fails_fails_nobody(
+    async def test_a_failed_background_check_of_a_private_page_fails_no_visitor(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """The page stays each visitor's own."""
@@ -93,7 +93,7 @@ class TestI13SlowPrivatePages:
             assert (await visit(headers={"cookie": "a=1"})).status_code == 200
             await idle(pages)
 
-    async def test_a_change_of_a_private_page_makes_nobody_wait(
+    async def test_a_change_of_a_private_page_does_not_make_visitors_queue(
         self, pages: PageCache, site: Site
     ) -> None:
         """There was no copy that could be out of date."""
@@ -109,7 +109,7 @@ class TestI13SlowPrivatePages:
         await asyncio.gather(*crowd)
         await idle(pages)
 
-    async def test_a_function_s_private_page_is_rendered_for_each_at_once(
+    async def test_a_private_page_of_get_is_rendered_for_each_caller_at_once(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """`PageCache.get`, as by HTTP."""
@@ -129,7 +129,7 @@ class TestI13SlowPrivatePages:
 
 class TestI8ErrorsOfOurOwn:
     @pytest.mark.parametrize("is_routed", [True, False])
-    async def test_a_dead_site_is_asked_once_for_all_who_wait(
+    async def test_a_dead_site_is_requested_once_for_all_waiting_visitors(
         self, pages: PageCache, clock: ManualClock, dead_port: int, *, is_routed: bool
     ) -> None:
         """What the proxy says of it holds nothing of anybody: all who waited are told."""
@@ -155,7 +155,7 @@ class TestI8ErrorsOfOurOwn:
         assert answers[0].headers["proxy-status"].startswith("stillfresh; error=")
         assert asked == 1
 
-    async def test_a_spoofed_one_with_a_cookie_is_for_one_alone(
+    async def test_a_spoofed_gateway_error_with_a_cookie_goes_to_one_visitor_only(
         self, pages: PageCache, site: Site
     ) -> None:
         """I13: a site that speaks as this proxy shares no cookie by it."""
@@ -169,7 +169,7 @@ class TestI8ErrorsOfOurOwn:
         answers = await asyncio.gather(*crowd)
         assert len([answer for answer in answers if "set-cookie" in answer.headers]) == 1
 
-    async def test_a_refresh_that_a_visitor_began_and_waits_for_is_his_own(
+    async def test_a_failed_refresh_goes_to_the_visitor_that_triggered_it(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """The site is asked once, and its error goes to the visitor whose request it was."""

@@ -26,7 +26,7 @@ def renders(folder: Path) -> list[str]:
 
 
 class TestI9Processes:
-    def test_eight_processes_one_absent_page_one_render(
+    def test_eight_processes_render_an_absent_page_once(
         self, tmp_path: Path, stack: ExitStack
     ) -> None:
         """All eight are served what the one has rendered."""

@@ -42,7 +42,7 @@ class TestI28Reasons:
             ([FRESH, "Content-Length: 2000000"], {}, "size"),
         ],
     )
-    async def test_as_asked_every_bypass_has_its_reason(
+    async def test_every_bypass_without_a_route_has_its_reason(
         self, pages: PageCache, site: Site, says: list[str], headers: dict[str, str], reason: str
     ) -> None:
         """At the first visit, when the answer tells, and at the next, when it is known before."""
@@ -61,7 +61,7 @@ class TestI28Reasons:
             (["Vary: Cookie"], COOKIE, "vary"),
         ],
     )
-    async def test_so_it_has_under_a_route(
+    async def test_every_bypass_under_a_route_has_its_reason(
         self, pages: PageCache, site: Site, says: list[str], headers: dict[str, str], reason: str
     ) -> None:
         """By its key, too."""
@@ -70,7 +70,7 @@ class TestI28Reasons:
         assert [detail(await visit(headers=headers)) for _ in range(2)] == [reason] * 2
         assert pages.bypassed() == {reason: 2}
 
-    async def test_what_is_not_for_the_cache_says_so_too(
+    async def test_methods_hosts_and_paths_that_are_not_cached_have_a_reason(
         self, pages: PageCache, site: Site
     ) -> None:
         """Methods, hosts, paths, and paths that no route names."""
@@ -85,13 +85,17 @@ class TestI28Reasons:
         assert told == ["method", "method", "host", "path", "route"]
         assert pages.bypassed() == {"method": 2, "host": 1, "path": 1, "route": 1}
 
-    async def test_full_is_a_reason(self, pages: PageCache, site: Site) -> None:
+    async def test_a_request_beyond_the_query_limit_has_the_reason_full(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """All places for queries are taken."""
         visit = in_front(site, pages, routes={"/*": Route("60s", query=None)}, max_queries=1)
         told = [detail(await visit(f"/?q={number}")) for number in range(3)]
         assert told == ["", "full", "full"]
 
-    async def test_hits_and_misses_are_no_bypass(self, pages: PageCache, site: Site) -> None:
+    async def test_hits_and_misses_are_not_counted_as_bypasses(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Nothing is counted for what the cache serves or stores."""
         site.says(FRESH)
         visit = as_it_says(site, pages)
@@ -100,7 +104,9 @@ class TestI28Reasons:
         assert pages.bypassed() == {}
 
     @pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/pages.db"])
-    async def test_a_bypass_is_no_hit(self, tmp_path: Path, site: Site, store: str) -> None:
+    async def test_a_bypass_is_not_counted_as_a_hit(
+        self, tmp_path: Path, site: Site, store: str
+    ) -> None:
         """As asked, a stored page that a client with a key is not given counts as no read."""
         site.says(FRESH)
         async with PageCache(store.format(tmp_path)) as pages:
@@ -116,7 +122,7 @@ class TestI28Reasons:
             counts = (await pages.cache.stats()).resources["page"]
             assert (counts.hits, sum(counts.reads.values())) == (1, 3)
 
-    def test_the_reasons_are_few_and_documented(self) -> None:
+    def test_every_bypass_reason_is_documented(self) -> None:
         """docs/isr.md has each of them; no other can be counted."""
         pages = PageCache("memory://")
         for reason in Reason:
@@ -125,7 +131,7 @@ class TestI28Reasons:
         text = (ROOT / "docs" / "isr.md").read_text()
         assert all(f"`{reason}`" in text for reason in Reason)
 
-    def test_the_dashboard_knows_every_reason(self) -> None:
+    def test_the_dashboard_knows_every_bypass_reason(self) -> None:
         """In a few words, and what it means."""
         script = ROOT / "src/stillfresh/gateway/static/dashboard-reasons.js"
         text = script.read_text()

@@ -17,7 +17,7 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 class TestI8Servers:
-    async def test_a_page_is_rendered_once(self, store: str) -> None:
+    async def test_two_caches_on_one_server_render_a_page_once(self, store: str) -> None:
         """For eight visitors at two caches at once; revalidated in one, it is stale in both."""
         renders = 0
 
@@ -38,7 +38,7 @@ class TestI8Servers:
             assert (await one.get("/pricing", render, 60)).body == b"page 3"
 
     @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-    async def test_without_the_server_pages_are_rendered(self, scheme: str) -> None:
+    async def test_pages_are_rendered_without_the_server(self, scheme: str) -> None:
         """I10: nobody waits for it, opening and closing included."""
         async with asyncio.timeout(30):
             pages = PageCache(f"{scheme}://127.0.0.1:1/0", store_timeout="200ms")
@@ -46,7 +46,7 @@ class TestI8Servers:
             assert page.body == b"here"
             await pages.close()
 
-    def test_two_proxies_are_one_render(self, store: str) -> None:
+    def test_two_proxies_on_one_server_render_a_page_once(self, store: str) -> None:
         """What one has kept the other serves; a change through one is seen at the other."""
         with ExitStack() as stack:
             one = Proxy(stack, "--store", store)

@@ -30,7 +30,7 @@ def raw(*lines: str) -> Raw:
 
 class TestI8BigErrors:
     @pytest.mark.parametrize("status", [500, 503, 429])
-    async def test_an_error_of_any_size_keeps_the_page_before(
+    async def test_an_error_page_of_any_size_keeps_the_old_page(
         self, pages: PageCache, site: Site, clock: ManualClock, status: int
     ) -> None:
         """Bigger than what is kept of a page, it is a failure all the same."""
@@ -44,7 +44,7 @@ class TestI8BigErrors:
         kept = await visit()
         assert (kept.status_code, kept.text) == (200, "good")
 
-    async def test_with_nothing_before_it_its_status_is_told(
+    async def test_an_error_page_too_big_to_hold_is_served_as_its_status_only(
         self, pages: PageCache, site: Site
     ) -> None:
         """What is too big to be held for all who wait is not told; when to come again is."""
@@ -57,7 +57,7 @@ class TestI8BigErrors:
         assert len(answer.content) < 1_000
         assert site.renders == 1
 
-    async def test_a_page_that_grew_too_big_replaces_the_one_before(
+    async def test_a_page_that_became_too_big_is_passed_through(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """It passes: what it said when it was small is not served for ever."""
@@ -76,7 +76,7 @@ class TestI8BigErrors:
 
 class TestI8SlowApps:
     @pytest.mark.parametrize("is_routed", [True, False])
-    async def test_one_that_times_out_is_asked_once_for_all_who_wait(
+    async def test_an_app_that_times_out_is_called_once_for_all_waiting_visitors(
         self, pages: PageCache, site: Site, *, is_routed: bool
     ) -> None:
         """504 for each, after one wait."""
@@ -91,7 +91,7 @@ class TestI8SlowApps:
         assert {answer.status_code for answer in answers} == {504}
         assert site.renders == 1
 
-    async def test_who_waits_too_long_for_an_unknown_page_asks_himself(
+    async def test_a_visitor_that_waits_too_long_for_an_unknown_page_is_forwarded(
         self, url: str, clock: ManualClock, site: Site
     ) -> None:
         """It may be private, and then nobody's render would ever be his."""
@@ -117,7 +117,9 @@ class TestI8SlowApps:
 
 
 class TestI13OuterLayers:
-    async def test_a_prefix_from_a_header_is_in_the_key(self, pages: PageCache, site: Site) -> None:
+    async def test_a_root_path_set_by_an_outer_layer_is_in_the_key(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """Whatever an outer layer believes of a visitor, the others are not served it."""
 
         async def prefixed(scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,9 +136,7 @@ class TestI13OuterLayers:
         assert (await visit()).text == "page 4"
         assert (await visit(headers=evil)).text == "page 5"
 
-    async def test_the_protocol_of_who_asked_is_not_told(
-        self, pages: PageCache, site: Site
-    ) -> None:
+    async def test_a_render_is_requested_as_http_1_1(self, pages: PageCache, site: Site) -> None:
         """A render is asked for by HTTP/1.1, whoever came first."""
 
         async def old(scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +147,9 @@ class TestI13OuterLayers:
         assert site.scopes[0]["http_version"] == "1.1"
 
     @pytest.mark.parametrize("how", ["wrapped", "added"])
-    async def test_a_mounted_app_knows_where_it_stands(self, pages: PageCache, how: str) -> None:
+    async def test_a_mounted_app_builds_urls_below_its_mount(
+        self, pages: PageCache, how: str
+    ) -> None:
         """Its links begin with its mount, and the mount's own parameters reach it."""
 
         def page(request: Request) -> PlainTextResponse:
@@ -165,7 +167,7 @@ class TestI13OuterLayers:
             assert answer.text == f"http://example.com/{lang}/docs/page {lang}"
         assert "hit" in (await visit("/de/docs/page")).headers["cache-status"]
 
-    async def test_a_scope_need_not_name_its_scheme(self, pages: PageCache, site: Site) -> None:
+    async def test_a_scope_without_a_scheme_is_http(self, pages: PageCache, site: Site) -> None:
         """ASGI: it is http then."""
         isr = IsrMiddleware(site, pages, routes={"/pricing": 60})
         sent: list[Message] = []
@@ -194,7 +196,7 @@ class TestI13VagueHeaders:
             "NO-STORE/",
         ],
     )
-    async def test_privacy_that_cannot_be_read_is_privacy(
+    async def test_a_misspelt_private_or_no_store_counts_as_private(
         self, pages: PageCache, site: Site, line: str
     ) -> None:
         """A route's duration does not make up for a misspelt refusal."""
@@ -205,12 +207,14 @@ class TestI13VagueHeaders:
     @pytest.mark.parametrize(
         "line", ['max-age=60, x="private"', "max-age=60, x-private", "max age=60", "public, a b"]
     )
-    def test_other_words_are_none(self, line: str) -> None:
+    def test_malformed_directives_without_privacy_are_not_private(self, line: str) -> None:
         """Nor is a line that is malformed and says nothing of privacy."""
         assert private(200, raw(f"cache-control: {line}")) is None
 
     @pytest.mark.parametrize("name", ["Vary", "Set-Cookie", "CDN-Cache-Control", "Expires"])
-    def test_no_connection_header_hides_what_is_judged(self, name: str) -> None:
+    def test_a_connection_field_does_not_hide_fields_that_decide_about_sharing(
+        self, name: str
+    ) -> None:
         """Whom a page is for is for every cache to know."""
         fields = raw(f"Connection: {name}, X-Own", f"{name}: a", "X-Own: 1")
         assert end_to_end(fields) == raw(f"{name}: a")
@@ -230,7 +234,7 @@ class TestI13VagueHeaders:
 
 
 class TestI14Dates:
-    async def test_a_304_without_a_date_is_of_now(
+    async def test_a_304_without_a_date_has_the_date_of_now(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """RFC 9110 §6.6.1: who receives it notes when; else the page's old date would age it."""

@@ -106,17 +106,17 @@ class TestI13Judged:
             [f"x-big: {'x' * 40_000}", "cache-control: max-age=60"],
         ],
     )
-    def test_is_never_shared(self, lines: list[str]) -> None:
+    def test_personal_and_unstorable_responses_are_never_shared(self, lines: list[str]) -> None:
         """Whatever the route says."""
         assert isinstance(judged(200, raw(*lines), NOW, OWN), Reason)
         assert isinstance(judged(200, raw(*lines), NOW, None), Reason)
 
     @pytest.mark.parametrize("status", [206, 304, 500, 503, 101])
-    def test_some_statuses_are_never_kept(self, status: int) -> None:
+    def test_partial_interim_and_error_statuses_are_never_stored(self, status: int) -> None:
         """Partial, not final, or an error."""
         assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, OWN), Reason)
 
-    def test_a_routes_duration_is_for_some_statuses(self) -> None:
+    def test_a_routes_duration_applies_to_some_statuses_only(self) -> None:
         """Not for refusals of a client, bad requests and errors."""
         said = raw("cache-control: max-age=60")
         by_route = [it for it in range(100, 600) if isinstance(judged(it, (), NOW, OWN), Shared)]
@@ -128,29 +128,29 @@ class TestI13Judged:
         assert by_itself == set(range(200, 600)) - refused
 
     @pytest.mark.parametrize("status", [428, 429, 431])
-    def test_what_is_about_who_asks_is_never_kept(self, status: int) -> None:
+    def test_statuses_428_429_and_431_are_never_stored(self, status: int) -> None:
         """RFC 6585 §3 to §5, whatever it says of itself."""
         assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Reason)
 
     @pytest.mark.parametrize("status", [400, 401, 403])
-    def test_a_refusal_is_kept_only_if_it_says_so_itself(self, status: int) -> None:
+    def test_a_refusal_is_stored_only_if_it_states_freshness(self, status: int) -> None:
         """A route's duration is for pages: one bad request must not take a page down."""
         assert isinstance(judged(status, (), NOW, OWN), Reason)
         assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Shared)
 
-    def test_a_routes_duration_overrides_what_a_response_says(self) -> None:
+    def test_a_routes_duration_overrides_max_age(self) -> None:
         """But never its privacy."""
         assert judged(200, raw("cache-control: max-age=5"), NOW, OWN) == Shared(KEPT)
         assert judged(200, raw("cache-control: max-age=5"), NOW, None) == Shared(Policy(5))
 
-    def test_what_is_encoded_varies_by_encoding(self) -> None:
+    def test_an_encoded_response_varies_by_accept_encoding(self) -> None:
         """Whether it says so or not."""
         headers = raw("content-encoding: gzip", "vary: Accept-Language")
         assert judged(200, headers, NOW, OWN) == Shared(
             KEPT, ("accept-encoding", "accept-language")
         )
 
-    def test_an_answer_is_everybodys_whom_it_does_not_vary_by(self) -> None:
+    def test_a_response_answers_requests_that_agree_in_its_vary_fields(self) -> None:
         """RFC 9110 §12.5.5: by nothing that he sent, or by what the render was given, too."""
         request = raw("accept-language: de", "x-plan: gold")
         assert is_answer_to(request, {}, ())
@@ -163,7 +163,7 @@ class TestI13Judged:
         assert not is_answer_to((), {"accept-encoding": "gzip"}, raw("content-encoding: gzip"))
         assert not is_answer_to(request, {}, raw("vary: *"))
 
-    def test_a_missing_page_has_the_times_of_missing_pages(self) -> None:
+    def test_a_missing_page_has_the_terms_of_missing_pages(self) -> None:
         """I23: with a route's duration."""
         own = Policy(60, 100, 100), Policy(5)
         for status, expected in ((404, 5), (410, 5), (200, 60), (405, 60)):
@@ -171,7 +171,7 @@ class TestI13Judged:
             assert isinstance(found, Shared)
             assert found.terms.fresh_for == expected
 
-    def test_bytes_of_headers_are_limited(self) -> None:
+    def test_the_bytes_of_response_headers_are_limited(self) -> None:
         """Names and values together."""
         most = MOST_HEADERS - len(b"x")
         assert isinstance(judged(200, ((b"x", b"a" * most),), NOW, OWN), Shared)
@@ -192,7 +192,9 @@ class TestI13Judged:
             (["cache-tag: " + "t" * 2_000], Reason.TAGS),
         ],
     )
-    def test_the_reason_is_said(self, lines: list[str], expected: Reason) -> None:
+    def test_each_response_that_is_not_shared_has_its_reason(
+        self, lines: list[str], expected: Reason
+    ) -> None:
         """Whatever the route says."""
         assert judged(200, raw(*lines), NOW, OWN) == expected
 
@@ -203,14 +205,14 @@ class TestI13Judged:
         assert judged(299, said, NOW, None) == Reason.STATUS
         assert judged(299, raw("cache-control: max-age=60"), NOW, None) == Shared(Policy(60, 0, 0))
 
-    def test_cdn_cache_control_counts_where_it_is_allowed_to(self) -> None:
+    def test_cdn_cache_control_counts_with_cdn_override_only(self) -> None:
         """RFC 9213: then `Cache-Control` says nothing, not even that it is private."""
         said = raw("cache-control: private", "cdn-cache-control: max-age=60")
         found = judged(200, said, NOW, None, Allowed(cdn_override=True))
         assert found == Shared(Policy(60, 0, 0), is_targeted=True)
         assert judged(200, said, NOW, None) == Reason.PRIVATE
 
-    def test_freshness_is_guessed_where_that_is_allowed(self) -> None:
+    def test_freshness_is_guessed_only_with_heuristic(self) -> None:
         """Only if the response states none."""
         said = raw("last-modified: Tue, 14 Nov 2023 22:11:40 GMT")
         heuristic = Allowed(heuristic=True)
@@ -220,7 +222,7 @@ class TestI13Judged:
         both = Allowed(heuristic=True, cdn_override=True)
         assert judged(200, targeted, NOW, None, both) == Reason.NO_FRESHNESS
 
-    def test_a_page_without_any_time_is_kept_if_it_can_be_validated(self) -> None:
+    def test_a_page_without_freshness_is_stored_if_it_can_be_validated(self) -> None:
         """By its ETag or its date; else it is of no use to anybody."""
         never = "cache-control: max-age=0"
         assert judged(200, raw(never), NOW, None) == Reason.NO_FRESHNESS
@@ -229,11 +231,11 @@ class TestI13Judged:
         for more in ("stale-while-revalidate=5", "stale-if-error=5"):
             assert isinstance(judged(200, raw(f"{never}, {more}"), NOW, None), Shared)
 
-    def test_failures_say_nothing_of_the_page(self) -> None:
+    def test_server_errors_and_429_are_failures(self) -> None:
         """I8: errors of the server, and too many requests."""
         assert [it for it in (404, 429, 428, 499, 500, 599) if is_failure(it)] == [429, 500, 599]
 
-    def test_an_error_of_the_gateway_is_nobodys(self) -> None:
+    def test_an_error_of_the_gateway_without_a_cookie_is_shared(self) -> None:
         """RFC 9209: one that it made itself, without a cookie."""
         ours = "proxy-status: stillfresh; error=connection_refused"
         assert is_of_gateway(raw(ours))
@@ -241,7 +243,7 @@ class TestI13Judged:
         assert not is_of_gateway(raw(ours, "set-cookie: a=b"))
         assert not is_of_gateway(raw("proxy-status: other; error=x"))
 
-    def test_an_event_stream_is_known_by_its_type(self) -> None:
+    def test_an_event_stream_is_known_by_its_content_type(self) -> None:
         """Whatever its case and its parameters."""
         assert is_event_stream(raw("content-type: text/Event-Stream; charset=utf-8"))
         assert not is_event_stream(raw("content-type: text/html"))
@@ -275,14 +277,14 @@ class TestI24JudgedFor:
             ("x_a: b", "vary: x-a", Reason.HEADERS),
         ],
     )
-    def test_who_asked_may_forbid_it(
+    def test_a_response_to_credentials_must_allow_sharing(
         self, request_: str, answer: str, expected: Reason | None
     ) -> None:
         """RFC 9111 §3.5: with credentials, only what says that it may be shared is."""
         found = judged_by((request_,), answer)
         assert found == expected if expected else isinstance(found, Shared)
 
-    def test_a_page_varies_by_who_may_read_it(self) -> None:
+    def test_a_page_that_allows_an_origin_varies_by_origin(self) -> None:
         """One that allows an origin depends on it, though it does not say so."""
         origin, allows = "origin: https://a", "access-control-allow-origin: https://a"
         for request, answer, expected in (
@@ -296,7 +298,7 @@ class TestI24JudgedFor:
             assert isinstance(found, Shared)
             assert found.vary == expected
 
-    def test_a_field_that_the_site_did_not_see_chooses_nothing(self) -> None:
+    def test_a_field_hidden_by_connection_chooses_no_variant(self) -> None:
         """`Connection` hid it from the site, so its answer is no answer to it."""
         request = ("connection: x-a", "x-a: 1")
         assert judged_by(request, "vary: x-a") == Reason.VARY
@@ -318,7 +320,7 @@ class TestI24JudgedFor:
             with pytest.raises(ConfigError, match="credentials"):
                 checked_credentials(bad)
 
-    def test_must_revalidate_says_nothing_about_cookies(self) -> None:
+    def test_must_revalidate_allows_sharing_for_credentials_not_for_cookies(self) -> None:
         """Of several fields of a client, each must be allowed."""
         both = frozenset({b"cookie", b"authorization"})
         assert is_for(Head(headers=raw("cache-control: public")), both) is None
@@ -344,7 +346,7 @@ def a_copy(
 
 
 class TestI14Served:
-    def test_its_age_and_what_is_left(self) -> None:
+    def test_age_and_ttl_count_the_initial_age_and_invalidation(self) -> None:
         """RFC 9111 §4.2.3: with the age that it came with; an invalidated one has nothing left."""
         assert age_at(a_copy(initial_age=5.0), NOW + 10) == 15
         assert age_at(a_copy(initial_age=5.0), NOW - 10) == 5
@@ -352,7 +354,7 @@ class TestI14Served:
         assert ttl_at(a_copy(Verdict.STALE), NOW + 10) == 0
         assert ttl_at(a_copy(Verdict.STALE), NOW + 70) == -10
 
-    def test_a_head_that_says_less_is_never_fresh(self) -> None:
+    def test_a_stored_head_of_an_earlier_release_is_never_fresh(self) -> None:
         """What an earlier release did not write means nothing: no time, no age, no variant."""
         head = msgspec.convert([404, []], Head)
         assert head == Head(404)
@@ -360,13 +362,13 @@ class TestI14Served:
         others = [head.is_own, head.vary, head.variant, head.is_targeted]
         assert not any([*others, head.spans, head.total, head.shows_tags])
 
-    def test_why_the_stored_copy_did_not_do(self) -> None:
+    def test_the_forward_reason_is_miss_request_or_stale(self) -> None:
         """RFC 9211 §2.2: there was none, the client wanted another, or it was stale."""
         assert why_asked(None, NOW) == "miss"
         assert why_asked(a_copy(), NOW + 59) == "request"
         assert why_asked(a_copy(), NOW + 60) == "stale"
 
-    def test_a_changed_page_is_expired_before_its_time(self) -> None:
+    def test_a_changed_page_is_not_served_after_a_failed_refresh(self) -> None:
         """I12: and is not served after a failed refresh; one whose time is over is not changed."""
         assert is_changed(a_copy(Verdict.EXPIRED), NOW + 79)
         assert not is_changed(a_copy(Verdict.EXPIRED), NOW + 80)
@@ -379,7 +381,7 @@ class TestI14Served:
         assert may_serve(longer, NOW + 149)
         assert not may_serve(longer, NOW + 150)
 
-    def test_what_a_client_accepts(self) -> None:
+    def test_a_copy_suits_the_requests_wish_or_the_route(self) -> None:
         """By its wish; with a route's duration the site decides."""
         wish = Wish(max_age=5)
         assert not suits(a_copy(), wish, NOW + 10)
@@ -388,7 +390,7 @@ class TestI14Served:
         assert suits(a_copy(Verdict.STALE), Wish(), NOW + 70)
         assert not suits(a_copy(Verdict.EXPIRED), Wish(), NOW + 90)
 
-    def test_an_expired_copy_is_for_clients_that_accept_it(self) -> None:
+    def test_an_expired_copy_is_served_to_requests_with_max_stale(self) -> None:
         """RFC 9111 §5.2.1.2: unless it was changed, or forbids it itself."""
         expired, wish = a_copy(Verdict.EXPIRED), Wish(max_stale=100)
         assert is_good_for(expired, wish, NOW + 90)
@@ -412,14 +414,14 @@ class TestI13Clients:
         with pytest.raises(ConfigError, match=r"10\.0\.0\.1/8.*: write an address or a network"):
             checked_networks(["10.0.0.1/8"])
 
-    def test_claims_that_only_a_proxy_may_make(self) -> None:
+    def test_forwarding_fields_are_dropped_unless_the_peer_is_trusted(self) -> None:
         """Dropped unless it is trusted; a name written with `_` is dropped in any case."""
         host, claims = raw("host: a", "x: y"), raw("x-forwarded-for: b", "x-real-ip: c")
         disguised = raw("x_forwarded_for: b", "x_real_ip: c")
         assert believed((*host, *claims, *disguised), is_trusted=True) == (*host, *claims)
         assert believed((*host, *claims, *disguised), is_trusted=False) == host
 
-    def test_the_nearest_proxy_wrote_the_last_value(self) -> None:
+    def test_the_last_value_of_a_forwarding_field_counts(self) -> None:
         """Of all lines of the field."""
         headers = raw("x-forwarded-host: a, b", "x-forwarded-host: c")
         assert forwarded(headers, b"host") == b"c"
@@ -437,27 +439,27 @@ class TestI13Clients:
             ([""], "1.1", None),
         ],
     )
-    def test_what_is_wrong_with_a_host(
+    def test_each_bad_host_field_has_its_fault(
         self, hosts: list[str], version: str, expected: bytes | None
     ) -> None:
         """RFC 9112 §3.2."""
         fault = host_fault(raw(*(f"host: {it}" for it in hosts)), version)
         assert fault is None if expected is None else expected in (fault or b"")
 
-    def test_how_often_a_request_may_be_passed_on(self) -> None:
+    def test_max_forwards_is_one_plain_number_or_no_limit(self) -> None:
         """RFC 9110 §7.6.2: one plain number; anything else is no limit."""
         said: tuple[list[str], ...] = ([], ["0"], ["12"], ["9" * 9], ["9" * 10], ["-1"], ["1", "2"])
         found = [forwards_left(raw(*(f"max-forwards: {it}" for it in its))) for its in said]
         assert found == [None, 0, 12, 999_999_999, None, None, None]
 
-    def test_a_trace_comes_back_without_secrets(self) -> None:
+    def test_a_trace_is_reflected_without_secrets(self) -> None:
         """RFC 9110 §9.3.8: the head as it came."""
         headers = raw("host: a", "cookie: b", "authorization: c", "proxy-authorization: d", "x: y")
         scope = {"raw_path": b"/%7E", "query_string": b"q=1", "headers": headers}
         assert reflected(scope) == b"TRACE /%7E?q=1 HTTP/1.1\r\nhost: a\r\nx: y\r\n\r\n"
         assert target_of({"raw_path": b"", "query_string": b""}) == b"/"
 
-    def test_a_connection_has_another_end_or_none(self) -> None:
+    def test_the_peer_of_a_socket_file_is_unknown(self) -> None:
         """A server on a socket file knows none."""
         assert peer_of({"client": ("1.2.3.4", 5)}) == "1.2.3.4"
         assert peer_of({"client": None}) is peer_of({}) is None
@@ -475,13 +477,13 @@ class TestI13Clients:
             (((b"x", b"a" * MOST_FIELDS),), Reason.HEADERS),
         ],
     )
-    def test_some_requests_fill_nothing(
+    def test_requests_with_a_body_a_range_or_odd_fields_are_not_stored(
         self, headers: tuple[tuple[bytes, bytes], ...], expected: Reason | None
     ) -> None:
         """With a body, a range, or fields that a site may refuse."""
         assert unfit_to_fill(headers) == expected
 
-    def test_who_can_read_along(self) -> None:
+    def test_only_a_plain_get_can_receive_a_growing_page(self) -> None:
         """I15: a GET of a whole page, by a client that can see a break."""
         scope = {"headers": raw("x: y"), "method": "GET", "http_version": "1.1"}
         assert reads_along(scope)
@@ -493,7 +495,7 @@ class TestI13Clients:
         ):
             assert not reads_along({**scope, **other})
 
-    def test_i24_the_site_sees_the_visitors_request(self) -> None:
+    def test_i24_the_site_gets_the_visitors_fields_without_made_up_claims(self) -> None:
         """For one host, for the whole page, in codings that we offer; without made-up claims."""
         headers = raw(
             "host: Made-Up", "x: y", "range: bytes=0-", "x-forwarded-for: a", "x-original-url: /b"
@@ -507,7 +509,7 @@ class TestI13Clients:
 
 
 class TestI13Places:
-    def test_a_name_replaces_one_that_nobody_asks_for(self) -> None:
+    def test_a_name_replaces_the_one_unused_for_longest(self) -> None:
         """The one not seen for longest, after a while."""
         names = BoundedNames(2)
         assert names.has("a", NOW)
@@ -517,7 +519,7 @@ class TestI13Places:
         assert names.has("b", NOW + UNUSED_FOR)
         assert not names.has("a", NOW + UNUSED_FOR)
 
-    def test_a_name_that_is_asked_for_clearly_more_often_gets_a_place(self) -> None:
+    def test_a_name_requested_clearly_more_often_takes_a_place(self) -> None:
         """So names that are repeated only to hold their places keep nobody out."""
         names = BoundedNames(1)
         assert names.has("held", NOW)
@@ -527,7 +529,7 @@ class TestI13Places:
         assert tries == 1 + CLEARLY
         assert names.has("real", NOW)
 
-    def test_visits_are_forgotten_by_half(self) -> None:
+    def test_counts_of_visits_are_halved_over_time(self) -> None:
         """Those of long ago count less, for the name inside and for the one that waits."""
         names = BoundedNames(1)
         for _ in range(8):
@@ -536,7 +538,7 @@ class TestI13Places:
         assert tries.index(True) == 6
         assert not any(BoundedNames(0).has("a", NOW) for _ in range(9))
 
-    def test_a_clock_that_was_set_back_locks_nobody_out(self) -> None:
+    def test_a_clock_set_back_does_not_keep_names_out(self) -> None:
         """A name that was seen in the future counts as seen now."""
         names = BoundedNames(1)
         assert names.has("a", NOW + 10 * UNUSED_FOR)
@@ -555,7 +557,7 @@ class TestI13Places:
         assert not places.has(page, ["k", "k2"], NOW)
         assert places.has(page, ["l", "l2"], NOW)
 
-    def test_what_was_heard_of_a_page(self) -> None:
+    def test_a_personal_response_outweighs_a_private_render_only_after_a_while(self) -> None:
         """A personal answer outweighs a private render only after a while; others do at once."""
         heard = Heard(10)
         assert heard.is_private("a") is None
@@ -579,7 +581,7 @@ def a_scope(path: str = "/a", query: str = "", *headers: str, **more: Any) -> di
 
 
 class TestI13Visit:
-    def test_what_passes_as_if_there_were_no_cache(self) -> None:
+    def test_each_request_that_is_not_cached_has_its_reason(self) -> None:
         """With its reason."""
         site = Site({"/a": Route(60, vary=["X-Big"]), "/b*": None}, ["a.example"])
         host, big = "host: a.example", "x-big: " + "x" * 1_025
@@ -594,7 +596,7 @@ class TestI13Visit:
         assert site.visit(a_scope("/a", root_path="/\n")) == Reason.PATH
         assert site.visit(a_scope("/a", root_path="/" + "r" * MOST_KEY)) == Reason.HEADERS
 
-    def test_what_is_in_the_key(self) -> None:
+    def test_the_key_has_url_declared_fields_mount_and_rewritten_path(self) -> None:
         """The URL, declared fields, where the app is mounted, and a rewritten path."""
         site = Site({"*": Route(60, query=["q"], vary=["X-B", "X-A"])}, None)
         found = site.visit(a_scope("/a", "z=1&q=2", "host: A.example:80", "x-a: 1", "x-b: 2"))
@@ -611,7 +613,7 @@ class TestI13Visit:
         assert isinstance(bare, Visit)
         assert bare.url == "http://a.example/a%20b"
 
-    def test_i24_how_the_app_is_asked(self) -> None:
+    def test_i24_route_then_site_then_duration_decide_how_the_app_is_asked(self) -> None:
         """By the route, else by the site, else by whether the route has a duration."""
         routes = {"/own": Route(60, forward="request"), "/timed": 60, "/open": None}
         found = {
@@ -627,7 +629,7 @@ class TestI13Visit:
             ("key", "/own"),
         ]
 
-    def test_who_asked(self) -> None:
+    def test_a_cookie_alone_is_not_an_authorization(self) -> None:
         """A cookie alone authorizes nobody; only a route without a duration is open."""
         site = Site({"/timed": 60, "/open": None}, None)
         host = "host: a"
@@ -662,7 +664,7 @@ class TestI13Visit:
             "http://a.example/c",
         ]
 
-    def test_only_a_host_that_is_named_in_full_is_named(self) -> None:
+    def test_only_a_host_listed_in_full_is_named(self) -> None:
         """In any case; without a list none is."""
         site = Site(None, ["A.example", "*.b.example"])
         assert site.is_named("a.example")
@@ -671,18 +673,18 @@ class TestI13Visit:
 
 
 class TestI11Names:
-    def test_a_path_is_written_as_visits_have_it(self) -> None:
+    def test_a_plain_path_is_decoded_as_in_visits(self) -> None:
         """An impossible one stays as it is."""
         assert plain_path("/caf%c3%a9?q=%7E") == "/caf\u00e9?q=%7E"
         assert plain_path("/a/../b?q") == "/a/../b?q"
 
-    def test_i21_what_a_name_reaches(self) -> None:
+    def test_i21_a_path_reaches_every_host_and_a_url_its_own(self) -> None:
         """A path every host's page, a URL its own."""
         assert reached("/caf%c3%a9") == (["path:/caf\u00e9"], ["/caf%c3%a9", "/caf\u00e9"])
         assert reached("HTTP://A.b/x") == (["key:http://a.b/x"], ["HTTP://A.b/x", "http://a.b/x"])
         assert reached("/x") == (["path:/x"], ["/x"])
 
-    def test_i20_a_name_must_not_name_another_page(self) -> None:
+    def test_i20_a_path_that_could_name_another_page_is_refused(self) -> None:
         """A tenant's, or a variant; a long one is an error, too."""
         assert checked_path("a\nb") == "a\nb"
         assert checked_path("\u00e9" * (MOST_PATH // 2)) != ""
@@ -690,7 +692,7 @@ class TestI11Names:
             with pytest.raises(ConfigError, match="path"):
                 checked_path(bad)  # type: ignore[arg-type]
 
-    def test_tags_are_kept_apart(self) -> None:
+    def test_tags_of_users_and_groups_of_origins_are_separate(self) -> None:
         """Those of users, and groups of each origin."""
         assert own_tag("blog") == "tag:blog"
         assert group_tag("https://a.b/c?d", "g") == "group:https://a.b g"
@@ -699,14 +701,14 @@ class TestI11Names:
             with pytest.raises(ConfigError, match="tag"):
                 own_tag(bad)  # type: ignore[arg-type]
 
-    def test_what_is_not_said_of_a_read(self) -> None:
+    def test_the_defaults_of_a_page_read_are_those_of_a_miss(self) -> None:
         """It was not the caller's own render, of a page that was not there; its fate is noted."""
         assert PageRead(LoadFailed())[1:] == (False, "miss", None, None)
         assert PageCaller()[1:] == (True, False)
         served = ServedPage(Page(b""), verdict=Verdict.FRESH, age=0)
         assert (served.stored, served.etag, served.error) == (True, None, None)
 
-    def test_a_path_or_a_query_may_be_so_long(self) -> None:
+    def test_the_length_of_path_and_query_is_limited(self) -> None:
         """And no longer."""
         assert canonical_path(b"/" + b"a" * (MOST_URL - 1)) is not None
         assert canonical_path(b"/" + b"a" * MOST_URL) is None
@@ -746,7 +748,7 @@ class TestI13Keys:
             (b"/" + b"a" * 9000, None),
         ],
     )
-    def test_a_path_has_one_form_or_none(self, path: bytes, expected: str | None) -> None:
+    def test_a_path_has_one_canonical_form_or_none(self, path: bytes, expected: str | None) -> None:
         """What another server might read as another path is not kept."""
         assert canonical_path(path) == expected
 
@@ -760,12 +762,12 @@ class TestI13Keys:
             ("https://no host/a%7Eb", "https://no host/a%7Eb"),
         ],
     )
-    def test_a_url_to_purge_is_that_of_visits(self, url: str, expected: str) -> None:
+    def test_a_url_to_purge_has_the_canonical_form_of_visits(self, url: str, expected: str) -> None:
         """I11; one that no visit can have stays as it is, whole."""
         assert canonical_url(url) == expected
 
     @given(st.binary(max_size=60).map(lambda tail: b"/" + tail))
-    def test_the_form_of_a_form_is_itself(self, path: bytes) -> None:
+    def test_a_canonical_path_is_its_own_canonical_form(self, path: bytes) -> None:
         """And it holds nothing that could start a new line or a new request."""
         form = canonical_path(path)
         if form is not None:
@@ -779,7 +781,7 @@ class TestI13Keys:
         assert query_of(b"b=2&a=1", None) == "b=2&a=1"
         assert query_of(b"a=1", set()) == ""
 
-    def test_no_parameter_hides_in_another(self) -> None:
+    def test_semicolons_and_encoded_ampersands_do_not_split_parameters(self) -> None:
         """`;` and encoded `&` are part of a value, and of the key."""
         assert query_of(b"utm=1;q=evil&q=good", {"q"}) == "q=good"
         assert query_of(b"q=a%26admin%3D1;b=2", {"q"}) == "q=a%26admin%3D1;b=2"
@@ -801,7 +803,9 @@ class TestI13Keys:
             ([b""], None),
         ],
     )
-    def test_a_host_is_one_and_well_formed(self, hosts: list[bytes], expected: str | None) -> None:
+    def test_a_host_is_single_well_formed_and_without_default_port(
+        self, hosts: list[bytes], expected: str | None
+    ) -> None:
         """Without the port that goes without saying."""
         assert canonical_host(tuple((b"host", host) for host in hosts), "http") == expected
 
@@ -825,7 +829,7 @@ class TestI13Keys:
         assert not is_allowed("evilexample.com", allowed)
         assert not is_allowed("notshop.example", allowed)
 
-    def test_the_end_of_an_ipv6_address_is_no_port(self) -> None:
+    def test_the_end_of_an_ipv6_address_is_not_a_port(self) -> None:
         """With brackets or without, another address is not allowed."""
         assert is_allowed("[fe80::1]:8000", {"[fe80::1]"})
         assert is_allowed("fe80::1", {"fe80::1"})
@@ -849,12 +853,14 @@ class TestI13Keys:
             ("", ""),
         ],
     )
-    def test_an_app_is_offered_what_the_client_takes(self, asked: str, offered: str) -> None:
+    def test_an_app_is_offered_the_encodings_that_the_client_accepts(
+        self, asked: str, offered: str
+    ) -> None:
         """I13, RFC 9110 §12.5.3: whichever it chooses, the client can read it."""
         assert normalised("accept-encoding", raw(f"accept-encoding: {asked}")) == offered
 
     @given(st.lists(st.sampled_from([*"brzstdgip,;q=01.* -x"]), max_size=40).map("".join))
-    def test_nobody_is_offered_what_he_did_not_name(self, asked: str) -> None:
+    def test_no_app_is_offered_an_encoding_that_the_client_did_not_name(self, asked: str) -> None:
         """And there are eight variants at most, whatever is asked for."""
         offered = normalised("accept-encoding", raw(f"accept-encoding: {asked}"))
         assert offered is not None
@@ -862,7 +868,7 @@ class TestI13Keys:
         assert chosen == [it for it in ENCODINGS if it in chosen]
         assert all(it in asked or "*" in asked for it in chosen)
 
-    def test_headers_that_mean_the_same_are_the_same(self) -> None:
+    def test_equivalent_header_values_are_normalised_to_one(self) -> None:
         """Encodings by what an app is offered, languages by rank, others by their words."""
         assert normalised("accept-encoding", raw("accept-encoding: deflate, GZIP;q=0.5")) == "gzip"
         assert normalised("accept-encoding", raw("accept-encoding: gzip;q=0, br")) == "br"
@@ -871,19 +877,19 @@ class TestI13Keys:
         assert normalised("x-kind", raw("x-kind:  a   b ,c")) == "a b, c"
         assert normalised("x-kind", raw(f"x-kind: {'a' * 2000}")) is None
 
-    def test_letters_of_a_header_stay_whole(self) -> None:
+    def test_utf8_characters_of_a_header_stay_whole(self) -> None:
         """In UTF-8 the second byte of "à" is what Latin-1 has for a space."""
         city = " d'à  côté ".encode()
         assert normalised("x-city", ((b"x-city", city),)) == "d'à côté".encode().decode("latin-1")
 
-    def test_who_varies_by_a_cookie_is_shared_among_those_without(self) -> None:
+    def test_a_page_that_varies_by_cookie_is_shared_among_visitors_without_one(self) -> None:
         """A cookie is somebody's."""
         assert selected(["cookie", "accept"], raw("accept: a")) == {"accept": "a"}
         assert selected(["cookie"], raw("cookie: a=b")) is None
 
 
 class TestI12Routes:
-    def test_the_nearest_route_counts(self) -> None:
+    def test_an_exact_route_wins_over_the_longest_prefix(self) -> None:
         """An exact path, else the longest prefix."""
         routes = Routes({"/blog/*": 1, "/blog/new": 2, "/*": 3, "/blog/old/*": 4})
         paths = ("/blog/a", "/blog/new", "/x", "/blog/old/a")
@@ -899,7 +905,7 @@ class TestI12Routes:
         with pytest.raises(ConfigError, match="route"):
             Routes({pattern: 1})
 
-    def test_bad_options_are_refused(self) -> None:
+    def test_bad_options_of_routes_are_refused(self) -> None:
         """A duration that is none, a text where a list belongs, a host list that is none."""
         for bad in ({"revalidate": "soon"}, {"revalidate": 0}, {"query": "page"}):
             with pytest.raises(ConfigError):
@@ -907,7 +913,7 @@ class TestI12Routes:
         with pytest.raises(ConfigError, match="hosts"):
             Site(None, "example.com")
 
-    def test_hop_by_hop_headers_stay_behind(self) -> None:
+    def test_hop_by_hop_fields_are_removed(self) -> None:
         """Those with a name for it, and those that Connection lists; but not what others keep."""
         headers = raw("connection: X-Secret, cache-control", "x-secret: 1", "keep-alive: 5")
         kept = raw("cache-control: max-age=5", "content-type: text/html")
@@ -915,14 +921,14 @@ class TestI12Routes:
 
 
 class TestI12Page:
-    def test_headers_are_found_in_any_case(self) -> None:
+    def test_headers_are_found_in_any_letter_case(self) -> None:
         """And several of a name are one list."""
         headers = Headers([("Link", "</a>"), ("link", "</b>")])
         assert headers["LINK"] == "</a>, </b>"
         assert headers == {"Link": "</a>, </b>"}
         assert len(headers) == 1
 
-    def test_a_page_and_its_headers_are_shown_in_short(self) -> None:
+    def test_pages_and_headers_have_a_short_repr(self) -> None:
         """For a log or a debugger; a body may be long."""
         page = Page("a" * 1_234, 404, {"A": "b"})
         assert repr(page) == "<Page 404, 1,234 bytes>"
@@ -945,12 +951,12 @@ class TestI12Page:
             lambda: Page("a", 200, {"x": "€"}),
         ],
     )
-    def test_what_is_no_page_is_refused(self, make: Any) -> None:
+    def test_a_page_with_bad_body_status_or_headers_is_refused(self, make: Any) -> None:
         """No header can be smuggled into another."""
         with pytest.raises(ConfigError):
             make()
 
-    def test_equal_pages_are_equal(self) -> None:
+    def test_pages_are_equal_by_body_status_and_headers(self) -> None:
         """By body, status and headers."""
         assert Page("a", 200, {"A": "b"}) == Page(b"a", 200, [("a", "b")])
         assert Page("a") != Page("b")

@@ -35,7 +35,7 @@ class TestI13Poisoning:
         assert (await visit()).text == "page 2"
         assert site.seen("host") == ["example.com"]
 
-    async def test_a_host_that_is_not_allowed_is_not_kept(
+    async def test_a_host_that_is_not_allowed_is_not_cached(
         self, pages: PageCache, site: Site
     ) -> None:
         """It passes, for the app to refuse."""
@@ -46,7 +46,7 @@ class TestI13Poisoning:
         assert [(await visit()).text for _ in range(2)] == ["page 3", "page 3"]
         assert (await pages.stats()).resources["page"].entries == 1
 
-    async def test_made_up_hosts_do_not_fill_the_store(
+    async def test_made_up_hosts_beyond_the_limit_are_not_stored(
         self, pages: PageCache, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Past a number of them they pass."""
@@ -57,14 +57,16 @@ class TestI13Poisoning:
         assert (await pages.stats()).resources["page"].entries == 3
 
     @pytest.mark.parametrize("host", ["example.com/evil", "a b", "example.com@evil", ""])
-    async def test_a_malformed_host_is_not_kept(
+    async def test_a_malformed_host_is_not_cached(
         self, pages: PageCache, site: Site, host: str
     ) -> None:
         """Nothing of it becomes a key."""
         await in_front(site, pages)(headers={"host": host})
         assert (await pages.stats()).resources["page"].entries == 0
 
-    async def test_a_bad_request_takes_no_page_down(self, pages: PageCache, site: Site) -> None:
+    async def test_a_400_for_an_odd_request_does_not_replace_the_page(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """An app that answers 400 to one visitor's odd header answers 200 to the page's render."""
         visit = in_front(site, pages)
         site.status = 400
@@ -73,7 +75,9 @@ class TestI13Poisoning:
         await pages.purge("/pricing")
         assert (await visit()).status_code == 200
 
-    async def test_response_splitting_is_not_kept(self, pages: PageCache, site: Site) -> None:
+    async def test_a_response_header_with_a_line_break_is_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """A header with a line break in it is nobody's page."""
         site.headers.append((b"x-echo", b"a\r\nset-cookie: b=c"))
         await in_front(site, pages)()
@@ -81,14 +85,18 @@ class TestI13Poisoning:
         assert not (await pages.stats()).resources["page"].leases_denied
         assert (await pages.stats()).resources["page"].absent == 1
 
-    async def test_oversized_requests_pass(self, pages: PageCache, site: Site) -> None:
+    async def test_requests_with_oversized_urls_are_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """No key of that size is made."""
         visit = in_front(site, pages, routes={"/blog/*": Route("60s", query=None)})
         await visit("/blog/" + "a" * 9_000)
         await visit("/blog/a?q=" + "a" * 9_000)
         assert (await pages.stats()).resources["page"].entries == 0
 
-    async def test_variants_do_not_explode(self, pages: PageCache, site: Site) -> None:
+    async def test_variants_beyond_the_limit_are_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """So many for a key; those beyond are answered by the app, and not kept."""
         site.says("Vary: User-Agent")
         visit = in_front(site, pages, max_variants=3)
@@ -96,7 +104,9 @@ class TestI13Poisoning:
             assert (await visit(headers={"user-agent": f"agent {number}"})).status_code == 200
         assert (await pages.stats()).resources["page"].entries <= 4
 
-    async def test_many_long_headers_make_no_key(self, pages: PageCache, site: Site) -> None:
+    async def test_a_variant_of_many_long_headers_is_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """They pass."""
         names = [f"x-{number}" for number in range(30)]
         site.says(f"Vary: {', '.join(names)}")
@@ -105,7 +115,9 @@ class TestI13Poisoning:
         assert (await visit(headers=dict.fromkeys(names, "a" * 900))).status_code == 200
         assert (await pages.stats()).resources["page"].entries == 1
 
-    async def test_an_endless_header_is_nobodys_variant(self, pages: PageCache, site: Site) -> None:
+    async def test_a_variant_of_a_very_long_header_is_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """It passes."""
         site.says("Vary: X-Kind")
         visit = in_front(site, pages)
@@ -119,7 +131,7 @@ class TestI13Privacy:
         "line",
         ["Set-Cookie: session=1", "Cache-Control: private", "Cache-Control: no-store", "Vary: *"],
     )
-    async def test_a_private_answer_is_for_who_asked(
+    async def test_a_private_response_goes_only_to_its_visitor(
         self, pages: PageCache, site: Site, line: str
     ) -> None:
         """Under a route too; and it is made from his own request, with his cookie."""
@@ -132,7 +144,7 @@ class TestI13Privacy:
         assert alice.text != bob.text
         assert "hit" not in bob.headers["cache-status"]
 
-    async def test_who_identifies_himself_has_his_own_answer(
+    async def test_a_visitor_with_authorization_gets_its_own_response(
         self, pages: PageCache, site: Site
     ) -> None:
         """RFC 9111 §3.5: unless the stored page is explicitly for all."""
@@ -145,7 +157,7 @@ class TestI13Privacy:
     @pytest.mark.parametrize(
         "says", ["public, max-age=60", "s-maxage=60", "max-age=60, must-revalidate"]
     )
-    async def test_unless_the_page_says_it_is_for_all(
+    async def test_a_public_page_is_served_to_visitors_with_authorization(
         self, pages: PageCache, site: Site, says: str
     ) -> None:
         """`public`, `s-maxage` or `must-revalidate`."""
@@ -154,7 +166,9 @@ class TestI13Privacy:
         await visit()
         assert (await visit(headers={"authorization": "Bearer x"})).text == "page 1"
 
-    async def test_then_it_is_kept_whoever_asks_first(self, pages: PageCache, site: Site) -> None:
+    async def test_a_public_page_is_stored_though_its_first_visitor_has_authorization(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """By its key, rendered without who he is once his own answer said that it is for all."""
         site.says(PUBLIC)
         visit = as_it_says(site, pages, forward="key")
@@ -162,7 +176,7 @@ class TestI13Privacy:
         assert texts == ["page 1", "page 2", "page 2"]
         assert site.seen("authorization") == []
 
-    async def test_an_error_without_who_he_is_is_not_told_to_him(
+    async def test_an_error_of_an_anonymous_render_is_not_served_to_authorization(
         self, pages: PageCache, site: Site
     ) -> None:
         """His own request is passed on."""
@@ -172,7 +186,7 @@ class TestI13Privacy:
         site.status = 200
         assert (await visit(headers={"authorization": "Bearer x"})).status_code == 200
 
-    async def test_a_declared_header_makes_another_page_each_time(
+    async def test_each_value_of_a_declared_header_is_another_page(
         self, pages: PageCache, site: Site
     ) -> None:
         """Also when the page is in memory."""
@@ -184,7 +198,7 @@ class TestI13Privacy:
     @pytest.mark.parametrize(
         "line", ["Set-Cookie: session=1", "Cache-Control: private", "Cache-Control: no-store"]
     )
-    async def test_an_error_for_one_is_told_to_one(
+    async def test_a_personal_error_goes_to_one_visitor_only(
         self, pages: PageCache, site: Site, line: str
     ) -> None:
         """The others who waited hear that there was one, and nothing of it."""
@@ -203,14 +217,14 @@ class TestI13Privacy:
         assert len([page for page in told if "set-cookie" in page.headers]) <= 1
         assert {page.headers["retry-after"] for page in told} == {"7"}
 
-    async def test_a_request_may_forbid_storing(self, pages: PageCache, site: Site) -> None:
+    async def test_a_no_store_request_is_not_stored(self, pages: PageCache, site: Site) -> None:
         """`no-store`: nothing of it is kept."""
         visit = in_front(site, pages)
         await visit(headers={"cache-control": "no-store"})
         assert (await pages.stats()).resources["page"].entries == 0
         assert (await visit()).text == "page 2"
 
-    async def test_a_cookie_that_a_page_varies_by_is_not_shared(
+    async def test_a_page_that_varies_by_cookie_is_not_shared_with_cookies(
         self, pages: PageCache, site: Site
     ) -> None:
         """Those without one share; those with one have their own."""
@@ -220,7 +234,7 @@ class TestI13Privacy:
         assert texts == ["page 1", "page 2", "page 1"]
 
     @pytest.mark.parametrize("scheme", ["NTLM", "Negotiate"])
-    async def test_a_connection_that_knows_one_client_is_no_others(
+    async def test_a_connection_authenticated_for_one_client_is_not_reused(
         self, pages: PageCache, scheme: str
     ) -> None:
         """RFC 4559 §6: sites take what follows on it for the same client's."""
@@ -254,7 +268,7 @@ class TestI13Deception:
          "/account%2Fstatic%2Fx.css", "/account/a%2Fb.css"],
     )  # fmt: skip
     @pytest.mark.parametrize("way", [None, "request"])
-    async def test_a_suffix_makes_no_page_public(
+    async def test_a_static_suffix_makes_no_personal_page_public(
         self, pages: PageCache, site: Site, asked: str, way: Forward | None
     ) -> None:
         """Alice's page, asked for under a name that looks static, is not served to Mallory."""
@@ -265,7 +279,7 @@ class TestI13Deception:
         site.body = b"please log in"
         assert (await visit(asked)).text == "please log in"
 
-    async def test_even_where_everything_is_kept_no_cookie_reaches_the_render(
+    async def test_a_page_marked_public_by_mistake_is_rendered_without_cookies(
         self, pages: PageCache, site: Site
     ) -> None:
         """By its key, pages that a site marks as public by mistake are rendered anonymously."""
@@ -275,7 +289,9 @@ class TestI13Deception:
         assert texts == ["page 1", "page 2", "page 2"]  # the first one's own is for him alone
         assert site.seen("cookie") == []
 
-    async def test_parameters_cannot_be_cloaked(self, pages: PageCache, site: Site) -> None:
+    async def test_the_app_gets_exactly_the_query_that_is_in_the_key(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """The app sees the very query that is in the key."""
         visit = in_front(site, pages, routes={"/search": Route("60s", query=["q"])})
         for query in ("utm=1;q=evil&q=good", "q=good&utm=2", "utm=%26q%3Devil&q=good"):
@@ -283,7 +299,9 @@ class TestI13Deception:
             assert site.scopes[-1]["query_string"] == b"q=good"
         assert site.renders == 1
 
-    async def test_a_body_on_a_get_reaches_nobody(self, pages: PageCache, site: Site) -> None:
+    async def test_the_body_of_a_get_does_not_reach_the_render(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """What is not in the key, the render does not read."""
         app = IsrMiddleware(site, pages, routes={"/pricing": 60})
         visitor = Visitor(app)

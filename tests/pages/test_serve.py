@@ -31,7 +31,7 @@ def proxy(stack: ExitStack) -> Proxy:
 
 
 class TestI12Proxy:
-    def test_a_page_is_kept_as_it_says_itself(self, proxy: Proxy) -> None:
+    def test_the_proxy_caches_a_page_as_it_says_itself(self, proxy: Proxy) -> None:
         """One request upstream; Age, Date, Via and Cache-Status are told."""
         answers = [proxy.get("/a", cache_control="max-age=60") for _ in range(3)]
         assert {answer.text for answer in answers} == {"/a 1"}
@@ -42,11 +42,11 @@ class TestI12Proxy:
         assert "age" in last
         assert "warning" not in last
 
-    def test_what_says_nothing_is_passed_on(self, proxy: Proxy) -> None:
+    def test_the_proxy_passes_through_pages_without_freshness(self, proxy: Proxy) -> None:
         """Each time anew."""
         assert proxy.get("/none").text != proxy.get("/none").text
 
-    def test_hop_by_hop_headers_stay_behind(self, proxy: Proxy) -> None:
+    def test_the_proxy_removes_hop_by_hop_fields_in_both_directions(self, proxy: Proxy) -> None:
         """In both directions; what the client says of its own address is not believed."""
         sent = {"connection": "x-secret", "x-secret": "1", "te": "trailers", "x-kept": "1",
                 "x-forwarded-for": "6.6.6.6", "x-forwarded-host": "evil"}  # fmt: skip
@@ -59,13 +59,13 @@ class TestI12Proxy:
         assert answer.headers["x-kept"] == "1"
         assert not {"x-hop", "keep-alive"} & set(answer.headers)
 
-    def test_bodies_are_passed_on(self, proxy: Proxy) -> None:
+    def test_the_proxy_passes_on_request_bodies(self, proxy: Proxy) -> None:
         """With a length, or in chunks."""
         whole = proxy.client.post("/echo", content=b"hello").json()
         chunks = proxy.client.post("/echo", content=iter([b"hel", b"lo"])).json()
         assert (whole["body"], whole["method"], chunks["body"]) == ("hello", "POST", "hello")
 
-    def test_head_get_and_ranges_share_a_page(self, proxy: Proxy) -> None:
+    def test_head_get_range_and_conditional_requests_share_a_page(self, proxy: Proxy) -> None:
         """One request upstream for all of them."""
         head = proxy.client.head("/h?cache-control=max-age%3D60")
         page = proxy.get("/h", cache_control="max-age=60")
@@ -74,33 +74,33 @@ class TestI12Proxy:
         assert [it.status_code for it in (head, page, part, same)] == [200, 200, 206, 304]
         assert (head.content, part.text, proxy.count("/h")) == (b"", "/h", 1)
 
-    def test_upstream_is_asked_whether_it_changed(self, proxy: Proxy) -> None:
+    def test_the_proxy_validates_a_no_cache_page_each_time(self, proxy: Proxy) -> None:
         """`no-cache` with an ETag: asked each time, sent once."""
         says = {"etag": '"v1"', "cache_control": "no-cache"}
         assert {proxy.get("/v", **says).text for _ in range(3)} == {"/v 1"}
         assert proxy.count("/v") == 3
 
-    def test_an_unsafe_method_invalidates_its_url(self, proxy: Proxy) -> None:
+    def test_a_post_through_the_proxy_invalidates_its_url(self, proxy: Proxy) -> None:
         """RFC 9111 §4.4."""
         proxy.get("/p", cache_control="max-age=60")
         proxy.client.post("/p?cache-control=max-age%3D60")
         assert proxy.get("/p", cache_control="max-age=60").text == "/p 3"
 
-    def test_a_failing_site_is_hidden_as_long_as_it_said(self, proxy: Proxy) -> None:
+    def test_the_proxy_serves_a_stale_page_within_stale_if_error(self, proxy: Proxy) -> None:
         """stale-if-error."""
         says = {"cache_control": "max-age=0, stale-if-error=60"}
         assert proxy.get("/e", **says).text == "/e 1"
         proxy.client.get("/fail?/e")
         assert proxy.get("/e", **says).text == "/e 1"
 
-    def test_requests_are_collapsed(self, proxy: Proxy) -> None:
+    def test_sixteen_concurrent_clients_are_one_request_to_the_site(self, proxy: Proxy) -> None:
         """Sixteen clients at once, one request upstream."""
         url = f"{proxy.url}/c?cache-control=max-age%3D60&takes=0.3"
         with ThreadPoolExecutor(16) as pool:
             texts = list(pool.map(lambda _: httpx.get(url, timeout=30).text, range(16)))
         assert texts == ["/c 1"] * 16
 
-    def test_variants_are_pages_of_their_own(self, proxy: Proxy) -> None:
+    def test_the_proxy_caches_each_language_separately(self, proxy: Proxy) -> None:
         """The site is told the language that is asked for, and nothing else of who asks."""
         says = {"cache_control": "max-age=60", "vary": "Accept-Language"}
         german, english = {"accept-language": "de"}, {"accept-language": "en"}
@@ -110,7 +110,7 @@ class TestI12Proxy:
         assert first[0] != first[1]
 
     @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-    def test_curl_is_answered(self, proxy: Proxy) -> None:
+    def test_the_proxy_answers_curl(self, proxy: Proxy) -> None:
         """Compressed or not, a part, a condition, a HEAD, a cache that must have it."""
         modified = "Sun,%2006%20Nov%201994%2008:49:37%20GMT"
         url = f"{proxy.url}/curl?cache-control=max-age%3D60&last-modified={modified}"
@@ -129,7 +129,7 @@ class TestI12Proxy:
         done = subprocess.run(missing, capture_output=True, text=True, check=True)
         assert done.stdout == "Not in the cache.\n"
 
-    def test_a_redirect_to_itself_leads_here(self, proxy: Proxy) -> None:
+    def test_a_redirect_to_the_site_itself_leads_to_the_proxy(self, proxy: Proxy) -> None:
         """The site is told its own name, and knows no other."""
         location = f"{proxy.upstream}/there"
         assert proxy.get("/r", status="302", location=location).headers["location"] == "/there"
@@ -159,7 +159,9 @@ ODD_HEADERS = [
 class TestI13RawRequests:
     @pytest.mark.parametrize("line", ODD_LINES)
     @pytest.mark.parametrize("header", ODD_HEADERS)
-    def test_nothing_breaks_it(self, proxy: Proxy, line: bytes, header: bytes) -> None:
+    def test_no_raw_request_breaks_the_proxy(
+        self, proxy: Proxy, line: bytes, header: bytes
+    ) -> None:
         """An answer or a closed connection, never a 500 of its own; and the next one is served."""
         port = int(proxy.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
@@ -175,13 +177,13 @@ class TestI13RawRequests:
 
 
 class TestI15Streams:
-    def test_a_big_body_streams_through(self, proxy: Proxy) -> None:
+    def test_the_proxy_streams_a_body_above_the_limit(self, proxy: Proxy) -> None:
         """Three megabytes, above the limit: whole each time, and not kept."""
         for _ in range(2):
             answer = proxy.get("/big", cache_control="max-age=60")
             assert len(answer.content) == 3_000_000
 
-    def test_who_leaves_between_two_parts_ends_the_stream(self, stack: ExitStack) -> None:
+    def test_a_client_that_leaves_between_two_parts_ends_the_stream(self, stack: ExitStack) -> None:
         """The site sees its connection closed though it has no more to say for now."""
         with socket.create_server(("127.0.0.1", 0)) as site:
             site.settimeout(30)
@@ -202,7 +204,7 @@ class TestI15Streams:
             connection.sendall(kind + b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
             return connection.recv(1)
 
-    def test_an_answer_that_was_cut_is_not_kept(self, proxy: Proxy) -> None:
+    def test_a_response_that_was_cut_is_not_cached(self, proxy: Proxy) -> None:
         """Nor taken for whole."""
         try:
             status = proxy.get("/cut", cache_control="max-age=60").status_code
@@ -251,7 +253,7 @@ MISTAKES = [
 
 
 class TestI12CommandLine:
-    def test_it_ends_cleanly(self) -> None:
+    def test_serve_ends_cleanly_on_sigterm_and_sigint(self) -> None:
         """SIGTERM and SIGINT: no error, nothing left."""
         for number in (signal.SIGTERM, signal.SIGINT):
             with ExitStack() as stack:
@@ -261,7 +263,7 @@ class TestI12CommandLine:
                 assert proxy.process.wait(timeout=30) == 0
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_it_ends_while_it_starts(self, number: signal.Signals) -> None:
+    def test_serve_ends_on_a_signal_while_it_starts(self, number: signal.Signals) -> None:
         """Also where its store takes the connection and says nothing."""
         with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
             silent.settimeout(30)
@@ -273,13 +275,13 @@ class TestI12CommandLine:
             process.send_signal(number)
             assert process.wait(timeout=60) == 0
 
-    def test_an_upstream_that_is_away_is_told(self, stack: ExitStack) -> None:
+    def test_an_unreachable_upstream_is_502(self, stack: ExitStack) -> None:
         """502, not kept."""
         proxy = Proxy(stack, upstream=f"http://127.0.0.1:{free_port()}")
         assert proxy.get("/a").status_code == 502
 
     @pytest.mark.parametrize(("wrong", "said"), MISTAKES)
-    def test_a_mistake_is_one_line(
+    def test_a_wrong_option_of_serve_is_one_line(
         self, wrong: list[str], said: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """That says which option, and status 2; no usage, no traceback."""
@@ -291,7 +293,7 @@ class TestI12CommandLine:
         assert said in told
         assert len(told.splitlines()) == 1
 
-    def test_a_site_must_be_named(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_serve_without_a_site_is_refused(self, capfd: pytest.CaptureFixture[str]) -> None:
         """Nothing can be guessed."""
         with pytest.raises(SystemExit) as ended:
             main(["serve"])
@@ -299,7 +301,7 @@ class TestI12CommandLine:
         told = capfd.readouterr().err
         assert told.startswith("Error: name a FILE of settings, or --upstream URL.")
 
-    def test_a_store_that_cannot_be_written(self, tmp_path: Path) -> None:
+    def test_a_store_that_cannot_be_written_is_one_line(self, tmp_path: Path) -> None:
         """One line, and status 1: the words are right, the world is not."""
         (tmp_path / "file").write_text("")
         store = f"sqlite:///{tmp_path}/file/pages.db"
@@ -314,7 +316,7 @@ class TestI12CommandLine:
         assert "pages.db" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
-    def test_a_port_that_is_taken(self) -> None:
+    def test_a_taken_port_is_named_with_exit_status_1(self) -> None:
         """Is named, with status 1: it may be free tomorrow."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
@@ -330,7 +332,7 @@ class TestI12CommandLine:
 
 
 class TestI9EightProcesses:
-    async def test_eight_proxies_on_one_store_are_one_render(self, tmp_path: Path) -> None:
+    async def test_eight_proxies_on_one_store_render_a_page_once(self, tmp_path: Path) -> None:
         """A page made stale, then asked for at all eight at once, twice."""
         url = f"sqlite:///{tmp_path}/pages.db"
         with ExitStack() as stack:

@@ -28,7 +28,9 @@ async def bodies(visit: Visitor, *urls: str, **options: Any) -> list[str]:
 
 class TestI26SiteTags:
     @pytest.mark.parametrize("line", TAGGED)
-    async def test_reach_the_page(self, pages: PageCache, site: Site, line: str) -> None:
+    async def test_a_page_is_invalidated_by_any_tag_that_the_site_names(
+        self, pages: PageCache, site: Site, line: str
+    ) -> None:
         """By any of them, as asked and under a route; other pages stay."""
         for visit, says in ((as_it_says(site, pages), [FRESH]), (in_front(site, pages), [])):
             site.says(FRESH)
@@ -44,7 +46,9 @@ class TestI26SiteTags:
                 assert site.renders == before + 1
             assert len(await pages.purge("/pricing")) == 1
 
-    async def test_are_not_shown_to_clients(self, pages: PageCache, site: Site) -> None:
+    async def test_tags_of_the_site_are_not_sent_to_clients(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """On a miss, a hit, and what passes; nor is a page's own header lost."""
         visit = as_it_says(site, pages)
         for says in ([FRESH], ["Cache-Control: private"]):
@@ -60,7 +64,9 @@ class TestI26SiteTags:
         assert "cache-tag" not in served.headers
         assert {*await pages.revalidate_tag("shop")} == {"/own", "http://example.com/=60"}
 
-    async def test_are_shown_if_asked_for(self, clock: ManualClock, site: Site) -> None:
+    async def test_tags_of_the_site_are_sent_with_expose_tags(
+        self, clock: ManualClock, site: Site
+    ) -> None:
         """`expose_tags`, for a cache behind this one."""
         async with PageCache("memory://", clock=clock, expose_tags=True) as pages:
             visit = as_it_says(site, pages)
@@ -70,7 +76,9 @@ class TestI26SiteTags:
             site.says("Cache-Tag: shop")
             assert (await visit("/other")).headers["cache-tag"] == "shop"
 
-    async def test_supersede_a_render_under_way(self, pages: PageCache, site: Site) -> None:
+    async def test_invalidating_a_tag_of_the_site_supersedes_a_running_render(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """The tag was invalidated while the site made the page."""
         visit = as_it_says(site, pages)
         site.says(FRESH, "Cache-Tag: shop")
@@ -80,7 +88,7 @@ class TestI26SiteTags:
         assert (await rendering).text == "page 1"
         assert (await visit()).text == "page 2"
 
-    async def test_stay_when_a_page_is_only_validated(
+    async def test_a_304_without_tags_keeps_the_tags_of_the_page(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """A 304 without tags keeps those of the page, one with tags replaces them."""
@@ -96,7 +104,9 @@ class TestI26SiteTags:
             assert len(await pages.revalidate_tag(tag)) == 1
         assert await pages.revalidate_tag("shop") == []
 
-    async def test_too_many_are_not_kept(self, pages: PageCache, site: Site) -> None:
+    async def test_a_page_with_too_many_tags_is_not_cached(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """A page that could not be reached by all its tags passes, and says why (I28)."""
         visit = as_it_says(site, pages)
         for tags in (" ".join(map(str, range(101))), "x" * 1_025):
@@ -109,7 +119,9 @@ class TestI26SiteTags:
 
 
 class TestI26Groups:
-    async def test_a_change_invalidates_its_groups(self, pages: PageCache, site: Site) -> None:
+    async def test_a_change_invalidates_the_groups_it_names(
+        self, pages: PageCache, site: Site
+    ) -> None:
         """RFC 9875 §3: of its own origin; an answer to a safe request says nothing."""
         here = as_it_says(site, pages)
         there = Visitor(here._client._transport.app, "http://other.example")  # type: ignore[attr-defined]
@@ -123,7 +135,7 @@ class TestI26Groups:
         assert await bodies(here, "/a", "/b") == ["page 6", "page 7"]
         assert await bodies(there, "/a") == ["page 3"]
 
-    async def test_a_change_that_failed_invalidates_nothing(
+    async def test_a_failed_change_invalidates_no_groups(
         self, pages: PageCache, site: Site
     ) -> None:
         """Nor does a field that is not a list of strings."""
@@ -152,7 +164,9 @@ class TestI26Groups:
             ([b'"a\\x"'], []),
         ],
     )
-    def test_a_list_of_strings_or_nothing(self, lines: list[bytes], expected: list[str]) -> None:
+    def test_a_groups_field_that_is_no_list_of_strings_is_ignored(
+        self, lines: list[bytes], expected: list[str]
+    ) -> None:
         """RFC 9651: what does not parse is ignored whole."""
         assert strings(lines) == expected
 
@@ -165,7 +179,9 @@ class TestI26Groups:
             max_size=5,
         )
     )
-    def test_any_bytes_are_read(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def test_any_bytes_in_a_tag_field_become_storable_tags(
+        self, headers: list[tuple[bytes, bytes]]
+    ) -> None:
         """T5: whatever a site says, its tags are texts that every store can keep."""
         for tag in site_tags(tuple(headers), "https://a.example/x"):
             assert tag.encode()

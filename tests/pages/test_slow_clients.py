@@ -75,7 +75,7 @@ def metric(proxy: Proxy, name: str, use: str) -> float:
 
 
 class TestI33FullPool:
-    def test_a_hundred_long_polls_do_not_make_others_wait_for_long(
+    def test_a_request_beyond_a_hundred_long_polls_gets_503_soon(
         self, stack: ExitStack, site: KeptSite
     ) -> None:
         """503 with its own reason after a second, not 504 after the site's time."""
@@ -124,7 +124,7 @@ class TestI33FullPool:
         assert 'stillfresh_bypassed_total{reason="site-full"} 2' in proxy.get("/metrics").text
         assert proxy.log().count("all 3 connections to the site") == 1
 
-    async def test_a_load_that_finds_no_place_is_refused_with_the_reason(
+    async def test_a_load_without_a_free_connection_is_refused_with_the_reason(
         self, pages: PageCache, clock: ManualClock
     ) -> None:
         """Under a route with a duration, and as asked."""
@@ -140,7 +140,7 @@ class TestI33FullPool:
         assert pages.bypassed() == {"site-full": 2}
 
     @pytest.mark.parametrize("options", [("--pool-wait", "x"), ("--site-connections", "0")])
-    def test_a_wrong_limit_is_a_mistake(
+    def test_a_wrong_connection_limit_is_named_by_its_option(
         self, options: tuple[str, str], capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Named by its option."""
@@ -182,7 +182,9 @@ class TestI33SlowUploads:
         assert site.until(lambda: site.open == 0)
         assert proxy.client.post("/own").text == "own"
 
-    def test_the_lowest_rate_can_be_switched_off(self, stack: ExitStack, site: KeptSite) -> None:
+    def test_the_minimum_upload_rate_can_be_switched_off(
+        self, stack: ExitStack, site: KeptSite
+    ) -> None:
         options = ("--min-upload-rate", "0", "--timeout", "30")
         proxy = Proxy(stack, *options, upstream=site.url, program=HURRIED_SERVE)
         client = connected(stack, proxy, request("POST", "/up", 6))
@@ -191,7 +193,7 @@ class TestI33SlowUploads:
             client.send(b"x")
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
-    def test_the_rate_is_that_of_the_last_seconds(self) -> None:
+    def test_the_upload_rate_is_that_of_the_last_ten_seconds(self) -> None:
         """500 bytes a second over ten seconds: an earlier burst does not count for later."""
         rate = UploadRate(500)
         rate.note(2.0, 100_000)
@@ -201,14 +203,14 @@ class TestI33SlowUploads:
         rate.note(0.5, 1)
         assert rate.patience() == 10.0
 
-    def test_time_that_the_site_takes_is_not_the_clients(self) -> None:
+    def test_time_that_the_site_takes_does_not_count_as_slow_upload(self) -> None:
         """Only waiting for the client counts: who receives says how long that was."""
         rate = UploadRate(500)
         for _ in range(100):
             rate.note(0.0, 1)
         assert rate.patience() == 10.0
 
-    def test_without_a_rate_nobody_is_too_slow(self) -> None:
+    def test_without_a_minimum_rate_no_upload_is_too_slow(self) -> None:
         rate = UploadRate(0)
         rate.note(1e9, 0)
         assert rate.patience() == math.inf

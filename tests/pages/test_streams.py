@@ -76,7 +76,7 @@ class TestI15Streams:
             ({}, (b"x-on", b"no route")),
         ],
     )
-    async def test_what_is_not_kept_is_seen_as_it_comes(
+    async def test_an_uncached_page_is_sent_part_by_part(
         self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
     ) -> None:
         """The first part reaches the visitor while the app still makes the second."""
@@ -91,7 +91,7 @@ class TestI15Streams:
 
 
 class TestI24Places:
-    async def test_visitors_that_wait_for_a_place_hold_up_no_load(
+    async def test_visitors_waiting_for_a_connection_do_not_hold_up_loads(
         self, pages: PageCache, clock: ManualClock
     ) -> None:
         """All places for visitors are taken: who needs one waits, and pages are loaded."""
@@ -133,7 +133,7 @@ class TestI24Places:
 class TestI25Framing:
     @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
     @pytest.mark.parametrize("said", ["max-age=60", "private"])
-    async def test_chunked_wins_over_a_length(
+    async def test_chunked_coding_wins_over_content_length(
         self, pages: PageCache, clock: ManualClock, method: str, said: str
     ) -> None:
         """RFC 9112 §6.3: the length is no part of such an answer, and its connection ends."""

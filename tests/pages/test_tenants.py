@@ -67,7 +67,9 @@ class TestI17Tenant:
             bodies = [(await it.get("/x", site.render, revalidate=600)).body for it in caches]
             assert bodies == [b"page 1"] * 4
 
-    async def test_tenants_never_meet(self, address: str, site: Site) -> None:
+    async def test_pages_and_purges_of_tenants_are_separate_on_every_store(
+        self, address: str, site: Site
+    ) -> None:
         """Pages, revalidations, purges and listings of one tenant are of no concern to another."""
         site.says("Vary: Accept-Language")
         slow: dict[str, Any] = {"store_timeout": "30s"}
@@ -101,12 +103,12 @@ class TestI17Tenant:
 
     @pytest.mark.parametrize("url", CONFLICTS)
     @pytest.mark.parametrize("bad", ["", "a%23b", "x" * 201, "a&tenant=b"])
-    def test_an_address_refuses_a_tenant_that_is_none(self, url: str, bad: str) -> None:
+    def test_an_address_with_an_invalid_tenant_is_refused(self, url: str, bad: str) -> None:
         """By one rule, whatever the store."""
         with pytest.raises(ConfigError, match=r"tenant|takes each once"):
             Cache(url.replace("acme", bad))
 
-    async def test_a_store_object_takes_a_tenant_too(
+    async def test_a_store_object_takes_a_tenant_unless_it_has_one(
         self, clock: ManualClock, site: Site, aws: "Aws"
     ) -> None:
         """One that has its own tenant already takes no other."""
@@ -129,7 +131,9 @@ class TestI17Tenant:
 
 
 class TestI17Rows:
-    async def test_all_three_ways_give_one_partition(self, aws: "Aws", site: Site) -> None:
+    async def test_all_three_ways_to_name_a_tenant_write_the_same_row_key(
+        self, aws: "Aws", site: Site
+    ) -> None:
         """`TENANT#acme#CACHE#<hash of the cache key>`, literally; tags stand behind it too."""
         table = aws.new_table()
         address = aws.address(table)
@@ -146,7 +150,7 @@ class TestI17Rows:
                 assert all(row["pk"]["S"].startswith("TENANT#acme#") for row in rows)
                 await pages.purge("/pricing")
 
-    async def test_another_librarys_page_of_the_tenant_is_served(
+    async def test_a_page_that_another_library_wrote_for_a_tenant_is_served(
         self, aws: "Aws", site: Site, clock: ManualClock
     ) -> None:
         """It wrote `TENANT#acme#CACHE#<hash>`; no other tenant is served that page."""

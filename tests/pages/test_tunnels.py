@@ -95,7 +95,7 @@ async def url(site: WebSocketSite) -> AsyncIterator[str]:
 
 
 class TestI12WebSockets:
-    async def test_messages_pass_both_ways(self, url: str) -> None:
+    async def test_websocket_messages_pass_both_ways(self, url: str) -> None:
         """Texts and bytes, short ones and ones above what is buffered, in their order."""
         big = os.urandom(3 * MOST_BUFFERED)
         async with connect(f"{url}/echo", max_size=None, compression=None) as client:
@@ -104,7 +104,7 @@ class TestI12WebSockets:
                 await client.send(message)
             assert [await client.recv() for _ in sent] == sent
 
-    async def test_what_is_negotiated_is_between_the_two_ends(
+    async def test_subprotocol_and_compression_are_negotiated_between_the_two_ends(
         self, url: str, site: WebSocketSite
     ) -> None:
         """Subprotocol and compression of messages; the Origin and the target reach the site."""
@@ -118,7 +118,7 @@ class TestI12WebSockets:
         assert seen.path == "/echo?room=1%2F2"
         assert seen.headers["origin"] == "https://shop.example"
 
-    async def test_what_clients_may_not_claim_stays_behind(
+    async def test_a_websocket_request_loses_fields_that_clients_may_not_claim(
         self, url: str, site: WebSocketSite
     ) -> None:
         """I24: hop-by-hop fields, and who the client is, are as for any other request."""
@@ -137,7 +137,9 @@ class TestI12WebSockets:
         }
         assert seen["via"] == "1.1 stillfresh"
 
-    async def test_close_codes_pass_both_ways(self, url: str, site: WebSocketSite) -> None:
+    async def test_websocket_close_codes_pass_both_ways(
+        self, url: str, site: WebSocketSite
+    ) -> None:
         """What the site closes with, the client hears, and the other way round."""
         async with connect(f"{url}/bye") as client:
             with pytest.raises(ConnectionClosed) as closed:
@@ -148,7 +150,9 @@ class TestI12WebSockets:
             await client.close(4002)
         await until(lambda: site.closed == [4001, 4002])
 
-    async def test_the_site_s_refusal_is_passed_on(self, url: str, site: WebSocketSite) -> None:
+    async def test_the_sites_refusal_of_a_websocket_is_passed_on(
+        self, url: str, site: WebSocketSite
+    ) -> None:
         """With its status and its body, and it is not kept, whatever it says."""
         for _ in range(2):
             with pytest.raises(InvalidStatus) as refused:
@@ -157,7 +161,7 @@ class TestI12WebSockets:
             assert refused.value.response.body == b"members only\n"
         assert len(site.requests) == 2
 
-    async def test_a_site_that_is_away_is_502(self) -> None:
+    async def test_a_websocket_to_an_unreachable_site_is_502(self) -> None:
         """As for any other request."""
         site = WebSocketSite()
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -167,7 +171,7 @@ class TestI12WebSockets:
                 await connect(f"{url}/echo").__aenter__()
         assert refused.value.response.status_code == 502
 
-    async def test_there_are_so_many_places(self, site: WebSocketSite) -> None:
+    async def test_the_number_of_websockets_is_limited(self, site: WebSocketSite) -> None:
         """One more is 503, and the site is not asked; a place that is left is free again."""
         async with (
             proxied(site, max_streams=2) as url,
@@ -184,7 +188,7 @@ class TestI12WebSockets:
                 assert await third.recv() == "here"
         assert len(site.requests) == 3
 
-    async def test_a_client_that_does_not_read_holds_up_the_site(
+    async def test_a_websocket_client_that_does_not_read_stops_the_site(
         self, url: str, site: WebSocketSite
     ) -> None:
         """What nobody takes is not collected: the site can send no more."""
@@ -196,7 +200,7 @@ class TestI12WebSockets:
             assert site.sent < 100 * MOST_BUFFERED
             client.transport.abort()
 
-    async def test_a_client_that_leaves_ends_the_site_s(
+    async def test_a_websocket_client_that_leaves_ends_the_connection_to_the_site(
         self, url: str, site: WebSocketSite
     ) -> None:
         """Without a word, too."""
@@ -204,7 +208,7 @@ class TestI12WebSockets:
             client.transport.abort()
             await until(lambda: len(site.closed) == 1)
 
-    async def test_a_silent_tunnel_ends(
+    async def test_a_silent_websocket_is_ended(
         self, url: str, site: WebSocketSite, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its place is somebody else's then."""
@@ -214,7 +218,7 @@ class TestI12WebSockets:
                 await client.recv()
         await until(lambda: len(site.closed) == 1)
 
-    async def test_the_gateway_s_own_paths_stay_its_own(
+    async def test_websockets_on_the_gateways_own_paths_do_not_reach_the_site(
         self, url: str, site: WebSocketSite
     ) -> None:
         """`/v1/live` speaks the live protocol, and nothing of it reaches the site."""
@@ -225,7 +229,9 @@ class TestI12WebSockets:
                 await connect(url + path).__aenter__()
         assert not site.requests
 
-    async def test_what_comes_with_the_head_is_not_lost(self, site: WebSocketSite) -> None:
+    async def test_websocket_bytes_sent_with_the_head_are_not_lost(
+        self, site: WebSocketSite
+    ) -> None:
         """Whether in the same packet or in the next, in its order."""
 
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -247,7 +253,9 @@ class TestI12WebSockets:
                 assert (await reader.read()).endswith(b"\r\n\r\nonetwo")
                 writer.close()
 
-    async def test_a_page_is_no_answer_to_it(self, site: WebSocketSite) -> None:
+    async def test_a_stored_page_does_not_answer_a_websocket_request(
+        self, site: WebSocketSite
+    ) -> None:
         """A path whose page is at hand is asked for all the same, and the page stays."""
         plain = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\npage"
         refusal = b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"
@@ -282,7 +290,7 @@ async def raw(host: str, request: bytes, last: bytes) -> bytes:
 
 
 class TestI12WebSocketsOfProcesses:
-    async def test_workers_pass_them_on_and_end_them(
+    async def test_workers_pass_on_websockets_and_end_them_on_sigterm(
         self, site: WebSocketSite, tmp_path: Path
     ) -> None:
         """SIGTERM ends open tunnels at once, on both sides, and the process with them."""
@@ -305,7 +313,7 @@ class TestI12WebSocketsOfProcesses:
 
 
 class TestI12WebSocketsOfApps:
-    async def test_an_app_behind_the_middleware_answers_itself(self) -> None:
+    async def test_a_websocket_reaches_an_app_behind_the_middleware(self) -> None:
         """With any server: the gateway, the edge and the cache hand the WebSocket on."""
         heard: list[str] = []
 

@@ -35,7 +35,7 @@ class TestI13OtherVary:
     def routes(self, forward: Any, revalidate: Any) -> dict[str, Route]:
         return {"/*": Route(revalidate, forward=forward)}
 
-    async def test_german_first_is_german_for_german_alone(
+    async def test_a_variant_stored_first_is_served_only_to_its_own_language(
         self, tmp_path: Path, clock: ManualClock, site: Site, routes: Any
     ) -> None:
         """The German page does not name the language; the page that it stands beside does."""
@@ -51,7 +51,7 @@ class TestI13OtherVary:
                 assert texts == ["de -", "de -", "en -", "none -"]
             assert site.renders == renders
 
-    async def test_a_variant_that_depends_on_more_is_not_served_to_all_of_its_key(
+    async def test_a_variant_that_varies_by_another_field_is_not_served_without_it(
         self, tmp_path: Path, clock: ManualClock, site: Site, routes: Any
     ) -> None:
         """The German page depends on `X-Kind` as well: each kind has its own answer."""
@@ -65,7 +65,7 @@ class TestI13OtherVary:
                     assert await kinds(visit) == ["de a", "de b", "de a", "en -"]
 
     @pytest.mark.parametrize("told", ["Cookie", "Accept-Encoding, accept-language", None])
-    async def test_a_304_that_names_less_does_not_open_a_variant_to_all(
+    async def test_a_304_with_a_smaller_vary_does_not_open_a_variant_to_all(
         self, pages: PageCache, clock: ManualClock, site: Site, routes: Any, told: str | None
     ) -> None:
         """The page that is still valid is the German one, however often it is confirmed."""
