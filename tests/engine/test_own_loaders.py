@@ -36,7 +36,7 @@ def core(cache: Cache) -> Core[str, Price]:
         load_timeout=30,
         by_id=False,
     )
-    return cache.declare(spec, str, str)
+    return cache.declare(spec, str, str).core
 
 
 class Asked:

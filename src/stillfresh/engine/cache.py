@@ -151,8 +151,9 @@ class Cache(Lifecycle):
                 in_thread=is_def(loader),
             )
 
-            core = self.declare(spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type))
-            resource = Resource(core)
+            resource = self.declare(
+                spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type)
+            )
             parameter = Parameter("key", Parameter.POSITIONAL_OR_KEYWORD, annotation=key_type)
             like_function(
                 resource, loader, inspect.Signature([parameter], return_annotation=value_type)
@@ -223,8 +224,8 @@ class Cache(Lifecycle):
                 in_thread=in_thread,
                 held=None if signature.is_whole else Call.bare,
             )
-            core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
-            return Function(core, signature, function)
+            resource = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
+            return Function(resource, signature, function)
 
         return decorate
 
@@ -344,14 +345,18 @@ class Cache(Lifecycle):
         text: Callable[[H], str],
         key: Callable[[str], H],
         private: bool = False,
-    ) -> Core[H, V]:
-        """Declare a resource with keys of any type, for packages of stillfresh."""
+    ) -> Resource[H, V]:
+        """Declare a resource with keys of any type, for packages of stillfresh.
+
+        `text` returns the id of a key in the store; it raises ConfigError for a key that cannot be
+        used. `key` returns the key of an id. `private`: no other cache uses the store.
+        """
         memory: Memory[H, V] = Memory(spec, self.clock, private=self.is_private or private)
         core = Core(spec, self, memory, text=text, key=key)
         self.cores[self._new_name(spec.kind)] = core
         if self.opened is not None:
             core.open(self.opened)
-        return core
+        return Resource(core)
 
 
 def _is_private(store: str | Store) -> bool:

@@ -64,10 +64,13 @@ class Function(CachedFunction[P, V]):
     """
 
     def __init__(
-        self, core: Core[Call[P], V], signature: Signature[P], function: Callable[P, object]
+        self,
+        resource: Resource[Call[P], V],
+        signature: Signature[P],
+        function: Callable[P, object],
     ) -> None:
-        super().__init__(core, signature, function)
-        self.resource: Resource[Any, V] = Resource(core)
+        super().__init__(resource.core, signature, function)
+        self.resource: Resource[Any, V] = resource
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Return the value. Raises LoadFailed if there is none to serve and the load fails."""

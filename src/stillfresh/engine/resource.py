@@ -15,6 +15,7 @@ from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
 from stillfresh.engine.model import (
+    KEEP,
     Answer,
     Loaded,
     Outcome,
@@ -29,6 +30,7 @@ from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.stores.contract import When
 from stillfresh.stores.versions import Version
 
 K = TypeVar("K", bound=Hashable)
@@ -75,9 +77,10 @@ class Handle(Generic[V]):
         """Return what memory holds, or None. Loads nothing."""
         return self._resource.peek(self._key)
 
-    async def refresh(self) -> None:
-        """Load it now, at any age. Raises LoadFailed."""
-        await self._resource.refresh(self._key)
+    async def refresh(self) -> Answer[V]:
+        """Load it now, at any age, and return the answer. Raises LoadFailed."""
+        answers = await self._resource.refresh(self._key)
+        return answers[self._key]
 
     async def put(
         self, value: V | Loaded[V], *, version: Version | None = None, **terms: Unpack[OwnTerms]
@@ -173,6 +176,32 @@ class Resource(Face[K, V]):
             answers |= all_answered(outcomes, batch, self._clock)
         return answers
 
+    def get_nowait(self, key: K) -> Answer[V] | None:
+        """Return the answer that `get` would return without waiting, or None: then await `get`.
+
+        It is from memory, and counted as a read.
+        """
+        try:
+            entry = self._entry(key)
+        except TypeError:
+            raise self._no_key(key) from None
+        if entry is None:
+            return None
+        now = self._clock()
+        if now < entry.until:
+            entry.hits += 1
+            return entry.answer
+        return self.core.verified(key, entry, now)
+
+    async def get_stored(self, key: K) -> Answer[V] | None:
+        """Return the stored copy, however old, or None if there is none or it is GONE.
+
+        Loads nothing, and is not counted as a read. While the store does not answer, the copy in
+        memory is returned, with `unverified`.
+        """
+        self.core.check([key])
+        return await self.core.look(key)
+
     async def known(
         self,
         keys: Iterable[K],
@@ -204,12 +233,17 @@ class Resource(Face[K, V]):
                 return entry.answer
         return None if is_past(self.core.owner) else self.core.peek(key)
 
-    async def refresh(self, *keys: K) -> None:
-        """Load the keys now, at any age. Raises LoadFailed if one failed."""
+    async def refresh(self, *keys: K) -> dict[K, Answer[V]]:
+        """Load the keys now, at any age, and return their answers. Raises LoadFailed if one failed.
+
+        A load that has begun already counts, unless the key was invalidated since then.
+        """
         outcomes = await self.core.answers(await self._unique(keys), anew=True)
-        async for batch in sliced(outcomes.values()):
-            for outcome in batch:
-                _answer_or_raise(outcome)
+        answers: dict[K, Answer[V]] = {}
+        async for batch in sliced(outcomes.items()):
+            for key, outcome in batch:
+                answers[key] = _answer_or_raise(outcome)
+        return answers
 
     async def refresh_many(self, keys: Iterable[K]) -> dict[K, Refreshed[V]]:
         """Load the keys now, at any age, and return what became of each.
@@ -263,6 +297,32 @@ class Resource(Face[K, V]):
                 f"not {shown(values)}"
             )
         return await self.core.put(dict(values), terms, version=version)
+
+    async def add(
+        self,
+        key: K,
+        value: V | Loaded[V],
+        *,
+        version: Version | None = None,
+        **terms: Unpack[OwnTerms],
+    ) -> Stored:
+        """Store a value as `put` does, but only if there is no fresh copy.
+
+        Of several callers at once, in any process, the result of one says that it was stored.
+        """
+        self.core.check([key])  # before it is hashed
+        results = await self.core.put({key: value}, terms, version=version, when=When.NO_LIVE_COPY)
+        return results[key]
+
+    async def touch(self, key: K, **terms: Unpack[OwnTerms]) -> Stored:
+        """Give a fresh copy new times that count from now, and leave its value.
+
+        Terms that are left out are the resource's. If there is no fresh copy, nothing is stored,
+        and the result says so.
+        """
+        self.core.check([key])  # before it is hashed
+        results = await self.core.put({key: Loaded(KEEP)}, terms, when=When.LIVE_COPY)
+        return results[key]
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value. No other change is lost.

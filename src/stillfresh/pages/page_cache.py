@@ -177,7 +177,7 @@ class PageCache(OnDemand):
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
         self.core: Core[PageKey, StoredPage] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
-        )
+        ).core
 
     async def get(
         self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()

@@ -150,7 +150,7 @@ class SyncCache:
         self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
     ) -> SyncCore[H, V]:
         """Declare a resource with keys of any type, for packages of stillfresh."""
-        return SyncCore(self.run, self._cache.declare(spec, text, key))
+        return SyncCore(self.run, self._cache.declare(spec, text, key).core)
 
     def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """Invalidate every entry that has this tag, as `Cache.invalidate_tag` does."""

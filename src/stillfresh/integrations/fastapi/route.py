@@ -21,7 +21,6 @@ from stillfresh.engine import (
     Cache,
     Call,
     Codec,
-    Core,
     Dropped,
     Handle,
     Private,
@@ -123,8 +122,8 @@ def fresh(
             load_timeout=load_timeout,
             by_id=False,
         )
-        core = cache.declare(spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
-        return FreshRoute(core, function, signature, key_rule, values)
+        resource = cache.declare(spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
+        return FreshRoute(resource, function, signature, key_rule, values)
 
     return decorate
 
@@ -134,14 +133,14 @@ class FreshRoute(Generic[P]):
 
     def __init__(
         self,
-        core: Core[Call[Any], Any],
+        resource: Resource[Any, Any],
         function: Callable[P, Any],
         signature: inspect.Signature,
         key_rule: KeyRule,
         values: RouteValues,
     ) -> None:
-        self._core = core
-        self._resource: Resource[Any, Any] = Resource(core)
+        self._core = resource.core
+        self._resource = resource
         self._function = function
         self._key_rule = key_rule
         self._values = values

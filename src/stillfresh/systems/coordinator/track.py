@@ -97,7 +97,7 @@ class Track(Driver[str]):
         )
         self.core = controller.cache.declare(
             spec, lambda key: key.id, lambda id_: ViewKey(id_, self.session)
-        )
+        ).core
 
     @property
     def session(self) -> ViewerSession:
