@@ -6,11 +6,12 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 # Many tests wait for a server, a browser or a process: one worker more than there are cores.
 WORKERS := $(shell expr $$(nproc) + 1)
+BEGAN := $(shell date +%s)
 # Tests start hundreds of processes, which would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site demo examples test suite test-all check format diagrams bench scale explore simulate torture mutants pins audit clean screenshots
+.PHONY: help site demo examples test setup suite proof test-all check format diagrams bench scale explore simulate torture mutants pins audit clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,12 +37,21 @@ examples: $(VENV)/.core ## short, watchable examples
 site: $(VENV)/.docs ## the documentation as a site, in build/site
 	$(VENV)/docs/bin/python scripts/site.py
 
-test: check suite ## lint, types and every test
+test: setup check suite ## lint, types and the tests, in about seven minutes on two cores
+	@echo "check and tests took $$(($$(date +%s) - $$(cat $(VENV)/.began))) s, set-up apart"
 
-suite: $(VENV)/.servers $(VENV)/.docs ## every test, or some: make suite TESTS=tests/engine
+# Its time is printed apart: it depends on the network, and it happens once.
+setup: $(VENV)/.servers $(VENV)/.docs
+	@echo "set-up took $$(($$(date +%s) - $(BEGAN))) s"
+	@date +%s > $(VENV)/.began
+
+suite: $(VENV)/.servers $(VENV)/.docs ## the tests, or some: make suite TESTS=tests/engine
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
-test-all: $(VENV)/.uv ## every test on every Python found (3.11 to 3.14), each in a fresh environment
+proof: $(VENV)/.servers $(VENV)/.docs ## what takes hours: long tests, simulations, torture, all Pythons: make proof PARTS="tests torture"
+	@$(BIN)/python scripts/proof.py $(PARTS)
+
+test-all: $(VENV)/.uv ## the tests on every Python found (3.11 to 3.14), each in a fresh environment
 	@$(BIN)/python scripts/pythons.py $(TESTS)
 
 check: $(VENV)/.dev ## lint and types

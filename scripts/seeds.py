@@ -4,11 +4,14 @@ A test names its rules in its own name (`class TestE17Put`, `def test_s3_…`) o
 of its docstring ("E17, S5: …"). A module's docstring does so for rules that nothing in it names.
 The page itself keeps each rule's sentence: only the last column, with the files of its tests, and
 the list of rules without any are written here. `tests/test_docs.py` fails when the page is old.
+
+A rule needs a test that `make test` runs: one that is marked `proof` is not enough.
 """
 
 import ast
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +22,9 @@ RULE = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (.*) \|$", re.MULTILINE)
 LIST = re.compile(r"(<!-- not built -->\n).*?(<!-- /not built -->)", re.DOTALL)
 NAMED = re.compile(r"Test([A-Z]\d+)|test_([a-z]\d+)_")
 SAID = re.compile(r"([A-Z]\d+(?:-[A-Z]\d+)?(?:, [A-Z]\d+(?:-[A-Z]\d+)?)*):\s")
+TYPES = "tests/typing/api.py"
+"""`make test` checks it with mypy."""
+PROOF = "pytest.mark.proof"
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Tests = dict[str, dict[str, list[str]]]
 """Rule -> file -> the classes and functions that name it; none of them: the file as a whole."""
@@ -36,6 +42,28 @@ def rules_of(node: Definition | ast.Module) -> dict[str, None]:
     return dict.fromkeys(rules)
 
 
+def is_proof(node: ast.stmt) -> bool:
+    """True for a test, and for a class of tests, that only `make proof` runs."""
+    if not isinstance(node, Definition):
+        return False
+    if any(ast.unparse(decorator) == PROOF for decorator in node.decorator_list):
+        return True
+    methods = node.body if isinstance(node, ast.ClassDef) else []
+    tests = [step for step in methods if isinstance(step, Definition) and step.name[:4] == "test"]
+    return bool(tests) and all(map(is_proof, tests))
+
+
+def without_proofs(module: ast.Module) -> ast.Module:
+    """What `make test` runs of a file."""
+    if any(ast.unparse(node) == f"pytestmark = {PROOF}" for node in module.body):
+        return ast.Module([], [])
+    everyday = [node for node in module.body if not is_proof(node)]
+    for node in everyday:
+        if isinstance(node, ast.ClassDef):
+            node.body = [step for step in node.body if not is_proof(step)]
+    return ast.Module(everyday, [])
+
+
 def named_in(module: ast.Module) -> dict[str, list[str]]:
     """Rule -> what names it in one file; a method counts if its class does not name the rule."""
     found: dict[str, list[str]] = {rule: [] for rule in rules_of(module)}
@@ -51,18 +79,25 @@ def named_in(module: ast.Module) -> dict[str, list[str]]:
     return found
 
 
-def collected(root: Path = ROOT) -> Tests:
-    """Every rule that a file below `tests` names; the kit only helps to prove."""
+def collected(root: Path = ROOT) -> tuple[Tests, set[str]]:
+    """What names each rule in the files below `tests`, and the rules that `make test` tests.
+
+    The kit only helps to prove.
+    """
     found: Tests = {}
+    everyday: set[str] = set()
     for file in sorted((root / "tests").rglob("*.py")):
         path = file.relative_to(root).as_posix()
         if not path.startswith("tests/kit/"):
-            for rule, names in named_in(ast.parse(file.read_text())).items():
+            module = ast.parse(file.read_text())
+            for rule, names in named_in(module).items():
                 found.setdefault(rule, {})[path] = names
-    return found
+            if file.name.startswith("test_") or path == TYPES:
+                everyday |= named_in(without_proofs(module)).keys()
+    return found, everyday
 
 
-def mistakes(page: str, tests: Tests) -> list[str]:
+def mistakes(page: str, tests: Tests, everyday: Collection[str]) -> list[str]:
     """What the page cannot be written with: rules that are not in it, and tests that went."""
     shown = {rule[1]: rule[3] for rule in RULE.finditer(page)}
     unknown = [
@@ -74,7 +109,12 @@ def mistakes(page: str, tests: Tests) -> list[str]:
         for rule, text in shown.items()
         if rule not in tests and text != NOT_BUILT
     ]
-    return unknown + lost
+    slow = [
+        f"{rule} is tested in make proof only: {', '.join(tests[rule])}"
+        for rule in shown
+        if rule in tests and rule not in everyday
+    ]
+    return unknown + lost + slow
 
 
 def link(path: str) -> str:
@@ -97,7 +137,8 @@ def written(page: str, tests: Tests) -> str:
 
 
 if __name__ == "__main__":
-    PAGE_AS_IT_IS, TESTS = PAGE.read_text(), collected()
-    if WRONG := mistakes(PAGE_AS_IT_IS, TESTS):
+    PAGE_AS_IT_IS = PAGE.read_text()
+    TESTS, EVERYDAY = collected()
+    if WRONG := mistakes(PAGE_AS_IT_IS, TESTS, EVERYDAY):
         sys.exit("\n".join(WRONG))
     PAGE.write_text(written(PAGE_AS_IT_IS, TESTS))

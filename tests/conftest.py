@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is, and nothing about the code. The same
 # examples every time, so that a failure is the change's own; STILLFRESH_EXPLORE=1 draws others.
 settings.register_profile(
-    "stillfresh",
+    "test",
     deadline=None,
     derandomize="STILLFRESH_EXPLORE" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("stillfresh")
+# `make proof` chooses it: other examples in every run, and ten times as many.
+settings.register_profile(
+    "proof",
+    settings.get_profile("test"),
+    derandomize=False,
+    max_examples=10 * settings.get_profile("test").max_examples,
+)
+settings.load_profile("test")
 
 
 @pytest.hookimpl(wrapper=True)

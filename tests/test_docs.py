@@ -247,8 +247,9 @@ class TestSeeds:
 
     def test_the_page_lists_the_tests_that_there_are(self, seeds: Any) -> None:
         """What `python scripts/seeds.py` would write is what the page shows."""
-        page, tests = seeds.PAGE.read_text(), seeds.collected()
-        assert seeds.mistakes(page, tests) == []
+        page = seeds.PAGE.read_text()
+        tests, everyday = seeds.collected()
+        assert seeds.mistakes(page, tests, everyday) == []
         assert seeds.written(page, tests) == page, "run python scripts/seeds.py"
 
     def test_every_rule_of_a_contract_has_one_row(self, seeds: Any) -> None:
@@ -282,11 +283,34 @@ class TestSeeds:
     def test_a_wrong_number_and_a_lost_test_are_told(self, seeds: Any) -> None:
         """A rule that is not built yet may have no test; one that had one may not lose it."""
         page = "| E1 | a | [t](../tests/t.py) |\n| E2 | b | not built yet |\n"
-        assert seeds.mistakes(page, {"E1": {}, "E2": {}}) == []
-        [unknown, lost] = seeds.mistakes(page, {"E11": {"tests/test_a.py": []}})
+        assert seeds.mistakes(page, {"E1": {}, "E2": {}}, {"E1", "E2"}) == []
+        [unknown, lost] = seeds.mistakes(page, {"E11": {"tests/test_a.py": []}}, {"E11"})
         assert "E11 is no rule" in unknown
         assert "tests/test_a.py" in unknown
         assert "E1 had tests" in lost
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            '"""E1: slow."""\npytestmark = pytest.mark.proof\ndef test_a(): ...',
+            "@pytest.mark.proof\nclass TestE1Put:\n    def test_a(self): ...",
+            "class TestE1Put:\n    @pytest.mark.proof\n    def test_a(self): ...",
+            '@pytest.mark.proof\ndef test_a():\n    """E1: slow."""',
+        ],
+    )
+    def test_t13_a_rule_that_only_the_proof_tests_is_told(self, seeds: Any, source: str) -> None:
+        """`make test` has a test of every rule."""
+        module = ast.parse(source)
+        assert list(seeds.named_in(module)) == ["E1"]
+        assert seeds.named_in(seeds.without_proofs(module)) == {}
+        page = "| E1 | a | [t](../tests/t.py) |\n"
+        [slow] = seeds.mistakes(page, {"E1": {"tests/test_a.py": []}}, set())
+        assert "E1 is tested in make proof only: tests/test_a.py" in slow
+
+    def test_t13_a_class_with_one_quick_test_is_enough(self, seeds: Any) -> None:
+        tests = "@pytest.mark.proof\n    def test_a(self): ...\n    def test_b(self): ..."
+        everyday = seeds.without_proofs(ast.parse(f"class TestE1Put:\n    {tests}"))
+        assert seeds.named_in(everyday) == {"E1": ["TestE1Put"]}
 
 
 def test_every_rule_of_http_has_its_test() -> None:

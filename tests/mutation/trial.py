@@ -25,6 +25,7 @@ UNUSED = ("randomly", "xdist", "xdist.looponfail", "schemathesis", "cacheprovide
 """Plugins of pytest that no run needs."""
 QUIET = (
     *("-W", "ignore::pytest.PytestAssertRewriteWarning", "--tb=line", "-q"),
+    *("-m", ""),  # also the tests that only `make proof` runs
     *(option for name in UNUSED for option in ("-p", f"no:{name}")),
 )
 FORK = multiprocessing.get_context("fork")

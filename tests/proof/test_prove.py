@@ -224,7 +224,7 @@ class TestT11Prove:
         assert "every promise was kept" not in said
 
     def test_counts_that_need_a_word_have_one(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """If there were any."""
+        """T15: the nines that the reads support, and what was excused or not judged, if any was."""
         report = Report("valkey", 1, 2, counts=Counter(served=2000, blind=1000), broken={LOST: []})
         tell([report])
         said = capsys.readouterr().out
