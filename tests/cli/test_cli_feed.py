@@ -63,7 +63,7 @@ def lines(text: str) -> list[list[str]]:
 
 
 class TestF16Inspect:
-    def test_shows_what_is_in_a_feed(self, feed: Path) -> None:
+    def test_inspect_shows_the_contents_of_a_feed(self, feed: Path) -> None:
         """Keys by verdict, topics and comments, each key with what is the matter with it."""
         text = said("inspect", str(feed))
         found = lines(text)
@@ -76,7 +76,7 @@ class TestF16Inspect:
         by_address = lines(said("inspect", f"sqlite:///{feed}", "--limit", "0"))
         assert by_address[1:] == found[1 : len(by_address)]
 
-    def test_json_judges_by_the_seeds_five_minutes(self, feed: Path) -> None:
+    def test_inspect_json_judges_feed_keys_by_five_minutes(self, feed: Path) -> None:
         """Each key's verdict and times; a key that has rows and no meta row is stale."""
         found = entries(feed)
         verdicts = {id_: entry["verdict"] for id_, entry in found.items()}
@@ -96,7 +96,7 @@ class TestF16Inspect:
         assert (document["topics"], document["comments"], document["counted"]) == (2, 2, 4)
         assert inspected(feed, "--kind", "price")["entries"] == []
 
-    def test_only_looks(self, feed: Path) -> None:
+    def test_inspect_and_explain_change_nothing_in_a_feed(self, feed: Path) -> None:
         """Not a byte is changed, and nothing is left beside the file."""
         before = neighbours(feed)
         said("inspect", str(feed))
@@ -104,7 +104,7 @@ class TestF16Inspect:
         said("explain", str(feed), "feed", "topic:a")
         assert neighbours(feed) == before
 
-    def test_a_file_of_another_implementation(self, tmp_path: Path) -> None:
+    def test_inspect_reads_a_feed_of_another_implementation(self, tmp_path: Path) -> None:
         """Without our tables and without a log: it is read, and stays as it is."""
         path, now = tmp_path / "theirs.db", int(time.time())
         connection = sqlite3.connect(path)
@@ -119,7 +119,9 @@ class TestF16Inspect:
         assert "a fresh copy" in said("explain", str(path), "feed", "index:all:7")
         assert neighbours(path) == before
 
-    async def test_a_process_that_has_it_open_is_not_disturbed(self, tmp_path: Path) -> None:
+    async def test_inspect_does_not_disturb_a_process_that_has_the_feed_open(
+        self, tmp_path: Path
+    ) -> None:
         """What it has just written is seen, and it goes on writing."""
         path = tmp_path / "feed.db"
         with FeedCache.open(path) as cache:
@@ -129,7 +131,7 @@ class TestF16Inspect:
             cache.put_topics([], "index:all:8")
             assert not cache.is_stale("index:all:8")
 
-    def test_a_corrupt_feed_is_an_error(self, feed: Path) -> None:
+    def test_inspect_of_a_corrupt_feed_is_an_error_and_leaves_it(self, feed: Path) -> None:
         """And is not set aside."""
         feed.write_bytes(feed.read_bytes()[:4096] + b"\x00" * 8192)
         before = feed.read_bytes()
@@ -139,7 +141,7 @@ class TestF16Inspect:
         assert feed.read_bytes() == before
         assert not [name for name in neighbours(feed) if "corrupt" in name]
 
-    def test_is_told_by_its_tables(self, feed: Path, tmp_path: Path) -> None:
+    def test_a_feed_is_recognised_by_its_tables(self, feed: Path, tmp_path: Path) -> None:
         """Not by its name; a store, a text, a directory and nothing at all are no feeds."""
         store = SqliteStore(tmp_path / "site.db")
         asyncio.run(store.open())
@@ -152,7 +154,7 @@ class TestF16Inspect:
 
 
 class TestF16Explain:
-    def test_says_why_and_what_a_read_would_do(self, feed: Path) -> None:
+    def test_explain_says_what_a_read_of_a_feed_key_would_do(self, feed: Path) -> None:
         """Fresh, stale, failing, absent, unknown, invalidated: in words that are true of a feed."""
         told = said("explain", str(feed), "feed", "index:all:7")
         assert told.startswith("feed 'index:all:7': a fresh copy,")
@@ -167,7 +169,7 @@ class TestF16Explain:
         found = json.loads(said("explain", str(feed), "feed", "topic:b", "--json"))
         assert (found["verdict"], found["invalidated"], found["fresh_for"]) == ("stale", True, 300)
 
-    def test_a_topic_that_upstream_does_not_have(self, feed: Path) -> None:
+    def test_explain_names_a_topic_known_to_be_absent(self, feed: Path) -> None:
         """It was fetched, and there is no row."""
 
         async def fetched() -> None:
@@ -179,7 +181,7 @@ class TestF16Explain:
         assert "known to be absent" in said("explain", str(feed), "feed", "topic:none")
         assert entries(feed)["topic:none"]["absent"]
 
-    def test_a_row_that_cannot_be_read(self, feed: Path) -> None:
+    def test_explain_says_that_an_unreadable_row_is_loaded_again(self, feed: Path) -> None:
         """A read would wait for a load."""
         connection = sqlite3.connect(feed)
         connection.execute("UPDATE feed_topics SET topic_json = '{' WHERE topic_uuid = 'a'")
@@ -187,7 +189,7 @@ class TestF16Explain:
         connection.close()
         assert "a read waits for a load" in said("explain", str(feed), "feed", "topic:a")
 
-    def test_a_name_that_the_feed_does_not_know_is_hinted_at(self, feed: Path) -> None:
+    def test_explain_hints_at_unknown_kinds_and_ids_of_a_feed(self, feed: Path) -> None:
         """On stderr; the answer is an answer."""
         result = call("explain", str(feed), "feed", "topic:zz")
         assert (result.exit_code, "no such id" in result.stderr) == (0, True)
@@ -196,7 +198,7 @@ class TestF16Explain:
 
 
 class TestF16Invalidate:
-    def test_by_id(self, feed: Path) -> None:
+    def test_invalidate_makes_a_feed_key_stale_by_its_id(self, feed: Path) -> None:
         """The key is stale at the next read, in any spelling; rows are served on, as ever."""
         assert said("invalidate", str(feed), "feed", "index:all:7") == "1 entry invalidated\n"
         assert said("invalidate", str(feed), "feed", "index:NEWS:7") == "1 entry invalidated\n"
@@ -205,7 +207,7 @@ class TestF16Invalidate:
             assert cache.get_topic("a") is not None
         assert "index:news:7" not in entries(feed)
 
-    def test_a_whole_feed(self, feed: Path) -> None:
+    def test_invalidate_all_makes_a_whole_feed_stale(self, feed: Path) -> None:
         """`--kind feed --all`; another kind is not there."""
         assert said("invalidate", str(feed), "--kind", "feed", "--all") == "6 entries invalidated\n"
         left = entries(feed).values()
@@ -214,7 +216,7 @@ class TestF16Invalidate:
         assert result.stdout == "0 entries invalidated\n"
         assert "it has" in result.stderr
 
-    async def test_a_fetch_under_way_cannot_publish(self, tmp_path: Path) -> None:
+    async def test_invalidate_voids_a_running_fetch_of_a_feed(self, tmp_path: Path) -> None:
         """The law, for an operator in another process."""
         network = Network()
         with FeedCache.open(tmp_path / "feed.db") as cache:
@@ -230,7 +232,7 @@ class TestF16Invalidate:
                 await reading
                 assert len(network.lookups) == 14
 
-    def test_opening_it_evicts_nothing(self, tmp_path: Path) -> None:
+    def test_invalidate_evicts_nothing_of_a_feed(self, tmp_path: Path) -> None:
         """The program that it belongs to may keep rows for longer than thirty days."""
         path, long_ago = tmp_path / "feed.db", time.time() - 40 * 86_400
         with FeedCache.open(path, clock=lambda: long_ago, keep_for="365d") as cache:
@@ -240,7 +242,7 @@ class TestF16Invalidate:
 
 
 class TestF16Evict:
-    def test_drops_what_is_older_than_the_seeds_thirty_days(self, feed: Path) -> None:
+    def test_evict_drops_feed_rows_older_than_thirty_days(self, feed: Path) -> None:
         """And says how many rows; the rest stays."""
         long_ago = time.time() - 31 * 86_400
         with FeedCache.open(feed, clock=lambda: long_ago) as cache:
@@ -251,7 +253,7 @@ class TestF16Evict:
 
 
 class TestF16View:
-    async def test_lists_as_the_feeds_store_does(self, feed: Path) -> None:
+    async def test_the_view_of_a_feed_lists_every_key_once(self, feed: Path) -> None:
         """Page by page, every key once."""
         view = FeedView(feed)
         await view.open()

@@ -95,7 +95,9 @@ main()
 
 
 class TestG18Warm:
-    def test_ctrl_c_ends_it_while_its_list_is_a_pipe_without_a_writer(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_warm_while_its_list_is_a_pipe_without_a_writer(
+        self, tmp_path: Path
+    ) -> None:
         """Nothing is asked for yet, and opening the pipe waits."""
         os.mkfifo(tmp_path / "urls")
         command = [sys.executable, "-c", OPENING, "warm", "http://127.0.0.1:1", "--from"]
@@ -106,7 +108,7 @@ class TestG18Warm:
             out, err = process.communicate(timeout=30)
         assert (process.returncode, out, err.strip()) == (130, "", "")
 
-    def test_a_store_and_its_site(self, site: tuple[Site, str], tmp_path: Path) -> None:
+    def test_warm_fills_a_store_from_its_site(self, site: tuple[Site, str], tmp_path: Path) -> None:
         """Each line is asked for once; what was kept is in the store, for the next gateway."""
         pages, url = site
         store = f"{tmp_path}/site.db"
@@ -121,7 +123,7 @@ class TestG18Warm:
             f"{url}/b?c=d",
         ]
 
-    def test_a_file_of_settings(self, site: tuple[Site, str], tmp_path: Path) -> None:
+    def test_warm_takes_a_file_of_settings(self, site: tuple[Site, str], tmp_path: Path) -> None:
         """Its store is filled as `serve` would, with its routes."""
         _, url = site
         file = tmp_path / "stillfresh.toml"
@@ -133,7 +135,7 @@ class TestG18Warm:
         found = json.loads(said("warm", str(file), "--from", urls, "--json", *FAST))
         assert found == {"stored": 2, "there_already": 0, "not_kept": 0, "failed": 0}
 
-    def test_a_running_gateway(self, tmp_path: Path) -> None:
+    def test_warm_asks_a_running_gateway(self, tmp_path: Path) -> None:
         """Entities are warmed by their paths; whatever failed is named, and ends it with 1."""
         loaded: list[str] = []
 
@@ -153,7 +155,7 @@ class TestG18Warm:
             "neither a path nor an address: http:y",
         ]
 
-    def test_a_list_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_warm_reports_a_missing_list_before_opening_anything(self, tmp_path: Path) -> None:
         """Is told before anything is opened."""
         result = call("warm", f"{tmp_path}/x.db", "--upstream", "http://x", "--from", "none.txt")
         assert (result.exit_code, result.stderr) == (
@@ -162,7 +164,9 @@ class TestG18Warm:
         )
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_gateway_that_is_away(self, tmp_path: Path) -> None:
+    def test_warm_counts_every_line_of_an_unreachable_gateway_as_failed(
+        self, tmp_path: Path
+    ) -> None:
         """Every line has failed."""
         urls = listed(tmp_path, "/a", "/b")
         result = call("warm", "http://127.0.0.1:1", "--from", urls, *FAST)
@@ -183,14 +187,16 @@ class TestG18Warm:
             (["memory://", "--upstream", "http://y"], "would be gone when this command ends"),
         ],
     )
-    def test_wrong_use(self, tmp_path: Path, arguments: list[str], says: str) -> None:
+    def test_wrong_use_of_warm_is_one_line(
+        self, tmp_path: Path, arguments: list[str], says: str
+    ) -> None:
         """Is a line, and 2."""
         result = call("warm", *arguments, "--from", listed(tmp_path, "/a"))
         assert (result.exit_code, result.stdout) == (2, "")
         assert says in result.stderr
         assert result.stderr.count("\n") == 1
 
-    async def test_no_faster_than_it_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_warm_obeys_its_rate(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Turns are so far apart, however many wait for one; a pause is not made up for."""
         now = [100.0]
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
@@ -201,7 +207,9 @@ class TestG18Warm:
 
 
 class TestG18Stats:
-    def test_of_a_store(self, tmp_path: Path, site: tuple[Site, str]) -> None:
+    def test_stats_shows_how_much_a_store_holds(
+        self, tmp_path: Path, site: tuple[Site, str]
+    ) -> None:
         """How much there is."""
         store, urls = f"{tmp_path}/site.db", listed(tmp_path, "/a")
         said("warm", store, "--upstream", site[1], "--from", urls, *FAST)
@@ -209,7 +217,9 @@ class TestG18Stats:
         found = json.loads(said("stats", store, "--json"))
         assert (found["target"], found["store"]["copies"]) == (store, 1)
 
-    def test_of_a_gateway(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_stats_shows_reads_hits_and_loads_of_a_gateway(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Reads, the share that needed no load, loads; with a token only to those who have it."""
 
         async def prices(ids: list[str]) -> dict[str, int]:
@@ -229,7 +239,9 @@ class TestG18Stats:
         assert (kind["reads"], kind["hits"], kind["loads"], kind["entries"]) == (4, 3, 1, 1)
         assert re.search(r"^price +4 +75.0 % +1 +0 +1 +0$", table, re.MULTILINE)
 
-    def test_again_and_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_stats_watch_repeats_its_numbers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """`--watch`: a line of JSON for each look, or the table anew with reads a second."""
         looks = iter(range(1, 10))
         pauses: list[float] = []
@@ -264,14 +276,16 @@ class TestG18Stats:
             (["none.db"], 1, "there is no such file"),
         ],
     )
-    def test_what_cannot_be_asked(self, arguments: list[str], code: int, says: str) -> None:
+    def test_stats_of_an_unusable_target_is_one_line(
+        self, arguments: list[str], code: int, says: str
+    ) -> None:
         """Is a line."""
         result = call("stats", *arguments)
         assert (result.exit_code, result.stdout) == (code, "")
         assert says in result.stderr
         assert result.stderr.count("\n") == 1
 
-    def test_another_server_is_none_of_ours(self, site: tuple[Site, str]) -> None:
+    def test_stats_refuses_a_server_that_is_not_a_gateway(self, site: tuple[Site, str]) -> None:
         """Its answer is not counted."""
         result = call("stats", site[1])
         assert (result.exit_code, "not a gateway" in result.stderr) == (1, True)

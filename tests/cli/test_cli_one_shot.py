@@ -54,7 +54,9 @@ class TestG23OneShot:
         ],
         ids=" ".join,
     )
-    def test_it_does_not_promise_to_try_again(self, tmp_path: Path, arguments: list[str]) -> None:
+    def test_a_one_shot_command_does_not_promise_to_try_again(
+        self, tmp_path: Path, arguments: list[str]
+    ) -> None:
         """Neither in its error nor in what its parts log; it says what failed, and exits."""
         result = run(tmp_path, *arguments)
         said = result.stdout + result.stderr
@@ -73,6 +75,6 @@ class TestG23OneShot:
             ("other changes came first; try again", "other changes came first; try again"),
         ],
     )
-    def test_what_is_left_out(self, text: str, left: str) -> None:
+    def test_promises_to_retry_are_removed_and_advice_stays(self, text: str, left: str) -> None:
         """Advice to the caller stays."""
         assert without_promises(text) == left

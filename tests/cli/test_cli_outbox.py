@@ -54,7 +54,7 @@ def link(address: str) -> Iterator[Link]:
 
 
 class TestE8OutboxCommands:
-    def test_create_and_drop(self, address: str, link: Link) -> None:
+    def test_outbox_create_and_drop_work(self, address: str, link: Link) -> None:
         """Several tags for one table; dropped, nothing is told."""
         assert (
             said("outbox", "create", address, *TABLE) == "the outbox records changes of products\n"
@@ -63,7 +63,7 @@ class TestE8OutboxCommands:
         assert said("outbox", "drop", address) == "the outbox was removed\n"
         assert rows(link, "SELECT to_regnamespace('stillfresh_outbox')") == [(None,)]
 
-    def test_sql_is_printed_for_migrations(self, link: Link) -> None:
+    def test_outbox_create_prints_its_sql_for_migrations(self, link: Link) -> None:
         """Without a database; run by any tool it does what create does."""
         link.execute(said("outbox", "create", "--sql", *TABLE).encode())
         assert told(link, INSERT) == ["", "product:1", "shop:eu"]
@@ -82,12 +82,12 @@ class TestE8OutboxCommands:
             (["show", "postgresql://h/d", "--max-lag", "soon"], "--max-lag"),
         ],
     )
-    def test_wrong_use_ends_with_2(self, arguments: list[str], expected: str) -> None:
+    def test_wrong_use_of_outbox_ends_with_2(self, arguments: list[str], expected: str) -> None:
         """With what to write instead."""
         result = call("outbox", *arguments)
         assert (result.exit_code, expected in result.stderr) == (2, True), result.stderr
 
-    def test_show_tells_the_lag(self, address: str, link: Link) -> None:
+    def test_outbox_show_reports_the_lag(self, address: str, link: Link) -> None:
         """Of each consumer; with --max-lag it is a health check."""
         said("outbox", "create", address, *TABLE)
         assert said("outbox", "show", address) == ""
@@ -100,7 +100,7 @@ class TestE8OutboxCommands:
         assert call("outbox", "show", address, "--max-lag", "1h").exit_code == 0
 
     @pytest.mark.parametrize("options", [(), ("--pages",)])
-    def test_follow_invalidates_in_a_store_until_it_is_ended(
+    def test_outbox_follow_invalidates_in_a_store_until_sigterm(
         self, address: str, link: Link, tmp_path: Path, options: tuple[str, ...]
     ) -> None:
         """A process of its own: values, or pages, with a changed tag; SIGTERM ends it with 0."""
@@ -122,7 +122,9 @@ class TestE8OutboxCommands:
             finally:
                 process.kill()
 
-    def test_ctrl_c_ends_follow_quietly_before_it_has_caught_up(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_outbox_follow_quietly_before_it_has_caught_up(
+        self, tmp_path: Path
+    ) -> None:
         """The database does not answer: what waits for it is told to nobody."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             database = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/shop"

@@ -25,7 +25,7 @@ def shown() -> list[tuple[str, str]]:
 
 class TestPlan:
     @pytest.mark.parametrize(("command", "output"), shown(), ids=["met", "not met", "more waiting"])
-    def test_the_page_shows_what_it_says(
+    def test_the_output_of_plan_in_the_docs_is_real(
         self, command: str, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each command of docs/plan.md is run, and each line of its output is there."""
@@ -37,14 +37,14 @@ class TestPlan:
         assert any(re.match(r" +\|.*[PR.]", it) for it in lines)
 
     @pytest.mark.parametrize("objective", ["p99<20s", "p99<60s", "p99<5m", "p50<2s", "stale<50%"])
-    def test_g23_never_lets_more_reads_wait(self, objective: str) -> None:
+    def test_g23_plan_never_lets_more_reads_wait(self, objective: str) -> None:
         """G23: whatever is asked for, except for less waiting; both times are proposed."""
         found = json.loads(said("plan", READS, "--objective", objective, "--json"))
         proposed = found["choice"]["chosen"]["price"]
         assert proposed["waited"] <= found["recorded"]["price"]["waited"]
         assert set(proposed["terms"]) == {"fresh_for", "stale_for"}
 
-    def test_g23_says_what_more_waiting_would_allow(self) -> None:
+    def test_g23_plan_says_what_more_waiting_would_allow(self) -> None:
         """G23: and how to ask for it; what it says to write is then met."""
         told = said("plan", READS, "--objective", "p99<10s")
         match = re.search(r"--objective \"(p99<10s, waited<[\d.]+%)\"", told)
@@ -54,13 +54,13 @@ class TestPlan:
         assert "price" not in asked["choice"]["missed"]
         assert asked["choice"]["chosen"]["price"]["waited"] > asked["recorded"]["price"]["waited"]
 
-    def test_g23_help_lists_the_objectives(self) -> None:
+    def test_g23_the_help_of_plan_lists_the_objectives(self) -> None:
         """G23: each name that can be written, with what it means."""
         told = said("plan", "--help")
         for name in ("p50<10s", "p99<60s", "stale<5%", "waited<20%"):
             assert re.search(rf"^  +{name} +\w", told, re.MULTILINE), name
 
-    def test_one_json_document(self) -> None:
+    def test_plan_json_has_every_figure_of_every_policy(self) -> None:
         """With every figure of every policy that was tried."""
         found = json.loads(said("plan", READS, "--budget", "1/s", "--json"))
         assert found["choice"]["is_met"] is True
@@ -70,7 +70,7 @@ class TestPlan:
         assert proposed in found["tried"]["price"]
         assert set(proposed) >= {"requests", "p50", "p99", "stale", "waited", "bytes"}
 
-    def test_a_report_stands_alone(self, tmp_path: Path) -> None:
+    def test_the_html_report_of_plan_loads_nothing(self, tmp_path: Path) -> None:
         """No script, nothing from elsewhere, light and dark; a name is text, whatever is in it."""
         page, reads = tmp_path / "plan.html", tmp_path / "<b>.jsonl"
         reads.write_text(Path(READS).read_text()[:9_999].rpartition("\n")[0] + "\n")
@@ -93,14 +93,16 @@ class TestPlan:
             (["missing.jsonl"], 1, "missing.jsonl: No such file or directory"),
         ],
     )
-    def test_mistakes_are_one_line(self, arguments: list[str], code: int, told: str) -> None:
+    def test_mistakes_of_plan_are_one_line(
+        self, arguments: list[str], code: int, told: str
+    ) -> None:
         """With the exit codes of every command."""
         result = call("plan", *arguments)
         assert result.exit_code == code
         assert told in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
-    def test_a_line_that_is_cut_off_is_noted(self, tmp_path: Path) -> None:
+    def test_plan_notes_a_line_that_is_cut_off(self, tmp_path: Path) -> None:
         """The rest is planned with; a file without reads is an error."""
         cut = tmp_path / "cut.jsonl"
         cut.write_text(Path(READS).read_text()[:9_999])
@@ -111,7 +113,7 @@ class TestPlan:
         cut.write_text('["stillfresh-recording",1,1.0]\n')
         assert "no reads were recorded" in call("plan", str(cut)).stderr
 
-    def test_a_recording_that_is_too_short_is_refused(self, tmp_path: Path) -> None:
+    def test_plan_refuses_a_recording_that_is_too_short(self, tmp_path: Path) -> None:
         """One read says nothing of any policy; the error says how long to record."""
         short = tmp_path / "short.jsonl"
         kind, read = '["kind","p",9,0,0,0,9,4,30]', '["use",1.0,"p",["a"],"read"]'

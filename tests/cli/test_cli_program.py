@@ -44,7 +44,7 @@ ALL = dict(commands())
 
 
 class TestG10Help:
-    def test_has_every_command(self) -> None:
+    def test_the_help_has_every_command(self) -> None:
         """Those that the contract names, and the table's."""
         assert [name for (name, *_) in ALL if len(_) == 0] == [
             "demo",
@@ -67,7 +67,7 @@ class TestG10Help:
             assert len(path) > 1 or f"{path[0]:10}  {command.get_short_help_str(100)}\n" in text
 
     @pytest.mark.parametrize("path", ALL, ids=" ".join)
-    def test_says_what_with_an_example(self, path: tuple[str, ...]) -> None:
+    def test_the_help_of_each_command_has_a_valid_example(self, path: tuple[str, ...]) -> None:
         """Each example is a call that the command takes."""
         text = said(*path, "--help")
         assert text.startswith(f"Usage: main {' '.join(path)} ")
@@ -79,7 +79,7 @@ class TestG10Help:
             if not isinstance(ALL[path], click.Group):
                 ALL[path].make_context(path[-1], arguments[len(path) :])
 
-    def test_is_in_the_docs_as_it_is(self) -> None:
+    def test_the_help_is_in_the_docs(self) -> None:
         """`make diagrams` writes it there."""
         page = (ROOT / "docs" / "cli.md").read_text()
         spec = importlib.util.spec_from_file_location("cli_help", ROOT / "scripts" / "cli_help.py")
@@ -92,12 +92,12 @@ class TestG10Help:
             assert len(path) > 1 or f"<!-- help: stillfresh {path[0]} -->" in page
 
     @pytest.mark.parametrize("path", ALL, ids=" ".join)
-    def test_fits_a_terminal(self, path: tuple[str, ...]) -> None:
+    def test_the_help_fits_a_terminal(self, path: tuple[str, ...]) -> None:
         """But for examples, which are copied whole."""
         prose = said(*path, "--help").partition("\nExample")[0]
         assert max(map(len, prose.splitlines())) <= 80
 
-    def test_imports_nothing_that_it_does_not_need(self) -> None:
+    def test_the_help_imports_no_optional_library(self) -> None:
         """No web stack, no tables, no client library: it is there at once."""
         script = """
 import sys
@@ -116,7 +116,7 @@ print([name for name in sys.modules if name.startswith(("stillfresh.gateway", "s
         assert found.stdout.endswith("[]\n[]\n")
 
     @pytest.mark.parametrize("module", ["stillfresh", "stillfresh.cli"])
-    def test_runs_as_a_module(self, module: str) -> None:
+    def test_the_program_runs_as_a_module(self, module: str) -> None:
         """Under its own name."""
         found = subprocess.run(
             [sys.executable, "-m", module, "evict", "-h"],
@@ -127,7 +127,7 @@ print([name for name in sys.modules if name.startswith(("stillfresh.gateway", "s
         )
         assert found.stdout.startswith("Usage: stillfresh evict")
 
-    def test_without_a_command_is_help_and_wrong_use(self) -> None:
+    def test_without_a_command_the_help_is_shown_as_wrong_use(self) -> None:
         """On stderr."""
         result = call()
         assert result.exit_code == 2
@@ -188,7 +188,7 @@ class TestG10Errors:
             ("dynamodb://t?colour=red", 2, "takes each once"),
         ],
     )
-    def test_a_store_that_is_none(
+    def test_a_missing_or_foreign_store_is_one_line_and_no_new_file(
         self, tmp_path: Path, arguments: list[str], store: str, code: int, says: str
     ) -> None:
         """One line, an exit code, and no new file: a wrong path is not an empty store."""
@@ -226,14 +226,14 @@ class TestG10Errors:
             (["table", "describe", "dynamodb://t?colour=red"], "takes each once"),
         ],
     )
-    def test_wrong_use_is_told_in_a_line(self, arguments: list[str], says: str) -> None:
+    def test_wrong_use_of_a_command_is_one_line(self, arguments: list[str], says: str) -> None:
         """And ends with 2."""
         result = call(*arguments)
         assert (result.exit_code, result.stdout) == (2, "")
         assert says in result.stderr
         assert result.stderr.count("\n") == 1
 
-    def test_a_kind_that_cannot_be_one(self, tmp_path: Path) -> None:
+    def test_an_impossible_kind_is_refused(self, tmp_path: Path) -> None:
         """It would name a table."""
         path = filled(tmp_path / "s.db", lambda store: put(store, "price", ["a"], HOUR, 0))
         for kind in ('x"; DROP TABLE price', "sqlite_x", "Price"):
@@ -278,7 +278,7 @@ main({arguments!r}, prog_name="stillfresh")
         assert f"stillfresh[{extra}]" in found.stderr
         assert found.stderr.count("\n") == 1
 
-    def test_bytes_that_are_no_text_are_no_id(self, tmp_path: Path) -> None:
+    def test_ids_that_are_not_text_are_refused(self, tmp_path: Path) -> None:
         """What a shell hands on from a file of another encoding."""
         path = filled(tmp_path / "s.db", lambda store: put(store, "price", ["a"], HOUR, 0))
         for command in (
@@ -300,7 +300,7 @@ def many(tmp_path: Path) -> Path:
 
 
 class TestG10Ends:
-    def test_ctrl_c_is_130_and_quiet(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_a_command_quietly_with_130(self, tmp_path: Path) -> None:
         """What it had begun is tidied up."""
         command = [*COMMAND, "bench", f"sqlite:///{tmp_path}/x.db", "--seconds", "60"]
         with interruptible(command) as process:
@@ -311,7 +311,7 @@ class TestG10Ends:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-    def test_who_reads_no_more_ends_it_quietly(self, many: Path, options: list[str]) -> None:
+    def test_a_closed_pipe_ends_a_command_quietly(self, many: Path, options: list[str]) -> None:
         """As `| head -1` does."""
         command = [*COMMAND, "inspect", str(many), "--limit", "5000", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -323,7 +323,7 @@ class TestG10Ends:
             assert process.wait(timeout=60) in {0, 1}
 
     @pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], FAST_JSON])
-    def test_a_full_disk_is_told(self, arguments: list[str]) -> None:
+    def test_a_full_disk_is_an_error(self, arguments: list[str]) -> None:
         """Whatever could not be written."""
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -336,7 +336,7 @@ class TestG10Ends:
             )
         assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
 
-    def test_a_terminal_of_few_letters_is_written_to_all_the_same(self, tmp_path: Path) -> None:
+    def test_characters_that_a_terminal_lacks_are_escaped(self, tmp_path: Path) -> None:
         """Letters that it lacks are written out."""
         path = filled(tmp_path / "s.db", lambda store: put(store, "price", ["ключ"], HOUR, 0))
         found = stillfresh("inspect", str(path), env={**os.environ, "PYTHONIOENCODING": "latin-1"})
@@ -373,7 +373,7 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
 
 
 class TestG10Terminal:
-    def test_colours_where_there_are_some(self, tmp_path: Path) -> None:
+    def test_colours_are_used_on_a_terminal_only(self, tmp_path: Path) -> None:
         """On a terminal, and not with NO_COLOR, on a dumb one, or in a pipe."""
         path = filled(tmp_path / "s.db", lambda store: put(store, "price", ["a"], HOUR, 0))
         assert "\x1b[" in on_a_terminal(["inspect", str(path)])
@@ -390,7 +390,7 @@ class TestG10Terminal:
         assert "…" not in seen
         assert "059" in seen
 
-    def test_a_bar_for_what_takes_longer_than_a_second(self) -> None:
+    def test_a_progress_bar_is_shown_for_long_work(self) -> None:
         """On the terminal, and gone when it is done; json is still one document."""
         seen = on_a_terminal(["bench", "memory://", "sqlite:///", "--json", "--seconds", "0.5"])
         assert "Measuring:" in seen
@@ -399,7 +399,7 @@ class TestG10Terminal:
 
 
 class TestG10Bench:
-    def test_measures_each_store(self, tmp_path: Path) -> None:
+    def test_bench_measures_each_store(self, tmp_path: Path) -> None:
         """A hit, a read, misses; nothing is left behind."""
         stores = ["memory://", f"sqlite:///{tmp_path}/x.db"]
         rows = json.loads(said("bench", *stores, "--seconds", "0.05", "--json"))
@@ -415,32 +415,32 @@ class TestG10Bench:
         assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
         assert list(tmp_path.iterdir()) == []
 
-    def test_prints_a_table(self) -> None:
+    def test_bench_prints_a_table(self) -> None:
         """For people."""
         head, hit, *_ = said("bench", "--seconds", "0.01").splitlines()
         assert head.split() == ["store", "operation", "a", "second", "median", "p99"]
         assert hit.startswith("memory://")
 
-    def test_leaves_no_trace_on_a_server(self, valkey: Server) -> None:
+    def test_bench_leaves_nothing_on_a_server(self, valkey: Server) -> None:
         """What it wrote it deletes."""
         url = valkey.url()
         rows = json.loads(said("bench", url, "--seconds", "0.05", "--json"))
         assert len(rows) == 4
         assert json.loads(said("inspect", url, "--json"))["copies"] == 0
 
-    def test_a_store_that_is_away(self) -> None:
+    def test_bench_of_an_unreachable_store_is_an_error(self) -> None:
         """Is not measured as one that is empty."""
         result = call("bench", f"redis://127.0.0.1:{free_port()}/0?timeout=0.2s")
         assert result.exit_code == 1
         assert "unavailable" in result.stderr
 
-    def test_g18_takes_less_than_a_minute(self) -> None:
+    def test_g18_bench_takes_less_than_a_minute(self) -> None:
         """As long as it is told for each measurement; the default of all of them together."""
         measurements = 7
         assert measurements * measuring.LASTS < 60
         assert len(said("bench", "--seconds", "0.01").splitlines()) == measurements + 1
 
-    def test_g18_runs_the_projects_own_in_a_checkout(
+    def test_g18_bench_all_runs_the_projects_benchmarks_in_a_checkout(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """`--all` is `python -m benchmarks`, and its exit code; elsewhere it is wrong use."""
@@ -471,7 +471,7 @@ fresh_for = "5m"
 
 
 class TestG10Serve:
-    def test_check_says_that_a_file_is_fine(self, tmp_path: Path) -> None:
+    def test_check_reports_a_good_file(self, tmp_path: Path) -> None:
         """In a line, or in JSON; nothing is opened."""
         file = tmp_path / "stillfresh.toml"
         file.write_text(SETTINGS.format(directory=tmp_path))
@@ -493,7 +493,7 @@ class TestG10Serve:
         assert (result.exit_code, result.stderr) == (2, "")
         assert len(json.loads(result.stdout)["mistakes"]) == len(keys)
 
-    def test_serve_runs_a_file_until_it_is_told_to_end(self, tmp_path: Path) -> None:
+    def test_serve_runs_a_file_until_a_signal(self, tmp_path: Path) -> None:
         """Options stand in the place of what the file says."""
         file = tmp_path / "stillfresh.toml"
         file.write_text(SETTINGS.format(directory=tmp_path).replace("port = 0", "port = 1"))
@@ -507,7 +507,7 @@ class TestG10Serve:
             assert process.wait(timeout=60) == 0
         assert json.loads(said("inspect", f"{tmp_path}/site.db", "--json"))["copies"] == 0
 
-    def test_a_demo_that_cannot_run_has_failed(self, tmp_path: Path) -> None:
+    def test_a_demo_that_cannot_start_is_an_error(self, tmp_path: Path) -> None:
         """Its port is taken, its directory is a file: 1; a port that is none is wrong use: 2."""
         (tmp_path / "file").touch()
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -530,20 +530,20 @@ class TestG10Serve:
 
 class TestG10Words:
     @given(st.text())
-    def test_what_a_terminal_would_obey_is_written_out(self, text: str) -> None:
+    def test_control_characters_are_escaped(self, text: str) -> None:
         """And nothing else is touched."""
         shown = plain(text)
         assert shown.isprintable()
         assert shown == text or not text.isprintable()
 
     @given(st.floats(min_value=0, max_value=1e12))
-    def test_sizes_and_ages_are_short(self, number: float) -> None:
+    def test_sizes_and_ages_are_short_texts(self, number: float) -> None:
         """Whatever they are."""
         assert len(size_text(number)) <= 10
         assert len(age_text(number)) <= 12
         assert len(moment_text(number, 0.0)) <= 45
 
-    def test_units(self) -> None:
+    def test_sizes_and_ages_use_the_largest_fitting_unit(self) -> None:
         """The largest that there are some of."""
         assert [size_text(it) for it in (None, 0, 999, 1_000, 24_576, 123_456_789)] == [
             "-",
@@ -563,7 +563,7 @@ class TestG10Words:
         ]
         assert moment_text(float("inf"), 0) == "for ever"
 
-    def test_passwords_are_not_shown(self) -> None:
+    def test_passwords_in_addresses_are_not_shown(self) -> None:
         """An address is, without."""
         assert without_password("redis://me:secret@host/0") == "redis://***@host/0"
         assert without_password("redis://:secret@host:1/0") == "redis://***@host:1/0"
@@ -588,7 +588,7 @@ class TestG10Words:
             "x://u:p/sekret@h",
         ],
     )
-    def test_passwords_are_not_in_errors(self, tmp_path: Path, address: str) -> None:
+    def test_passwords_in_addresses_are_not_in_errors(self, tmp_path: Path, address: str) -> None:
         """Wherever an address was written, and however wrongly."""
         file = tmp_path / "s.toml"
         lines = [

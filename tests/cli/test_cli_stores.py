@@ -69,7 +69,7 @@ class TestI17CommandLine:
 
 
 class TestG10Inspect:
-    def test_counts_by_kind_and_verdict(self, site: Path) -> None:
+    def test_inspect_counts_by_kind_and_verdict(self, site: Path) -> None:
         """Copies, leases, bytes, and a table of kinds."""
         found = lines(said("inspect", f"sqlite:///{site}"))
         assert ["copies", "4"] in found
@@ -78,7 +78,7 @@ class TestG10Inspect:
         assert ["page", "0", "1", "0", "0", "5", "B"] in found
         assert ["price", "2", "0", "0", "3", "15", "B"] in found
 
-    def test_lists_entries(self, site: Path) -> None:
+    def test_inspect_lists_entries_with_their_state(self, site: Path) -> None:
         """Verdict, age, size, and what is the matter with each."""
         text = said("inspect", str(site))
         found = {line.split()[1]: line for line in text.splitlines()[9:]}
@@ -88,7 +88,7 @@ class TestG10Inspect:
         assert "failed 3 times: TimeoutError: no answer" in found["broken"]
         assert "gone" in found["old"]
 
-    def test_takes_a_kind_a_search_and_a_limit(self, site: Path) -> None:
+    def test_inspect_takes_a_kind_a_search_and_a_limit(self, site: Path) -> None:
         """What is counted is what was asked for; the store's own size is the store's."""
         found = json.loads(said("inspect", str(site), "--kind", "price", "--json"))
         assert [entry["id"] for entry in found["entries"]] == ["a", "b", "broken", "loading", "old"]
@@ -100,7 +100,7 @@ class TestG10Inspect:
         assert "No entries." in said("inspect", str(site), "--search", "nothing like it")
         assert len(said("inspect", str(site), "--limit", "0").splitlines()) == 8
 
-    def test_json_is_one_document_of_every_field(self, site: Path) -> None:
+    def test_inspect_json_is_one_document_of_every_field(self, site: Path) -> None:
         """Times as seconds since 1970, nothing for what is not there."""
         entry, *_ = json.loads(said("inspect", str(site), "--kind", "price", "--json"))["entries"]
         assert entry["verdict"] == "fresh"
@@ -108,7 +108,7 @@ class TestG10Inspect:
         assert entry["fresh_until"] == pytest.approx(entry["fetched_at"] + 3600)
         assert (entry["size"], entry["error"], entry["held_until"]) == (5, None, None)
 
-    def test_counts_the_first_ones_or_all(
+    def test_inspect_counts_the_first_entries_or_all(
         self, site: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And says which."""
@@ -120,14 +120,16 @@ class TestG10Inspect:
         found = json.loads(said("inspect", str(site), "--limit", "1", "--all", "--json"))
         assert (found["counted"], found["complete"], len(found["entries"])) == (6, True, 1)
 
-    def test_only_looks(self, site: Path) -> None:
+    def test_inspect_and_explain_change_nothing_in_a_store(self, site: Path) -> None:
         """Not a byte is changed, and nothing is left beside the file."""
         before = neighbours(site)
         said("inspect", str(site))
         said("explain", str(site), "price", "a")
         assert neighbours(site) == before
 
-    async def test_a_process_that_has_it_open_is_not_disturbed(self, tmp_path: Path) -> None:
+    async def test_inspect_does_not_disturb_a_process_that_has_the_store_open(
+        self, tmp_path: Path
+    ) -> None:
         """What it has just written is seen, and it goes on writing."""
         async with Cache(f"sqlite:///{tmp_path}/site.db") as cache:
 
@@ -140,7 +142,7 @@ class TestG10Inspect:
             assert [entry["id"] for entry in json.loads(found.stdout)["entries"]] == ["a"]
             assert await prices("bb") == 2
 
-    def test_nothing_in_an_id_reaches_the_terminal_as_a_command(self, tmp_path: Path) -> None:
+    def test_inspect_escapes_control_characters_in_ids(self, tmp_path: Path) -> None:
         """Colours, bells and markup are written out; other letters are as they are."""
         ids = ["\x1b[31mred\x1b[0m", "a\nb", "[bold]x[/]", ":smile:", "ключ", "日本", "a\u202eb"]
         path = filled(
@@ -153,7 +155,7 @@ class TestG10Inspect:
         assert "\u202e" not in text
         assert "\x1b" not in said("explain", str(path), "price", ids[0])
 
-    def test_a_pipe_gets_whole_lines(self, tmp_path: Path) -> None:
+    def test_inspect_writes_long_ids_whole_to_a_pipe(self, tmp_path: Path) -> None:
         """However long an id is; a terminal folds it."""
         long = "x" * 3_000
         path = filled(
@@ -161,7 +163,7 @@ class TestG10Inspect:
         )
         assert long in said("inspect", str(path))
 
-    def test_redis(self, valkey: Server) -> None:
+    def test_inspect_takes_the_address_of_a_redis_server(self, valkey: Server) -> None:
         """The same, by its address."""
         url = valkey.url()
 
@@ -177,7 +179,7 @@ class TestG10Inspect:
         assert said("invalidate", url, "--tag", "eu") == "3 entries invalidated\n"
         assert "invalidated" in said("explain", url, "price", "a")
 
-    def test_dynamodb(self, aws: "Aws") -> None:
+    def test_inspect_takes_the_address_of_a_dynamodb_table(self, aws: "Aws") -> None:
         """What has a copy."""
         table = aws.new_table()
 
@@ -207,7 +209,7 @@ class TestG10View:
         after=st.none() | st.tuples(st.sampled_from(["a", "a1"]), st.text("ab:", max_size=2)),
         limit=st.integers(1, 5),
     )
-    def test_lists_as_every_store_does(
+    def test_a_view_lists_the_same_names_in_the_same_order_as_its_store(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         ids: set[tuple[str, str]],
@@ -239,7 +241,7 @@ class TestG10View:
 
 
 class TestG10Explain:
-    def test_says_why_and_what_a_read_would_do(self, site: Path) -> None:
+    def test_explain_says_what_a_read_would_do(self, site: Path) -> None:
         """The sentence of `explain`, and the record field by field."""
         text = said("explain", str(site), "price", "a")
         assert text.startswith("price 'a': a fresh copy, ")
@@ -248,14 +250,14 @@ class TestG10Explain:
         assert ["fresh", "for", "60", "min"] in found
         assert ["size", "5", "B"] in found
 
-    def test_a_failure_and_a_lease(self, site: Path) -> None:
+    def test_explain_names_a_lease_and_the_last_failure(self, site: Path) -> None:
         """Who loads it, and why it could not be loaded."""
         assert "Another process is loading it" in said("explain", str(site), "price", "loading")
         text = said("explain", str(site), "price", "broken")
         assert "The last 3 loads failed (TimeoutError: no answer)" in text
         assert "retry at" in text
 
-    def test_counts_and_articles_are_as_one_speaks(self, tmp_path: Path) -> None:
+    def test_explain_and_inspect_use_the_right_article_and_count(self, tmp_path: Path) -> None:
         """An expired copy; failed once, not "1 times"."""
 
         async def work(store: Store) -> None:
@@ -267,7 +269,7 @@ class TestG10Explain:
         assert "The last load failed (no answer)" in said("explain", str(path), "price", "once")
         assert "failed once: no answer" in said("inspect", str(path))
 
-    def test_an_invalidated_page_is_not_served_unvalidated(self, site: Path) -> None:
+    def test_explain_says_that_an_invalidated_page_must_be_validated(self, site: Path) -> None:
         """As RFC 9111 has it: pages say so, and everything else is still what failing leaves."""
         page, price = ("page", "https://example.org/"), ("price", "a")
         for entry in (page, price):
@@ -275,7 +277,7 @@ class TestG10Explain:
         assert "must be validated before it is served" in said("explain", str(site), *page)
         assert "gets this copy only if that fails" in said("explain", str(site), *price)
 
-    def test_a_page_that_is_not_kept_is_not_shared(self, tmp_path: Path) -> None:
+    def test_explain_says_that_an_unshared_page_is_personal(self, tmp_path: Path) -> None:
         """It exists: each visitor is sent their own. Of everything else: absent upstream."""
 
         async def work(store: Store) -> None:
@@ -292,19 +294,19 @@ class TestG10Explain:
         assert "page 'x': not shared" in said("explain", str(path), "page", "x")
         assert "known to be absent" in said("explain", str(path), "price", "x")
 
-    def test_json(self, site: Path) -> None:
+    def test_explain_json_has_every_field_and_the_sentence(self, site: Path) -> None:
         """Every field, and the sentence."""
         found = json.loads(said("explain", str(site), "page", "https://example.org/", "--json"))
         assert (found["kind"], found["id"]) == ("page", "https://example.org/")
         assert (found["verdict"], found["size"], found["fresh_for"]) == ("stale", 5, 3600)
         assert found["text"].startswith("page 'https://example.org/': a stale copy")
 
-    def test_what_is_not_there_is_explained_too(self, site: Path) -> None:
+    def test_explain_explains_missing_entries_too(self, site: Path) -> None:
         """An id that nobody asked for, a kind that is not in the store."""
         for kind, id_ in (("price", "unknown"), ("unknown", "a")):
             assert "there is no copy" in call("explain", str(site), kind, id_).stdout
 
-    def test_a_name_that_the_store_does_not_know_is_hinted_at(self, site: Path) -> None:
+    def test_explain_and_invalidate_hint_at_unknown_names(self, site: Path) -> None:
         """On stderr, with the kinds that there are: the answer is the same, and so is the code."""
         for command in ("explain", "invalidate"):
             result = call(command, str(site), "prise", "a")
@@ -340,26 +342,28 @@ class TestG10Explain:
 
 
 class TestG10Invalidate:
-    def test_by_id(self, site: Path) -> None:
+    def test_invalidate_by_id_counts_the_entries_that_exist(self, site: Path) -> None:
         """Those that are there are counted; nobody is served them before a load."""
         assert said("invalidate", str(site), "price", "a", "unknown") == "1 entry invalidated\n"
         found = json.loads(said("explain", str(site), "price", "a", "--json"))
         assert (found["verdict"], found["invalidated"]) == ("expired", True)
         assert "a fresh copy" in said("explain", str(site), "price", "b")
 
-    def test_softly(self, site: Path) -> None:
+    def test_invalidate_soft_makes_an_entry_stale(self, site: Path) -> None:
         """Served once more."""
         said("invalidate", str(site), "price", "a", "--soft")
         assert "a stale copy" in said("explain", str(site), "price", "a")
 
-    def test_by_tag(self, site: Path) -> None:
+    def test_invalidate_by_tag_reaches_every_kind_once(self, site: Path) -> None:
         """In every kind, each once."""
         found = said("invalidate", str(site), "--tag", "eu", "--tag", "path:/", "--json")
         assert json.loads(found) == {"invalidated": 3}
         nothing = call("invalidate", str(site), "--tag", "unknown")
         assert nothing.stdout == "0 entries invalidated\n"
 
-    def test_a_whole_kind(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalidate_all_reaches_a_whole_kind_and_no_other(
+        self, site: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Page by page; other kinds are left alone."""
         monkeypatch.setattr(contract, "WALKED", 2)
         assert said("invalidate", str(site), "--kind", "price", "--all").startswith("5 entries")
@@ -373,7 +377,7 @@ class TestG10Invalidate:
             "https://example.org/": False,
         }
 
-    def test_a_whole_kind_on_redis_is_one_walk(
+    def test_invalidate_all_of_a_kind_on_redis_is_one_walk(
         self, valkey: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A page that is asked for costs a walk over the whole database: here there are none."""
@@ -403,7 +407,7 @@ class TestG10Invalidate:
             ("page", False),
         }
 
-    def test_a_kind_that_is_not_there_stays_away(self, site: Path) -> None:
+    def test_invalidate_of_an_unknown_kind_creates_no_table(self, site: Path) -> None:
         """A word that was mistyped makes no tables."""
         before = {
             entry["kind"] for entry in json.loads(said("inspect", str(site), "--json"))["entries"]
@@ -418,7 +422,9 @@ class TestG10Invalidate:
         filled(site, kinds)
         assert before == {"price", "page"}
 
-    async def test_a_running_process_sees_it_by_its_next_read(self, tmp_path: Path) -> None:
+    async def test_a_running_process_sees_an_invalidation_at_its_next_read(
+        self, tmp_path: Path
+    ) -> None:
         """And what it was loading meanwhile is not published."""
         async with Cache(f"sqlite:///{tmp_path}/site.db") as cache:
             loads: list[str] = []
@@ -449,7 +455,9 @@ class TestG10Invalidate:
             ["--tag", "eu", "--kind", "price"],
         ],
     )
-    def test_what_to_invalidate_is_said_in_one_way(self, site: Path, arguments: list[str]) -> None:
+    def test_invalidate_takes_exactly_one_way_to_name_entries(
+        self, site: Path, arguments: list[str]
+    ) -> None:
         """Anything else is wrong use: nothing is invalidated by a guess."""
         result = call("invalidate", str(site), *arguments)
         assert result.exit_code == 2
@@ -457,7 +465,7 @@ class TestG10Invalidate:
 
 
 class TestG10Evict:
-    def test_drops_what_is_gone(self, site: Path) -> None:
+    def test_evict_drops_entries_that_are_gone(self, site: Path) -> None:
         """And says how many; the rest stays."""
         assert said("evict", str(site)) == "1 entry evicted\n"
         assert json.loads(said("evict", str(site), "--json")) == {"evicted": 0}

@@ -31,7 +31,7 @@ async def opened(store: Store) -> None:
 
 
 class TestS6TableCommands:
-    def test_create_makes_a_table_and_a_bucket(self, aws: "Aws") -> None:
+    def test_table_create_makes_a_table_and_a_bucket(self, aws: "Aws") -> None:
         """TTL is on, the bucket is there, a store works on them; a second time changes nothing."""
         create = ("table", "create", "made-here", "--bucket", "made-here-too", *at(aws))
         made = stillfresh(*create)
@@ -44,7 +44,7 @@ class TestS6TableCommands:
         assert "bucket exists   True\n" in made.stdout
         asyncio.run(opened(aws.store("made-here", ManualClock(), bucket="made-here-too")))
 
-    def test_describe_shows_them(self, aws: "Aws") -> None:
+    def test_table_describe_shows_table_and_bucket(self, aws: "Aws") -> None:
         """By name, or by a store's whole address."""
         table = aws.new_table()
         by_name = stillfresh("table", "describe", table, "--bucket", aws.bucket, *at(aws))
@@ -52,11 +52,11 @@ class TestS6TableCommands:
         assert by_name.stdout == said("table", "describe", aws.address(table))
         assert "ttl attribute   -\n" in by_name.stdout
 
-    def test_create_leaves_a_table_that_is_there_as_it_is(self, aws: "Aws") -> None:
+    def test_table_create_leaves_an_existing_table_as_it_is(self, aws: "Aws") -> None:
         """TTL deletes rows: it is turned on for a table that this command has made."""
         assert "ttl attribute   -\n" in said("table", "create", aws.new_table(), *at(aws))
 
-    def test_the_name_may_come_from_the_environment(
+    def test_the_table_name_may_come_from_the_environment(
         self, aws: "Aws", monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As for the schema's other users."""
@@ -65,7 +65,7 @@ class TestS6TableCommands:
         assert table in said("table", "describe", *at(aws))
         assert table in said("table", "describe", aws.address(""))
 
-    def test_says_in_a_sentence_what_is_wrong(self, aws: "Aws") -> None:
+    def test_mistakes_of_the_table_command_are_one_sentence(self, aws: "Aws") -> None:
         """No trace of the inside: a missing table, other keys, a bad address, no name."""
         other = aws.new_table(id="HASH")
         for arguments, says in {
@@ -82,14 +82,14 @@ class TestS6TableCommands:
             assert says in answer.stderr
             assert "Traceback" not in answer.stderr
 
-    def test_names_its_own_option_for_the_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_region_error_names_the_option(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not only the address's."""
         monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
         assert "--region" in call("table", "describe", "t").stderr
 
     @pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("aiobotocore", "aws")])
-    def test_a_missing_library_is_named(self, missing: str, extra: str) -> None:
+    def test_the_table_command_names_a_missing_library(self, missing: str, extra: str) -> None:
         """With the extra that brings it."""
         script = f"""
 import runpy, sys
@@ -104,7 +104,7 @@ runpy.run_module("stillfresh.cli", run_name="__main__")
         assert f"stillfresh[{extra}]" in answer.stderr
         assert "Traceback" not in answer.stderr
 
-    def test_is_installed_as_a_command(self) -> None:
+    def test_stillfresh_is_installed_as_a_command(self) -> None:
         """`stillfresh`, beside the interpreter."""
         command = Path(sys.executable).with_name("stillfresh")
         answer = subprocess.run(
@@ -114,7 +114,9 @@ runpy.run_module("stillfresh.cli", run_name="__main__")
 
 
 class TestS11TableCommands:
-    def test_create_makes_a_schema_that_a_store_works_on(self, postgres: "PostgresServer") -> None:
+    def test_table_create_makes_a_postgres_schema_that_works(
+        self, postgres: "PostgresServer"
+    ) -> None:
         """Once as a process; a second time changes only what it is told to change."""
         url = postgres.new_database()
         missing = call("inspect", url)
@@ -130,7 +132,7 @@ class TestS11TableCommands:
             "schema": "stillfresh", "version": 2, "is_unlogged": False, "pushes": False
         }  # fmt: skip
 
-    def test_commands_look_into_it_and_change_it(self, postgres: "PostgresServer") -> None:
+    def test_all_commands_work_on_a_postgres_store(self, postgres: "PostgresServer") -> None:
         """inspect, explain, invalidate, evict and stats, as on every store."""
         url = postgres.new_store()
         asyncio.run(published(store_for(url, time.time)))
@@ -141,7 +143,7 @@ class TestS11TableCommands:
         said("evict", url)
         assert json.loads(said("inspect", url, "--json"))
 
-    def test_what_is_for_another_store_is_refused(self, postgres: "PostgresServer") -> None:
+    def test_table_options_of_another_store_are_refused(self, postgres: "PostgresServer") -> None:
         """An option of DynamoDB with PostgreSQL, and the other way round."""
         for arguments, says in {
             (

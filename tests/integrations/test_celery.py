@@ -110,7 +110,7 @@ def running(folder: Path) -> Iterator[Site]:
 
 
 class TestE20Celery:
-    def test_a_task_reads_what_the_web_process_has(self, site: Site) -> None:
+    def test_a_celery_task_and_the_web_process_share_copies(self, site: Site) -> None:
         """And the other way round; a warmed price is there for the next visitor."""
         site.price("tea-1", 199)
         assert site.shop.prices("tea-1") == 199
@@ -121,7 +121,7 @@ class TestE20Celery:
         (site.folder / "tea-2").unlink()
         assert site.shop.prices("tea-2") == 299
 
-    def test_a_task_invalidates_after_a_write(self, site: Site) -> None:
+    def test_a_celery_task_invalidates_by_tag_after_a_write(self, site: Site) -> None:
         """By tag; a page of the web process that shows it is told by the same tag."""
         app, fresh = Flask("shop"), Fresh(cache=site.shop.cache)
         fresh.init_app(app)
@@ -138,7 +138,7 @@ class TestE20Celery:
         site.shop.reprice.delay("coffee", 600).get(timeout=20)
         assert app.test_client().get("/coffee").text == "600"
 
-    def test_one_load_over_web_and_workers(self, site: Site) -> None:
+    def test_web_processes_and_workers_share_one_load(self, site: Site) -> None:
         """Two tasks and two visitors want a price that nobody has: it is read once."""
         pipe = site.pipe("rum-1")
         tasks = [site.shop.label.delay("rum-1") for _ in range(2)]
@@ -149,7 +149,7 @@ class TestE20Celery:
         assert [it.result() for it in visitors] == [1999, 1999]
         assert {it.get(timeout=20) for it in tasks} == {"rum-1 costs 1999"}
 
-    def test_a_child_that_is_killed_is_replaced(self, tmp_path: Path) -> None:
+    def test_a_load_in_a_killed_worker_is_done_by_another(self, tmp_path: Path) -> None:
         """In the middle of its load: whoever wants the price waits for the lease, no longer."""
         with running(tmp_path) as site:
             before, pipe = site.children(), site.pipe("gin-1")

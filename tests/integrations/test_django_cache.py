@@ -91,14 +91,14 @@ def together(work: Callable[[int], Any]) -> list[Any]:
 
 
 class TestE20Values:
-    def test_each_caller_has_its_own(self, cache: Any) -> None:
+    def test_each_caller_of_a_django_cache_gets_its_own_value(self, cache: Any) -> None:
         """Django code changes what it is given; what is cached stays as it was."""
         cache.set("a", [1])
         cache.get("a").append(2)
         cache.get_or_set("a", [9]).append(3)
         assert cache.get("a") == [1]
 
-    def test_what_cannot_be_read_is_not_there(self, cache: Any) -> None:
+    def test_a_stored_value_that_cannot_be_decoded_is_a_miss(self, cache: Any) -> None:
         """E11: another release wrote it; it is made anew."""
         for key in "ab":
             cache.put(key, cache._on_terms(b"\xc7\x00\x63", 60))
@@ -106,7 +106,7 @@ class TestE20Values:
         assert (cache.get_or_set("a", lambda: 1), cache.get("a")) == (1, 1)
         assert cache.add("b", 2) is False  # it is there, if one knows how to read it
 
-    def test_a_value_that_cannot_be_stored_is_refused(self, cache: Any) -> None:
+    def test_a_value_that_cannot_be_stored_is_refused_by_every_method(self, cache: Any) -> None:
         """With the type's name, by every way in; nothing is stored and no load has failed."""
         ways: list[Callable[[], object]] = [
             lambda: cache.set("a", object()),
@@ -119,7 +119,7 @@ class TestE20Values:
                 way()
         assert cache.get_or_set("a", 1) == 1
 
-    def test_another_codec(
+    def test_a_codec_can_be_named_by_its_dotted_path(
         self, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By its dotted name; its bytes may begin with anything."""
@@ -141,14 +141,14 @@ class Upper:
 
 
 class TestE20Stale:
-    def test_get_sees_what_is_fresh(self, cache: Any, clock: ManualClock) -> None:
+    def test_get_returns_only_fresh_values(self, cache: Any, clock: ManualClock) -> None:
         """A copy past its timeout is a miss, though `get_or_set` may serve it."""
         cache.set("a", 1, 10)
         clock.advance(11)
         assert (cache.get("a"), cache.get_many(["a"]), "a" in cache) == (None, {}, False)
         assert (cache.touch("a"), cache.add("a", 2)) == (False, True)
 
-    def test_is_served_at_once_and_made_behind(
+    def test_get_or_set_serves_a_stale_value_and_refreshes_in_the_background(
         self, cache: Any, clock: ManualClock, make: Maker
     ) -> None:
         """By another thread, in the caller's language; its database connections are closed."""
@@ -175,7 +175,7 @@ class TestE20Stale:
         assert opened[0].connection is not None
         connections.close_all()
 
-    def test_errors_are_served_the_old_value(
+    def test_get_or_set_serves_the_old_value_during_error_for(
         self, cache: Any, clock: ManualClock, make: Maker
     ) -> None:
         """For ERROR_FOR, and then it is raised."""
@@ -187,7 +187,9 @@ class TestE20Stale:
         with pytest.raises(KeyError, match="upstream"):
             cache.get_or_set("a", make, 10)
 
-    def test_terms_of_one_call(self, cache: Any, clock: ManualClock, make: Maker) -> None:
+    def test_stale_for_and_error_for_of_a_call_apply_to_its_entry(
+        self, cache: Any, clock: ManualClock, make: Maker
+    ) -> None:
         """`stale_for` and `error_for` of a call are those of its entry."""
         cache.get_or_set("a", make, 10, stale_for=0, error_for=0)
         clock.advance(11)
@@ -196,7 +198,7 @@ class TestE20Stale:
 
 
 class TestE5OneCall:
-    def test_of_sixteen_threads(self, cache: Any, make: Maker) -> None:
+    def test_sixteen_threads_cause_one_call_of_the_default(self, cache: Any, make: Maker) -> None:
         """All are told what it made; it runs in the thread of one of them."""
         make.gate.clear()
         timer = threading.Timer(0.2, make.gate.set)
@@ -206,7 +208,7 @@ class TestE5OneCall:
         assert (values, len(make.calls)) == ([1] * THREADS, 1)
         assert make.calls[0].name.startswith("ThreadPoolExecutor")
 
-    def test_of_sixteen_threads_in_four_processes(
+    def test_sixteen_threads_in_four_processes_cause_one_call_of_the_default(
         self, url: str, tmp_path: Path, clock: ManualClock
     ) -> None:
         """The store's lease decides who calls it; the others wait for the value."""
@@ -220,7 +222,9 @@ class TestE5OneCall:
             assert [process.line() for process in processes] == ["made made made made"] * 4
         assert log.read_text().split() == ["made"]
 
-    def test_an_error_is_the_callables_own(self, cache: Any, make: Maker) -> None:
+    def test_an_exception_of_the_callable_is_raised_unwrapped(
+        self, cache: Any, make: Maker
+    ) -> None:
         """Not wrapped, and the next call may try again at once, as without a cache."""
         make.error = KeyError("upstream")
         for _ in range(2):
@@ -229,7 +233,7 @@ class TestE5OneCall:
         make.error = None
         assert (cache.get_or_set("a", make), cache.get("a")) == (3, 3)
 
-    def test_in_the_callers_transaction(self, cache: Any) -> None:
+    def test_the_callable_runs_in_the_callers_transaction(self, cache: Any) -> None:
         """It sees what the caller has written and not committed."""
         from django.db import transaction  # noqa: PLC0415
 
@@ -242,7 +246,9 @@ class TestE5OneCall:
             transaction.set_rollback(True)
         connections.close_all()
 
-    def test_with_no_timeout_and_one_of_zero(self, cache: Any, clock: ManualClock) -> None:
+    def test_a_timeout_of_none_never_ends_and_zero_stores_nothing(
+        self, cache: Any, clock: ManualClock
+    ) -> None:
         """None: never over; 0: the caller has it, and nobody else."""
         assert (cache.get_or_set("a", 1, None), cache.get_or_set("b", 2, 0)) == (1, 2)
         clock.advance(10 * 365 * 86_400)
@@ -250,19 +256,21 @@ class TestE5OneCall:
 
 
 class TestE17Atomic:
-    def test_counting(self, cache: Any) -> None:
+    def test_incr_in_sixteen_threads_loses_nothing(self, cache: Any) -> None:
         """Sixteen threads add to one number; nothing is lost."""
         cache.set("hits", 0)
         results = together(lambda _: [caches["default"].incr("hits") for _ in range(3)])
         assert cache.get("hits") == 3 * THREADS
         assert len({it for row in results for it in row}) == 3 * THREADS
 
-    def test_one_adds_and_one_deletes(self, cache: Any) -> None:
+    def test_of_sixteen_threads_one_adds_and_one_deletes(self, cache: Any) -> None:
         """Of sixteen that try it at once."""
         assert together(lambda number: caches["default"].add("a", number)).count(True) == 1
         assert together(lambda _: caches["default"].delete("a")).count(True) == 1
 
-    def test_the_timeout_of_a_counter_goes_on(self, cache: Any, clock: ManualClock) -> None:
+    def test_incr_keeps_the_timeout_and_touch_renews_it(
+        self, cache: Any, clock: ManualClock
+    ) -> None:
         """`incr` does not renew it; `touch` does."""
         cache.set("a", 1, 10)
         cache.set("b", 1, 10)
@@ -274,7 +282,7 @@ class TestE17Atomic:
 
 
 class TestE8Tags:
-    def test_an_invalidated_entry_is_not_there(self, cache: Any, make: Maker) -> None:
+    def test_invalidate_tag_removes_the_entries_of_the_tag(self, cache: Any, make: Maker) -> None:
         """`get` misses, `get_or_set` waits for a new one; entries without the tag stay."""
         cache.set("a", 1, tags=["shop"])
         cache.set("b", 2)
@@ -283,14 +291,14 @@ class TestE8Tags:
         assert cache.get_many("abc") == {"b": 2}
         assert cache.get_or_set("c", make, tags=["shop", "c"]) == 2
 
-    def test_a_changed_entry_keeps_its_tags(self, cache: Any) -> None:
+    def test_incr_and_touch_keep_the_tags_of_an_entry(self, cache: Any) -> None:
         """`incr` and `touch` know nothing of them."""
         cache.set_many({"a": 1, "b": 1}, tags=["shop"])
         assert (cache.incr("a"), cache.touch("b", 100)) == (2, True)
         assert cache.invalidate_tag("shop") == 2
         assert cache.get_many("ab") == {}
 
-    def test_a_load_under_way_is_reached(self, cache: Any, make: Maker) -> None:
+    def test_invalidate_tag_reaches_a_running_load(self, cache: Any, make: Maker) -> None:
         """What it read before the invalidation is not kept as fresh."""
         make.gate.clear()
         with ThreadPoolExecutor(1) as pool:
@@ -303,7 +311,7 @@ class TestE8Tags:
 
 
 class TestE20Async:
-    async def test_every_method(self, cache: Any) -> None:
+    async def test_every_async_method_works_as_its_sync_one(self, cache: Any) -> None:
         """As the sync ones, without holding the loop."""
         await cache.aset("a", 1)
         await cache.aset_many({"b": 2, "c": 3})
@@ -318,7 +326,7 @@ class TestE20Async:
         await cache.aclear()
         assert await cache.aget_many("abcd") == {}
 
-    async def test_get_or_set_with_either_kind_of_function(self, cache: Any) -> None:
+    async def test_aget_or_set_takes_plain_and_coroutine_functions(self, cache: Any) -> None:
         """A coroutine function is awaited on the caller's loop."""
         loops: list[Any] = []
 
@@ -330,12 +338,12 @@ class TestE20Async:
         assert await cache.aget_or_set("b", lambda: "plain") == "plain"
         assert loops == [asyncio.get_running_loop()]
 
-    async def test_a_sync_method_on_a_loop_works(self, cache: Any) -> None:
+    async def test_a_sync_method_works_inside_an_event_loop(self, cache: Any) -> None:
         """As with Django's own backends, it holds the loop: templates of async views do that."""
         cache.set("a", 1)
         assert cache.get("a") == 1
 
-    async def test_the_loop_goes_on(self, cache: Any, make: Maker) -> None:
+    async def test_aget_or_set_does_not_block_the_event_loop(self, cache: Any, make: Maker) -> None:
         """While a callable runs."""
         make.gate.clear()
         making = asyncio.create_task(cache.aget_or_set("a", make))
@@ -346,7 +354,7 @@ class TestE20Async:
 
 
 class TestE20Settings:
-    def test_clear_reaches_its_own_name(
+    def test_clear_removes_only_entries_of_its_own_name(
         self, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Others on the same store keep what they have; more than a page of entries is cleared."""
@@ -370,7 +378,7 @@ class TestE20Settings:
             ({"MAX_ENTRIES": 0}, "max_entries"),
         ],
     )
-    def test_wrong_options_are_named(
+    def test_wrong_options_of_a_django_cache_are_named(
         self, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """When the alias is first used; also those of other backends."""
@@ -384,12 +392,12 @@ class TestE20Settings:
         with pytest.raises(ConfigError, match="TIMEOUT is '1h'; write a number of seconds"):
             StillfreshCache("memory://", {"TIMEOUT": "1h"})
 
-    def test_aliases_of_one_place_agree(self, cache: Any, url: str) -> None:
+    def test_aliases_of_one_store_that_disagree_are_refused(self, cache: Any, url: str) -> None:
         """Two that disagree on what they share are told which option it is."""
         with pytest.raises(ConfigError, match=r"OPTIONS\['MEMORY_FOR'\] is '1s' in one alias"):
             type(cache)(url, {"OPTIONS": {"MEMORY_FOR": "1s"}})
 
-    def test_the_end_of_a_request_closes_nothing(self, cache: Any) -> None:
+    def test_close_at_the_end_of_a_request_closes_nothing(self, cache: Any) -> None:
         """The thread, the file and the connections stay for the next one."""
         cache.set("a", 1)
         before = set(threading.enumerate())

@@ -75,12 +75,12 @@ def typed(value: Any) -> Any:
 
 class TestE11Plain:
     @given(value=VALUES)
-    def test_comes_back_the_same(self, value: Any) -> None:
+    def test_plain_values_keep_their_value_and_type(self, value: Any) -> None:
         """Equal, and of the same types: a tuple is no list, True is not 1, 1.0 is no int."""
         assert typed(again(value)) == typed(value)
 
     @pytest.mark.parametrize("value", [2**63, 2**64, -(2**63) - 1, 2**4000])
-    def test_numbers_have_no_largest(self, value: int) -> None:
+    def test_integers_of_any_size_are_kept(self, value: int) -> None:
         """As in Python."""
         assert again(value) == value
 
@@ -90,7 +90,7 @@ class TestE11Plain:
         assert str(again(Decimal(text))) == text
 
     @pytest.mark.parametrize("hours", [0, -3, 5.5])
-    def test_a_moment_keeps_its_zone(self, hours: float) -> None:
+    def test_a_datetime_keeps_its_time_zone(self, hours: float) -> None:
         """A fixed one by its offset, a named one by its name."""
         zone = dt.timezone(dt.timedelta(hours=hours))
         at = dt.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=zone)
@@ -116,7 +116,7 @@ class TestE11Responses:
             JsonResponse({"a": 1}),
         ],
     )
-    def test_comes_back_as_it_was(self, response: HttpResponse) -> None:
+    def test_a_response_keeps_status_headers_cookies_and_body(self, response: HttpResponse) -> None:
         """Status, reason, headers, cookies, body; a redirect is a redirect."""
         response.set_cookie("kind", "a; b", max_age=5, httponly=True, samesite="Lax")
         back = again(response)
@@ -124,18 +124,18 @@ class TestE11Responses:
         assert (back.cookies, back.reason_phrase) == (response.cookies, response.reason_phrase)
         assert getattr(back, "url", None) == getattr(response, "url", None)
 
-    def test_a_rendered_template_is_a_response(self) -> None:
+    def test_a_rendered_template_response_is_stored_as_a_response(self) -> None:
         """Its context is not kept, and need not be one that can be."""
         template = engines["django"].from_string("{{ who }}")
         response = SimpleTemplateResponse(template, {"who": "you", "more": object()}).render()
         assert again(response).content == b"you"
 
-    def test_a_stream_is_refused(self) -> None:
+    def test_a_streaming_response_is_refused(self) -> None:
         """It can be sent once only."""
         with pytest.raises(TypeError, match="StreamingHttpResponse cannot be cached"):
             CODEC.encode(StreamingHttpResponse([b"a"]))
 
-    def test_cookies_of_their_own(self) -> None:
+    def test_a_cookie_object_is_kept(self) -> None:
         """As Django keeps them."""
         cookies: SimpleCookie = SimpleCookie("a=1; b=2")
         assert again(cookies) == cookies
@@ -148,7 +148,7 @@ def product() -> Any:
 
 
 class TestE11Models:
-    def test_fields_and_state(self, product: Any) -> None:
+    def test_a_model_instance_keeps_its_fields_and_state(self, product: Any) -> None:
         """A row that was read, one that was not saved yet, and its file by name."""
         product = Product.objects.get()
         back = again([product, Product(name="New")])
@@ -166,7 +166,7 @@ class TestE11Models:
         assert back.get_deferred_fields() == {"price"}
         assert back.price == Decimal("9.90")
 
-    def test_a_query_is_a_list(self, product: Any) -> None:
+    def test_a_queryset_is_stored_as_a_list(self, product: Any) -> None:
         """Of the instances that it found, with their annotations."""
         from django.db.models import F  # noqa: PLC0415
 
@@ -174,7 +174,7 @@ class TestE11Models:
         assert (back, back.also) == (product, "Lamp")
         assert again(Product.objects.values_list("name", flat=True)) == ["Lamp"]
 
-    def test_related_instances_that_were_loaded(self, product: Any) -> None:
+    def test_loaded_related_instances_are_stored_once(self, product: Any) -> None:
         """Are kept, once; a circle of them is left to be loaded."""
         product.made_of = product
         product.save()
@@ -183,7 +183,7 @@ class TestE11Models:
         assert again(desk)._state.fields_cache == {"made_of": product}
         assert again(product).made_of == product
 
-    def test_a_model_that_is_gone_cannot_be_read(self, product: Any) -> None:
+    def test_an_instance_of_a_removed_model_cannot_be_decoded(self, product: Any) -> None:
         """So the cache takes it for a miss (E11); a field that is gone, too."""
         for old, new in ((b"shop.product", b"shop.produce"), (b"\xa5price", b"\xa5prize")):
             data = CODEC.encode(Product.objects.get())
@@ -204,12 +204,12 @@ class TestE11Refused:
             (st.just(1), "hypothesis"),
         ],
     )
-    def test_anything_else_by_its_type(self, value: Any, name: str) -> None:
+    def test_values_of_other_types_are_refused_by_name(self, value: Any, name: str) -> None:
         """And with what to do instead."""
         with pytest.raises(TypeError, match=rf"{name}.* cannot be cached.*OPTIONS\['CODEC'\]"):
             CODEC.encode(value)
 
-    def test_what_contains_itself(self) -> None:
+    def test_a_value_that_contains_itself_is_refused(self) -> None:
         """Has no end."""
         value: list[Any] = []
         value.append(value)
@@ -217,7 +217,7 @@ class TestE11Refused:
             CODEC.encode(value)
 
     @given(data=st.binary())
-    def test_any_bytes_are_data(self, data: bytes) -> None:
+    def test_decoding_any_bytes_imports_nothing(self, data: bytes) -> None:
         """Decoded, or an error; nothing else happens."""
         for code in range(20):
             modules = set(sys.modules)

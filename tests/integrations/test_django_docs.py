@@ -15,7 +15,7 @@ from stillfresh.integrations.django import shared  # noqa: E402 (after settings)
 PAGE = (ROOT / "docs" / "django.md").read_text()
 
 
-def test_e20_the_project_runs(tmp_path: Path) -> None:
+def test_e20_the_project_in_the_docs_runs(tmp_path: Path) -> None:
     """Each block in the file that its first line names."""
     for name, source in re.findall(r"^```py\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         file = tmp_path / name
@@ -28,7 +28,7 @@ def test_e20_the_project_runs(tmp_path: Path) -> None:
     assert ":1:prices" in done.stdout
 
 
-def test_e20_every_option_is_described() -> None:
+def test_e20_every_option_is_documented_with_its_default() -> None:
     """With its default."""
     rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `([^`]*)` \|", PAGE, re.MULTILINE))
     options = {**dict.fromkeys(shared.OWN, 0), **shared.SHARED}

@@ -104,7 +104,7 @@ def text(response: HttpResponse) -> str:
 
 
 class TestE2Pages:
-    def test_is_rendered_once(self, page: Any, view: Shop) -> None:
+    def test_a_cached_view_is_rendered_once(self, page: Any, view: Shop) -> None:
         """Then it is served as it was, and says how old it is."""
         answers = [page(REQUESTS.get("/")) for _ in range(3)]
         assert [text(it) for it in answers] == ["page 1"] * 3
@@ -112,7 +112,7 @@ class TestE2Pages:
         assert answers[0]["Cache-Control"] == "max-age=10"
         assert text(page(REQUESTS.get("/?page=2"))) == "page 2"
 
-    def test_a_stale_page_is_served_and_rendered_behind(
+    def test_a_stale_view_is_served_and_rendered_in_the_background(
         self, page: Any, view: Shop, clock: ManualClock
     ) -> None:
         """Callers are answered at once; it is rendered once, in the language of the request."""
@@ -127,7 +127,7 @@ class TestE2Pages:
         assert view.renders[1].startswith("stillfresh-")
         assert view.renders[1].endswith(" de")
 
-    def test_a_stampede_is_one_render(self, page: Any, view: Shop) -> None:
+    def test_concurrent_requests_of_a_view_are_one_render(self, page: Any, view: Shop) -> None:
         """Also of a page that nobody has asked for before."""
         view.gate.clear()
         timer = threading.Timer(0.2, view.gate.set)
@@ -136,7 +136,7 @@ class TestE2Pages:
         timer.join()
         assert ([text(it) for it in answers], len(view.renders)) == (["page 1"] * THREADS, 1)
 
-    def test_a_view_that_fails_leaves_the_page(
+    def test_a_failing_view_is_served_from_the_old_page(
         self, page: Any, view: Shop, clock: ManualClock
     ) -> None:
         """By an exception or a 5xx answer; when the page is gone the caller is told."""
@@ -154,7 +154,7 @@ class TestE2Pages:
     @pytest.mark.parametrize(
         "field", [("Cache-Control", "private"), ("Vary", "*"), ("Set-Cookie", "")]
     )
-    def test_what_is_personal_is_not_kept(
+    def test_personal_responses_of_a_view_are_not_cached(
         self, page: Any, view: Shop, field: tuple[str, str]
     ) -> None:
         """By Django's rules; each of many callers gets the answer to its own request."""
@@ -174,7 +174,7 @@ class TestE2Pages:
         assert [text(it) for it in answers] == [f"for {it}" for it in [*range(THREADS), 0]]
         assert len(view.renders) == THREADS + 1
 
-    def test_pages_vary(self, page: Any, view: Shop) -> None:
+    def test_a_cached_view_varies_by_headers_and_language(self, page: Any, view: Shop) -> None:
         """On the headers that the view names, and on the language."""
         view.answer = lambda request: HttpResponse(
             request.headers["X-Kind"], headers={"Vary": "X-Kind"}
@@ -184,7 +184,9 @@ class TestE2Pages:
         assert [text(it) for it in answers] == kinds
         assert len(view.renders) == 2
 
-    def test_other_methods(self, page: Any, view: Shop) -> None:
+    def test_a_post_is_not_cached_and_a_head_is_answered_by_get(
+        self, page: Any, view: Shop
+    ) -> None:
         """A POST is the view's; a HEAD is answered from the page of a GET."""
         page(REQUESTS.post("/"))
         page(REQUESTS.post("/"))
@@ -192,14 +194,14 @@ class TestE2Pages:
         assert text(page(REQUESTS.head("/"))) == "page 3"
         assert len(view.renders) == 3
 
-    def test_a_template_is_rendered_once(self, view: Shop, page: Any) -> None:
+    def test_a_template_response_is_rendered_once(self, view: Shop, page: Any) -> None:
         """With the view, not by the handler of the request."""
         template = engines["django"].from_string("hello")
         view.answer = lambda request: TemplateResponse(request, template)
         assert [text(page(REQUESTS.get("/"))) for _ in range(2)] == ["hello"] * 2
         assert len(view.renders) == 1
 
-    async def test_an_async_view(self, view: Shop) -> None:
+    async def test_an_async_view_is_cached(self, view: Shop) -> None:
         """Awaited on its own loop."""
 
         @cache_page(10)
@@ -208,7 +210,7 @@ class TestE2Pages:
 
         assert [text(await page(REQUESTS.get("/"))) for _ in range(2)] == ["page 1"] * 2
 
-    def test_a_whole_site(self, view: Shop) -> None:
+    def test_the_middleware_caches_a_whole_site(self, view: Shop) -> None:
         """By a middleware, for CACHE_MIDDLEWARE_SECONDS."""
         site = PageMiddleware(view)
         assert [text(site(REQUESTS.get("/"))) for _ in range(2)] == ["page 1"] * 2
@@ -216,7 +218,7 @@ class TestE2Pages:
 
     @pytest.mark.parametrize("kind", ["session", "new in session", "token", "message"])
     @pytest.mark.parametrize("is_template", [False, True])
-    def test_a_page_made_for_one_visitor_is_not_anothers(
+    def test_a_page_with_session_token_or_messages_is_not_shared(
         self, page: Any, view: Shop, kind: str, *, is_template: bool
     ) -> None:
         """Though the middlewares that would say `Vary: Cookie` stand outside of `cache_page`."""
@@ -251,7 +253,7 @@ class TestE2Pages:
                 seen.append(text(site(page)(REQUESTS.get("/", headers={"Cookie": sent}))))
         assert len(set(seen)) == 3, seen
 
-    def test_another_backend_is_refused(self, page: Any) -> None:
+    def test_cache_page_refuses_another_cache_backend(self, page: Any) -> None:
         """It could not serve what is stale."""
         with (
             override_settings(CACHES=LOCMEM),
@@ -269,7 +271,7 @@ class TestS5StoreAway:
         with serving(binary, tmp_path) as self.server:
             yield self.server.url(timeout="200ms")
 
-    def test_pages_and_values_are_made_all_the_same(
+    def test_during_an_outage_pages_are_rendered_and_writes_raise(
         self, cache: Any, page: Any, view: Shop
     ) -> None:
         """What changes something says that it could not."""
@@ -281,7 +283,7 @@ class TestS5StoreAway:
             with pytest.raises(StoreError):
                 change("a", 1)
 
-    def test_an_outage_costs_no_render_for_each_request(
+    def test_an_outage_costs_two_renders_of_a_view_not_one_per_request(
         self, page: Any, view: Shop, clock: ManualClock
     ) -> None:
         """E29: one for what the address varies by, one for the page, each for its own time."""
@@ -291,7 +293,9 @@ class TestS5StoreAway:
             clock.advance(1)
         assert len(view.renders) == 2
 
-    def test_an_unverified_page_has_no_lifetime(self, page: Any, clock: ManualClock) -> None:
+    def test_an_unverified_view_has_no_lifetime_for_browsers(
+        self, page: Any, clock: ManualClock
+    ) -> None:
         """E29: neither a browser nor a cache in between keeps it."""
         first = page(REQUESTS.get("/"))
         assert (first["Cache-Control"], "Expires" in first) == ("max-age=10", True)
@@ -301,7 +305,7 @@ class TestS5StoreAway:
         assert text(second) == "page 1"
         assert (second["Cache-Control"], "Expires" in second) == ("max-age=0", False)
 
-    def test_a_value_that_cannot_be_checked_is_made_once(self, cache: Any) -> None:
+    def test_during_an_outage_get_or_set_serves_the_older_value(self, cache: Any) -> None:
         """E29: `get` returns only what is certain; `get_or_set` may return an older value."""
         made = [cache.get_or_set("a", lambda number=number: number, 60) for number in range(2)]
         assert (made, cache.get("a")) == ([0, 0], 0)
@@ -329,7 +333,9 @@ class TestE8Models:
             signal.receivers[:] = receivers
             signal.sender_receivers_cache.clear()
 
-    def test_a_save_and_a_delete(self, cache: Any, product: Any) -> None:
+    def test_saving_and_deleting_a_model_invalidate_its_tags(
+        self, cache: Any, product: Any
+    ) -> None:
         """Invalidate what is tagged with the instance, and what is tagged with its model."""
         other = Product.objects.create(name="Desk")
         tags = {"one": tag_of(product), "other": tag_of(other), "all": tag_of(Product)}
@@ -345,7 +351,7 @@ class TestE8Models:
         product.delete()
         assert list(cache.get_many(tags)) == ["other"]
 
-    def test_after_the_commit(self, cache: Any, product: Any) -> None:
+    def test_model_tags_are_invalidated_after_the_commit(self, cache: Any, product: Any) -> None:
         """Not before: a reader would load the old row again; and not after a rollback."""
         cache.set("all", 1, tags=[tag_of(Product)])
         with transaction.atomic():
@@ -358,7 +364,9 @@ class TestE8Models:
         assert cache.get("all") is None
 
     @pytest.mark.parametrize("way", ["add", "remove", "set", "clear", "reverse", "back"])
-    def test_relations_to_many(self, cache: Any, product: Any, way: str) -> None:
+    def test_a_change_of_a_many_to_many_relation_invalidates_both_sides(
+        self, cache: Any, product: Any, way: str
+    ) -> None:
         """A change of them invalidates both sides."""
         label = Label.objects.create(name="new")
         if way in {"remove", "clear", "back"}:
@@ -380,7 +388,9 @@ class TestE8Models:
         assert cache.get_many(["product", "label", "labels"]) == {}
 
     @pytest.mark.parametrize("model", [ProductInAdmin, Book])
-    def test_a_proxy_and_a_child_are_their_model_too(self, cache: Any, model: Any) -> None:
+    def test_saving_a_proxy_or_child_model_invalidates_its_base_model(
+        self, cache: Any, model: Any
+    ) -> None:
         """Django sends their signals under their own names."""
         one = model.objects.create(name="Chair")
         for tag in (tag_of(Product), f"shop.product:{one.pk}", tag_of(one), tag_of(model)):
@@ -388,7 +398,7 @@ class TestE8Models:
             one.save()
             assert cache.get("it") is None, tag
 
-    def test_by_hand(self, cache: Any, product: Any) -> None:
+    def test_invalidate_takes_a_model_after_a_bulk_update(self, cache: Any, product: Any) -> None:
         """After what sends no signals."""
         cache.set("all", 1, tags=["shop.product"])
         Product.objects.update(name="Chair")
@@ -396,7 +406,7 @@ class TestE8Models:
         invalidate(Product)
         assert cache.get("all") is None
 
-    def test_a_page_with_the_tags_of_its_arguments(self, product: Any, view: Shop) -> None:
+    def test_the_tags_of_a_view_may_depend_on_its_arguments(self, product: Any, view: Shop) -> None:
         """`tags` is a function of the request and the view's arguments."""
         page = cache_page(60, tags=lambda _, pk: [f"shop.product:{pk}"])(view)
         pages = [text(page(REQUESTS.get(f"/{pk}"), pk=pk)) for pk in (product.pk, 0)]
@@ -406,7 +416,7 @@ class TestE8Models:
 
 
 class TestG10ManageCommand:
-    def test_inspect_invalidate_evict_clear(
+    def test_the_manage_command_inspects_invalidates_evicts_and_clears(
         self, cache: Any, url: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The commands of `stillfresh`, for the cache of an alias."""
@@ -423,7 +433,7 @@ class TestG10ManageCommand:
             call_command("stillfresh", "clear")
             assert cache.get("price") is None
 
-    def test_mistakes(self, cache: Any) -> None:
+    def test_mistakes_of_the_manage_command_are_named(self, cache: Any) -> None:
         """A cache of another kind, an invalidation of nothing."""
         with pytest.raises(CommandError, match="name the tags"):
             call_command("stillfresh", "invalidate")

@@ -27,7 +27,7 @@ def folder() -> Path:
 
 @pytest.mark.timeout(240)
 class TestT9Django:
-    def test_all_of_djangos_tests_pass_but_those_that_are_listed(
+    def test_djangos_own_cache_tests_pass_except_the_listed_ones(
         self, folder: Path, tmp_path: Path, valkey: Server
     ) -> None:
         """On three stores; the page says how many there are."""

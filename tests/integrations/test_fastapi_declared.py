@@ -78,7 +78,7 @@ class TestE15RouteDeclaration:
             (the_tasks, "the BackgroundTasks"),
         ],
     )
-    def test_what_may_be_personal_is_not_guessed_about(
+    def test_a_parameter_that_may_be_personal_is_refused_at_declaration(
         self, function: Callable[..., Any], what: str
     ) -> None:
         """The error names the parameter, and the two ways out; each of them is taken."""
@@ -112,7 +112,7 @@ class TestE15RouteDeclaration:
             (plain_route, {"stale_for": "soon"}, "stale_for"),
         ],
     )
-    def test_a_mistake_says_what_to_do(
+    def test_a_mistake_in_a_route_declaration_says_what_to_do(
         self, function: Callable[..., Any], options: dict[str, Any], said: str
     ) -> None:
         """At declaration, not at the first request."""
@@ -120,7 +120,9 @@ class TestE15RouteDeclaration:
             fresh(Cache("memory://"), "10m", **options)(function)
 
     @pytest.mark.parametrize("is_included", [False, True])
-    async def test_fresh_above_the_route_is_refused_at_the_start(self, is_included: bool) -> None:
+    async def test_fresh_above_the_route_decorator_is_refused_at_the_start(
+        self, is_included: bool
+    ) -> None:
         """FastAPI would have the function without its cache; one that has both is as meant."""
         cache, router = Cache("memory://"), APIRouter()
         app = FastAPI(lifespan=lifespan(cache))
@@ -139,14 +141,14 @@ class TestE15RouteDeclaration:
             pass
 
     @pytest.mark.parametrize("given", [SyncCache("memory://"), "memory://"])
-    def test_what_is_no_cache_for_async_code_is_refused(self, given: Any) -> None:
+    def test_fresh_and_lifespan_refuse_anything_but_a_cache(self, given: Any) -> None:
         """By the route and by the lifespan, at declaration, with what to write."""
         with pytest.raises(ConfigError, match=r"a Cache is needed here, .* cache = Cache"):
             fresh(given, "10m")
         with pytest.raises(ConfigError, match=r"a Cache is needed here, .* cache = Cache"):
             lifespan(given)
 
-    def test_two_routes_of_one_name_need_two_names(self) -> None:
+    def test_two_routes_of_one_function_name_need_two_names(self) -> None:
         """The error says so; `name=` gives another one."""
         cache = Cache("memory://")
         fresh(cache, "10m")(plain_route)
@@ -154,7 +156,7 @@ class TestE15RouteDeclaration:
             fresh(cache, "10m")(plain_route)
         fresh(cache, "10m", name="plain_again")(plain_route)
 
-    def test_an_entry_is_named_with_the_defaults(self) -> None:
+    def test_of_fills_in_defaults_and_refuses_other_arguments(self) -> None:
         """`of` takes what is in the key, and refuses what is not."""
         route = fresh(Cache("memory://"), "10m")(plain_route)
         assert route.of(id=1)._key == route.of(id=1, q="x")._key != route.of(id=1, q="y")._key
@@ -163,7 +165,7 @@ class TestE15RouteDeclaration:
         with pytest.raises(ConfigError, match="'user' is not in the key; it has: id, q"):
             route.of(id=1, user=2)
 
-    def test_what_a_factory_makes_is_no_default_of_an_entry(self) -> None:
+    def test_of_takes_no_default_from_a_factory(self) -> None:
         """It may be another one for each request, so it has to be said."""
 
         async def made(id: int = Query(default_factory=lambda: 7)) -> int:  # noqa: A002
@@ -175,7 +177,7 @@ class TestE15RouteDeclaration:
 
 
 class TestE19RoutePersonal:
-    async def test_each_user_has_a_copy(self) -> None:
+    async def test_per_keeps_a_copy_for_each_user(self) -> None:
         """`per` puts the user's id into the key; no shared cache in front may keep the answer."""
         cache, app, calls = Cache("memory://"), FastAPI(), list[str]()
 
@@ -194,7 +196,7 @@ class TestE19RoutePersonal:
         assert {it.headers["cache-control"] for it in told} == {"private, no-cache"}
         assert (calls, refused.status_code) == (["ann", "bob", "ann"], 422)
 
-    async def test_a_dependency_can_be_data(self) -> None:
+    async def test_a_dependency_of_plain_data_is_part_of_the_key(self) -> None:
         """A Pydantic model or a plain value is the key by itself."""
         cache, app, calls = Cache("memory://"), FastAPI(), list[User]()
 
@@ -208,7 +210,7 @@ class TestE19RoutePersonal:
             told = [await client.get("/me", headers={"x-user": it}) for it in ("ann", "bob", "ann")]
         assert [it.json() for it in told] == [1, 2, 1]
 
-    async def test_dependencies_run_on_every_hit(self) -> None:
+    async def test_dependencies_of_a_route_run_on_every_hit(self) -> None:
         """A caller without the right to ask is refused, also if the answer is kept."""
         cache, app = Cache("memory://"), FastAPI()
 
@@ -235,7 +237,7 @@ VALUES = st.recursive(
 
 class TestE15RouteKey:
     @given(VALUES, VALUES)
-    def test_two_values_have_one_key_only_if_they_are_the_same(self, one: Any, other: Any) -> None:
+    def test_two_arguments_have_one_key_only_if_they_are_equal(self, one: Any, other: Any) -> None:
         """Whatever callers send, an answer is under the key of its own arguments."""
         keys = [ROUTE.of(value=it)._key for it in (one, other)]
         assert (keys[0] == keys[1]) == (shape(one) == shape(other))

@@ -23,7 +23,7 @@ class Item(BaseModel):
 
 
 class TestE13Lifespan:
-    async def test_your_own_lifespan_is_around_the_caches(self) -> None:
+    async def test_an_own_lifespan_runs_around_the_caches(self) -> None:
         """It starts first and ends last, and its state reaches the requests."""
         first, second, seen = Cache("memory://"), Cache("memory://"), list[Any]()
 
@@ -42,7 +42,7 @@ class TestE13Lifespan:
         with pytest.raises(NotOpen):
             await first.stats()
 
-    def test_the_test_client_may_come_and_go(self) -> None:
+    def test_a_route_works_with_several_test_clients(self) -> None:
         """E21: each TestClient has an event loop of its own."""
         cache = Cache("memory://")
         app, calls = FastAPI(lifespan=lifespan(cache)), list[int]()
@@ -60,7 +60,7 @@ class TestE13Lifespan:
 
 
 class TestG6MountedDashboard:
-    async def test_one_line_mounts_it(self) -> None:
+    async def test_one_line_mounts_the_dashboard_in_fastapi(self) -> None:
         """It lists the route's entries, and its actions work, for the token alone."""
         cache, calls = Cache("memory://"), list[int]()
         app = FastAPI(lifespan=lifespan(cache))
@@ -92,7 +92,7 @@ class TestG6MountedDashboard:
 
 
 class TestE19RouteServed:
-    async def test_behind_a_real_server(self, tmp_path: Any) -> None:
+    async def test_a_cached_route_works_behind_uvicorn(self, tmp_path: Any) -> None:
         """uvicorn, SQLite, real time: stale at once, then fresh, by a session of its own."""
         cache, sessions, loaded = (
             Cache(f"sqlite:///{tmp_path}/app.db"),

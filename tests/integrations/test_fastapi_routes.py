@@ -78,7 +78,7 @@ def shop() -> Shop:
 
 
 class TestE19Route:
-    async def test_a_second_request_is_a_hit(self, shop: Shop) -> None:
+    async def test_a_second_request_of_a_route_is_a_hit(self, shop: Shop) -> None:
         """The function runs once; the second response is the same, and says that it is a hit."""
 
         @shop.app.get("/items/{id}")
@@ -123,7 +123,7 @@ class TestE19Route:
             ]  # fmt: skip
         assert seen == ["1", "2", "3", "4", "5", "1"]
 
-    async def test_not_a_number_is_not_none(self, shop: Shop) -> None:
+    async def test_nan_and_none_have_different_keys(self, shop: Shop) -> None:
         """JSON has one word for both; a caller cannot store an answer under another's key."""
 
         @shop.app.get("/near")
@@ -135,7 +135,7 @@ class TestE19Route:
             seen = [(await client.get(f"/near{it}")).json() for it in ("?x=nan", "", "?x=inf", "")]
         assert seen == ["nan 1", "None 2", "inf 3", "None 2"]
 
-    async def test_openapi_is_as_without_the_cache(self, shop: Shop) -> None:
+    async def test_the_openapi_description_is_as_without_the_cache(self, shop: Shop) -> None:
         """Parameters, response models, names and descriptions are the function's own."""
 
         def token(authorization: Annotated[str, Header()]) -> str:
@@ -150,7 +150,7 @@ class TestE19Route:
         shop.app.get("/items/{id}")(fresh(shop.cache, "10m", per="who")(item))
         assert shop.app.openapi() == plain.openapi()
 
-    async def test_many_callers_of_a_cold_key_cause_one_call(self, shop: Shop) -> None:
+    async def test_sixteen_requests_of_a_cold_route_cause_one_call(self, shop: Shop) -> None:
         """Sixteen requests, one load; each is answered, and the others say that they shared it."""
         begun, go = asyncio.Event(), asyncio.Event()
 
@@ -183,7 +183,7 @@ class TestE19Route:
         async with shop.client() as client:
             assert [(await client.get("/thread")).json() for _ in range(2)] == [1, 1]
 
-    async def test_called_by_hand_it_is_the_function(self, shop: Shop) -> None:
+    async def test_a_cached_route_called_by_hand_is_the_function(self, shop: Shop) -> None:
         """A test may call the route without a request; nothing is kept."""
 
         @fresh(shop.cache, "10m")
@@ -193,7 +193,7 @@ class TestE19Route:
         assert [await item(1), await item(id=1)] == [1, 2]
         assert (vars(item)["__name__"], item.__module__) == ("item", __name__)
 
-    async def test_one_entry_can_be_invalidated(self, shop: Shop) -> None:
+    async def test_a_route_entry_is_invalidated_by_arguments_or_tag(self, shop: Shop) -> None:
         """By its arguments, or by a tag that was made of them."""
 
         @shop.app.get("/items/{id}")
@@ -209,7 +209,9 @@ class TestE19Route:
             seen += [(await client.get(f"/items/{it}")).json() for it in (1, 2)]
         assert seen == [1, 2, 3, 3, 4]
 
-    async def test_what_is_kept_survives_a_restart(self, shop: Shop, tmp_path: Any) -> None:
+    async def test_a_cached_pydantic_model_survives_a_restart(
+        self, shop: Shop, tmp_path: Any
+    ) -> None:
         """A Pydantic model comes back from SQLite as it was, aliases and computed fields too."""
 
         def again() -> Shop:
@@ -232,7 +234,7 @@ class TestE19Route:
         assert answer.headers["cache-status"].startswith("stillfresh; hit")
 
     @pytest.mark.parametrize("hint", [{}, {"return": Any}])
-    async def test_without_a_type_it_is_the_json_that_fastapi_makes(
+    async def test_a_route_without_a_type_returns_the_json_of_fastapi(
         self, shop: Shop, hint: dict[str, Any]
     ) -> None:
         """Names, computed fields and numbers are as without the cache, on a hit as well."""
@@ -247,7 +249,7 @@ class TestE19Route:
             paths = ("/plain", "/kept", "/kept")
             assert len({(await client.get(path)).text for path in paths}) == 1
 
-    async def test_a_row_becomes_the_declared_model(self, shop: Shop) -> None:
+    async def test_a_returned_row_becomes_the_declared_model(self, shop: Shop) -> None:
         """`response_model` routes return rows of an ORM: `model=` says what is kept of them."""
 
         class Row:
@@ -269,7 +271,7 @@ class TestE19Route:
 class TestE2RouteStale:
     """A stale answer is served at once; the refresh runs behind it, as a request of its own."""
 
-    async def test_a_stale_answer_is_served_and_refreshed(self, shop: Shop) -> None:
+    async def test_a_stale_route_is_served_and_refreshed(self, shop: Shop) -> None:
         """The caller gets the old value, the next one the new."""
 
         @shop.app.get("/items/{id}")
@@ -287,7 +289,9 @@ class TestE2RouteStale:
         assert stale.headers["cache-status"] == "stillfresh; hit; ttl=-1; detail=stale"
 
     @pytest.mark.parametrize("method", ["get", "post"])
-    async def test_the_refresh_has_dependencies_of_its_own(self, shop: Shop, method: str) -> None:
+    async def test_a_background_refresh_has_dependencies_of_its_own(
+        self, shop: Shop, method: str
+    ) -> None:
         """A session that is closed after each request is open in the refresh, and closed after."""
         sessions: list[dict[str, bool]] = []
 
@@ -318,7 +322,7 @@ class TestE2RouteStale:
         assert shop.calls[1] is not sessions[1]
         assert [it["open"] for it in sessions] == [False] * 4
 
-    async def test_the_refresh_passes_middleware(self, shop: Shop) -> None:
+    async def test_a_background_refresh_passes_through_middleware(self, shop: Shop) -> None:
         """What a middleware puts into the request's state is made anew, and marked as a refresh."""
         marks: list[bool] = []
 
@@ -345,7 +349,9 @@ class TestE2RouteStale:
         assert marks == [False, False, True, False]
 
     @pytest.mark.parametrize("place", ["router", "nested", "app", "root_path"])
-    async def test_the_refresh_finds_its_route(self, shop: Shop, place: str) -> None:
+    async def test_a_background_refresh_finds_its_route_in_routers_and_mounts(
+        self, shop: Shop, place: str
+    ) -> None:
         """In a router, a router of a router, a mounted app, and behind a proxy's prefix."""
         router = APIRouter(prefix="/api")
 
@@ -380,7 +386,7 @@ class TestE2RouteStale:
             assert (await client.get(path)).json() == 2
         assert shop.calls == ["r1", "r1"]
 
-    async def test_a_refresh_for_another_person_is_not_kept(self, shop: Shop) -> None:
+    async def test_a_refresh_for_another_user_is_not_stored(self, shop: Shop) -> None:
         """If the dependency names another user by then, nothing is stored under the first."""
         users = iter(["ann", "ann", "bob", "ann"])
 
@@ -403,7 +409,7 @@ class TestE2RouteStale:
         assert (last.json(), shop.calls) == ("ann", ["ann"])
         assert last.headers["cache-status"].endswith("detail=refresh-failed")
 
-    async def test_a_cancelled_caller_takes_nobody_along(self, shop: Shop) -> None:
+    async def test_a_cancelled_request_does_not_cancel_the_load_of_others(self, shop: Shop) -> None:
         """Its own run ends with its session; the other caller's load goes on by a replay."""
         states: list[list[str]] = []
         go = asyncio.Event()
@@ -450,7 +456,7 @@ async def shop_called(shop: Shop, calls: int) -> None:
 class TestE7RouteFailing:
     """An exception is never kept."""
 
-    async def test_the_old_answer_is_served_while_upstream_fails(self, shop: Shop) -> None:
+    async def test_the_old_response_is_served_while_the_route_fails(self, shop: Shop) -> None:
         """Within `error_for`, and the header says so."""
 
         @shop.app.get("/items")
@@ -487,7 +493,9 @@ class TestE7RouteFailing:
         assert (told[1].headers["retry-after"], mended.json()) == ("1", 2)
 
     @pytest.mark.parametrize("status", [404, 403, 418])
-    async def test_a_refusal_is_not_a_failure(self, shop: Shop, status: int) -> None:
+    async def test_an_http_exception_below_500_is_passed_on_without_a_cooldown(
+        self, shop: Shop, status: int
+    ) -> None:
         """HTTPException below 500 reaches every caller as it is; the next request asks again."""
 
         @shop.app.get("/items")
@@ -504,7 +512,9 @@ class TestE7RouteFailing:
         assert len(shop.calls) == 3
 
     @pytest.mark.parametrize("age", [11, 4_000])
-    async def test_a_refusal_ends_the_old_answer(self, shop: Shop, age: int) -> None:
+    async def test_an_http_exception_below_500_replaces_the_old_response(
+        self, shop: Shop, age: int
+    ) -> None:
         """What the function says is not there any more is not served again, stale or expired."""
 
         @shop.app.get("/items")
@@ -540,7 +550,7 @@ class TestE7RouteFailing:
             told = [await client.get("/items") for _ in range(3)]
         assert [(it.status_code, it.json()) for it in told] == [(404, {"missing": "tea"})] * 3
 
-    async def test_a_value_of_another_type_is_the_functions_mistake(self, shop: Shop) -> None:
+    async def test_a_value_of_another_type_is_500_and_cools_down(self, shop: Shop) -> None:
         """500 each time, with an error that says what to do; it is called once in a cooldown."""
         errors: list[Exception] = []
 
@@ -559,7 +569,7 @@ class TestE7RouteFailing:
         assert ([it.status_code for it in told], len(shop.calls)) == ([500, 500], 1)
         assert [type(it) for it in errors] == [BadValue, BadValue]
 
-    async def test_a_store_that_cannot_be_opened_leaves_the_route(self, tmp_path: Any) -> None:
+    async def test_a_route_works_though_its_store_cannot_be_opened(self, tmp_path: Any) -> None:
         """The app starts, and its routes work without a cache."""
         (tmp_path / "file").touch()
         shop = Shop(f"sqlite:///{tmp_path}/file/shop.db")
@@ -576,7 +586,7 @@ class TestE7RouteFailing:
 class TestE19RouteResponses:
     """A route that returns a whole response."""
 
-    async def test_a_plain_response_is_kept(self, shop: Shop) -> None:
+    async def test_a_plain_response_of_a_route_is_cached(self, shop: Shop) -> None:
         """Status 200, its headers and its body, for every caller."""
 
         @shop.app.get("/page", response_class=HTMLResponse)
@@ -592,7 +602,9 @@ class TestE19RouteResponses:
         assert "hit" in told[1].headers["cache-status"]
 
     @pytest.mark.parametrize("which", ["cookie", "status", "private", "large", "background"])
-    async def test_one_that_is_its_callers_own_is_not_kept(self, shop: Shop, which: str) -> None:
+    async def test_a_personal_response_of_a_route_is_not_cached(
+        self, shop: Shop, which: str
+    ) -> None:
         """With a cookie, another status, `private`, too large, or work behind it."""
 
         @shop.app.get("/page")
@@ -618,7 +630,7 @@ class TestE19RouteResponses:
         assert told == ["<p>1", "<p>2"]
 
     @pytest.mark.parametrize("which", ["cookie", "status", "private"])
-    async def test_what_is_put_on_fastapis_response_counts_too(
+    async def test_a_cookie_set_on_fastapis_response_is_not_cached(
         self, shop: Shop, which: str
     ) -> None:
         """A cookie of a dependency does not: it is set for every caller."""
@@ -649,7 +661,7 @@ class TestE19RouteResponses:
         assert [it.json() for it in others] == [3, 3]
         assert [it.headers["set-cookie"][:9] for it in others] == ["seen=now;"] * 2
 
-    async def test_past_the_cache_nothing_is_said_to_be_stored(self, shop: Shop) -> None:
+    async def test_a_bypassed_route_has_no_cache_status(self, shop: Shop) -> None:
         """E22: inside `bypassed()` the route is as without the cache."""
 
         @shop.app.get("/number")
@@ -664,7 +676,7 @@ class TestE19RouteResponses:
         assert told.json() == 2
         assert "cache-status" not in told.headers
 
-    async def test_a_response_where_a_value_was_declared_is_passed_on(self, shop: Shop) -> None:
+    async def test_a_response_returned_instead_of_a_value_is_passed_on(self, shop: Shop) -> None:
         """Each caller gets its own."""
 
         @shop.app.get("/item", response_model=None)

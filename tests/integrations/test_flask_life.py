@@ -59,7 +59,7 @@ def app_of(store: object = "memory://", **settings: object) -> Flask:
 
 
 class TestE20Extension:
-    def test_settings_of_the_app(self, tmp_path: Path) -> None:
+    def test_fresh_makes_a_cache_from_the_apps_settings(self, tmp_path: Path) -> None:
         """`Fresh(app)` has a SyncCache by the app's settings; nothing is opened or started."""
         before = threading.active_count()
         app = app_of(f"sqlite:///{tmp_path}/app.db", STILLFRESH_GRACE="1s")
@@ -82,14 +82,14 @@ class TestE20Extension:
             ),
         ],
     )
-    def test_a_bad_setting_is_named(self, settings: dict[str, object], said: str) -> None:
+    def test_a_bad_flask_setting_is_named(self, settings: dict[str, object], said: str) -> None:
         """By `init_app`, before any request."""
         app = Flask("shop")
         app.config.update(settings)
         with pytest.raises(ConfigError, match=said):
             Fresh(app)
 
-    def test_several_apps_of_one_factory(self) -> None:
+    def test_several_apps_of_one_factory_have_caches_of_their_own(self) -> None:
         """Each has a cache of its own; views may be declared before and after."""
         fresh, calls = Fresh(), list[str]()
 
@@ -112,7 +112,7 @@ class TestE20Extension:
             with app.app_context():
                 fresh.cache.close()
 
-    def test_an_app_that_is_gone_leaves_nothing(self) -> None:
+    def test_a_collected_app_leaves_no_cache_behind(self) -> None:
         """A test suite makes many."""
         fresh, app = Fresh(), app_of()
         fresh.view("10m", name="page")(str)
@@ -122,7 +122,7 @@ class TestE20Extension:
         gc.collect()
         assert (gone(), cache()) == (None, None)
 
-    def test_a_cache_of_your_own(self) -> None:
+    def test_fresh_takes_a_given_cache_for_all_apps(self) -> None:
         """One for all apps, whose functions can be declared before any app is there."""
         cache = SyncCache("memory://")
         fresh = Fresh(cache=cache)
@@ -132,7 +132,7 @@ class TestE20Extension:
         with pytest.raises(ConfigError, match="STILLFRESH_STORE: this Fresh was given a cache"):
             fresh.init_app(app_of())
 
-    def test_declarations_that_are_refused(self) -> None:
+    def test_wrong_view_declarations_are_refused_by_name(self) -> None:
         """E15: each names the view."""
         fresh, app = Fresh(), app_of()
         fresh.init_app(app)
@@ -155,14 +155,14 @@ class TestE20Extension:
             with pytest.raises(ConfigError, match=re.escape(said)):
                 fresh.view("10m", **options)(page)
 
-    def test_the_wrong_cache_and_a_view_without_its_time(self) -> None:
+    def test_an_async_cache_and_a_view_without_a_duration_are_refused(self) -> None:
         """An async Cache, and `@fresh.view` without brackets, are refused at declaration."""
         with pytest.raises(ConfigError, match="a SyncCache is needed here"):
             Fresh(cache=Cache("memory://"))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"view: fresh_for: cannot read .* as a duration"):
             Fresh().view(str)  # type: ignore[arg-type]
 
-    def test_an_app_that_was_not_initialised(self) -> None:
+    def test_a_view_of_an_uninitialised_app_says_what_to_call(self) -> None:
         """The error says what to call."""
         fresh, app = Fresh(), Flask("shop")
         app.testing = True
@@ -198,7 +198,7 @@ def is_up(port: int, release: str = "RELEASE") -> bool:
 
 
 class TestE20FlaskServers:
-    def test_gunicorn_preload(self, tmp_path: Path) -> None:
+    def test_an_app_preloaded_by_gunicorn_works_in_each_worker(self, tmp_path: Path) -> None:
         """The app is loaded, and its cache used, before the fork; each worker has its own after."""
         port = free_port()
         command = ["gunicorn", "shop:app", "--preload", "-w", "2", "-b", f"127.0.0.1:{port}"]
@@ -213,7 +213,7 @@ class TestE20FlaskServers:
         assert sorted((tmp_path / "loads").read_text().split()) == ["0", "1", "2", "3"]
         assert process.returncode == 0, (tmp_path / "log").read_text()
 
-    def test_the_reloader_of_flask_run(self, tmp_path: Path) -> None:
+    def test_copies_survive_the_reloader_of_flask_run(self, tmp_path: Path) -> None:
         """A changed program is served by a new process, and the copies are still there."""
         port = free_port()
         command = ["flask", "--app", "shop", "run", "--debug", "--port", f"{port}"]

@@ -79,7 +79,7 @@ def status(response: TestResponse) -> str:
 
 
 class TestE20View:
-    def test_past_the_cache_nothing_is_said_to_be_stored(self, shop: Shop) -> None:
+    def test_a_bypassed_view_has_no_cache_status(self, shop: Shop) -> None:
         """E22: inside `bypassed()` the view is as without the cache."""
         shop.counted()
         shop.get("/n")
@@ -89,7 +89,7 @@ class TestE20View:
         assert "Cache-Status" not in told.headers
         assert shop.get("/n").text == "1"
 
-    def test_a_second_request_is_a_hit(self, shop: Shop) -> None:
+    def test_a_second_request_of_a_view_is_a_hit(self, shop: Shop) -> None:
         """The view runs once; the second response is the same, and says that it is a hit."""
 
         @shop.app.get("/items/<int:id>")
@@ -109,7 +109,7 @@ class TestE20View:
         assert (again.status_code, again.data, len(shop.calls)) == (304, b"", 1)
         assert "Cache-Control" not in second.headers
 
-    def test_the_address_is_the_key(self, shop: Shop) -> None:
+    def test_path_host_and_script_name_are_the_key(self, shop: Shop) -> None:
         """Path, host and script name; arguments that a decorator adds, also."""
         shop.counted("/items/<int:id>")
         seen = [
@@ -122,7 +122,7 @@ class TestE20View:
         ]
         assert seen == ["1", "2", "3", "4", "5", "1"]
 
-    def test_what_a_decorator_adds_is_in_the_key(
+    def test_arguments_added_by_a_decorator_are_in_the_key(
         self, shop: Shop, caplog: pytest.LogCaptureFixture
     ) -> None:
         """If it depends on what the key has not, nothing is kept for that visitor."""
@@ -207,7 +207,7 @@ class TestE20View:
         assert (posted.text, "Cache-Status" in posted.headers) == ("POST 1 2", False)
         assert shop.get("/form").text == "GET None 1"
 
-    def test_tags_invalidate(self, shop: Shop) -> None:
+    def test_a_view_is_invalidated_by_its_tags(self, shop: Shop) -> None:
         """By the view's arguments, or one tag for all."""
         shop.counted("/items/<int:id>", tags=lambda id: [f"item:{id}"])  # noqa: A006
 
@@ -222,7 +222,7 @@ class TestE20View:
         shop.cache.invalidate_tag("items")
         assert shop.get("/list").text == "5"
 
-    def test_sixteen_visitors_cause_one_call(self, shop: Shop) -> None:
+    def test_sixteen_visitors_cause_one_call_of_the_view(self, shop: Shop) -> None:
         """Who waits gets the response of the one that runs the view, in its own thread."""
         gate, threads = threading.Event(), list[str]()
 
@@ -240,7 +240,7 @@ class TestE20View:
         assert len(threads) == 1
         assert threads[0].startswith("visitor-")
 
-    def test_after_request_runs_for_hits(self, shop: Shop) -> None:
+    def test_after_request_hooks_run_for_hits(self, shop: Shop) -> None:
         """And for the load once, on the response that is sent."""
         shop.counted()
 
@@ -252,7 +252,7 @@ class TestE20View:
         for _ in range(2):
             assert shop.get("/n").headers.getlist("X-After") == ["1"]
 
-    def test_async_views_and_class_based_views(self, shop: Shop) -> None:
+    def test_async_and_class_based_views_are_cached(self, shop: Shop) -> None:
         """As Flask runs them."""
 
         @shop.app.get("/async")
@@ -270,7 +270,7 @@ class TestE20View:
         assert [shop.get("/async").text for _ in range(2)] == ["1", "1"]
         assert [shop.get("/list/7").text for _ in range(2)] == ["7 2", "7 2"]
 
-    def test_by_hand_it_is_the_function(self, shop: Shop) -> None:
+    def test_a_cached_view_called_by_hand_is_the_function(self, shop: Shop) -> None:
         """Outside of a request nothing is cached."""
         calls = list[int]()
 
@@ -287,7 +287,7 @@ class TestE20View:
 class TestE20ViewPersonal:
     """Anything personal is never shared unless the key says so."""
 
-    def test_a_shared_view_does_not_know_its_visitor(self, shop: Shop) -> None:
+    def test_a_shared_view_sees_no_session_cookie_or_authorization(self, shop: Shop) -> None:
         """Session, cookies, Authorization and what `before_request` made of them are not there."""
 
         @shop.app.before_request
@@ -321,7 +321,7 @@ class TestE20ViewPersonal:
         assert shop.get("/").json == first.json
         assert len(shop.calls) == 1
 
-    def test_per_keeps_a_copy_for_each(self, shop: Shop) -> None:
+    def test_per_keeps_a_copy_for_each_visitor(self, shop: Shop) -> None:
         """Run in the visitor's own request; private to browsers and proxies."""
 
         @shop.app.before_request
@@ -349,7 +349,7 @@ class TestE20ViewPersonal:
         assert shop.get("/basket").text == "None None 3"
         assert first.headers["Cache-Control"] == "private, no-cache"
 
-    def test_per_that_returns_none_is_for_everybody(self, shop: Shop) -> None:
+    def test_per_that_returns_none_runs_as_an_unknown_visitor(self, shop: Shop) -> None:
         """So the view runs as for a visitor that nobody knows: no stranger's basket is shown."""
 
         @shop.app.get("/add/<it>")
@@ -399,7 +399,7 @@ class TestE20ViewPersonal:
         assert said.startswith("account: a response is not kept, since the app answered a visitor")
         assert "per=lambda: current_user.id" in said
 
-    def test_a_view_that_refuses_strangers_itself(self, shop: Shop) -> None:
+    def test_a_refusal_of_unknown_visitors_is_not_served_to_known_ones(self, shop: Shop) -> None:
         """What it said to a stranger is no answer to a visitor that it knows."""
 
         @shop.app.get("/login/<user>")
@@ -425,7 +425,7 @@ class TestE20ViewPersonal:
             (lambda: ("x", {"Vary": "Accept-Language"}), "it says Vary: Accept-Language"),
         ],
     )
-    def test_a_response_for_one_visitor_is_not_kept(
+    def test_a_personal_response_of_a_view_is_not_cached(
         self, shop: Shop, caplog: pytest.LogCaptureFixture, view: View, why: str
     ) -> None:
         """Each visitor gets its own, session included; the log says why."""
@@ -463,7 +463,9 @@ class TestE20ViewNotKept:
             (lambda: send_file(__file__), 200),
         ],
     )
-    def test_passed_on(self, shop: Shop, answer: View, status_code: int) -> None:
+    def test_responses_that_cannot_be_cached_are_passed_on(
+        self, shop: Shop, answer: View, status_code: int
+    ) -> None:
         """Each request runs the view, and gets what it responds."""
 
         @shop.app.get("/x")
@@ -479,7 +481,7 @@ class TestE20ViewNotKept:
                 assert response.data
         assert len(shop.calls) >= 2
 
-    def test_an_error_page_runs_the_view_once(self, shop: Shop) -> None:
+    def test_an_error_page_of_a_view_runs_it_once(self, shop: Shop) -> None:
         """For a visitor that nobody knows, what the view said is what it gets."""
 
         @shop.app.get("/x")
@@ -491,7 +493,7 @@ class TestE20ViewNotKept:
         assert shop.get("/x").status_code == 404
         assert len(shop.calls) == 1
 
-    def test_an_error_handlers_page_is_never_kept(self, shop: Shop) -> None:
+    def test_a_page_of_an_error_handler_is_never_cached(self, shop: Shop) -> None:
         """Not even with status 200."""
 
         @shop.app.errorhandler(KeyError)
@@ -502,7 +504,7 @@ class TestE20ViewNotKept:
         shop.error = KeyError("gone")
         assert [shop.get("/n").text, shop.get("/n").text] == ["sorry 1", "sorry 2"]
 
-    def test_a_stream_keeps_its_request(self, shop: Shop) -> None:
+    def test_a_streamed_view_keeps_its_request(self, shop: Shop) -> None:
         """It is run in the visitor's own."""
 
         @shop.app.get("/stream")
@@ -514,7 +516,7 @@ class TestE20ViewNotKept:
 
 
 class TestE2ViewStale:
-    def test_stale_is_served_and_refreshed_behind(self, shop: Shop) -> None:
+    def test_a_stale_view_is_served_and_refreshed_in_the_background(self, shop: Shop) -> None:
         """In a thread of the pool, in a request of its own, whose teardown runs."""
         torn_down, threads = list[str](), list[str]()
 
@@ -573,7 +575,7 @@ class TestE2ViewStale:
         assert len(shop.calls) == 2
         assert shop.cache.stats().resources["me"].loaded == 3
 
-    def test_a_copy_that_became_404_goes(self, shop: Shop) -> None:
+    def test_a_copy_whose_refresh_is_404_is_not_served_any_more(self, shop: Shop) -> None:
         """The refresh says that it is gone: it is served no more."""
 
         @shop.app.errorhandler(LookupError)
@@ -589,7 +591,7 @@ class TestE2ViewStale:
 
 
 class TestE7ViewFailing:
-    def test_the_old_response_is_served(self, shop: Shop) -> None:
+    def test_the_old_response_is_served_while_the_view_fails(self, shop: Shop) -> None:
         """Within `error_for`, and says so."""
         shop.counted()
         shop.get("/n")
@@ -599,7 +601,7 @@ class TestE7ViewFailing:
         assert (old.text, old.status_code) == ("1", 200)
         assert "detail=refresh-failed" in status(old)
 
-    def test_a_response_of_500_is_a_failure(self, shop: Shop) -> None:
+    def test_a_503_of_a_view_is_a_failure(self, shop: Shop) -> None:
         """With a copy the copy is served; without one the response."""
         down = [False]
 
@@ -616,7 +618,7 @@ class TestE7ViewFailing:
         gone = shop.get("/n")
         assert (gone.status_code, gone.text) == (503, "down for repairs")
 
-    def test_without_a_copy_it_is_the_views_own_exception(self, shop: Shop) -> None:
+    def test_without_a_copy_the_views_exception_is_raised_and_then_503(self, shop: Shop) -> None:
         """And 503 in the cooldown, without a call."""
         shop.counted()
         shop.error = OSError("down")
@@ -630,7 +632,7 @@ class TestE7ViewFailing:
         shop.error = None
         assert shop.get("/n").text == "2"
 
-    def test_a_store_that_cannot_be_opened(self, tmp_path: Path) -> None:
+    def test_a_view_works_though_its_store_cannot_be_opened(self, tmp_path: Path) -> None:
         """The view works without the cache."""
         shop = Shop(f"sqlite:///{tmp_path}")
         shop.counted()

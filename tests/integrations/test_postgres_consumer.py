@@ -79,9 +79,7 @@ class TestE6Delivery:
             assert [await shop.name(1), await shop.name(2)] == ["slow", "quick"]
             assert (shop.loads, waiting_rows(link)) == (2, 0)
 
-    async def test_what_is_committed_during_a_delivery_comes_with_the_next(
-        self, link: Link
-    ) -> None:
+    async def test_a_commit_during_a_delivery_comes_with_the_next_one(self, link: Link) -> None:
         """Only transactions that the cycle has looked at count as delivered."""
         store = SteppedStore(MemoryStore())
         async with opened(link, store) as (shop, consumer):
@@ -93,7 +91,7 @@ class TestE6Delivery:
             await consumer.caught_up()
             assert [await shop.name(1), await shop.name(2)] == ["new", "new"]
 
-    async def test_many_tags_are_read_in_pages(
+    async def test_many_changed_tags_are_read_in_pages(
         self, link: Link, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """However many there are; and swept in slices."""
@@ -112,7 +110,7 @@ class TestE6Delivery:
             while waiting_rows(link):
                 await following.caught_up()
 
-    async def test_soft_copies_are_served_as_stale(self, link: Link) -> None:
+    async def test_a_soft_consumer_makes_copies_stale(self, link: Link) -> None:
         """Never as fresh."""
         async with Cache("memory://") as cache:
 
@@ -136,7 +134,7 @@ class TestE6Delivery:
 
 
 class TestE6Resuming:
-    async def test_it_goes_on_where_it_stopped(self, link: Link) -> None:
+    async def test_a_consumer_continues_where_it_stopped(self, link: Link) -> None:
         """What changed meanwhile is delivered, and nothing else is made stale."""
         async with Cache("memory://") as cache:
             shop = Shop(link, cache)
@@ -165,7 +163,9 @@ class TestE6Resuming:
             "UPDATE stillfresh_outbox.consumer SET system = 1",
         ],
     )
-    async def test_one_that_was_dropped_begins_again(self, link: Link, what: str) -> None:
+    async def test_a_dropped_consumer_begins_again_with_everything_stale(
+        self, link: Link, what: str
+    ) -> None:
         """It was away for too long, or the database was restored from a dump."""
         async with opened(link) as (shop, consumer):
             link.execute(what.encode())
@@ -305,7 +305,7 @@ class TestE6SeveralConsumers:
                 await second.caught_up()
                 assert await shop.name(1) == "slow"
 
-    async def test_of_one_name_one_works_and_the_others_know(self, link: Link) -> None:
+    async def test_a_standby_consumer_knows_the_lag_and_takes_over(self, link: Link) -> None:
         """A standby knows from the database how far the other is, and takes over when it ends."""
         store, address = SteppedStore(MemoryStore()), address_of(link)
         async with opened(link, store) as (shop, first):
@@ -328,7 +328,7 @@ class TestE6SeveralConsumers:
 
 
 class TestE6Faults:
-    async def test_a_store_that_refuses_is_tried_again(
+    async def test_a_failed_invalidation_is_retried_and_the_lag_grows(
         self, link: Link, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The row stays, the lag grows and is told; when the store is back it is delivered."""
@@ -342,7 +342,7 @@ class TestE6Faults:
             await consumer.caught_up()
             assert (await shop.name(1), waiting_rows(link)) == ("new", 0)
 
-    async def test_a_tag_that_is_refused_holds_up_no_other(
+    async def test_a_refused_tag_does_not_hold_up_others(
         self, link: Link, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A part of the store may be away; it has not caught up before all of it is back."""
@@ -365,7 +365,7 @@ class TestE6Faults:
             await caught_up
             assert await shop.name(1) == "new"
 
-    async def test_a_tag_that_no_entry_can_have_is_passed_over(self, link: Link) -> None:
+    async def test_a_tag_too_long_for_an_entry_is_passed_over(self, link: Link) -> None:
         """The database counts the bytes of its own encoding, which may be fewer."""
         async with opened(link) as (_, consumer):
             add = "INSERT INTO stillfresh_outbox.changed (tag) VALUES (repeat('x', 100001))"
@@ -373,7 +373,7 @@ class TestE6Faults:
             await consumer.caught_up()
             assert waiting_rows(link) == 0
 
-    async def test_a_lost_notification_costs_a_poll(self, link: Link) -> None:
+    async def test_changes_arrive_by_polling_without_notifications(self, link: Link) -> None:
         """Without NOTIFY changes arrive all the same."""
         async with opened(link, poll="50ms") as (shop, _):
             link.execute("SET stillfresh.notify = off")
@@ -381,7 +381,7 @@ class TestE6Faults:
             while await shop.name(1) != "new":
                 await asyncio.sleep(0.01)
 
-    async def test_a_notification_begins_a_cycle_at_once(self, link: Link) -> None:
+    async def test_a_notification_starts_a_delivery_at_once(self, link: Link) -> None:
         """Not after the next poll."""
         async with opened(link, poll="1h") as (shop, _), asyncio.timeout(10):
             for name in ("new", "newer", "newest"):
@@ -389,7 +389,7 @@ class TestE6Faults:
                 while await shop.name(1) != name:
                     await asyncio.sleep(0.01)
 
-    async def test_long_work_keeps_its_turn(
+    async def test_a_long_delivery_keeps_its_transaction(
         self, link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The server ends the transaction of a process that says nothing, not of one that works."""
@@ -451,17 +451,17 @@ class TestE6Faults:
 
 class TestE6Life:
     @pytest.mark.parametrize("name", ["", "a\nb", 'a"b', "x" * 61, 3])
-    def test_a_bad_name_is_refused(self, name: Any) -> None:
+    def test_a_bad_consumer_name_is_refused(self, name: Any) -> None:
         """It stands in logs and metrics."""
         with pytest.raises(ConfigError, match="its name is 1 to 60 letters"):
             OutboxConsumer(Cache("memory://"), "postgresql://", name)
 
-    def test_a_sync_cache_is_refused(self) -> None:
+    def test_a_consumer_refuses_a_sync_cache(self) -> None:
         """It has a loop of its own."""
         with pytest.raises(ConfigError, match="a Cache is needed here"):
             OutboxConsumer(SyncCache("memory://"), "postgresql://")  # type: ignore[arg-type]
 
-    async def test_a_database_without_an_outbox_is_a_mistake(
+    async def test_a_database_without_an_outbox_is_refused_with_the_command(
         self, postgres: PostgresServer
     ) -> None:
         """Told when it is opened, with the command that makes one."""
@@ -471,14 +471,14 @@ class TestE6Life:
                 pass
         assert cache.lags == {}
 
-    async def test_an_address_that_is_none_is_refused(self) -> None:
+    async def test_a_malformed_database_address_is_refused_without_its_password(self) -> None:
         """Without the password in it."""
         with pytest.raises(ConfigError, match=r"not an address; write postgresql://") as refused:
             async with OutboxConsumer(Cache("memory://"), "postgresql://me:secret@[x"):
                 pass
         assert "secret" not in str(refused.value)
 
-    def test_it_may_be_opened_again_in_another_loop(
+    def test_a_consumer_can_be_opened_again_in_another_event_loop(
         self, address: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """And rests there between two cycles, as in the first one."""
@@ -495,20 +495,20 @@ class TestE6Life:
         gc.collect()
         assert caplog.text == ""
 
-    async def test_another_loop_cannot_wait_for_it(self, address: str) -> None:
+    async def test_waiting_for_a_consumer_of_another_event_loop_raises(self, address: str) -> None:
         """It is told so, and does not wait for ever."""
         async with Cache("memory://") as cache, OutboxConsumer(cache, address) as following:
             with pytest.raises(NotOpen, match="runs in another event loop"):
                 await asyncio.to_thread(asyncio.run, following.caught_up())
 
-    async def test_two_of_one_name_in_a_cache_are_refused(self, address: str) -> None:
+    async def test_two_consumers_of_one_name_in_a_cache_are_refused(self, address: str) -> None:
         """The lag of the one would hide that of the other."""
         async with Cache("memory://") as cache, OutboxConsumer(cache, address):
             with pytest.raises(ConfigError, match="choose another name for each database"):
                 async with OutboxConsumer(cache, address):
                     pass
 
-    async def test_a_database_that_is_away_keeps_nobody_from_starting(
+    async def test_an_unreachable_database_does_not_stop_the_start(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The lag grows from the start on."""
@@ -522,7 +522,7 @@ class TestE6Life:
 
 
 class TestG7Lag:
-    async def test_metrics_and_readyz_tell_the_lag(self, link: Link) -> None:
+    async def test_metrics_and_readyz_report_the_lag(self, link: Link) -> None:
         """Of the consumers of the gateway's cache; past its limit the gateway is not ready."""
         async with opened(link, max_lag="1h") as (shop, _):
             text = prometheus_text(await shop.cache.stats())
@@ -533,7 +533,7 @@ class TestG7Lag:
                 assert 0 <= ready.json()["lags"]["shop"] < 30
                 assert 'outbox_lag_seconds{consumer="shop"}' in (await client.get("/metrics")).text
 
-    async def test_too_far_behind_is_not_ready(self, link: Link) -> None:
+    async def test_a_gateway_too_far_behind_is_not_ready(self, link: Link) -> None:
         """Also while its stores answer."""
         async with opened(link, max_lag=0) as (shop, _), gateway(shop.cache) as app:
             async with asked(app) as client:

@@ -19,7 +19,7 @@ print(*cache.lags)
 """
 
 
-def test_e8_the_programs_run(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_e8_the_programs_in_the_docs_run(postgres: PostgresServer, tmp_path: Path) -> None:
     """As they stand; the FastAPI app has a consumer while it lives."""
     address = postgres.new_database()
     with database_at(address, PRODUCTS, "INSERT INTO products VALUES (1, 'tea')"):

@@ -25,7 +25,7 @@ def link(postgres: PostgresServer) -> Iterator[Link]:
 
 
 class TestE8Gateway:
-    async def test_serve_follows_the_database_and_tells_the_lag(
+    async def test_serve_follows_the_database_and_reports_the_lag(
         self, link: Link, postgres: PostgresServer, tmp_path: Path
     ) -> None:
         """Two workers, one consumer: a page goes with the row that it shows, by its Cache-Tag."""

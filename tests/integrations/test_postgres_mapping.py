@@ -32,24 +32,24 @@ def link(address: str) -> Iterator[Link]:
 
 
 class TestE8TagsOfAChange:
-    def test_a_row_tells_the_tags_of_its_columns(self, link: Link) -> None:
+    def test_a_changed_row_records_the_tags_of_its_columns(self, link: Link) -> None:
         """Inserted, changed and deleted rows: each tag once for a statement."""
         assert told(link, Three) == ["product:1", "product:2", "product:3", "shop:eu", "shop:us"]
         assert told(link, "UPDATE products SET name = 'x' WHERE id = 1") == ["product:1", "shop:eu"]
         assert told(link, "DELETE FROM products WHERE id = 3") == ["product:3", "shop:us"]
 
-    def test_a_changed_column_tells_the_old_tag_and_the_new(self, link: Link) -> None:
+    def test_a_changed_column_records_the_old_tag_and_the_new(self, link: Link) -> None:
         """Also for a key."""
         told(link, Three)
         moved = told(link, "UPDATE products SET shop = 'asia', id = 9 WHERE id = 1")
         assert moved == ["product:1", "product:9", "shop:asia", "shop:eu"]
 
-    def test_nothing_is_told_where_nothing_changed(self, link: Link) -> None:
+    def test_an_update_of_no_row_records_nothing(self, link: Link) -> None:
         """No row, no tag; NULL in a column makes no tag of that template."""
         assert told(link, "UPDATE products SET name = 'x' WHERE id = 77") == []
         assert told(link, "INSERT INTO products VALUES (5, 'x', NULL)") == ["product:5"]
 
-    def test_a_rollback_tells_nothing(self, link: Link) -> None:
+    def test_a_rollback_records_nothing(self, link: Link) -> None:
         """The row of the outbox is part of the transaction, and of its savepoints."""
         with link.transaction(force_rollback=True):
             link.execute(Three.encode())
@@ -60,11 +60,11 @@ class TestE8TagsOfAChange:
                 link.execute("INSERT INTO products VALUES (2, 'cup', 'us')")
         assert told(link) == ["product:1", "shop:eu"]
 
-    def test_truncate_makes_everything_stale(self, link: Link) -> None:
+    def test_truncate_records_that_everything_is_stale(self, link: Link) -> None:
         """Nobody knows any more which rows there were."""
         assert told(link, "TRUNCATE products") == [""]
 
-    def test_copy_upsert_and_merge_tell_too(self, link: Link) -> None:
+    def test_copy_upsert_and_merge_record_their_rows(self, link: Link) -> None:
         """Whatever statement changes rows."""
         with link.cursor() as cursor, cursor.copy("COPY products FROM STDIN") as copy:
             copy.write("1\ttea\teu\n2\tcup\tus\n")
@@ -79,7 +79,7 @@ class TestE8TagsOfAChange:
         )
         assert set(merged) == {"product:1", "product:4", "shop:eu"}
 
-    def test_a_cascade_tells_of_the_child(self, address: str) -> None:
+    def test_a_cascade_records_the_rows_of_the_child(self, address: str) -> None:
         """A foreign key's own statement fires the triggers of its table."""
         child = (
             "CREATE TABLE parts (id int, of int REFERENCES products ON DELETE CASCADE);"
@@ -88,7 +88,7 @@ class TestE8TagsOfAChange:
         with database_at(address, PRODUCTS, child, tables={"parts": "part:{id}"}) as link:
             assert told(link, "DELETE FROM products") == ["part:7"]
 
-    def test_a_partitioned_table_tells_through_its_parent(self, address: str) -> None:
+    def test_a_partitioned_table_records_through_its_parent(self, address: str) -> None:
         """A row that moves between partitions tells both tags."""
         made = (
             "CREATE TABLE orders (id int, day text) PARTITION BY LIST (day);"
@@ -101,7 +101,7 @@ class TestE8TagsOfAChange:
             moved = told(link, "UPDATE orders SET day = 'sun' WHERE id = 1")
             assert moved == ["day:mon", "day:sun", "order:1"]
 
-    def test_a_bulk_change_tells_each_tag_once(self, link: Link) -> None:
+    def test_a_bulk_change_records_each_tag_once(self, link: Link) -> None:
         """One statement, 5,000 rows, two shops: 5,002 rows in the outbox; the shops alone: two."""
         many = "INSERT INTO products SELECT n, 'x', 's' || n % 2 FROM generate_series(1, 5000) n"
         assert len(told(link, many)) == 5_002
@@ -109,7 +109,7 @@ class TestE8TagsOfAChange:
         told(link)
         assert told(link, "UPDATE products SET name = 'y'") == ["shop:s0", "shop:s1"]
 
-    def test_the_text_is_that_of_python(self, address: str) -> None:
+    def test_column_values_are_written_as_python_writes_them(self, address: str) -> None:
         """Numbers, text of any kind and UUIDs are written as an f-string writes them."""
         made = 'CREATE TABLE t (a smallint, b bigint, c text, d uuid, "E f" varchar(9))'
         templates = ["a{a}b{b}", "c:{c}", "{d}!", "it's {{{E f}}} \\"]
@@ -119,19 +119,19 @@ class TestE8TagsOfAChange:
             names = dict(zip(["a", "b", "c", "d", "E f"], values, strict=True))
             assert told(link) == sorted(template.format(**names) for template in templates)
 
-    def test_columns_may_have_collations_of_their_own(self, address: str) -> None:
+    def test_columns_with_collations_can_be_in_a_tag(self, address: str) -> None:
         """Tags are compared byte by byte, and nobody's write fails."""
         made = 'CREATE TABLE t (a text COLLATE "C", b text COLLATE "POSIX")'
         with database_at(address, made, tables={"t": ["a:{a}", "b:{b}", "{a}/{b}"]}) as link:
             assert told(link, "INSERT INTO t VALUES ('x', 'y')") == ["a:x", "b:y", "x/y"]
 
-    def test_the_settings_of_a_writer_do_not_matter(self, address: str) -> None:
+    def test_a_writers_session_settings_do_not_change_tags(self, address: str) -> None:
         """A backslash is a backslash."""
         with database_at(address, "CREATE TABLE t (a int)", tables={"t": "\\:{a}\\"}) as link:
             link.execute("SET standard_conforming_strings = off")
             assert told(link, "INSERT INTO t VALUES (1)") == ["\\:1\\"]
 
-    def test_a_tag_that_no_entry_can_have_is_left_out(self, link: Link) -> None:
+    def test_a_tag_too_long_for_an_entry_is_left_out(self, link: Link) -> None:
         """Past the bytes that a key's tags may have; the write itself succeeds."""
         link.execute("INSERT INTO products VALUES (1, 'tea', %s)", ("x" * 100_001,))
         assert told(link) == ["product:1"]
@@ -142,7 +142,7 @@ def address_of(link: Link) -> str:
 
 
 class TestE8Mapping:
-    def test_names_are_those_of_sql(self, address: str) -> None:
+    def test_table_and_column_names_follow_sql_quoting(self, address: str) -> None:
         """Folded unless they are quoted, in any schema, also words of SQL."""
         made = (
             'CREATE SCHEMA "My Shop"; CREATE TABLE "My Shop"."Or""der" ("The Id" int);'
@@ -185,7 +185,7 @@ class TestE8Mapping:
             assert said in str(refused.value)
             assert rows(link, "SELECT to_regnamespace('stillfresh_outbox')") == [(None,)]
 
-    def test_a_virtual_column_is_refused(self, address: str) -> None:
+    def test_a_virtual_column_in_a_mapping_is_refused(self, address: str) -> None:
         """Triggers see no value in it."""
         with database_at(address) as link:
             if link.info.server_version < 180_000:
@@ -194,7 +194,7 @@ class TestE8Mapping:
             with pytest.raises(ConfigError, match="of type virtual"):
                 asyncio.run(create_outbox(address, {"t": "b:{b}"}))
 
-    def test_a_database_whose_text_nobody_can_read_is_refused(
+    def test_a_database_with_encoding_sql_ascii_is_refused(
         self, postgres: PostgresServer, address: str
     ) -> None:
         """One row with bytes that are no text would hold up all others."""
@@ -206,7 +206,7 @@ class TestE8Mapping:
         ):
             asyncio.run(create_outbox(f"{address}_ascii", TABLES))
 
-    def test_again_changes_nothing(self, address: str, link: Link) -> None:
+    def test_creating_the_same_outbox_again_takes_no_lock(self, address: str, link: Link) -> None:
         """Not even a lock is taken: a table that another transaction writes is no obstacle."""
         with psycopg.connect(address) as other:
             other.execute("INSERT INTO products VALUES (1, 'tea', 'eu')")
@@ -223,16 +223,14 @@ class TestE8Mapping:
         asyncio.run(create_outbox(address, {"shops": "s:{id}"}))
         assert told(link, "DELETE FROM products", "DELETE FROM shops") == ["s:1"]
 
-    def test_a_table_that_was_made_anew_gets_its_triggers_back(
-        self, address: str, link: Link
-    ) -> None:
+    def test_a_recreated_table_gets_its_triggers_back(self, address: str, link: Link) -> None:
         """Dropping a table drops its triggers; the next create notices."""
         told(link, "DROP TABLE products", PRODUCTS)
         assert told(link, "INSERT INTO products VALUES (1, 'tea', 'eu')") == []
         asyncio.run(create_outbox(address, TABLES))
         assert told(link, "DELETE FROM products") == ["", "product:1", "shop:eu"]
 
-    def test_a_table_in_use_is_waited_for_a_short_time(
+    def test_creating_an_outbox_gives_up_on_a_table_in_use(
         self, address: str, link: Link, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Others wait behind the one that waits, so it gives up."""
@@ -246,14 +244,14 @@ class TestE8Mapping:
                 asyncio.run(create_outbox(address, {"products": "q:{id}"}))
         assert told(link) == ["product:1", "shop:eu"]
 
-    def test_the_sql_does_the_same(self, address: str) -> None:
+    def test_the_printed_sql_creates_the_same_outbox(self, address: str) -> None:
         """For migration tools: in one transaction, any number of times."""
         with database_at(address, PRODUCTS) as link:
             for _ in range(2):
                 link.execute(outbox_sql(TABLES).encode())
             assert told(link, Three)[:2] == ["", "product:1"]
 
-    def test_drop_leaves_nothing(self, address: str, link: Link) -> None:
+    def test_dropping_the_outbox_leaves_nothing(self, address: str, link: Link) -> None:
         """No trigger, no table; a second time is no mistake."""
         for _ in range(2):
             asyncio.run(drop_outbox(address))
@@ -308,7 +306,7 @@ class TestE8Rights:
                 )
         assert told(link) == ["product:1", "shop:eu"]
 
-    def test_a_role_without_rights_is_told_in_one_line(self, address: str, link: Link) -> None:
+    def test_a_role_without_rights_gets_a_one_line_error(self, address: str, link: Link) -> None:
         """What was refused and where the rights are listed, without the statement."""
         role = f"reader_{link.info.dbname}"
         link.execute(f"CREATE ROLE {role} LOGIN".encode())
@@ -325,7 +323,7 @@ class TestE8Rights:
 class TestE8Bound:
     OLD = "UPDATE stillfresh_outbox.changed SET at = at - interval '3 hours'"
 
-    def test_without_a_consumer_the_outbox_does_not_grow_for_ever(self, link: Link) -> None:
+    def test_without_a_consumer_old_rows_of_the_outbox_are_merged(self, link: Link) -> None:
         """Rows that nobody took for two hours become one: everything is stale."""
         link.execute("INSERT INTO products SELECT n, 'x', 's' FROM generate_series(1, 900) n")
         link.execute(self.OLD.encode())
@@ -333,7 +331,7 @@ class TestE8Bound:
             link, "INSERT INTO products SELECT n, 'x' FROM generate_series(901, 2000) n"
         ) == [""]
 
-    def test_writers_that_promise_to_see_one_snapshot_leave_the_old_rows(self, link: Link) -> None:
+    def test_repeatable_read_writers_leave_old_rows_alone(self, link: Link) -> None:
         """A transaction that is repeatable must not fail on what others drop."""
         link.execute("INSERT INTO products SELECT n, 'x' FROM generate_series(1, 2000) n")
         link.execute(self.OLD.encode())
@@ -342,7 +340,7 @@ class TestE8Bound:
             link.execute("DELETE FROM products")
         assert waiting_rows(link) == 4_000
 
-    def test_of_small_writes_one_in_a_thousand_looks(self, link: Link) -> None:
+    def test_small_writes_clean_up_old_rows_now_and_then(self, link: Link) -> None:
         """In the end the old rows are dropped all the same."""
         link.execute("INSERT INTO products VALUES (1, 'tea', 'eu')")
         link.execute(self.OLD.encode())

@@ -50,7 +50,7 @@ def loads_of(stats: Any) -> int:
 
 
 class TestE20DashboardAsgi:
-    async def test_it_shows_a_sync_cache(self) -> None:
+    async def test_the_asgi_dashboard_shows_a_sync_cache(self) -> None:
         """Mounted in any ASGI app; numbers and entries are those of the cache."""
         with_cache = SyncCache("memory://")
         price = prices(with_cache)
@@ -66,7 +66,7 @@ class TestE20DashboardAsgi:
         assert "text/html" in page.headers["content-type"]
         assert long.status_code == 413
 
-    def test_another_thing_is_refused(self) -> None:
+    def test_the_dashboard_refuses_anything_but_a_cache(self) -> None:
         """The error says what it takes."""
         with pytest.raises(ConfigError, match="must be a Cache or a SyncCache"):
             Dashboard("memory://")  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ class TestE20DashboardFlask:
         app.config["STILLFRESH_STORE"] = f"sqlite:///{tmp_path}/app.db"
         return app
 
-    def test_it_is_one_line(self, app: Flask) -> None:
+    def test_one_line_mounts_the_dashboard_in_flask(self, app: Flask) -> None:
         """The page, its numbers, its entries and its actions."""
         fresh = Fresh(app)
         fresh.dashboard(app)
@@ -99,7 +99,7 @@ class TestE20DashboardFlask:
         price("tea")
         fresh.cache.close()
 
-    def test_it_is_for_this_machine_or_with_the_token(self, app: Flask) -> None:
+    def test_the_flask_dashboard_needs_this_machine_or_the_token(self, app: Flask) -> None:
         """As the dashboard of a gateway."""
         fresh = Fresh(app)
         fresh.dashboard(app, "/ops/cache", token=TOKEN)
@@ -115,13 +115,13 @@ class TestE20DashboardFlask:
         )
         assert far.status_code == 403
 
-    def test_an_app_without_a_cache_is_refused(self, app: Flask) -> None:
+    def test_the_flask_dashboard_needs_an_initialised_app(self, app: Flask) -> None:
         with pytest.raises(ConfigError, match="init_app"):
             Fresh().dashboard(app)
 
 
 class TestE20DashboardDjango:
-    def test_it_is_one_line(self) -> None:
+    def test_one_line_mounts_the_dashboard_in_django(self) -> None:
         """In `urlpatterns`, with a SyncCache of one's own or an alias of CACHES."""
         own = SyncCache("memory://")
         price = prices(own)
@@ -140,7 +140,7 @@ class TestE20DashboardDjango:
         assert loads_of(stats) == 1
         assert done.status_code == 200
 
-    def test_an_alias_of_caches(self, tmp_path: Path) -> None:
+    def test_the_django_dashboard_shows_an_alias_of_caches(self, tmp_path: Path) -> None:
         """The entries of Django's own cache; another machine needs the token."""
         caches = {
             "default": {
@@ -157,7 +157,7 @@ class TestE20DashboardDjango:
         assert "greeting" in told.content.decode()
 
     @pytest.mark.parametrize("name", ["tea", "th\u00e9", "\u8336"])
-    def test_ids_beyond_ascii(self, name: str) -> None:
+    def test_the_django_dashboard_handles_ids_beyond_ascii(self, name: str) -> None:
         """Django has decoded the path already."""
         own = SyncCache("memory://")
         prices(own)(name)
@@ -170,6 +170,6 @@ class TestE20DashboardDjango:
         own.close()
         assert done.status_code == 200
 
-    def test_a_route_that_is_none_is_refused(self) -> None:
+    def test_the_django_dashboard_refuses_a_malformed_route(self) -> None:
         with pytest.raises(ConfigError, match="_stillfresh/"):
             dashboard("/ops")

@@ -85,7 +85,9 @@ def parent_of(span: ReadableSpan) -> int | None:
 
 
 class TestG15OpenTelemetry:
-    async def test_a_load_that_a_caller_waits_for(self, cache: Cache, telemetry: Telemetry) -> None:
+    async def test_a_load_is_a_child_span_of_its_waiting_caller(
+        self, cache: Cache, telemetry: Telemetry
+    ) -> None:
         """Is a child of the caller's span; its steps and the loader's spans are its children."""
         async with cache:
 
@@ -109,7 +111,9 @@ class TestG15OpenTelemetry:
             "keys": 1,
         }
 
-    async def test_several_callers(self, cache: Cache, telemetry: Telemetry) -> None:
+    async def test_further_callers_of_a_load_are_linked_to_its_span(
+        self, cache: Cache, telemetry: Telemetry
+    ) -> None:
         """The first is the parent, the others are linked."""
         callers = []
 
@@ -126,7 +130,7 @@ class TestG15OpenTelemetry:
         assert parent_of(load) == callers[0]
         assert [link.context.span_id for link in load.links] == callers[1:]
 
-    async def test_a_refresh_in_the_background(
+    async def test_a_background_refresh_is_a_root_span_linked_to_its_caller(
         self, cache: Cache, telemetry: Telemetry, clock: ManualClock
     ) -> None:
         """Is a root, linked to the span of the caller that was served the stale copy."""
@@ -145,7 +149,9 @@ class TestG15OpenTelemetry:
         assert load.context is not None
         assert load.context.trace_id != context.trace_id
 
-    async def test_a_load_that_fails(self, cache: Cache, telemetry: Telemetry) -> None:
+    async def test_a_failed_load_has_an_error_span(
+        self, cache: Cache, telemetry: Telemetry
+    ) -> None:
         """Has the status of an error, and what the loader raised."""
         async with cache:
             prices = declare(cache, upstream := Upstream())
@@ -161,7 +167,9 @@ class TestG15OpenTelemetry:
         assert [event.name for event in load.events] == ["exception"]
         assert said(load)["verdict"] == "gone"
 
-    async def test_a_render(self, telemetry: Telemetry, clock: ManualClock) -> None:
+    async def test_a_render_span_is_inside_the_load_of_its_page(
+        self, telemetry: Telemetry, clock: ManualClock
+    ) -> None:
         """Is inside the load of its page, with the app's status."""
         async with PageCache("memory://", clock=clock, hooks=[telemetry.hook]) as pages:
             await pages.get("/a", Site(clock).render, revalidate=60)
@@ -171,7 +179,7 @@ class TestG15OpenTelemetry:
         assert said(render)["http.response.status_code"] == 200
         assert (said(render)["verdict"], said(render)["origin"]) == ("fresh", "loaded")
 
-    def test_a_def_loader_in_the_callers_thread(
+    def test_a_def_loaders_span_is_inside_the_load_span(
         self, telemetry: Telemetry, clock: ManualClock
     ) -> None:
         """Request, load, the loader's own span: each inside the one before."""
@@ -189,7 +197,7 @@ class TestG15OpenTelemetry:
         assert parent_of(load) == request.get_span_context().span_id
         assert parent_of(telemetry.ended()["upstream"][0]) == id_of(load)
 
-    async def test_durations_and_counts_by_the_users_meter(
+    async def test_durations_and_counts_are_observed_by_the_users_meter(
         self, cache: Cache, telemetry: Telemetry
     ) -> None:
         """Histograms by the hook; what `stats()` counts by instruments that are observed."""
@@ -225,7 +233,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 class TestG15Prometheus:
-    async def test_the_same_metrics_as_the_text(self, clock: ManualClock) -> None:
+    async def test_the_collector_yields_every_sample_of_the_text(self, clock: ManualClock) -> None:
         """Every sample of `prometheus_text`, by its name, labels and value."""
         async with Cache("memory://", clock=clock) as cache:
             prices = declare(cache, Upstream())
@@ -239,7 +247,7 @@ class TestG15Prometheus:
         hits = frozenset({"resource": "price", "origin": "memory", "verdict": "fresh"}.items())
         assert found["stillfresh_reads_total", hits] == 3
 
-    async def test_from_another_thread(self, clock: ManualClock) -> None:
+    async def test_the_collector_works_from_another_thread(self, clock: ManualClock) -> None:
         """As prometheus-client's own server collects: the loop counts, the thread waits."""
         async with Cache("memory://", clock=clock) as cache:
             counted_in = []
@@ -255,7 +263,7 @@ class TestG15Prometheus:
                 await asyncio.to_thread(list, CacheCollector(cache).collect())
         assert counted_in == [threading.main_thread()]
 
-    def test_a_cache_that_is_not_open_and_one_of_threads(self, clock: ManualClock) -> None:
+    def test_the_collector_takes_closed_and_sync_caches(self, clock: ManualClock) -> None:
         """Can be collected from before, while and after they are open; several are one."""
         stores = [SteppedStore(MemoryStore(clock=clock)) for _ in range(2)]
         one, other = Cache(stores[0], clock=clock), SyncCache(stores[1], clock=clock)
@@ -280,7 +288,7 @@ class TestG15Prometheus:
         assert 'stillfresh_store_seconds_count{step="publish"} 2.0' in text
         assert 'stillfresh_loads_total{resource="b"} 1.0' in generate_latest(registry).decode()
 
-    def test_what_is_no_cache(self) -> None:
+    def test_the_collector_refuses_anything_but_caches(self) -> None:
         """Is refused by a sentence."""
         nothing: Any = "sqlite:///app.db"
         with pytest.raises(ConfigError, match="takes caches"):
