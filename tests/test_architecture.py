@@ -132,7 +132,7 @@ def roots(path: Path) -> set[str]:
 class TestEveryModule:
     """Each test names the files that break its promise."""
 
-    def test_says_what_it_is_for(self) -> None:
+    def test_every_module_has_a_docstring(self) -> None:
         """The first line of a file tells its reader why it is there."""
         assert [name(path) for path in MODULES if not ast.get_docstring(tree(path))] == []
 
@@ -147,7 +147,7 @@ class TestEveryModule:
         ]
         assert upward == []
 
-    def test_rules_are_pure(self) -> None:
+    def test_rule_modules_are_pure(self) -> None:
         """What decides has no clock, randomness, logging, SQL or `await` in it."""
         rules = [path for path in MODULES if PURE.search(name(path))]
         assert rules
@@ -160,18 +160,18 @@ class TestEveryModule:
         ]
         assert waits == []
 
-    def test_the_core_needs_two_libraries(self) -> None:
+    def test_the_core_imports_two_libraries_only(self) -> None:
         """Everything else is an extra, imported only by the part that is named after it."""
         known = {"stillfresh", *CORE_DEPENDENCIES, *sys.stdlib_module_names}
         paths = [path for path in MODULES if part(path) in CORE]
         assert paths
         assert [(name(path), more) for path in paths if (more := roots(path) - known)] == []
 
-    def test_no_stored_bytes_can_run_code(self) -> None:
+    def test_no_module_imports_pickle(self) -> None:
         """E11: no pickle, nor what is made of it, anywhere."""
         assert [name(path) for path in MODULES if roots(path) & RUN_CODE] == []
 
-    def test_all_is_true(self) -> None:
+    def test_every_name_in_an_all_exists(self) -> None:
         """A door has an `__all__`, and it names what exists; a private module needs none."""
         for path in MODULES:
             dotted = ".".join(path.relative_to(SRC.parent).with_suffix("").parts)
@@ -184,7 +184,7 @@ class TestEveryModule:
 @pytest.mark.parametrize(
     "package", ["stillfresh", "stillfresh.testing", "stillfresh.systems.waiting"]
 )
-def test_all_is_exact(package: str) -> None:
+def test_the_all_of_a_package_is_exact(package: str) -> None:
     """What a package shows and what it says it shows are the same."""
     module = importlib.import_module(package)
     shown = {
@@ -206,7 +206,7 @@ def test_every_declared_dependency_is_used() -> None:
     assert {name for name in names if not re.search(rf"\b{name}(\b|_)", texts)} == set()
 
 
-def test_importing_does_no_work_and_needs_no_extra() -> None:
+def test_importing_stillfresh_does_no_work_and_needs_no_extra() -> None:
     """A fresh interpreter: no thread, no file, no optional dependency, only the core's two."""
     script = f"""
 import sys, threading
@@ -224,7 +224,7 @@ assert threading.active_count() == 1
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
 
 
-def test_importing_needs_no_module_of_one_platform() -> None:
+def test_importing_stillfresh_needs_no_platform_module() -> None:
     """Windows has no `fcntl`: what the platform has is imported when a file is locked."""
     script = """
 import asyncio, logging, subprocess, sys, tempfile

@@ -46,13 +46,13 @@ class TestT6Ours:
         monkeypatch.setattr(behaviours, "LEASE_FOR", 0.5)
         assert behaviours.examined(behaviours.SCENARIOS[name], OURS[0]).startswith(expected)
 
-    def test_what_a_library_has_no_call_for_is_a_dash(self) -> None:
+    def test_a_scenario_that_a_library_lacks_is_a_dash(self) -> None:
         """A line for each library under the scenarios, a cell for each scenario."""
         head, *lines = behaviours.compared([Subject("a", ""), Subject("b", "")], unsaid)
         assert head == ["library", *SCENARIOS]
         assert lines == [["a", *"——————"], ["b", *"——————"]]
 
-    def test_a_scenario_that_cannot_be_carried_out_is_a_cell(self) -> None:
+    def test_a_scenario_that_fails_is_a_cell_of_the_table(self) -> None:
         """The others go on."""
 
         def hangs(_: Subject) -> str:
@@ -101,7 +101,9 @@ def ended(pid: int) -> bool:
 
 
 class TestT6Bench:
-    def test_a_part_tells_its_steps_and_its_section(self, part: Callable[[str], Part]) -> None:
+    def test_a_benchmark_part_reports_its_steps_and_section(
+        self, part: Callable[[str], Part]
+    ) -> None:
         """What its servers print is not taken for one."""
         steps: list[str] = []
         body = "progress('first')\nsubprocess.run(['echo', '{}'])\nprint('{}')\n"
@@ -109,20 +111,20 @@ class TestT6Bench:
         assert found == Section("T", [Row("E1", "a", 2.0, 3)])
         assert steps == ["first"]
 
-    def test_a_part_that_fails_says_why_in_its_section(self, part: Callable[[str], Part]) -> None:
+    def test_a_failing_benchmark_part_says_why(self, part: Callable[[str], Part]) -> None:
         """And leaves no server behind."""
         pids: list[str] = []
         found = run(part(f"{SERVER}raise RuntimeError('no wrk here')"), pids.append)
         assert found == Section("Here", failed="RuntimeError: no wrk here")
         assert ended(int(pids[0]))
 
-    def test_a_part_that_hangs_is_ended(self, part: Callable[[str], Part]) -> None:
+    def test_a_hanging_benchmark_part_is_ended(self, part: Callable[[str], Part]) -> None:
         """With what it started."""
         hanging = part("time.sleep(600)")
         found = run(Part("here", "Here", hanging.module, 1, limit=0.01), unsaid)
         assert found.failed == "it took more than 0.01 s"
 
-    def test_an_interrupted_part_puts_its_things_away(
+    def test_an_interrupted_benchmark_part_cleans_up(
         self, part: Callable[[str], Part], tmp_path: Path
     ) -> None:
         """Its `finally` runs, and no server is left."""
@@ -139,7 +141,7 @@ class TestT6Bench:
         assert (tmp_path / "away").exists()
         assert ended(int(pids[0]))
 
-    def test_missed_targets_come_first_with_what_was_tried(self) -> None:
+    def test_missed_targets_come_first_on_the_benchmarks_page(self) -> None:
         """And what could not be measured is named beside them."""
         kept = Row("E14", "quick", 1.0, 2.0)
         missed = Row("M11", "slow", 3.0, 2.0, tried="a ring")
@@ -152,7 +154,7 @@ class TestT6Bench:
         assert text.index("## The machine") < text.index("## One") < text.index("## Two")
         assert "None in this run." in summary([Section("One", [kept])])
 
-    def test_a_partial_run_never_writes_the_page(
+    def test_a_partial_benchmark_run_never_writes_the_page(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """It is refused before anything is measured."""
@@ -161,7 +163,7 @@ class TestT6Bench:
             command.main()
         assert "--write needs a whole run" in capsys.readouterr().err
 
-    def test_an_interrupted_run_writes_nothing(
+    def test_an_interrupted_benchmark_run_writes_nothing(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         """What was measured until then is printed."""
@@ -180,12 +182,12 @@ class TestT6Bench:
         assert "interrupted: nothing was written" in told.err
         assert not (tmp_path / "page.md").exists()
 
-    def test_every_part_is_in_the_help(self) -> None:
+    def test_every_benchmark_part_is_in_the_help(self) -> None:
         """With its rules and about how long it takes."""
         text = command.parser().format_help()
         assert all(f"{part.name:12} {part.title}" in text for part in PARTS)
 
-    def test_the_time_left_follows_the_pace_so_far(self) -> None:
+    def test_the_estimated_time_left_follows_the_pace_so_far(self) -> None:
         """Twice as slow as expected until now: so is the rest."""
         pace = Pace([Part("a", "", "", 10), Part("b", "", "", 30)], began=100.0)
         assert pace.left(100.0) == 40
@@ -199,7 +201,7 @@ class TestT6Bench:
 
 
 class TestT8AsUsed:
-    def test_pages_are_served_by_the_command_itself(self) -> None:
+    def test_benchmarked_pages_are_served_by_the_serve_command(self) -> None:
         """The port that wrk asks is that of `stillfresh serve`; no hit needs its site."""
         with serve(upstream=9) as port:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -207,7 +209,7 @@ class TestT8AsUsed:
             assert connection.getresponse().read() == b'{"status":"alive"}'
             connection.close()
 
-    def test_caches_are_made_from_addresses(self) -> None:
+    def test_benchmarks_make_caches_from_addresses(self) -> None:
         """`Cache(url)` and `SyncCache(url)`, but for growth: a million copies need more room."""
         made: dict[str, set[str]] = {}
         for file in (ROOT / "benchmarks").glob("*.py"):
@@ -219,7 +221,7 @@ class TestT8AsUsed:
         assert made == {"growth": {"store"}}
         assert "SyncCache(" in (ROOT / "benchmarks" / "sync.py").read_text()
 
-    def test_a_part_runs_alone(
+    def test_a_benchmark_part_runs_alone(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The shortest one, as `--only` runs it: nothing but its own section is printed."""
@@ -229,7 +231,7 @@ class TestT8AsUsed:
         told = re.findall("^## (.*)$", capsys.readouterr().out, re.MULTILINE)
         assert [title.partition(":")[0] for title in told] == ["Targets missed", "Longest-Waiting"]
 
-    def test_every_figure_of_speed_is_in_the_written_run(self) -> None:
+    def test_every_figure_of_speed_in_the_docs_was_measured(self) -> None:
         """Pages refer to docs/benchmarks.md; the README's figures are drawn from it."""
         pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
         stated = {
@@ -242,7 +244,7 @@ class TestT8AsUsed:
 
 
 class TestT6Compare:
-    def test_what_both_trees_measure_is_compared_by_medians(self) -> None:
+    def test_two_trees_are_compared_by_medians(self) -> None:
         """A row that wants more is worse if it has less; what one tree lacks is left out."""
 
         def section(cost: float, rate: float) -> Section:

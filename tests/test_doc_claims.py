@@ -22,7 +22,7 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
-def test_the_comment_of_live_is_what_it_prints() -> None:
+def test_the_program_in_the_live_docs_prints_its_comment() -> None:
     """The first program of docs/live.md: what it prints is in the comment below."""
     [program] = re.findall(
         r"```python\n((?:(?!```).)*live\.snapshot.*?)```", page("live.md"), re.DOTALL
@@ -34,7 +34,9 @@ def test_the_comment_of_live_is_what_it_prints() -> None:
 
 
 @pytest.mark.parametrize(("token", "status"), [("sesame", 401), (None, 200)])
-async def test_a_token_is_needed_on_this_machine_too(token: str | None, status: int) -> None:
+async def test_the_docs_say_that_this_machine_needs_the_token_too(
+    token: str | None, status: int
+) -> None:
     """G6: as docs/gateway.md and docs/dashboard.md both say."""
     async with client_of(gateway(token=token)) as client:
         answer = await client.get("/_stillfresh/api/stats")
@@ -44,14 +46,14 @@ async def test_a_token_is_needed_on_this_machine_too(token: str | None, status: 
     assert "also from this machine" in row
 
 
-def test_pages_of_a_route_stay_a_week() -> None:
+def test_pages_of_a_route_stay_a_week_as_the_readme_says() -> None:
     """The README says so."""
     settings = PagesSettings("http://127.0.0.1:1")
     assert (settings.stale_for, settings.error_for) == (WEEK, WEEK)
     assert "A page of a route stays stored for 7 more days" in README
 
 
-async def test_reads_go_on_without_a_server_and_not_without_a_path() -> None:
+async def test_reads_continue_without_a_server_but_not_with_a_wrong_path() -> None:
     """The README tells an outage from a mistake."""
     assert "A SQLite file that cannot be opened" in README
     wrong = Cache("sqlite:////dev/null/x.db")
@@ -73,7 +75,7 @@ async def test_reads_go_on_without_a_server_and_not_without_a_path() -> None:
         assert await other("tea") == 3
 
 
-def test_nor_does_a_sync_read_go_on_without_a_path() -> None:
+def test_a_sync_read_with_a_wrong_path_raises() -> None:
     wrong = SyncCache("sqlite:////dev/null/x.db")
 
     @wrong.cached("price", fresh_for="1m")
@@ -85,7 +87,7 @@ def test_nor_does_a_sync_read_go_on_without_a_path() -> None:
     wrong.close()
 
 
-def test_reloading_is_said_where_settings_are() -> None:
+def test_the_docs_and_the_help_mention_sighup() -> None:
     """G17: in the guide, beside the settings, and in the help."""
     assert "SIGHUP" in page("guides/deploying.md")
     assert "SIGHUP" in page("gateway.md").partition("## Settings")[2][:1_000]

@@ -68,7 +68,7 @@ def cells(page: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("source", list(blocks("python")))
-def test_every_python_block_runs(
+def test_every_python_block_of_the_docs_runs(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copied out of the page into a file and run, just as it stands."""
@@ -76,7 +76,7 @@ def test_every_python_block_runs(
     exec(compile(source, "block", "exec"), {"__name__": "block"})  # noqa: S102 (our own pages)
 
 
-def test_every_make_target_exists() -> None:
+def test_every_make_target_in_the_docs_exists() -> None:
     """No page names a target that the Makefile has not."""
     targets = re.findall(r"^([\w-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = {
@@ -88,7 +88,7 @@ def test_every_make_target_exists() -> None:
     assert {target: where for target, where in named.items() if target not in targets} == {}
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_of_the_docs_leads_somewhere() -> None:
     """Links between pages name files, and headings in them, that are there."""
     links = [(page, *link) for page in PAGES for link in links_of(page)]
     assert len(links) > len(PAGES)
@@ -111,7 +111,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_every_page_of_the_docs_is_in_the_index() -> None:
     """A reader who starts at the index finds every page; the site's navigation is made from it."""
     index = (ROOT / "docs" / "index.md").read_text()
     linked = {(ROOT / "docs" / it).resolve() for it in re.findall(r"\]\(([^)#:]+)", index)}
@@ -228,7 +228,7 @@ def constant_of(module: str, name: str) -> object:
     return eval(found[1], {**vars(importlib.import_module(module))})  # noqa: S307 (our own source)
 
 
-def test_fixed_numbers_are_as_written() -> None:
+def test_constants_quoted_in_the_docs_have_these_values() -> None:
     """The constants that docs/defaults.md quotes have the values that it says."""
     rows = [row for row in cells("defaults.md") if len(row) == 3 and row[2] != "constant"]
     assert len(rows) > 20
@@ -245,7 +245,7 @@ class TestSeeds:
     def seeds(self) -> Any:
         return loaded(ROOT / "scripts" / "seeds.py")
 
-    def test_the_page_lists_the_tests_that_there_are(self, seeds: Any) -> None:
+    def test_the_page_of_rules_lists_the_existing_tests(self, seeds: Any) -> None:
         """What `python scripts/seeds.py` would write is what the page shows."""
         page = seeds.PAGE.read_text()
         tests, everyday = seeds.collected()
@@ -274,13 +274,13 @@ class TestSeeds:
             ('def seaweed():\n    """S3 on real storage: slow."""', {}),
         ],
     )
-    def test_a_test_names_its_rules(
+    def test_the_rules_that_a_test_names_are_found(
         self, seeds: Any, source: str, named: dict[str, list[str]]
     ) -> None:
         """In its name, in the first words of its docstring, or in those of its module."""
         assert seeds.named_in(ast.parse(source)) == named
 
-    def test_a_wrong_number_and_a_lost_test_are_told(self, seeds: Any) -> None:
+    def test_an_unknown_rule_and_a_lost_test_are_reported(self, seeds: Any) -> None:
         """A rule that is not built yet may have no test; one that had one may not lose it."""
         page = "| E1 | a | [t](../tests/t.py) |\n| E2 | b | not built yet |\n"
         assert seeds.mistakes(page, {"E1": {}, "E2": {}}, {"E1", "E2"}) == []
@@ -313,7 +313,7 @@ class TestSeeds:
         assert seeds.named_in(everyday) == {"E1": ["TestE1Put"]}
 
 
-def test_every_rule_of_http_has_its_test() -> None:
+def test_every_test_that_the_http_page_names_exists() -> None:
     """docs/http.md: a row names tests that exist, or says why there is none."""
     classes = set(re.findall(r"`(Test\w+)\.", (ROOT / "docs" / "http.md").read_text()))
     texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
@@ -343,7 +343,7 @@ def test_diagrams_are_drawn_from_the_code() -> None:
     assert [it in page for it, page in zip(expected, pages, strict=True)] == [True, True, True]
 
 
-def test_the_readmes_figures_were_measured() -> None:
+def test_the_figures_of_the_readme_were_measured() -> None:
     """T8: what `make diagrams` would write is what the README shows."""
     readme, measured = (ROOT / "README.md").read_text(), ROOT / "docs" / "benchmarks.md"
     figures = loaded(ROOT / "scripts" / "figures.py")
@@ -361,7 +361,7 @@ def loaded(path: Path) -> Any:
     return module
 
 
-def test_the_viewport_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_viewport_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """C13: what `make examples` shows: a fraction of the requests that polling makes."""
     asyncio.run(the_example("viewport").scroll(minutes=10))
     said = capsys.readouterr().out
@@ -377,7 +377,7 @@ def the_example(name: str) -> Any:
     return loaded(ROOT / "examples" / f"{name}.py")
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_approvals_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """What `make examples` shows, on a manual clock: approved in time, too late, once of eight."""
     example = the_example("approvals")
     clock = ManualClock()

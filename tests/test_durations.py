@@ -28,7 +28,9 @@ class TestE1Durations:
             (timedelta(hours=1, milliseconds=1), 3600.001),
         ],
     )
-    def test_reads_what_people_write(self, written: Duration, expected: float) -> None:
+    def test_durations_are_read_as_people_write_them(
+        self, written: Duration, expected: float
+    ) -> None:
         """Numbers are seconds; text carries its unit; a timedelta is itself."""
         assert seconds(written) == expected
 
@@ -40,7 +42,7 @@ class TestE1Durations:
             float("inf"), -float("inf"), 10**400, "9" * 400 + "d", "1" * 5000 + "s",
         ],
     )  # fmt: skip
-    def test_anything_else_is_refused_by_name(self, rubbish: object) -> None:
+    def test_a_malformed_duration_is_refused_by_its_setting(self, rubbish: object) -> None:
         """The error names the setting, the value and what is allowed, and stays one short line."""
         with pytest.raises(ConfigError) as caught:
             seconds(rubbish, name="fresh_for")  # type: ignore[arg-type]
@@ -49,30 +51,30 @@ class TestE1Durations:
         assert message.endswith(ALLOWED)
         assert len(message) < 250
 
-    def test_it_is_a_value_error_too(self) -> None:
+    def test_a_duration_error_is_a_value_error_too(self) -> None:
         """Who catches ValueError catches it."""
         with pytest.raises(ValueError, match="cannot read"):
             seconds("soon")
 
-    def test_the_error_shows_the_text(self) -> None:
+    def test_a_duration_error_shows_the_text(self) -> None:
         """Who wrote "5 parsecs" reads "5 parsecs"."""
         with pytest.raises(ConfigError, match="'5 parsecs'"):
             seconds("5 parsecs")
 
     @pytest.mark.parametrize("negative", [-1, -0.001, timedelta(seconds=-1)])
-    def test_negative_is_refused(self, negative: Duration) -> None:
+    def test_a_negative_duration_is_refused(self, negative: Duration) -> None:
         """No time is shorter than none."""
         with pytest.raises(ConfigError, match="must be zero or more"):
             seconds(negative)
 
     @pytest.mark.parametrize("none", [0, 0.0, "0s", timedelta(0), -1])
-    def test_zero_is_refused_where_it_makes_no_sense(self, none: Duration) -> None:
+    def test_a_zero_duration_is_refused_if_it_must_be_positive(self, none: Duration) -> None:
         """`positive` is for what cannot be zero, such as a TTL."""
         with pytest.raises(ConfigError, match="ttl: must be more than zero"):
             seconds(none, name="ttl", positive=True)
 
     @given(st.text(max_size=20) | st.floats() | st.integers() | st.timedeltas())
-    def test_any_value_is_read_or_refused(self, value: Duration) -> None:
+    def test_any_value_is_a_duration_or_refused(self, value: Duration) -> None:
         """Whatever comes in: finite seconds of zero or more, or a ConfigError, nothing else."""
         try:
             result = seconds(value)
@@ -83,7 +85,9 @@ class TestE1Durations:
     @given(
         st.integers(0, 10**9), st.sampled_from([("ms", 0.001), ("s", 1), ("m", 60), ("h", 3600)])
     )
-    def test_text_agrees_with_numbers(self, count: int, unit: tuple[str, float]) -> None:
+    def test_durations_as_text_agree_with_numbers(
+        self, count: int, unit: tuple[str, float]
+    ) -> None:
         """`"5m"` and `5 * 60` are the same duration."""
         name, size = unit
         assert seconds(f"{count}{name}") == pytest.approx(seconds(count * size))

@@ -57,7 +57,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("extra", "program"), CASES)
-def test_the_extra_is_named(extra: str, program: str) -> None:
+def test_a_missing_library_error_names_the_extra(extra: str, program: str) -> None:
     """G10: the last line names `stillfresh[…]`, not only a module."""
     blocked = f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES[extra]!r}))"
     done = subprocess.run(

@@ -158,7 +158,7 @@ def is_ours(span: str) -> bool:
     return span in KNOWN | PYTHON or re.search(rf"\b{re.escape(span)}\b", SCRIPT) is not None
 
 
-def test_every_name_of_ours_exists() -> None:
+def test_every_name_on_the_seeds_page_exists() -> None:
     """As a path, a parameter, a table, a route, a message; or it is a name of a seed."""
     named = {name for names in SEEDS.values() for name in names.split()}
     assert len(spans()) > 100
@@ -166,7 +166,7 @@ def test_every_name_of_ours_exists() -> None:
 
 
 @pytest.mark.parametrize("seed", sorted(SEEDS))
-def test_no_name_of_the_seed_is_missing(seed: str) -> None:
+def test_no_name_of_a_seed_is_missing_on_the_page(seed: str) -> None:
     """The first column of its table has each of them."""
     lines = [line for line in sections()[seed].splitlines() if line.startswith("| ")]
     first = " ".join(line.split(" | ")[0] for line in lines)
@@ -179,6 +179,6 @@ def whole(name: str) -> str:
 
 
 @pytest.mark.parametrize("span", ["TtlCoordinator.subscribePosts", "TtlCache(lifetime=)", "nosuch"])
-def test_a_name_that_is_not_there_is_noticed(span: str) -> None:
+def test_an_unknown_name_on_the_seeds_page_is_noticed(span: str) -> None:
     """A method that was renamed, a parameter that has gone."""
     assert not is_ours(span)

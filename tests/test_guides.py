@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_guide_is_a_program(page: Path, project: Path) -> None:
+def test_every_block_of_a_guide_runs_and_prints_what_it_shows(page: Path, project: Path) -> None:
     """Every block runs; what it prints is what the page shows."""
     names: dict[str, Any] = {"__name__": "guide"}
     text = page.read_text()

@@ -69,7 +69,7 @@ class TestPublishing:
         assert {"tests/test_package.py", "src/stillfresh/py.typed", "docs/versions.md"} <= names
         assert not {it for it in names if it.endswith((".pyc", ".so"))}
 
-    def test_it_works_in_a_fresh_environment_without_extras(
+    def test_the_wheel_works_in_a_fresh_environment_without_extras(
         self, built: Path, tmp_path: Path
     ) -> None:
         """It is imported and says its version; the other commands name the extra."""
@@ -99,7 +99,7 @@ class TestPublishing:
 
 
 class TestPromises:
-    def test_nothing_that_was_promised_has_vanished(self) -> None:
+    def test_no_promised_public_name_has_vanished(self) -> None:
         """Names, settings, options and messages of docs/promised.txt; see docs/versions.md."""
         path = ROOT / "scripts" / "promised.py"
         spec = importlib.util.spec_from_file_location("promised", path)
@@ -120,7 +120,7 @@ class TestPromises:
         groups = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
         assert groups <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
-    def test_every_test_that_the_threat_model_names_is_there(self) -> None:
+    def test_every_test_file_that_the_threat_model_names_exists(self) -> None:
         """docs/security.md says which tests prove what it says."""
         page = (ROOT / "docs" / "security.md").read_text()
         named = re.findall(r"`([\w/]+/?test_\w+\.py)`", page)

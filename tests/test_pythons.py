@@ -33,7 +33,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestT10Pythons:
-    def test_they_are_found_on_the_path_and_among_those_of_pyenv(self, machine: Path) -> None:
+    def test_pythons_are_found_on_the_path_and_in_pyenv(self, machine: Path) -> None:
         """The first that starts: a shim of pyenv whose version is not chosen is passed over."""
         shim = "#!/bin/sh\nexit 127\n"
         program(machine / "on-path", "python3.91", shim)
@@ -43,7 +43,7 @@ class TestT10Pythons:
         free = program(machine / "on-path", "python3.14t")
         assert pythons.found() == {"3.91": first, "3.92": other, "3.14t": free}
 
-    def test_each_has_its_line_and_one_failure_fails_all(
+    def test_each_python_has_its_line_and_one_failure_fails_all(
         self, machine: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """In a fresh environment of its own, with the tests that were named."""
@@ -63,12 +63,12 @@ class TestT10Pythons:
         assert first == f"VENV=.venvs/3.91 {asked}"
         assert second.startswith("VENV=.venvs/3.13 ")
 
-    def test_no_python_at_all_is_a_failure(self, machine: Path) -> None:
+    def test_finding_no_python_at_all_is_a_failure(self, machine: Path) -> None:
         """Nothing was tested."""
         assert pythons.main([]) == 1
         assert not (machine / "calls").exists()
 
-    def test_make_and_its_script_agree(self) -> None:
+    def test_the_makefile_and_the_pythons_script_agree(self) -> None:
         """The target that the script calls runs all tests, in the environment that it names."""
         makefile = (ROOT / "Makefile").read_text()
         assert "\ntest: check suite " in makefile

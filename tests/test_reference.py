@@ -31,7 +31,7 @@ def parts(package: Any, name: str, options: str) -> Iterator[Any]:
                 yield member
 
 
-def test_every_public_name_says_what_it_does() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     """It has a docstring, and so has each method and property of it that is shown."""
     package = griffe.load("stillfresh", search_paths=[ROOT / "src"])
     found = [part for name, options in shown() for part in parts(package, name, options)]

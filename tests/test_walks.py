@@ -32,7 +32,9 @@ def walked() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("walk", BUDGET)
-def test_the_page_lists_the_files_of_a_walk(walk: str, walked: dict[str, list[str]]) -> None:
+def test_the_architecture_page_lists_the_files_of_a_walk(
+    walk: str, walked: dict[str, list[str]]
+) -> None:
     """Neither more nor fewer: `make diagrams` writes them anew."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     [section] = re.findall(rf"<!-- walk {walk} -->(.*?)<!-- /walk -->", page, re.DOTALL)
@@ -40,6 +42,6 @@ def test_the_page_lists_the_files_of_a_walk(walk: str, walked: dict[str, list[st
 
 
 @pytest.mark.parametrize(("walk", "most"), BUDGET.items())
-def test_a_walk_is_short(walk: str, most: int, walked: dict[str, list[str]]) -> None:
+def test_a_walk_opens_few_files(walk: str, most: int, walked: dict[str, list[str]]) -> None:
     """What a reader must open to follow one request has a limit."""
     assert len(walked[walk]) <= most

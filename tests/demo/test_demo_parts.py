@@ -52,18 +52,20 @@ async def asked(made: Demo) -> httpx.Response:
 
 
 class TestG8Upstream:
-    async def test_fine_answers(self, made: Demo) -> None:
+    async def test_the_upstream_in_mode_fine_answers(self, made: Demo) -> None:
         """A real server, on a port of its own, that counts who asks."""
         before = made.upstream.requests["prices"]
         assert (await asked(made)).json()
         assert made.upstream.requests["prices"] == before + 1
 
-    async def test_failing_answers_with_errors(self, made: Demo) -> None:
+    async def test_the_upstream_in_mode_failing_answers_500(self, made: Demo) -> None:
         """HTTP 500, whatever is asked."""
         await made.upstream.turn("failing")
         assert (await asked(made)).status_code == 500
 
-    async def test_down_takes_no_connection_and_comes_back_on_its_port(self, made: Demo) -> None:
+    async def test_the_upstream_in_mode_down_refuses_connections_and_returns_on_its_port(
+        self, made: Demo
+    ) -> None:
         """Refused, not timed out; and the same address works again afterwards."""
         url = made.upstream.url
         await made.upstream.turn("down")
@@ -73,7 +75,7 @@ class TestG8Upstream:
         assert made.upstream.url == url
         assert (await asked(made)).status_code == 200
 
-    async def test_down_ends_what_is_under_way(self, made: Demo) -> None:
+    async def test_switching_the_upstream_down_ends_running_requests(self, made: Demo) -> None:
         """A slow answer that somebody waits for never comes: the connection is gone at once."""
         await made.upstream.turn("slow")
         waiting = asyncio.create_task(asked(made))
@@ -83,20 +85,20 @@ class TestG8Upstream:
         with pytest.raises(httpx.TransportError):
             await waiting
 
-    async def test_switched_by_many_at_once_it_ends_in_one_of_their_modes(self, made: Demo) -> None:
+    async def test_concurrent_switches_of_the_upstream_leave_it_working(self, made: Demo) -> None:
         """Turning waits for turning; a port is never bound twice."""
         await asyncio.gather(*(made.upstream.turn(mode) for mode in MODES * 3))
         await made.upstream.turn("fine")
         assert (await asked(made)).status_code == 200
 
-    async def test_an_unknown_mode_is_refused(self, made: Demo) -> None:
+    async def test_an_unknown_upstream_mode_is_refused(self, made: Demo) -> None:
         """With the modes that there are."""
         with pytest.raises(ConfigError, match="fine, slow, failing, down"):
             await made.upstream.turn("on fire")
 
 
 class TestG8World:
-    def test_it_changes_and_stays_bounded(self) -> None:
+    def test_the_demo_data_changes_and_stays_bounded(self) -> None:
         """However long it runs, nothing grows without end; and posts do change."""
         world = UpstreamData(1_000_000, random.Random(1))
         likes = sum(post["counts"]["likes"] for post in world.posts.values())
@@ -107,7 +109,7 @@ class TestG8World:
         assert len(world.topics) == len(world.comments) == 12
         assert max(map(len, world.comments.values())) <= MOST_COMMENTS
 
-    def test_a_comment_that_is_sent_twice_is_there_once(self) -> None:
+    def test_a_comment_sent_twice_is_stored_once(self) -> None:
         """Who did not hear the answer asks again."""
         world = UpstreamData(1_000_000, random.Random(1))
         comment = Comment("c1", "topic-0", "ann", 1_000_000, "Hello")
@@ -117,14 +119,14 @@ class TestG8World:
 
 
 class TestG8Approvals:
-    def test_what_is_approved_in_time_counts_once(self) -> None:
+    def test_an_approval_in_time_counts_once(self) -> None:
         """The first press gets it, the second is told that it is gone."""
         approvals = Approvals(20, random.Random(1), clock=ManualClock())
         (ask,) = approvals.show()["pending"]
         assert approvals.decide(ask["id"])
         assert not approvals.decide(ask["id"])
 
-    def test_nothing_is_approved_too_late(self) -> None:
+    def test_an_approval_after_its_time_is_refused(self) -> None:
         """At the end of its time it is absent, and counted as expired."""
         clock = ManualClock()
         approvals = Approvals(20, random.Random(1), clock=clock)
@@ -134,7 +136,7 @@ class TestG8Approvals:
         assert not approvals.decide(ask["id"])
         assert approvals.show()["expired"] == 1
 
-    def test_at_most_three_wait(self) -> None:
+    def test_at_most_three_approvals_are_pending(self) -> None:
         """They come a third of a lifetime apart, and go at its end."""
         clock = ManualClock()
         approvals = Approvals(30, random.Random(1), clock=clock)
@@ -144,7 +146,7 @@ class TestG8Approvals:
 
 
 class TestG8Site:
-    async def test_topics_stay_when_the_upstream_goes(
+    async def test_topics_are_served_while_the_upstream_is_down(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """Read once, they are there with their age, whatever becomes of the upstream."""
@@ -154,7 +156,7 @@ class TestG8Site:
         assert kept["topics"] == first["topics"] != []
         assert kept["verdict"] in {"fresh", "stale"}
 
-    async def test_what_was_never_asked_for_says_so(
+    async def test_a_topic_without_a_copy_says_so_while_the_upstream_is_down(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """No copy, no upstream: one sentence for the page, no error of the site's."""
@@ -163,7 +165,7 @@ class TestG8Site:
         assert answer.status_code == 200
         assert answer.json()["refused"].startswith("There is no copy yet")
 
-    async def test_a_comment_that_the_upstream_refuses_is_taken_back(
+    async def test_a_comment_refused_by_the_upstream_is_removed(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """Shown at once, and not there any more when it could not be published."""
@@ -177,7 +179,7 @@ class TestG8Site:
         said = (await client.post(path, json={"body": "Hello"}, headers=OURS)).json()
         assert [it["body"] for it in said["comments"]].count("Hello") == 1
 
-    async def test_the_slow_page_is_served_at_once_when_the_upstream_is_away(
+    async def test_the_slow_page_is_served_while_the_upstream_is_down(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """The copy that was rendered before, with its age and what the cache did."""
@@ -188,7 +190,9 @@ class TestG8Site:
         assert kept.headers["cache-status"].startswith("stillfresh; hit")
         assert "age" in kept.headers
 
-    async def test_no_page_yet_and_no_upstream(self, made: Demo, client: httpx.AsyncClient) -> None:
+    async def test_the_slow_page_without_a_copy_is_503_while_the_upstream_is_down(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
         """503, in words, and not kept."""
         await made.upstream.turn("down")
         assert (await client.get("/prices")).status_code == 503
@@ -203,7 +207,7 @@ class TestG19Words:
             ("down", "does not answer", "does not answer"),
         ],
     )
-    async def test_each_part_says_what_is_the_matter(
+    async def test_each_part_of_the_demo_names_the_upstreams_trouble(
         self, made: Demo, client: httpx.AsyncClient, mode: str, says: str, said: str
     ) -> None:
         """A topic, a page, a comment: failing is not "away", and a refusal has its reason."""
@@ -216,7 +220,7 @@ class TestG19Words:
         assert comment == {"refused": f"the upstream {said}"}
 
     @pytest.mark.parametrize("body", ["", "  ", "x" * 281])
-    async def test_a_comment_is_not_cut_without_a_word(
+    async def test_a_comment_of_a_bad_length_is_refused(
         self, client: httpx.AsyncClient, body: str
     ) -> None:
         """Empty or too long, it is refused, with what is allowed and what it was."""
@@ -224,7 +228,7 @@ class TestG19Words:
         said = (await client.post(path, json={"body": body}, headers=OURS)).json()["refused"]
         assert said == f"a comment has 1 to 280 characters, this one has {len(body.strip())}"
 
-    async def test_a_move_is_taken_back_with_its_reason(
+    async def test_a_failed_move_is_taken_back_with_its_reason(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """The game service answered with an error: it is not away."""
@@ -235,7 +239,7 @@ class TestG19Words:
         why = "the game service answered with an error: your move was taken back"
         assert refused["refused"] == why
 
-    async def test_hints_that_were_read_are_not_shown_again(
+    async def test_hints_that_were_dismissed_are_not_shown_again(
         self, client: httpx.AsyncClient
     ) -> None:
         """From the first byte on: a page that hides them later moves under its reader."""
@@ -256,7 +260,7 @@ class TestG8Guard:
             {HEADER: "1", "host": "evil.example"},
         ],
     )
-    async def test_another_site_turns_no_switch(
+    async def test_another_site_cannot_switch_the_upstream(
         self, made: Demo, client: httpx.AsyncClient, headers: dict[str, str]
     ) -> None:
         """Neither by a form, nor by a script of another origin, nor by a name of its own."""
@@ -264,7 +268,7 @@ class TestG8Guard:
         assert answer.status_code == 403
         assert made.upstream.mode == "fine"
 
-    async def test_bound_everywhere_it_answers_to_addresses_not_to_names(self) -> None:
+    async def test_a_demo_bound_everywhere_answers_to_addresses_but_not_to_names(self) -> None:
         """A name can be anybody's; an address cannot be made to point here."""
         guard = Guard(PlainTextResponse("here"), ("0.0.0.0",))  # noqa: S104 (not bound)
         transport = httpx.ASGITransport(guard)
@@ -273,13 +277,15 @@ class TestG8Guard:
             assert (await client.get("http://[2001:db8::7]:8000/")).status_code == 200
             assert (await client.get("http://evil.example:8000/")).status_code == 403
 
-    async def test_the_own_page_does(self, made: Demo, client: httpx.AsyncClient) -> None:
+    async def test_the_demos_own_page_can_switch_the_upstream(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
         """Same origin, with the header that only it can send."""
         headers = {HEADER: "1", "origin": "http://127.0.0.1:8000"}
         answer = await client.post("/demo/upstream", json={"mode": "slow"}, headers=headers)
         assert answer.json()["mode"] == made.upstream.mode == "slow"
 
-    async def test_every_answer_forbids_what_it_does_not_need(
+    async def test_every_response_of_the_demo_has_a_strict_policy(
         self, client: httpx.AsyncClient
     ) -> None:
         """No inline script, no frame around it, no guessing of types."""
@@ -292,7 +298,7 @@ class TestG8Guard:
     @pytest.mark.parametrize(
         "body", [b"", b"[]", b"{", b'{"mode": 5}', b"x" * 10_000, b"[" * 4_000]
     )
-    async def test_nonsense_changes_nothing(
+    async def test_a_malformed_switch_request_changes_nothing(
         self, made: Demo, client: httpx.AsyncClient, body: bytes
     ) -> None:
         """What is no small JSON object with a mode in it is refused in words."""
@@ -302,7 +308,7 @@ class TestG8Guard:
 
 
 class TestG8Visitors:
-    async def test_there_are_never_more_than_a_limit(self, made: Demo) -> None:
+    async def test_the_number_of_visitors_is_limited(self, made: Demo) -> None:
         """A new one beyond it ends the oldest, whose connections are closed by the next tick."""
         visitors: Visitors = made.visitors
         first = visitors.welcome()
@@ -317,11 +323,11 @@ class TestG8Visitors:
     @pytest.mark.parametrize(
         "token", ["", "made up", "x" * 32, "é" * 32, "../" * 11, f"{'x' * 32}.{'0' * 32}"]
     )
-    async def test_a_token_that_is_none_of_ours_is_nobody(self, made: Demo, token: str) -> None:
+    async def test_a_forged_visitor_token_is_refused(self, made: Demo, token: str) -> None:
         """Whatever a cookie or a client says."""
         assert made.visitors.authenticate(token) is None
 
-    async def test_made_up_cookies_push_nobody_out(self, made: Demo) -> None:
+    async def test_made_up_cookies_end_no_session(self, made: Demo) -> None:
         """Only who has a cookie of ours has a session, and who was here last keeps it."""
         visitors: Visitors = made.visitors
         first, others = visitors.welcome(), [visitors.welcome() for _ in range(MOST_VISITORS - 1)]
@@ -333,13 +339,13 @@ class TestG8Visitors:
         assert visitors.find(others[1].token) is others[1]
         assert visitors.find(others[0].token) is not others[0]
 
-    def test_the_key_outlives_the_process(self, tmp_path: Path) -> None:
+    def test_the_visitor_key_outlives_the_process(self, tmp_path: Path) -> None:
         """A page that is open goes on after a restart; nobody else reads the key."""
         key = key_in(tmp_path)
         assert key_in(tmp_path) == key
         assert (tmp_path / "visitors.key").stat().st_mode & 0o077 == 0
 
-    async def test_a_session_is_found_by_its_cookie_only(
+    async def test_a_demo_session_is_found_by_its_cookie_only(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """Without it, there is neither a game nor an approval to be had."""
@@ -385,7 +391,7 @@ class TestG8Games:
             ).json()
             assert played["current"] not in [game["id"] for game in played["next"]]
 
-    async def test_the_longest_wait_comes_first(self, client: httpx.AsyncClient) -> None:
+    async def test_the_game_that_waits_longest_comes_first(self, client: httpx.AsyncClient) -> None:
         """A game that was just played, and came back, waits behind the others."""
         first = await play_the_next(client)
         second = await play_the_next(client)
@@ -398,7 +404,7 @@ class TestG8Games:
         assert games.index(first) >= 3
         assert second not in games
 
-    async def test_only_what_waits_can_be_opened(
+    async def test_only_a_waiting_game_can_be_opened(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """Not a game that is made up, nor another visitor's."""
@@ -429,7 +435,7 @@ class TestG8Games:
         assert (await client.get("/demo/games")).json()["board"] == board
         assert made.upstream.requests["games"] == asked
 
-    async def test_a_move_while_the_service_is_down_is_taken_back(
+    async def test_a_move_while_the_game_service_is_down_is_taken_back(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """The board stays as it was, with its age; back up, the same move is made."""
@@ -451,7 +457,7 @@ class TestG8Games:
                 await asyncio.sleep(0.05)
         assert said["board"]["cells"][0] == "x"
 
-    async def test_a_game_of_which_nothing_is_kept_is_named_and_comes_later(
+    async def test_a_game_without_a_copy_is_shown_when_the_service_is_back(
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """Opened while the service is down: no board, and no other's; back up, it is there."""

@@ -50,23 +50,23 @@ class TestG8Board:
 
 
 class TestG8Cost:
-    def test_every_item_is_asked_for_when_its_freshness_ends(self) -> None:
+    def test_polling_requests_every_item_when_its_freshness_ends(self) -> None:
         """A minute, two tabs, 240 posts fresh for 10 s: 2 x 6 rounds of 240, or of 12 batches."""
         assert polling(2 * 60, (240, 10.0, 20)) == (2880, 144)
 
-    def test_nobody_polls_for_nobody(self) -> None:
+    def test_polling_without_tabs_costs_nothing(self) -> None:
         """No open tab, no cost."""
         assert polling(0 * 60, (240, 10.0, 20), (24, 30.0, 20)) == (0, 0)
 
 
 class TestG8Pace:
-    def test_all_of_it_can_be_made_faster(self) -> None:
+    def test_every_time_of_the_demo_can_be_made_faster(self) -> None:
         """For films and tests: everything by the same factor."""
         quick = Pace().faster(10)
         assert (quick.post_fresh_for, quick.lookup, quick.bot_thinks) == (1, (0.1, 0.3), (0.2, 1.2))
 
     @pytest.mark.parametrize("speed", [0, -1, 1000, "2", True, float("nan")])
-    def test_a_speed_that_cannot_be_is_refused(self, speed: float) -> None:
+    def test_a_bad_demo_speed_is_refused(self, speed: float) -> None:
         """Named, with what is allowed."""
         with pytest.raises(ConfigError, match=r"speed: a number from 0\.1 to 100"):
             Pace().faster(speed)

@@ -73,11 +73,11 @@ def raw(*lines: str) -> tuple[tuple[bytes, bytes], ...]:
 
 
 class TestI14Fields:
-    def test_a_comma_in_quotes_parts_nothing(self) -> None:
+    def test_a_comma_in_quotes_does_not_split_a_list(self) -> None:
         """RFC 9110 §5.6.1, also over several lines and with empty members."""
         assert members([b'a, "b, c",, d', b"e"]) == [b"a", b'"b, c"', b"d", b"e"]
 
-    def test_directives_are_read_whatever_their_case_and_quotes(self) -> None:
+    def test_directives_are_read_in_any_case_and_quoted_or_not(self) -> None:
         """RFC 9111 §5.2: tokens and quoted strings; the first of several counts."""
         known = directives([b'Max-Age="60", no-cache="set-cookie", public', b"max-age=5"])
         assert known == {"max-age": "60", "no-cache": "set-cookie", "public": ""}
@@ -89,11 +89,11 @@ class TestI14Fields:
             *[("2147483647", 2**31 - 1), ("00000000060", 2**31), ("9" * 30, 2**31)],
         ],
     )
-    def test_seconds_that_cannot_be_read_are_none_left(self, text: str, expected: float) -> None:
+    def test_unreadable_delta_seconds_count_as_zero(self, text: str, expected: float) -> None:
         """RFC 9111 §4.2.1: invalid freshness is stale; huge values are capped."""
         assert number({"max-age": text}, "max-age") == expected
 
-    def test_dates_in_three_forms(self) -> None:
+    def test_http_dates_are_read_in_three_forms(self) -> None:
         """RFC 9110 §5.6.7."""
         forms = [
             b"Sun, 06 Nov 1994 08:49:37 GMT",
@@ -104,18 +104,18 @@ class TestI14Fields:
         assert http_date(http_date_text(784111777)) == 784111777
         assert http_date(b"0") is None
 
-    def test_years_of_two_digits(self) -> None:
+    def test_years_of_two_digits_are_from_1969_to_2068(self) -> None:
         """They are from 1969 to 2068."""
         late, early = (http_date(b"Sunday, 06-Nov-%b 08:49:37 GMT" % it) for it in (b"68", b"69"))
         assert late == http_date(b"Sun, 06 Nov 2068 08:49:37 GMT")
         assert early == http_date(b"Sun, 06 Nov 1969 08:49:37 GMT")
 
-    def test_a_field_takes_the_place_of_its_lines(self) -> None:
+    def test_with_field_replaces_all_lines_of_a_field(self) -> None:
         """And the others stay."""
         found = with_field(raw("a: 1", "b: 2", "a: 3"), b"a", b"4")
         assert found == raw("b: 2", "a: 4")
 
-    def test_a_structured_field_is_read_as_a_whole(self) -> None:
+    def test_a_structured_field_with_a_mistake_is_ignored_whole(self) -> None:
         """RFC 9651 §4.2: over all its lines; a mistake anywhere voids it; the last one counts."""
         assert dictionary([b"a=1, b;x=2", b"a=3, c=?0"]) == {"a": "3", "b": ""}
         assert dictionary([b"a=1, B=2"]) == dictionary([b"a=1,"]) == {}
@@ -134,7 +134,9 @@ class TestI14Fields:
             (["surrogate-key: " + " ".join(map(str, range(MOST_TAGS + 1)))], None),
         ],
     )
-    def test_i26_tags_of_a_response(self, lines: list[str], expected: object) -> None:
+    def test_i26_tags_of_a_response_are_unique_and_limited(
+        self, lines: list[str], expected: object
+    ) -> None:
         """Each once; too many, or one that is too long, are none that could be kept."""
         found = tag_names(raw(*lines))
         if isinstance(expected, int):
@@ -158,18 +160,18 @@ class TestI14Fields:
             ("Tue, 14 Nov 2023 22:13:00 GMT", "", None),
         ],
     )
-    def test_a_pause_is_seconds_or_a_date(
+    def test_retry_after_is_seconds_or_a_date(
         self, said: str, date: str, expected: float | None
     ) -> None:
         """RFC 9110 §10.2.3: by the server's own clock if it names it; a day at most."""
         assert pause_of(said, date, NOW) == expected
 
-    def test_a_text_is_a_field_value_or_none(self) -> None:
+    def test_a_text_becomes_a_field_value_only_without_controls(self) -> None:
         """RFC 9110 §5.5: Latin-1 without controls, and without spaces around it."""
         assert field_value("caf\u00e9\t!") == b"caf\xe9\t!"
         assert [field_value(it) for it in ("\u20ac", "a\n", "a\x7f", " a", "a ")] == [None] * 5
 
-    def test_headers_of_ours_are_names_and_printable_texts(self) -> None:
+    def test_configured_headers_must_be_names_and_printable_texts(self) -> None:
         """The error names the field and not its value, which may be a secret."""
         good = {"X-Key": "a\tb~ ", "b": ""}
         assert checked_headers(good) == good
@@ -193,17 +195,17 @@ class TestI14Fields:
             ("en;q=2, de; Q = 0.3", "de"),
         ],
     )
-    def test_i13_languages_by_rank(self, asked: str, expected: str) -> None:
+    def test_i13_languages_are_normalised_by_rank(self, asked: str, expected: str) -> None:
         """Equal ones are sorted; a refused one stays if a wider range includes it."""
         assert normalised("accept-language", raw(f"accept-language: {asked}")) == expected
 
-    def test_i13_a_field_that_is_too_long_is_no_part_of_a_key(self) -> None:
+    def test_i13_a_field_that_is_too_long_is_not_part_of_a_key(self) -> None:
         """All its lines together count."""
         assert normalised("x", raw(f"x: {'a' * 512}", f"x: {'b' * 512}")) is not None
         assert normalised("x", raw(f"x: {'a' * 512}", f"x: {'b' * 513}")) is None
 
     @given(fields, st.floats(0, 2e9))
-    def test_nothing_is_raised_at_anybody(
+    def test_any_header_bytes_are_judged_without_an_exception(
         self, headers: tuple[tuple[bytes, bytes], ...], now: float
     ) -> None:
         """Whatever bytes come: a judgement, terms that are not negative, a wish."""
@@ -241,14 +243,14 @@ class TestI25Dates:
             "Thu, 1\u0668 Aug 2050 02:01:18 GMT".encode(),
         ],
     )
-    def test_other_dates_are_none(self, text: bytes) -> None:
+    def test_dates_in_other_forms_are_in_the_past(self, text: bytes) -> None:
         """What is in none of the three forms is in the past, for `Expires` and everywhere."""
         assert http_date(text) is None
         assert stated(((b"expires", text),), NOW) == Policy(0, 0, 0)
         assert initial_age(((b"date", text),), NOW) == 0
         assert not not_modified(((b"if-modified-since", text),), None, http_date_text(0.0))
 
-    def test_what_no_calendar_has_is_none(self) -> None:
+    def test_impossible_dates_are_refused(self) -> None:
         """The day, the hour and the year are checked; a leap second is its minute's last."""
         assert http_date(b"Tue, 29 Feb 2023 00:00:00 GMT") is None
         assert http_date(b"Sat, 01 Jan 0000 00:00:00 GMT") is None
@@ -283,25 +285,25 @@ class TestI14Stated:
             (["cache-control: max-age=9", "expires: Tue, 14 Nov 2023 22:14:20 GMT"], (9, 0, 0)),
         ],
     )
-    def test_what_a_response_says_counts(
+    def test_stated_terms_are_those_of_the_response_less_its_age(
         self, lines: list[str], expected: tuple[float, float, float]
     ) -> None:
         """RFC 9111 §4.2.1 and RFC 5861, less the age it already has."""
         terms = stated(raw(*lines), NOW)
         assert terms == Policy(*expected)
 
-    def test_says_nothing(self) -> None:
+    def test_a_response_without_freshness_states_no_terms(self) -> None:
         """No heuristics: with neither route nor statement there is nothing to keep."""
         assert stated(raw("content-type: text/html", "cache-control: public"), NOW) is None
 
-    def test_expires_that_differ_are_not_fresh(self) -> None:
+    def test_different_expires_fields_are_not_fresh(self) -> None:
         """§5.3; the same twice counts, and one in the past is no more than over."""
         line, other = (f"expires: Tue, 14 Nov 2023 22:14:2{it} GMT" for it in "01")
         assert stated(raw(line, line), NOW) == Policy(60, 0, 0)
         assert stated(raw(line, other), NOW) == Policy(0, 0, 0)
         assert stated(raw("expires: Tue, 14 Nov 2023 22:12:20 GMT"), NOW) == Policy(0, 0, 0)
 
-    def test_what_is_said_to_caches_like_this_one(self) -> None:
+    def test_cdn_cache_control_alone_counts_if_targeted(self) -> None:
         """RFC 9213: it alone counts where it is asked for; one that cannot be read says nothing."""
         both = raw("cdn-cache-control: max-age=600", "cache-control: max-age=5")
         assert stated(both, NOW, is_targeted=True) == Policy(600, 0, 0)
@@ -312,14 +314,14 @@ class TestI14Stated:
         negative = raw("cdn-cache-control: max-age=-5")
         assert stated(negative, NOW, is_targeted=True) == Policy(0, 0, 0)
 
-    def test_the_age_that_it_has_is_the_greater_one(self) -> None:
+    def test_the_initial_age_is_the_greater_of_age_and_date(self) -> None:
         """RFC 9111 §4.2.3: by its Age, the first of several, or by its Date; never negative."""
         earlier, later = (raw(f"date: Tue, 14 Nov 2023 22:13:{it} GMT") for it in ("10", "30"))
         assert initial_age((*earlier, *raw("age: 4, 50")), NOW) == 10
         assert initial_age((*earlier, *raw("age: 40, 50")), NOW) == 40
         assert initial_age(later, NOW) == 0
 
-    def test_a_page_too_old_has_less_time_left(self) -> None:
+    def test_a_response_past_its_freshness_has_less_stale_time_left(self) -> None:
         """The times after freshness count from its end, which is in the past."""
         said = raw("cache-control: max-age=60, stale-while-revalidate=5, stale-if-error=90")
         assert stated((*said, *raw("age: 70")), NOW) == Policy(0, 0, 80)
@@ -344,20 +346,20 @@ class TestI14Stated:
             ),
         ],
     )
-    def test_freshness_is_guessed_by_the_last_change(
+    def test_heuristic_freshness_is_guessed_by_last_modified(
         self, status: int, lines: list[str], expected: float | None
     ) -> None:
         """RFC 9111 §4.2.2: a tenth of its age then, a day at most; some statuses only if public."""
         found = guessed(status, raw(*lines), NOW)
         assert (None if found is None else found.fresh_for) == expected
 
-    def test_some_statuses_may_be_guessed(self) -> None:
+    def test_heuristic_freshness_applies_to_some_statuses_only(self) -> None:
         """RFC 9110 §15.1 names them; 206 is a part, which is never kept."""
         said = raw("last-modified: Tue, 14 Nov 2023 22:11:40 GMT")
         found = [it for it in range(200, 600) if guessed(it, said, NOW) is not None]
         assert found == [200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501]
 
-    def test_the_longest_that_anybody_could_think_it_fresh(self) -> None:
+    def test_the_longest_lifetime_is_the_largest_stated_one(self) -> None:
         """Of all that it says, to whomever."""
         assert longest_lifetime(()) == 0
         assert longest_lifetime(raw("cache-control: max-age=5, s-maxage=7")) == 7
@@ -366,7 +368,7 @@ class TestI14Stated:
         date = "date: Tue, 14 Nov 2023 22:13:20 GMT"
         assert longest_lifetime(raw("expires: Tue, 14 Nov 2023 22:14:20 GMT", date)) == 60
 
-    def test_a_routes_times_take_the_place_of_the_apps(self) -> None:
+    def test_a_routes_times_replace_the_freshness_fields_of_the_app(self) -> None:
         """In every field about freshness; the others stay."""
         said = raw("cache-control: a", "expires: b", "pragma: c", "cdn-cache-control: d", "x: e")
         ours = "cache-control: public, max-age=0, s-maxage=60, stale-while-revalidate=30"
@@ -392,7 +394,9 @@ class TestI14Stated:
             ("min-fresh=1", 70, 0, False),
         ],
     )
-    def test_what_a_request_asks(self, asked: str, age: float, ttl: float, *, good: bool) -> None:
+    def test_a_requests_cache_control_decides_whether_a_copy_is_good_enough(
+        self, asked: str, age: float, ttl: float, *, good: bool
+    ) -> None:
         """RFC 9111 §5.2.1."""
         wish = wish_of(raw(f"cache-control: {asked}"))
         assert is_good_enough(wish, age=age, ttl=ttl, may_be_stale=False) is good
@@ -401,14 +405,14 @@ class TestI14Stated:
         ("asked", "good"),
         [("", True), ("max-age=100", True), ("max-age=9", False), ("no-cache", False)],
     )
-    def test_what_is_stale_for_anybody_is_stale_for_who_asks(
+    def test_a_stale_copy_is_good_enough_unless_the_request_forbids_it(
         self, asked: str, *, good: bool
     ) -> None:
         """RFC 5861 §3, unless the request says otherwise."""
         wish = wish_of(raw(f"cache-control: {asked}"))
         assert is_good_enough(wish, age=70, ttl=-10, may_be_stale=True) is good
 
-    def test_pragma_counts_without_cache_control(self) -> None:
+    def test_pragma_no_cache_counts_without_cache_control(self) -> None:
         """RFC 9111 §5.4."""
         assert wish_of(raw("pragma: no-cache")) == Wish(no_cache=True)
         assert wish_of(raw("pragma: no-cache", "cache-control: max-age=1")) == Wish(max_age=1)
@@ -437,7 +441,9 @@ class TestE29Lifetime:
             ("last-modified: Tue, 14 Nov 2023 23:13:20 GMT", "Tue, 14 Nov 2023 23:13:20 GMT"),
         ],
     )
-    def test_an_unverified_response_says_no_lifetime(self, given: str, sent: str | None) -> None:
+    def test_an_unverified_response_has_no_lifetime_fields(
+        self, given: str, sent: str | None
+    ) -> None:
         """Everything else in its fields stays as it is."""
         name, _, value = given.partition(": ")
         fields = without_lifetime([(name.encode(), value.encode())])
@@ -464,7 +470,9 @@ class TestI14Said:
             (Origin.ANOTHER, "fwd=miss; stored; collapsed"),
         ],
     )
-    def test_an_answer_says_how_it_was_served(self, origin: Origin, expected: str) -> None:
+    def test_cache_status_says_how_an_answer_was_served(
+        self, origin: Origin, expected: str
+    ) -> None:
         """RFC 9211: with its time left, and the verdict or that its refresh failed."""
         status = f"stillfresh; {expected}; ttl=0; detail=stale"
         assert freshness_fields(an_answer(origin), 59.9) == {"age": "0", "cache-status": status}
@@ -474,12 +482,12 @@ class TestI14Said:
         failed = freshness_fields(an_answer(origin, LoadFailed("no")), -3.5)["cache-status"]
         assert failed == f"stillfresh; {expected}; ttl=-3; detail=refresh-failed"
 
-    def test_the_cache_nearest_to_the_client_comes_last(self) -> None:
+    def test_cache_status_of_the_nearest_cache_comes_last(self) -> None:
         """RFC 9211 §2."""
         assert cache_status([], "hit") == b"stillfresh; hit"
         assert cache_status([b"a; hit", b"b"], "hit") == b"a; hit, b, stillfresh; hit"
 
-    def test_a_failure_says_when_to_come_again(self) -> None:
+    def test_retry_after_of_a_failure_follows_cooldown_or_upstream(self) -> None:
         """In whole seconds: when the cooldown ends, as the upstream asked, else after five."""
         error = LoadFailed("no")
         assert pause_after(error, NOW) == 5
@@ -493,14 +501,14 @@ class TestI14Said:
 
 
 class TestI14Validation:
-    def test_a_stored_page_is_asked_about_by_its_validators(self) -> None:
+    def test_a_stored_page_is_validated_by_its_etag_and_date(self) -> None:
         """RFC 9111 §4.3.1: by those that it has; an empty one is none."""
         stored = raw('etag: "v1"', "last-modified: a")
         assert conditions(stored) == raw('if-none-match: "v1"', "if-modified-since: a")
         assert conditions(raw("etag: ", "last-modified: a")) == raw("if-modified-since: a")
         assert conditions(()) == ()
 
-    def test_a_304_is_about_what_it_names(self) -> None:
+    def test_a_304_is_about_the_etag_or_date_it_names(self) -> None:
         """RFC 9111 §4.3.4: its ETag, weakly, else its date; one without either is about it."""
         stored = raw('etag: W/"v1"', "last-modified: a")
         assert is_refresh(stored, raw('etag: "v1"', "last-modified: b"))
@@ -509,7 +517,7 @@ class TestI14Validation:
         assert not is_refresh((), raw('etag: "v1"'))
         assert is_refresh(stored, raw("x: y"))
 
-    def test_a_304_keeps_what_the_body_was_chosen_by(self) -> None:
+    def test_a_304_keeps_the_vary_of_the_stored_page(self) -> None:
         """Its `Vary` may only add; its time is when it came; an age before it is over."""
         stored = raw("vary: Accept, Cookie", "date: a", "age: 5")
         found = refreshed(stored, raw("vary: cookie"), 784111777.0)
@@ -533,7 +541,7 @@ class TestI14Validation:
         assert not not_modified(raw("if-modified-since: rubbish"), etag, modified)
         assert not not_modified((), etag, modified)
 
-    def test_an_etag_is_of_the_body(self) -> None:
+    def test_an_etag_is_a_strong_hash_of_the_body(self) -> None:
         """Strong: equal for equal bytes only."""
         assert etag_of(b"a") == etag_of(memoryview(b"a")) != etag_of(b"b")
         assert etag_of(b"a").startswith(b'"')
@@ -555,7 +563,7 @@ class TestI14Validation:
         assert not is_refresh(stored, raw('etag: "v2"'))
 
     @pytest.mark.parametrize("name", ["length", "encoding", "range", "md5", "digest"])
-    def test_what_is_of_the_stored_bytes_stays(self, name: str) -> None:
+    def test_a_304_keeps_fields_that_describe_the_stored_bytes(self, name: str) -> None:
         """RFC 9111 §3.2: whatever the 304 says of bytes that it does not carry."""
         stored = raw('etag: "v1"', f"content-{name}: ours")
         answer = raw('etag: "v1"', f"content-{name}: theirs")
@@ -583,7 +591,7 @@ class TestI15Ranges:
             (b"rubbish", ((b"last-modified", b"rubbish"), (b"date", TUESDAY)), False),
         ],
     )
-    def test_if_range(self, asked: bytes, stored: Raw, holds: bool) -> None:
+    def test_if_range_compares_strongly(self, asked: bytes, stored: Raw, holds: bool) -> None:
         """RFC 9110 §13.1.5: by strong comparison; a date is strong if it was over when told."""
         assert if_range_holds(((b"if-range", asked),), stored) is holds
 
@@ -610,12 +618,12 @@ class TestI15Ranges:
             (b"bytes=0-5,3-9,0-9", RangeAsked.WHOLE),
         ],
     )
-    def test_of_ten_bytes(self, asked: bytes, expected: object) -> None:
+    def test_one_range_is_read_and_others_are_ignored(self, asked: bytes, expected: object) -> None:
         """RFC 9110 §14: one range; the rest may be ignored."""
         assert part_asked(asked, 10) == expected
 
     @given(st.binary(max_size=30), st.integers(0, 100))
-    def test_a_part_lies_inside(self, asked: bytes, length: int) -> None:
+    def test_a_requested_part_lies_inside_the_body(self, asked: bytes, length: int) -> None:
         """Never empty, never past the end, never an error."""
         part = part_asked(asked, length)
         if isinstance(part, tuple):

@@ -146,7 +146,7 @@ class TestT12Mutants:
             ("x = 'token = :token'", {"x = 'token <> :token'"}),
         ],
     )
-    def test_one_piece_changes(self, source: str, becomes: set[str]) -> None:
+    def test_each_mutation_changes_one_piece_of_code(self, source: str, becomes: set[str]) -> None:
         """Each change replaces one piece of code, SQL or Lua, and no text that people read."""
         assert {change.applied(source) for change in changes("a.py", source)} == becomes
 
@@ -157,7 +157,7 @@ class TestT12Mutants:
         assert not is_listed({"path": "^src/b", "gone": "a < b"}, "src/a.py", diff)
         assert not is_listed({"path": "^src/a", "gone": "a <= b"}, "src/a.py", diff)
 
-    def test_what_was_measured_follows_the_lines_of_a_source(self, tmp_path: Path) -> None:
+    def test_measured_coverage_follows_moved_lines(self, tmp_path: Path) -> None:
         """A line is still touched by the same tests after others were put above it."""
         (tmp_path / "a.py").write_text("def f():\n    return 1\n")
         (tmp_path / "test_a.py").write_text("")
@@ -171,7 +171,9 @@ class TestT12Mutants:
         assert again.missing(["test_a.py", "test_b.py"]) == ["test_b.py"]
         assert again.tests_for(change) == ["test_a.py::test_f"]
 
-    def test_a_default_is_tried_with_the_tests_that_call_the_function(self, tmp_path: Path) -> None:
+    def test_a_mutated_default_is_tried_with_the_tests_that_call_its_function(
+        self, tmp_path: Path
+    ) -> None:
         """Its line is run by whatever imports it first, which says nothing."""
         (tmp_path / "a.py").write_text("def f(\n    a=1,\n):\n    return a\n")
         (tmp_path / "test_a.py").write_text("")

@@ -71,7 +71,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 class TestT4UnderLoad:
     @pytest.mark.parametrize("staged", FAULTS, indirect=True)
     @pytest.mark.timeout(400)
-    def test_faults_one_after_another(self, staged: tuple[str, Stage], tmp_path: Path) -> None:
+    def test_no_promise_is_broken_by_faults_under_load(
+        self, staged: tuple[str, Stage], tmp_path: Path
+    ) -> None:
         """Real processes read, load and invalidate all the while; the log shows no violation."""
         name, stage = staged
         run = ProofRun(name, stage, tmp_path, seed=4, workers=2)
@@ -84,7 +86,9 @@ class TestT4UnderLoad:
 
 class TestT4Killed:
     @pytest.mark.parametrize("step", ["load", "publish"])
-    async def test_in_the_midst_of_a_batch(self, url: str, step: str) -> None:
+    async def test_a_process_killed_in_a_batch_leaves_whole_copies(
+        self, url: str, step: str
+    ) -> None:
         """`kill -9`: what it had published is served, and the rest is loaded once more, once."""
         after = random.Random(step).uniform(0, 0.01)
         victim = FORKS.Process(
@@ -123,7 +127,7 @@ def traced(path: Path, trace: Path) -> "subprocess.CompletedProcess[str]":
 
 class TestT4FailingFsync:
     @pytest.mark.skipif(STRACE is None, reason="this machine has no strace")
-    async def test_what_was_said_to_be_published_is_there(self, tmp_path: Path) -> None:
+    async def test_acknowledged_publications_survive_failing_syncs(self, tmp_path: Path) -> None:
         """Four syncs fail; the process goes on, and its file is whole."""
         path, trace = tmp_path / "cache.db", tmp_path / "trace"
         ran = traced(path, trace)
@@ -143,7 +147,9 @@ class TestT4FailingFsync:
 
 
 class TestT4ClockMoved:
-    async def test_set_back_nothing_is_fresh_from_the_future(self, url: str) -> None:
+    async def test_after_the_clock_is_set_back_a_copy_from_the_future_is_stale(
+        self, url: str
+    ) -> None:
         """By an hour: what is there is served as stale, once, and is loaded anew."""
         clock, loads = ManualClock(start=time.time()), list[str]()
         async with Cache(url, clock=clock) as cache:
@@ -160,7 +166,7 @@ class TestT4ClockMoved:
         assert loads == ["sku-0"] * 2
 
     @pytest.mark.parametrize("by", [3600, -3600])
-    async def test_a_lease_from_before_is_over(self, url: str, by: float) -> None:
+    async def test_a_lease_from_before_the_clock_moved_is_over(self, url: str, by: float) -> None:
         """By an hour: whoever held it has lost it, and publishes nothing over the new copy."""
         clock, loads = ManualClock(start=time.time()), list[str]()
         dead = store_for(url, clock)

@@ -66,7 +66,7 @@ def refused(error: ConfigError, *names: str) -> None:
 class TestT5Durations:
     @MODEST
     @given(DURATIONS)
-    def test_are_finite_seconds_or_refused(self, value: Any) -> None:
+    def test_any_duration_is_finite_seconds_or_refused(self, value: Any) -> None:
         """Never less than zero."""
         try:
             found = seconds(value, name="x")
@@ -77,7 +77,9 @@ class TestT5Durations:
 
     @FEW
     @given(DURATIONS, st.integers(0, 5))
-    def test_wherever_one_is_taken(self, value: Any, where: int) -> None:
+    def test_every_setting_that_takes_a_duration_reads_or_refuses_it(
+        self, value: Any, where: int
+    ) -> None:
         """By every door the same."""
         doors = (
             lambda: Policy(value, value, value),
@@ -105,7 +107,7 @@ class TestT5Keys:
     @FEW
     @given(keys=st.lists(KEYS, min_size=1, max_size=4), tags=st.lists(TAGS, max_size=2))
     @pytest.mark.parametrize("store", ["memory", "sqlite"])
-    def test_each_has_its_own_value_or_is_refused(
+    def test_each_key_has_its_own_value_or_is_refused(
         self, store: str, keys: list[Any], tags: list[str]
     ) -> None:
         """Of any type, bytes and length; a tag may be anything, too."""
@@ -115,7 +117,7 @@ class TestT5Keys:
     @FEW
     @given(KEYS)
     @example(-(2**63) - 1)
-    def test_whole_numbers(self, key: Any) -> None:
+    def test_whole_number_keys_have_their_own_value_or_are_refused(self, key: Any) -> None:
         """The same, where keys are numbers."""
         asyncio.run(self._numbered(key))
 
@@ -150,7 +152,7 @@ def address(store: str, folder: str) -> str:
 class TestT5Files:
     @MODEST
     @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-    def test_any_bytes_are_told_their_mistakes(self, data: bytes) -> None:
+    def test_a_settings_file_of_any_bytes_gets_printable_mistakes(self, data: bytes) -> None:
         """Each mistake is one printable line."""
         with TemporaryDirectory() as folder:
             file = Path(folder) / "stillfresh.toml"
@@ -167,7 +169,9 @@ NAMES = [field.name.upper() for field in fields(TtlConfig)]
 class TestT5Coordinator:
     @MODEST
     @given(st.dictionaries(st.sampled_from(NAMES), TEXTS | st.integers().map(str)))
-    def test_any_environment_is_a_config_or_refused(self, environ: dict[str, str]) -> None:
+    def test_any_environment_is_a_coordinator_config_or_refused(
+        self, environ: dict[str, str]
+    ) -> None:
         """What is refused is named."""
         try:
             TtlConfig.from_env(environ)
@@ -176,7 +180,9 @@ class TestT5Coordinator:
 
     @MODEST
     @given(ANYTHING, ANYTHING, ANYTHING)
-    def test_any_kind_is_one_or_refused(self, name: Any, number: Any, flag: Any) -> None:
+    def test_any_arguments_make_a_kind_or_are_refused(
+        self, name: Any, number: Any, flag: Any
+    ) -> None:
         """Name, batches and flags."""
         try:
             Kind(name, fetch=echo, fresh_for=60, max_batch=number, per_viewer=flag)
@@ -208,7 +214,9 @@ class TestT5CommandLine:
         st.sampled_from(["inspect", "explain", "invalidate", "evict", "check", "table"]),
         st.lists(WORDS, max_size=4),
     )
-    def test_any_words_end_with_a_line(self, command: str, words: list[str]) -> None:
+    def test_any_command_line_ends_without_a_traceback(
+        self, command: str, words: list[str]
+    ) -> None:
         """0, 1 or 2, and no traceback."""
         with TemporaryDirectory() as folder, chdir(folder):
             found = CliRunner().invoke(main, [command, *words])
@@ -220,7 +228,7 @@ class TestT5CommandLine:
 class TestT5Feed:
     @MODEST
     @given(ANYTHING, ANYTHING, ANYTHING)
-    def test_anything_is_stored_whole_or_refused(self, uuid: Any, text: Any, at: Any) -> None:
+    def test_any_topic_is_stored_whole_or_refused(self, uuid: Any, text: Any, at: Any) -> None:
         """And given back as it was."""
         with TemporaryDirectory() as folder, FeedCache.open(Path(folder) / "feed.db") as cache:
             self._put(cache, Topic(uuid, author=text, title="t", created_at=at))
@@ -251,7 +259,9 @@ CALLS = ["opened", "move_sent", "your_turn", "game_state", "move_failed", "navig
 class TestT5Waiting:
     @MODEST
     @given(st.lists(st.tuples(st.sampled_from(CALLS), ANYTHING, ANYTHING), max_size=6), ANYTHING)
-    def test_any_event_and_answer(self, calls: list[tuple[str, Any, Any]], answer: Any) -> None:
+    def test_any_event_and_answer_of_the_waiting_cache_is_taken_or_refused(
+        self, calls: list[tuple[str, Any, Any]], answer: Any
+    ) -> None:
         """Is taken or refused; what is no answer is asked for again, and the pool stays."""
         asyncio.run(self._told(calls, answer))
 
@@ -277,7 +287,9 @@ class TestT5Waiting:
 
     @MODEST
     @given(ANYTHING | TEXTS.map("http://{}".format), ANYTHING)
-    def test_any_client_is_one_or_refused(self, url: Any, headers: Any) -> None:
+    def test_any_arguments_make_a_waiting_client_or_are_refused(
+        self, url: Any, headers: Any
+    ) -> None:
         """When it is made, not when it is used."""
         try:
             WaitingClient(url, headers=headers)

@@ -143,7 +143,9 @@ async def lived(use: Any) -> None:
 class TestT5FeedEngine:
     @MODEST
     @given(ANYTHING, ANYTHING, st.booleans())
-    def test_any_argument_of_a_read(self, name: Any, days: Any, is_json: bool) -> None:
+    def test_any_argument_of_a_feed_read_is_taken_or_refused(
+        self, name: Any, days: Any, is_json: bool
+    ) -> None:
         """Days, categories and uuids."""
 
         async def use(world: World) -> None:
@@ -164,7 +166,7 @@ class TestT5FeedEngine:
     @MODEST
     @example(Topic("new", "ann", "\ud800", 1), Comment("c", "old", "ann", 1, "\ud800"), "old", "")
     @given(TOPICS | ANYTHING, COMMENTS | ANYTHING, sometimes("old"), ANYTHING)
-    def test_anything_is_written_whole_or_not_at_all(
+    def test_any_topic_or_comment_is_written_whole_or_not_at_all(
         self, topic: Any, comment: Any, uuid: Any, gone: Any
     ) -> None:
         """What was written is read as it was, and was told to upstream so."""
@@ -187,7 +189,7 @@ class TestT5FeedEngine:
         | st.lists(TOPICS | COMMENTS, max_size=2)
         | ANYTHING.filter(lambda it: it is not None)
     )
-    def test_whatever_the_source_says(self, said: Any) -> None:
+    def test_any_answer_of_the_feed_source_is_stored_or_fails(self, said: Any) -> None:
         """The topic of before stays, what is not there has failed in a sentence."""
 
         async def use(world: World) -> None:

@@ -161,14 +161,16 @@ VIEWS = st.lists(
 class TestT5Upstream:
     @MODEST
     @given(st.binary(max_size=80) | NESTED, st.none() | st.just("data.items"))
-    def test_any_answer_is_a_list_or_has_failed(self, body: bytes, where: str | None) -> None:
+    def test_any_upstream_answer_is_a_list_or_a_failure(
+        self, body: bytes, where: str | None
+    ) -> None:
         """Also one of five thousand brackets."""
         with suppress(LoadFailed):
             assert isinstance(listed(body, where), list)
 
     @MODEST
     @given(VIEWS, st.integers(0, 200))
-    def test_a_truncated_answer_has_failed(self, views: list[Any], cut: int) -> None:
+    def test_a_truncated_upstream_answer_is_a_failure(self, views: list[Any], cut: int) -> None:
         """None of its ids is taken for absent."""
         whole = json.dumps(views).encode()
         if cut >= len(whole):
@@ -180,7 +182,7 @@ class TestT5Upstream:
 
     @MODEST
     @given(VIEWS)
-    def test_an_id_beside_a_broken_view_has_failed(self, views: list[Any]) -> None:
+    def test_a_missing_id_beside_a_broken_view_is_a_failure(self, views: list[Any]) -> None:
         """It could be that one; without a broken one, who is missing is absent."""
         found = views_by_id(["a", "b"], views, id_maker("{id}"))
         broken = [it for it in views if it is not None and not is_named(it)]

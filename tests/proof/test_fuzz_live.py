@@ -188,7 +188,7 @@ def is_several(frame: str | bytes) -> bool:
 class TestT5Live:
     @FEW
     @given(st.lists(FRAMES, max_size=12), st.sampled_from([b"", b"batch=1", b"batch=\xff&batch"]))
-    async def test_any_frames_between_good_ones(
+    async def test_any_frames_are_answered_or_close_the_connection(
         self, caplog: pytest.LogCaptureFixture, frames: list[str | bytes], query: bytes
     ) -> None:
         """Answered or closed; and the next viewer is served."""
@@ -201,7 +201,9 @@ class TestT5Live:
         assert [it for it in caplog.records if it.levelno >= logging.ERROR] == []
 
     @pytest.mark.parametrize("frame", ODD, ids=range(len(ODD)))
-    async def test_each_odd_one(self, caplog: pytest.LogCaptureFixture, frame: str | bytes) -> None:
+    async def test_each_known_odd_frame_is_answered_or_closes_the_connection(
+        self, caplog: pytest.LogCaptureFixture, frame: str | bytes
+    ) -> None:
         """The same, of each that is known to be odd."""
         world = World()
         async with asyncio.timeout(30), world.app:

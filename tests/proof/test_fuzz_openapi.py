@@ -61,13 +61,17 @@ def cases(*, valid: bool) -> "st.SearchStrategy[Case[Any]]":
 class TestT5OpenApi:
     @CASES
     @given(st.data())
-    def test_what_fits_the_document_is_answered_as_it_says(self, data: st.DataObject) -> None:
+    def test_valid_requests_are_answered_as_the_openapi_description_says(
+        self, data: st.DataObject
+    ) -> None:
         """Every status, content type, header field and body is one of those it lists."""
         check(data.draw(cases(valid=True)), data.draw(TOKENS))
 
     @CASES
     @given(st.data())
-    def test_what_does_not_fit_is_refused_as_it_says(self, data: st.DataObject) -> None:
+    def test_invalid_requests_are_refused_as_the_openapi_description_says(
+        self, data: st.DataObject
+    ) -> None:
         """With a 4xx that it lists, never with a mistake of ours."""
         check(data.draw(cases(valid=False)), data.draw(TOKENS))
 

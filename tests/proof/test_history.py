@@ -60,15 +60,15 @@ def broken(events: Iterable[Seen]) -> set[str]:
 
 
 class TestT4History:
-    def test_a_good_one_is_good(self) -> None:
+    def test_a_good_history_breaks_no_promise(self) -> None:
         assert broken(GOOD) == set()
 
     @pytest.mark.parametrize("promise", CHECKS)
-    def test_each_promise_can_be_broken(self, promise: str) -> None:
+    def test_each_broken_promise_is_named(self, promise: str) -> None:
         """And it is that one which is named."""
         assert broken(BAD[promise]) == {promise}
 
-    def test_a_store_that_may_forget_is_only_asked_for_nothing_older(self) -> None:
+    def test_a_store_that_may_forget_must_not_return_older_copies(self) -> None:
         """A copy that is gone is a miss; one that was replaced must not come back."""
         gone = ProofHistory(BAD[KEPT], fresh_for=1.0, may_forget=True)
         older = Seen("found", 5.0, key="a", lease="t1")
@@ -76,32 +76,32 @@ class TestT4History:
         assert (violations(gone)[KEPT], len(list(outdated(gone)))) == ([], 1)
         assert len(violations(back)[KEPT]) == 1
 
-    def test_a_lost_invalidation_is_told_once_for_each_copy(self) -> None:
+    def test_a_lost_invalidation_is_reported_once_for_each_copy(self) -> None:
         """With the load, and how long after the invalidation the first reader got it."""
         again = structs.replace(SERVED, at=9.0, ended=9.1)
         told = violations(ProofHistory([*GOOD, INVALIDATED, again], fresh_for=9.0))[LOST]
         assert told == ["a: load 1 of process 7 was served as fresh, 1 s after it was invalidated"]
 
-    def test_another_keys_value_is_noticed(self) -> None:
+    def test_a_value_of_another_key_is_a_broken_promise(self) -> None:
         """A value says what it was loaded for."""
         mixed = Seen("served", 3.0, 3.1, key="b", load="7-1-a", wall=100.5, verdict="fresh")
         assert broken([*GOOD, mixed]) == {AGE}
 
-    def test_a_value_said_to_be_newer_than_its_load_is_noticed(self) -> None:
+    def test_a_value_newer_than_its_load_is_a_broken_promise(self) -> None:
         """`fetched_at` is when it was asked for."""
         newer = Seen(
             "served", 3.0, 3.1, key="a", load="7-1-a", wall=100.5, verdict="stale", fetched_at=100.1
         )
         assert broken([*GOOD, newer]) == {AGE}
 
-    def test_a_value_from_the_future_is_noticed(self) -> None:
+    def test_a_fresh_value_from_the_future_is_a_broken_promise(self) -> None:
         """The clock was set back: what came before is not fresh."""
         ahead = Seen(
             "served", 5.0, 5.1, key="a", load="7-1-a", wall=90.0, verdict="fresh", fetched_at=100.0
         )
         assert broken([*GOOD, ahead]) == {AGE}
 
-    def test_who_waited_for_a_load_is_served_what_is_newer_than_the_question(self) -> None:
+    def test_a_reader_that_waited_for_a_load_may_get_it_as_fresh(self) -> None:
         """However long it took."""
         late = Seen(
             "served", 0.5, 9.5, key="a", load="7-1-a", wall=91.0, verdict="fresh", fetched_at=100.0
@@ -127,7 +127,7 @@ class TestT4History:
             "a publication that may have been done",
         ],
     )
-    def test_what_is_not_known_accuses_nobody(self, events: tuple[Seen, ...]) -> None:
+    def test_an_unknown_outcome_breaks_no_promise(self, events: tuple[Seen, ...]) -> None:
         """A process that was killed did not say whether it was done."""
         assert broken(events) == set()
 
@@ -135,7 +135,7 @@ class TestT4History:
         ("verdict", "unverified", "promises"),
         [("stale", True, set()), ("stale", False, {LOST}), ("fresh", True, {LOST})],
     )
-    def test_e29_who_could_not_ask_the_store_may_say_stale_and_unverified(
+    def test_e29_a_read_without_the_store_must_be_stale_and_unverified(
         self, verdict: str, unverified: bool, promises: set[str]
     ) -> None:
         """Memory answers then, and does not know of invalidations elsewhere: it says so."""
@@ -143,7 +143,7 @@ class TestT4History:
         assert broken([*GOOD[:4], INVALIDATED, blind]) == promises
 
     @pytest.mark.parametrize(("asked", "promises"), [(0.99, set()), (3.0, {LOST})])
-    def test_e29_a_load_without_the_store_is_fresh_only_to_who_asked_before_it(
+    def test_e29_a_load_without_the_store_is_fresh_only_to_earlier_readers(
         self, asked: float, promises: set[str]
     ) -> None:
         """Its value is judged like any other, though no lease was given for it."""

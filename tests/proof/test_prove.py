@@ -96,7 +96,7 @@ class TestT11Prove:
     @pytest.mark.parametrize(
         ("replicas", "outcome", "times"), [(0, "invalidated", 5), (1, "refused", 1)]
     )
-    def test_a_failover_that_loses_an_invalidation_is_found(
+    def test_prove_finds_a_failover_that_loses_an_invalidation(
         self, chain: tuple[Server, Server], tmp_path: Path, replicas: int, outcome: str, times: int
     ) -> None:
         """The replica takes over without what came last; with `wait_replicas` that was refused."""
@@ -119,7 +119,7 @@ class TestT11Prove:
         assert bool(report.broken[LOST]) is (replicas == 0)
 
     @pytest.mark.timeout(200)
-    def test_a_server_keeps_its_promises_and_no_trace(self, valkey: Server, tmp_path: Path) -> None:
+    def test_prove_leaves_nothing_on_a_server(self, valkey: Server, tmp_path: Path) -> None:
         """Its connections go through a proxy; the user's own entries, even of these ids, stay."""
         told = tmp_path / "proof.json"
         address = valkey.url(timeout="2s")
@@ -139,7 +139,7 @@ class TestT11Prove:
             assert 0 < int(valkey.command("PTTL", key).strip(":\r\n")) <= 60_000
         assert asyncio.run(own_entries(address)) == before
 
-    def test_a_file_is_proved_beside_itself(self, tmp_path: Path) -> None:
+    def test_prove_of_a_file_uses_another_file(self, tmp_path: Path) -> None:
         """Nothing is left, and the file is not made."""
         found = call(
             "prove",
@@ -175,14 +175,16 @@ class TestT11Prove:
             (["cache.db", "--minutes", "nan"], "'nan' is not a number of minutes, such as 0.33"),
         ],
     )
-    def test_what_cannot_be_proved_is_told_at_once(self, arguments: list[str], said: str) -> None:
+    def test_prove_refuses_what_it_cannot_prove_in_one_line(
+        self, arguments: list[str], said: str
+    ) -> None:
         """One line; no process is started."""
         found = call("prove", *arguments)
         assert found.exit_code in {1, 2}
         assert said in found.stderr
         assert len(found.stderr.splitlines()) == 1
 
-    def test_a_signal_ends_it_early_and_a_second_one_at_once(self) -> None:
+    def test_a_first_signal_ends_prove_with_its_report_and_a_second_at_once(self) -> None:
         """The first is for the report; afterwards signals do what they did before."""
         before = signal.getsignal(signal.SIGTERM)
         with ending() as over:
@@ -192,7 +194,7 @@ class TestT11Prove:
                 signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is before
 
-    def test_what_is_over_is_judged(self, tmp_path: Path) -> None:
+    def test_a_run_that_ended_early_is_judged(self, tmp_path: Path) -> None:
         """No fault is begun."""
         over = threading.Event()
         over.set()
@@ -202,7 +204,7 @@ class TestT11Prove:
         assert report.is_cut_short
         assert (report.sentences, sum(report.faults.values())) == ([], 0)
 
-    def test_a_store_that_is_gone_in_the_end_costs_no_report(self, tmp_path: Path) -> None:
+    def test_prove_reports_though_the_store_is_gone_at_the_end(self, tmp_path: Path) -> None:
         """The stage says which entries could not be deleted."""
         binary = binary_of("valkey")
         assert binary is not None
@@ -211,7 +213,7 @@ class TestT11Prove:
         assert stage.left.startswith("the entries of prove-")
 
     @pytest.mark.parametrize("promise", CHECKS)
-    def test_a_broken_promise_is_told(
+    def test_the_report_of_prove_names_a_broken_promise(
         self, promise: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """With an example, and with what it says of the store where that is known."""
@@ -223,7 +225,9 @@ class TestT11Prove:
         assert MEANING.get(promise, "") in said
         assert "every promise was kept" not in said
 
-    def test_counts_that_need_a_word_have_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_report_of_prove_explains_its_counts(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """T15: the nines that the reads support, and what was excused or not judged, if any was."""
         report = Report("valkey", 1, 2, counts=Counter(served=2000, blind=1000), broken={LOST: []})
         tell([report])
@@ -243,7 +247,7 @@ class TestT11Prove:
         assert "stillfresh allows them while the store is out of reach" in said
 
     @pytest.mark.parametrize("promise", CHECKS)
-    def test_each_promise_is_on_the_page(self, promise: str) -> None:
+    def test_each_promise_of_prove_is_documented(self, promise: str) -> None:
         """In the words of the report."""
         page = (ROOT / "docs" / "reliability.md").read_text()
         assert f". {promise}.\n" in page
@@ -267,14 +271,14 @@ class TestT11Prove:
             ("sqlite:///a.db", None, ""),
         ],
     )
-    def test_a_proxy_stands_before_one_server(
+    def test_prove_puts_a_proxy_before_a_single_plain_server_only(
         self, url: str, place: tuple[str, int] | None, behind: str
     ) -> None:
         """Not where a certificate or several servers would notice."""
         assert tcp_place(url) == place
         assert place is None or through(url, 9) == behind
 
-    def test_a_peer_runs_and_is_judged(self, valkey: Server, tmp_path: Path) -> None:
+    def test_prove_runs_and_judges_a_peer_library(self, valkey: Server, tmp_path: Path) -> None:
         """Its own loads, reads and invalidations are told and judged, as far as it promises any."""
         assert checked_peer("cashews", valkey.address) == "cashews"
         with proving(valkey.address, "cashews") as stage:
@@ -286,7 +290,7 @@ class TestT11Prove:
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning")
     @pytest.mark.parametrize("name", PEERS)
-    async def test_a_peer_that_cannot_ask_the_store_is_not_accused(
+    async def test_prove_does_not_accuse_a_peer_that_cannot_reach_the_store(
         self, name: str, valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As a read of stillfresh would not be."""

@@ -136,14 +136,14 @@ async def survives(site: Site, bad: Bad) -> None:
 
 class TestT5Proxy:
     @pytest.mark.parametrize("group", GROUPS)
-    async def test_whatever_comes(self, group: str) -> None:
+    async def test_the_proxy_survives_any_bad_answer_of_the_site(self, group: str) -> None:
         """One after the other, through one proxy: it survives each of them."""
         async with sited(PATIENCE) as site:
             for bad in GROUPS[group]:
                 with noted(bad):
                     await survives(site, bad)
 
-    async def test_whoever_is_slow(self) -> None:
+    async def test_the_proxy_ends_slow_answers_with_504_or_cuts_them(self) -> None:
         """Is a 504 after a while, or cut."""
         await asyncio.gather(*(self._is_slow(bad) for bad in SLOW))
 

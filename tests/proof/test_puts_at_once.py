@@ -28,14 +28,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.timeout(240)
 class TestE35AtOnce:
-    async def test_one_of_the_values_that_were_put_at_once_is_there(self, place: str) -> None:
+    async def test_of_concurrent_puts_one_value_is_read(self, place: str) -> None:
         """Eight processes: every put is acknowledged, and a read finds one of the values."""
         assert await rounds_of_puts(place, writers=8, rounds=10) == []
 
-    def test_a_user_with_many_requests_at_once_stays_signed_in(self, place: str) -> None:
+    def test_a_django_session_survives_concurrent_requests(self, place: str) -> None:
         """Django's sessions in the cache, four workers."""
         assert rounds_of_sessions(place, workers=4, rounds=10) == []
 
-    def test_every_incr_counts(self, place: str) -> None:
+    def test_every_concurrent_incr_counts(self, place: str) -> None:
         """Django's `incr` in four workers."""
         assert counted(place, workers=4, times=10) == 40

@@ -140,9 +140,7 @@ class Bench:
 
 @pytest.mark.timeout(900)
 class TestT5TamperedPuts:
-    def test_whatever_stands_in_a_row_puts_are_stored_and_invalidations_mark(
-        self, aws: Aws
-    ) -> None:
+    def test_puts_and_invalidations_work_on_a_tampered_dynamodb_row(self, aws: Aws) -> None:
         """S15: the row heals with the first put."""
         with asyncio.Runner() as runner:
             bench = Bench(aws)

@@ -97,7 +97,7 @@ def tamper(connection: psycopg.Connection[Any], schema: str, data: st.DataObject
 class TestT5TamperedPostgres:
     @FEW
     @given(st.data())
-    def test_each_key_has_its_own_value_or_none(
+    def test_each_key_of_a_tampered_postgres_store_has_its_own_value_or_none(
         self, postgres: PostgresServer, data: st.DataObject
     ) -> None:
         """Of whatever version; and what is refreshed is stored, with its tags."""
@@ -114,7 +114,7 @@ class TestT5TamperedPostgres:
         asyncio.run(asyncio.wait_for(used(new_store, spoil), LIMIT))
 
 
-def test_every_column_but_the_value_is_tampered_with(postgres: PostgresServer) -> None:
+def test_every_postgres_column_but_the_value_is_tampered_with(postgres: PostgresServer) -> None:
     """S15: also those that a later version of the schema adds."""
     schema = postgres.new_store().partition("schema=")[2].partition("&")[0]
     found = postgres.execute(

@@ -95,7 +95,9 @@ How = Callable[[Path, st.DataObject], None]
 class TestT5TamperedStore:
     @MODEST
     @given(st.data(), HOW)
-    def test_each_key_has_its_own_value_or_none(self, data: st.DataObject, how: How) -> None:
+    def test_each_key_of_a_tampered_sqlite_store_has_its_own_value_or_none(
+        self, data: st.DataObject, how: How
+    ) -> None:
         """Of whatever version; and after an invalidation the newest, which is stored."""
         with TemporaryDirectory() as folder:
             asyncio.run(self._used(Path(folder) / "store.db", lambda file: how(file, data)))
@@ -110,7 +112,7 @@ class TestT5TamperedStore:
             ("stillfresh_tags", "id"),
         ],
     )
-    async def test_text_that_is_no_utf8_is_damage(
+    async def test_text_that_is_not_utf8_counts_as_damage(
         self, tmp_path: Path, table: str, column: str
     ) -> None:
         """What SQLite itself takes for text, and cannot be."""
@@ -202,7 +204,9 @@ class TestT5TamperedVersions:
             "UPDATE thing_ttl SET mark = 'text'",
         ],
     )
-    async def test_for_a_put_a_damaged_copy_is_none(self, tmp_path: Path, damage: str) -> None:
+    async def test_a_conditional_put_treats_a_damaged_copy_as_absent(
+        self, tmp_path: Path, damage: str
+    ) -> None:
         """A condition sees what a read sees: nothing to touch, and room to add."""
         file = tmp_path / "store.db"
         async with running(SqliteStore(file, clock=ManualClock(NOW))) as store:
@@ -219,7 +223,7 @@ class TestT5TamperedVersions:
             assert await store.read("thing", ["a"]) == {"a": Record(add.copy)}
 
     @pytest.mark.parametrize("damage", [None, "text", 0.5, -1, 2**63 - 1, b"blob"])
-    async def test_a_damaged_position_of_a_copy_costs_nothing(
+    async def test_a_copy_with_a_damaged_position_is_read(
         self, tmp_path: Path, damage: object
     ) -> None:
         """The copy is read; its next change has a position again."""
@@ -275,7 +279,9 @@ def new_put(store: Store, version: bytes, when: When = When.ALWAYS) -> Put:
 class TestT5TamperedFeed:
     @MODEST
     @given(st.data(), HOW)
-    def test_each_topic_is_itself_or_is_fetched(self, data: st.DataObject, how: How) -> None:
+    def test_each_topic_of_a_tampered_feed_is_itself_or_is_fetched(
+        self, data: st.DataObject, how: How
+    ) -> None:
         """Nothing that is no topic is listed; and what is written then is read."""
         with TemporaryDirectory() as folder:
             asyncio.run(self._used(Path(folder) / "feed.db", lambda file: how(file, data)))
@@ -310,7 +316,9 @@ class TestT5TamperedFeed:
 class TestT5TamperedCoordinator:
     @MODEST
     @given(st.data(), HOW)
-    def test_each_view_is_its_own_or_is_fetched(self, data: st.DataObject, how: How) -> None:
+    def test_each_view_of_a_tampered_coordinator_is_its_own_or_is_fetched(
+        self, data: st.DataObject, how: How
+    ) -> None:
         """A view that cannot be read is none; a tick asks for it."""
         with TemporaryDirectory() as folder:
             asyncio.run(self._used(Path(folder) / "views.db", lambda file: how(file, data)))

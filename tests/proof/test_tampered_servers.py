@@ -157,7 +157,9 @@ async def tamper(raw: "Redis", prefix: str, data: st.DataObject) -> None:
 class TestT5TamperedRedis:
     @FEW
     @given(st.data())
-    def test_each_key_has_its_own_value_or_none(self, valkey: Server, data: st.DataObject) -> None:
+    def test_each_key_of_a_tampered_redis_store_has_its_own_value_or_none(
+        self, valkey: Server, data: st.DataObject
+    ) -> None:
         """Of whatever version; and what is refreshed is stored, with its tags."""
         prefix = f"t-{uuid4().hex}"
 
@@ -172,7 +174,7 @@ class TestT5TamperedRedis:
 
     @FEW
     @given(st.data())
-    def test_a_put_replaces_what_was_tampered_with(
+    def test_a_put_replaces_a_tampered_redis_entry(
         self, valkey: Server, data: st.DataObject
     ) -> None:
         """S15: stamps, versions, counters and epochs, too: no put is refused for ever."""
@@ -292,7 +294,9 @@ class Bench:
 
 @SLOW
 class TestT5TamperedDynamo:
-    def test_each_key_has_its_own_value_or_none(self, aws: Aws) -> None:
+    def test_each_key_of_a_tampered_dynamodb_store_has_its_own_value_or_none(
+        self, aws: Aws
+    ) -> None:
         """The same, of rows and of bodies."""
         with opened(aws) as bench:
 
@@ -339,7 +343,7 @@ async def keyed(cache: Cache, kind: str, keys: list[str], tags: list[str]) -> No
 
 @SLOW
 class TestT5KeysOnServers:
-    def test_dynamodb(self, aws: Aws) -> None:
+    def test_any_key_on_dynamodb_has_its_own_value_or_is_refused(self, aws: Aws) -> None:
         """Or is refused, as is a tag."""
         with opened(aws) as bench:
 
@@ -354,7 +358,9 @@ class TestT5KeysOnServers:
     @FEW
     @given(KEYS, KEYS)
     @also(*ALIKE)
-    def test_redis(self, valkey: Server, keys: list[str], tags: list[str]) -> None:
+    def test_any_key_on_redis_has_its_own_value_or_is_refused(
+        self, valkey: Server, keys: list[str], tags: list[str]
+    ) -> None:
         """The same."""
 
         async def used() -> None:

@@ -58,14 +58,16 @@ async def survives(door: Door, bad: Bad) -> None:
 @pytest.mark.parametrize("name", DOORS)
 class TestT5UpstreamAnswers:
     @pytest.mark.parametrize("group", GROUPS)
-    async def test_whatever_comes(self, name: str, group: str, tmp_path: Path) -> None:
+    async def test_each_door_survives_any_bad_answer_of_the_upstream(
+        self, name: str, group: str, tmp_path: Path
+    ) -> None:
         """One after the other, through one door: it survives each of them."""
         async with opened(DOORS[name](tmp_path, PATIENCE)) as door:
             for bad in GROUPS[group]:
                 with noted(bad):
                     await survives(door, bad)
 
-    async def test_whoever_is_slow(self, name: str, tmp_path: Path) -> None:
+    async def test_each_door_gives_up_on_a_slow_upstream(self, name: str, tmp_path: Path) -> None:
         """Is given up after a while, and so is one who sends a byte at a time."""
         await asyncio.gather(*(self._is_slow(name, bad, tmp_path) for bad in SLOW))
 

@@ -18,12 +18,12 @@ def example() -> Any:
 
 
 class TestT3OwnRules:
-    def test_a_planted_bug_is_found(self) -> None:
+    def test_the_simulator_example_finds_its_planted_bug(self) -> None:
         """Within a few seeds, although nothing need go wrong for it to show."""
         failed = example().first_failure(example().hasty, seeds=25)
         assert failed.promise == Promise.FRESH
         assert failed.smallest.plan.size[0] == 0
         assert "has announced price" in str(failed)
 
-    def test_the_right_order_holds(self) -> None:
+    def test_the_simulator_example_holds_with_the_right_order(self) -> None:
         assert example().first_failure(example().careful, seeds=20) is None

@@ -58,12 +58,14 @@ def breaks(promise: Promise) -> AbstractContextManager[object]:
 
 
 class TestT2Leases:
-    def test_two_holders(self, ledger: Ledger) -> None:
+    def test_two_holders_of_a_lease_break_a_promise(self, ledger: Ledger) -> None:
         granted(ledger, 1, "t1")
         with breaks(Promise.HOLDER):
             granted(ledger, 2, "t2", now=9)
 
-    def test_a_holder_from_before_the_clock_was_set_back(self, ledger: Ledger) -> None:
+    def test_a_holder_from_before_the_clock_was_set_back_may_not_publish(
+        self, ledger: Ledger
+    ) -> None:
         """Is none any more: neither a second holder, nor one who may publish."""
         granted(ledger, 1, "t1", now=3600)
         granted(ledger, 2, "t2")
@@ -78,13 +80,13 @@ class TestT2Leases:
         ledger.released("price", [lease("t3")])
         granted(ledger, 4, "t4", now=12)
 
-    def test_a_renewed_one_is_not(self, ledger: Ledger) -> None:
+    def test_a_renewed_lease_is_not_free(self, ledger: Ledger) -> None:
         granted(ledger, 1, "t1")
         ledger.renewed("price", [lease("t1")], set(), until=20)
         with breaks(Promise.HOLDER):
             granted(ledger, 2, "t2", now=12)
 
-    def test_a_load_without_a_lease_or_a_second_one(self, ledger: Ledger) -> None:
+    def test_a_load_without_a_lease_or_a_second_load_breaks_a_promise(self, ledger: Ledger) -> None:
         with breaks(Promise.LOAD):
             loaded(ledger, 1)
         granted(ledger, 1, "t1")
@@ -92,22 +94,22 @@ class TestT2Leases:
         with breaks(Promise.LOAD):
             loaded(ledger, 1)
 
-    def test_who_was_denied_may_not_load(self, ledger: Ledger) -> None:
+    def test_a_process_that_was_denied_a_lease_may_not_load(self, ledger: Ledger) -> None:
         ledger.granted(1, "price", {"a": Held(5.0)})
         with breaks(Promise.LOAD):
             loaded(ledger, 1)
 
-    def test_who_could_not_ask_for_a_lease_may_load(self, ledger: Ledger) -> None:
+    def test_a_process_that_could_not_ask_for_a_lease_may_load(self, ledger: Ledger) -> None:
         ledger.unleased(1, "price", ["a"])
         loaded(ledger, 1)
 
-    def test_a_publication_by_who_lost_the_lease(self, ledger: Ledger) -> None:
+    def test_a_publication_after_losing_the_lease_breaks_a_promise(self, ledger: Ledger) -> None:
         granted(ledger, 1, "t1")
         ledger.voided("price", ["a"])
         with breaks(Promise.LOST):
             publish(ledger, "t1")
 
-    def test_a_refused_publication_that_is_shown_as_fresh(self, ledger: Ledger) -> None:
+    def test_a_refused_publication_served_as_fresh_breaks_a_promise(self, ledger: Ledger) -> None:
         granted(ledger, 1, "t1")
         value = loaded(ledger, 1)
         publish(ledger, "t1", superseded=True)
@@ -121,7 +123,7 @@ class TestT2Updates:
         ledger.change(KEY)
         return ledger.put(1, KEY, update=update, made_of=made_of and made_of.load)
 
-    def test_one_that_is_stored_twice(self, ledger: Ledger) -> None:
+    def test_an_update_stored_twice_breaks_a_promise(self, ledger: Ledger) -> None:
         """Also if another value was stored in between."""
         first, other, again = self.put(ledger, "it"), self.put(ledger), self.put(ledger, "it")
         ledger.stored(KEY, first, 1.0)
@@ -129,14 +131,14 @@ class TestT2Updates:
         with breaks(Promise.ONCE):
             ledger.stored(KEY, again, 3.0)
 
-    def test_one_that_replaces_what_it_was_not_made_of(self, ledger: Ledger) -> None:
+    def test_an_update_that_replaces_another_value_breaks_a_promise(self, ledger: Ledger) -> None:
         first, other = self.put(ledger), self.put(ledger)
         ledger.stored(KEY, first, 1.0)
         ledger.stored(KEY, other, 2.0)
         with breaks(Promise.ONCE):
             ledger.stored(KEY, self.put(ledger, "it", first), 3.0)
 
-    def test_one_that_is_acknowledged_and_not_stored(self, ledger: Ledger) -> None:
+    def test_an_update_acknowledged_but_not_stored_breaks_a_promise(self, ledger: Ledger) -> None:
         """S9: a failover has undone it."""
         value, kept = self.put(ledger, "it"), ledger.snapshot(KEY)
         ledger.stored(KEY, value, 1.0)
@@ -146,7 +148,7 @@ class TestT2Updates:
             ledger.has_updated(KEY, value)
 
     @pytest.mark.parametrize("gave_up", [False, True])
-    def test_a_put_that_goes_on_may_come_after_an_invalidation(
+    def test_a_running_put_may_take_effect_after_an_invalidation(
         self, ledger: Ledger, *, gave_up: bool
     ) -> None:
         """Until it is stored; but not after one of its own process, once its caller gave up."""
@@ -158,7 +160,7 @@ class TestT2Updates:
         with breaks(Promise.FRESH) if gave_up else nullcontext():
             serve(ledger, value)
 
-    def test_a_put_that_is_stored_comes_before_an_invalidation(self, ledger: Ledger) -> None:
+    def test_a_stored_put_comes_before_a_later_invalidation(self, ledger: Ledger) -> None:
         """Also while its caller waits for the answer."""
         value = self.put(ledger)
         ledger.stored(KEY, value, 3.0)
@@ -166,7 +168,7 @@ class TestT2Updates:
         with breaks(Promise.FRESH):
             serve(ledger, value)
 
-    def test_a_put_that_is_acknowledged_and_was_refused_is_not_shown(self, ledger: Ledger) -> None:
+    def test_a_refused_put_that_is_served_breaks_a_promise(self, ledger: Ledger) -> None:
         stored, refused = self.put(ledger), self.put(ledger)
         ledger.stored(KEY, stored, 1.0)
         ledger.acknowledged([stored, refused], 2.0)
@@ -183,7 +185,7 @@ class TestT2Freshness:
         return value
 
     @pytest.mark.parametrize("verdict", [FRESH, STALE])
-    def test_who_asks_afterwards_is_not_served_the_old_one(
+    def test_the_old_value_served_after_an_invalidation_breaks_a_promise(
         self, ledger: Ledger, verdict: Verdict
     ) -> None:
         value = self.old(ledger)
@@ -192,18 +194,22 @@ class TestT2Freshness:
         with breaks(Promise.FRESH):
             serve(ledger, value, verdict)
 
-    def test_softly_it_is_served_as_stale(self, ledger: Ledger) -> None:
+    def test_after_a_soft_invalidation_the_old_value_may_be_stale_only(
+        self, ledger: Ledger
+    ) -> None:
         value = self.old(ledger)
         change(ledger, soft=True)
         serve(ledger, value, STALE)
         with breaks(Promise.FRESH):
             serve(ledger, value)
 
-    def test_the_new_one_is_fresh(self, ledger: Ledger) -> None:
+    def test_a_value_loaded_after_an_invalidation_may_be_fresh(self, ledger: Ledger) -> None:
         change(ledger)
         serve(ledger, self.old(ledger))
 
-    def test_s5_who_could_not_ask_the_store_goes_on_from_memory(self, ledger: Ledger) -> None:
+    def test_s5_a_process_without_the_store_may_serve_stale_from_memory(
+        self, ledger: Ledger
+    ) -> None:
         """But not past what was invalidated by the same process."""
         value = self.old(ledger)
         change(ledger)
@@ -213,7 +219,7 @@ class TestT2Freshness:
         with breaks(Promise.FRESH):
             serve(ledger, value, STALE, process=1)
 
-    def test_e29_who_could_not_ask_the_store_says_fresh_of_nothing_old(
+    def test_e29_a_process_without_the_store_may_not_call_an_old_value_fresh(
         self, ledger: Ledger
     ) -> None:
         """A read that says FRESH must be right also while the store is away."""
@@ -224,7 +230,7 @@ class TestT2Freshness:
         with breaks(Promise.FRESH):
             serve(ledger, value)
 
-    def test_e29_a_load_without_the_store_is_fresh_to_who_asked_before_it(
+    def test_e29_a_load_without_the_store_is_fresh_to_earlier_callers_only(
         self, ledger: Ledger
     ) -> None:
         """Its version is then that of every invalidation before; later callers get it as STALE."""
@@ -236,7 +242,9 @@ class TestT2Freshness:
         with breaks(Promise.FRESH):
             serve(ledger, value)
 
-    def test_e29_what_is_not_judged_is_counted_with_its_reason(self, ledger: Ledger) -> None:
+    def test_e29_reads_that_are_not_judged_are_counted_with_their_reason(
+        self, ledger: Ledger
+    ) -> None:
         """All that is FRESH is judged; old and STALE is excused only without the store."""
         value = self.old(ledger)
         serve(ledger, value)
@@ -245,7 +253,7 @@ class TestT2Freshness:
         serve(ledger, value, STALE)
         assert (ledger.reads, ledger.excused) == (2, {"stale, and the store was away": 1})
 
-    def test_s5_what_could_not_be_stored_is_shown_by_its_loader_alone(self, ledger: Ledger) -> None:
+    def test_s5_an_unstored_value_may_be_served_by_its_loader_only(self, ledger: Ledger) -> None:
         granted(ledger, 2, "t1")
         value = loaded(ledger, 2)
         ledger.unstored(["t1"])

@@ -25,7 +25,9 @@ def caught(mutant: Mutant) -> list[str]:
 class TestT2Mutants:
     """T7: a deliberate bug for each promise, late and duplicated requests among them."""
 
-    def test_is_caught(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_simulator_catches_each_mutant(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Within a few seeds, and for what it is."""
         mutant = MUTANTS[name]
         mutant.patch(monkeypatch)
@@ -37,7 +39,9 @@ def test_t2_every_promise_has_a_mutant() -> None:
 
 
 class TestT2Found:
-    def test_who_gave_up_hears_of_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failure_after_its_caller_was_cancelled_is_retrieved(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Found by the simulator: a store that fails after its caller was cancelled made asyncio
         complain of an exception that nobody had looked at.
         """

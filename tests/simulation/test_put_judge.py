@@ -192,7 +192,7 @@ class TestT2Versions:
         with breaks(Promise.GREATEST):
             changes.voided(call, "invalidation", KEY, copy("g1", 5), copy("g1", mark=Mark.HARD))
 
-    def test_a_load_without_a_version_keeps_it(self, changes: ChangeJudge) -> None:
+    def test_a_load_without_a_version_keeps_the_stored_version(self, changes: ChangeJudge) -> None:
         changes.published(KEY, copy("g1", 5), copy("g2", 3), packed_version(3))
         with breaks(Promise.GREATEST):
             changes.published(KEY, copy("g2", 3), copy("g3"), b"")

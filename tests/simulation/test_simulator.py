@@ -51,7 +51,7 @@ async def asked(process: Process, id_: str = "a", lease_for: float = 5) -> Grant
 
 
 class TestT1Time:
-    def test_hours_take_no_time(self) -> None:
+    def test_simulated_hours_take_no_real_time(self) -> None:
         """A sleep moves the clock, and nothing waits for it."""
 
         async def scenario(world: World) -> None:
@@ -61,7 +61,7 @@ class TestT1Time:
         assert simulate(scenario, seed=1).seconds >= 10_000
         assert time.monotonic() - began < 60
 
-    def test_what_is_ready_runs_in_any_order(self) -> None:
+    def test_ready_tasks_run_in_an_order_chosen_by_the_seed(self) -> None:
         """Tasks that are ready at once run in an order that the seed chooses; each order comes."""
 
         def order(seed: int) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class TestT1Time:
         assert len({order(seed) for seed in range(60)}) == 6
         assert order(7) == order(7)
 
-    def test_nothing_runs_in_a_thread(self) -> None:
+    def test_a_scenario_that_wants_a_thread_fails(self) -> None:
         """What wants one is told so, and the run fails."""
 
         async def scenario(world: World) -> None:
@@ -92,11 +92,11 @@ class TestT1Time:
 
 class TestT1Replay:
     @pytest.mark.parametrize("name", SCENARIOS)
-    def test_a_seed_is_the_same_run_again(self, name: str) -> None:
+    def test_a_seed_gives_the_same_run_again(self, name: str) -> None:
         """To the letter: every line of the trace, every step."""
         assert simulate(SCENARIOS[name], seed=11) == simulate(SCENARIOS[name], seed=11)
 
-    def test_a_seed_is_the_same_run_in_another_process(self) -> None:
+    def test_a_seed_gives_the_same_run_in_another_process(self) -> None:
         """Whatever the order of its sets."""
         said = set()
         for hashes in ("1", "2"):
@@ -109,12 +109,12 @@ class TestT1Replay:
         assert len(said) == 1
         assert len(said.pop().splitlines()) == len(SCENARIOS)
 
-    def test_other_seeds_are_other_runs(self) -> None:
+    def test_other_seeds_give_other_runs(self) -> None:
         """In what happens and in what goes wrong."""
         runs = [simulate(over_a_network, seed=seed) for seed in range(4)]
         assert len({run.trace for run in runs}) == len({run.plan for run in runs}) == 4
 
-    def test_the_surroundings_are_left_as_they_were(self) -> None:
+    def test_a_simulation_leaves_the_global_random_state(self) -> None:
         """The dice of the program that simulates are not the simulation's."""
         random.seed(5)
         before = random.getstate()
@@ -144,25 +144,25 @@ def grants(trouble: Trouble | None, *, ids: int = 1, resends: bool = False) -> l
 class TestT1Requests:
     """Each trouble does what it says."""
 
-    def test_without_trouble(self) -> None:
+    def test_a_request_without_trouble_is_done_and_answered(self) -> None:
         assert grants(None) == [Lease, Held]
 
-    def test_lost(self) -> None:
+    def test_a_lost_request_is_neither_done_nor_answered(self) -> None:
         assert grants(Trouble.LOST) == ["no answer", Lease]
 
     @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
-    def test_done_and_not_answered(self, trouble: Trouble) -> None:
+    def test_an_unanswered_or_late_request_is_done(self, trouble: Trouble) -> None:
         assert grants(trouble) == ["no answer", Held]
 
     @pytest.mark.parametrize("trouble", [Trouble.SLOW, Trouble.TWICE])
-    def test_done_and_answered(self, trouble: Trouble) -> None:
+    def test_a_slow_or_doubled_request_is_done_and_answered(self, trouble: Trouble) -> None:
         assert grants(trouble) == [Lease, Held]
 
-    def test_half(self) -> None:
+    def test_half_of_a_batch_may_be_done_without_an_answer(self) -> None:
         assert grants(Trouble.HALF, ids=2) == ["no answer", Held, Lease]
 
     @pytest.mark.parametrize("blow", [Blow.AWAY, Blow.FULL])
-    def test_a_store_that_does_not_answer_or_is_full(self, blow: Blow) -> None:
+    def test_a_store_may_be_away_or_too_full_to_write(self, blow: Blow) -> None:
         """Full, it can be read."""
         told: list[str] = []
 
@@ -185,7 +185,7 @@ class TestT7SentAgain:
     """A request without an answer is sent again, and the first one may arrive later."""
 
     @pytest.mark.parametrize("trouble", [Trouble.LOST, Trouble.UNANSWERED, Trouble.LATE])
-    def test_the_first_lease_is_known(self, trouble: Trouble) -> None:
+    def test_a_resent_request_gets_the_lease_of_the_first(self, trouble: Trouble) -> None:
         """The second request is answered with the lease that the first one took."""
         assert grants(trouble, resends=True) == [Lease, Held]
 
@@ -208,7 +208,7 @@ class TestT7SentAgain:
         assert [until is not None for until in held] == [False, True]
 
     @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
-    def test_a_publication_that_is_sent_again_is_settled(self, trouble: Trouble) -> None:
+    def test_a_resent_publication_is_done_once(self, trouble: Trouble) -> None:
         """S2: done once, and known to be done."""
 
         async def scenario(world: World) -> None:
@@ -243,7 +243,7 @@ class TestT1Processes:
         assert run(scenario, Plan(1, (), (Strike(5.0, Blow.KILL, 1, 1.0),))).broken is None
         assert ran == [(1, "begins"), (2, "begins"), (2, "ends"), (2, "cleans up")]
 
-    def test_a_paused_process_goes_on_later(self) -> None:
+    def test_a_paused_process_continues_later(self) -> None:
         """Its timers fire when it is let go, and what it had sent has happened meanwhile."""
         found: list[object] = []
 
@@ -262,7 +262,7 @@ class TestT1Processes:
         simulate(scenario, seed=1, faults=Faults.none())
         assert found == [Held, (Lease, True)]
 
-    def test_clocks_are_apart_and_jump(self) -> None:
+    def test_each_process_has_its_own_clock_which_may_jump(self) -> None:
         """Each process has its own; the world's time is nobody's."""
         seen: list[float] = []
 
@@ -276,7 +276,7 @@ class TestT1Processes:
         assert run(scenario, plan).broken is None
         assert seen == pytest.approx([2.5, -4.5])
 
-    def test_who_waits_for_ever_is_named(self) -> None:
+    def test_a_task_that_waits_for_ever_is_named(self) -> None:
         """By where it waits."""
 
         async def app(process: Process) -> None:
@@ -291,7 +291,7 @@ class TestT1Processes:
 
 
 class TestT1Shrinks:
-    def test_to_the_one_fault_that_matters(self) -> None:
+    def test_a_failure_is_shrunk_to_the_one_fault_that_matters(self) -> None:
         """Of dozens; the seed, the promise and the trace are in what is raised."""
 
         async def app(process: Process) -> None:
@@ -323,7 +323,7 @@ class TestT1Shrinks:
         assert f"seed {seed}: broken: nobody is killed" in str(failed.value)
         assert "p1  is killed" in str(failed.value)
 
-    def test_it_can_be_left_as_it_is(self) -> None:
+    def test_shrinking_can_be_switched_off(self) -> None:
         async def scenario(world: World) -> None:
             world.broken("a promise", "did not hold")
 
@@ -341,11 +341,13 @@ class TestT3Doors:
             ({"seed": 1, "faults": 0.5}, "faults: Faults"),
         ],
     )
-    def test_bad_input_is_refused(self, wrong: dict[str, object], said: str) -> None:
+    def test_bad_arguments_of_simulate_are_refused(
+        self, wrong: dict[str, object], said: str
+    ) -> None:
         with pytest.raises(ConfigError, match=said):
             simulate(nothing, **wrong)  # type: ignore[arg-type]
 
-    def test_what_cannot_be_faults(self) -> None:
+    def test_bad_faults_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="most_blows: must be a whole number of 0 or more"):
             Faults(most_blows=-1)
         with pytest.raises(ConfigError, match="faults: Troubles, not"):
@@ -353,20 +355,20 @@ class TestT3Doors:
         with pytest.raises(ConfigError, match="skew: seconds"):
             Faults(skew=-1)
 
-    def test_a_scenario_is_a_function(self) -> None:
+    def test_a_scenario_that_is_no_async_function_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="scenario: must be an async function"):
             simulate("scenario", seed=1)  # type: ignore[arg-type]
 
-    async def test_it_has_a_loop_of_its_own(self) -> None:
+    async def test_simulate_inside_an_event_loop_is_refused(self) -> None:
         """Inside another it says so."""
         with pytest.raises(RuntimeError, match="from plain code"):
             simulate(nothing, seed=1)
 
-    def test_without_faults_nothing_goes_wrong(self) -> None:
+    def test_without_faults_no_trouble_is_planned(self) -> None:
         for seed in range(20):
             assert planned(seed, Faults.none()).size[0] == 0
 
-    def test_faults_are_drawn_from_what_is_allowed(self) -> None:
+    def test_only_allowed_faults_are_planned(self) -> None:
         """And in no more than the first requests."""
         faults = Faults(troubles=[Trouble.LOST], blows=[Blow.PAUSE], skew=0)
         for seed in range(50):
@@ -402,7 +404,7 @@ class TestS13Puts:
 
         self.played(scenario)
 
-    def test_a_put_after_a_change_that_its_process_has_not_heard_of_comes_again(self) -> None:
+    def test_a_put_after_an_unknown_change_is_sent_again(self) -> None:
         async def scenario(world: World) -> None:
             store, other = world.process().store, world.process().store
             await settled(store, "a", put_of(store, b"first"))
@@ -473,7 +475,7 @@ class TestS13Puts:
 
         self.played(scenario)
 
-    def test_on_a_file_a_put_that_was_given_up_does_not_act(self) -> None:
+    def test_a_put_to_a_file_that_was_given_up_does_not_act(self) -> None:
         async def scenario(world: World) -> None:
             store = world.process().file_store
             with pytest.raises(TimeoutError):

@@ -43,7 +43,7 @@ class TestT1VirtualLoop:
         assert ran(loop, work) == ["a", "b", "early 1", "late 2"]
         assert loop.time() == 3600
 
-    def test_dice_choose_among_all_that_are_ready(self) -> None:
+    def test_the_seed_chooses_among_all_ready_callbacks(self) -> None:
         """The same seed, the same order; another seed, another one."""
 
         def order(seed: int) -> str:
@@ -57,7 +57,7 @@ class TestT1VirtualLoop:
         assert len(set(orders.values())) > 1
         assert {seed: order(seed) for seed in range(5)} == orders
 
-    def test_every_step_is_counted_and_looked_at(self) -> None:
+    def test_every_step_of_the_virtual_loop_is_counted_and_checked(self) -> None:
         """Also the last one; and the result is the coroutine's."""
         loop, seen = VirtualLoop(None), list[int]()
 
@@ -70,7 +70,7 @@ class TestT1VirtualLoop:
             assert loop.run(main(), lambda: seen.append(loop.steps)) == "done"
         assert seen == [*range(1, loop.steps + 1)]
 
-    def test_a_callback_belongs_to_whoever_scheduled_it(self) -> None:
+    def test_a_callback_belongs_to_the_owner_that_scheduled_it(self) -> None:
         """And so do those that it schedules itself, and its tasks."""
         loop, owners = VirtualLoop(None), list[int]()
 
@@ -89,7 +89,7 @@ class TestT1VirtualLoop:
         assert owners == [7, 7, 7]
         assert [owner for _, owner in loop.tasks.values()] == [0], "the main task, at its very end"
 
-    def test_a_paused_owner_goes_on_where_it_was(self) -> None:
+    def test_a_paused_owner_continues_where_it_was(self) -> None:
         """Others run meanwhile; to pause it twice loses nothing."""
         loop = VirtualLoop(None)
 
@@ -134,7 +134,7 @@ class TestT1VirtualLoop:
         assert sorted(noted[2:]) == ["a cleaned up", "b cleaned up"]
         assert (loop.tasks, loop.errors, loop.is_closed()) == ({}, [], True)
 
-    def test_time_can_be_moved_by_hand(self) -> None:
+    def test_virtual_time_can_be_moved_by_hand(self) -> None:
         """Everything that is due until then has run; never backwards."""
         loop, noted = VirtualLoop(None), list[float]()
         with closing(loop), loop.running():
@@ -150,7 +150,7 @@ class TestT1VirtualLoop:
             assert loop.time() == 2.0
         assert not loop.is_running()
 
-    def test_what_waits_for_nothing_is_a_deadlock(self) -> None:
+    def test_a_coroutine_that_waits_for_nothing_is_a_deadlock(self) -> None:
         """It is said, and nobody hangs."""
         loop = VirtualLoop(None)
 
@@ -174,7 +174,7 @@ class TestT1VirtualLoop:
         assert owner == 4
         assert "ZeroDivisionError" in said
 
-    def test_there_are_no_threads(self) -> None:
+    def test_the_virtual_loop_has_no_threads(self) -> None:
         """Nothing could be told about their order."""
         with closing(VirtualLoop(None)) as loop, pytest.raises(RuntimeError, match="one thread"):
             loop.run_in_executor(None, nothing)

@@ -33,7 +33,7 @@ def figures(
 
 
 class TestObjectives:
-    def test_are_read(self) -> None:
+    def test_objectives_are_read_with_their_units(self) -> None:
         """Several, with spaces, each with its unit."""
         found = objective_of("p99<60s, p50 < 1.5m,stale<5%,waited<0.5%")
         assert found == (
@@ -51,23 +51,23 @@ class TestObjectives:
             *("stale<5", "stale<60s", "stale<0%", "stale<101%", "p99<60s,", "p99<60s;stale<5%"),
         ],
     )
-    def test_that_are_none_are_refused(self, text: str) -> None:
+    def test_malformed_objectives_are_refused(self, text: str) -> None:
         """The error names what was given, and shows how to write one."""
         with pytest.raises(ConfigError, match=r"^objective: cannot read .*'p99<60s, stale<5%'$"):
             objective_of(text)
 
     @given(st.text(max_size=30))
-    def test_never_fail_in_another_way(self, text: str) -> None:
+    def test_any_text_is_an_objective_or_refused(self, text: str) -> None:
         """T5: whatever is typed."""
         with suppress(ConfigError):
             assert objective_of(text)
 
-    def test_budgets_are_read(self) -> None:
+    def test_budgets_are_read_as_requests_per_second(self) -> None:
         """As requests a second."""
         assert [budget_of(it) for it in ("50/s", "30 / m", "7.2/h")] == [50, 0.5, 0.002]
 
     @pytest.mark.parametrize("text", ["", "50", "50/", "50/sec", "-1/s", "0/s", "/s", "50/s 2/s"])
-    def test_budgets_that_are_none_are_refused(self, text: str) -> None:
+    def test_malformed_budgets_are_refused(self, text: str) -> None:
         """With what is allowed."""
         with pytest.raises(ConfigError, match=re.escape("write requests and a unit of time")):
             budget_of(text)
@@ -75,18 +75,20 @@ class TestObjectives:
 
 class TestTried:
     @pytest.mark.parametrize("value", [0.0, 0.25, 1.5, *LADDER])
-    def test_times_are_written_as_settings_take_them(self, value: float) -> None:
+    def test_proposed_times_can_be_copied_into_a_declaration(self, value: float) -> None:
         """What is proposed can be copied into a declaration."""
         assert seconds(duration(value)) == value
 
-    def test_no_time_is_longer_than_half_of_the_recording(self) -> None:
+    def test_no_tried_time_is_longer_than_half_of_the_recording(self) -> None:
         """Nothing could be told of it."""
         assert rungs(120)[-1] == 60
         assert rungs(2) == (1,)
         assert list(LADDER) == sorted(set(LADDER))
 
     @given(st.floats(1.5, 3e6), st.floats(10, 3e6))
-    def test_the_longest_that_is_fresh_enough_is_found(self, below: float, length: float) -> None:
+    def test_the_search_finds_the_longest_time_that_is_fresh_enough(
+        self, below: float, length: float
+    ) -> None:
         """By halves, with fewer than 40 tries, none of them twice."""
         tried: list[Candidate] = []
 
@@ -105,7 +107,7 @@ class TestTried:
         assert max(fits, default=None) == best
         assert len(tried) == len(set(tried)) == len(found) < 40
 
-    def test_what_is_tried(self) -> None:
+    def test_the_search_without_an_objective_tries_every_fourth_time(self) -> None:
         """Without an objective, every fourth time from the longest on, with each `stale_for`."""
         tried = list[tuple[float, float]]()
 
@@ -123,7 +125,7 @@ class TestTried:
         search(20, [Limit("p99", 3)], replay)
         assert tried[:3] == [(3, 0), (1, 0), (2, 0)], "at its limit it is not fresh enough"
 
-    def test_terms_as_they_are_declared(self) -> None:
+    def test_candidate_terms_are_written_as_declarations(self) -> None:
         """In the largest unit that fits; less than a second in seconds."""
         assert str(Candidate(90, 3600)) == "fresh_for=90s, stale_for=1h"
         assert [duration(it) for it in (0, 0.002, 1.5, 120)] == ["0s", "0.002s", "1.5s", "2m"]
@@ -132,25 +134,25 @@ class TestTried:
 class TestProposed:
     TRIED = (figures(10, 20, 11), figures(60, 8, 61), figures(300, 2, 301))
 
-    def test_is_the_cheapest_that_meets_the_objective(self) -> None:
+    def test_the_plan_is_the_cheapest_that_meets_the_objective(self) -> None:
         """Not the freshest."""
         choice = choose({"price": self.TRIED}, [Limit("p99", 90)], 50)
         assert choice.chosen == {"price": self.TRIED[1]}
         assert (choice.total, choice.missed, choice.within) == (8, (), None)
 
-    def test_spares_waiting_where_that_costs_next_to_nothing(self) -> None:
+    def test_the_plan_spares_waiting_where_it_costs_little(self) -> None:
         """Requests within 5 % are the same."""
         kinder = figures(45, 8.3, 80, stale_for=45, waited=0.01)
         choice = choose({"price": (*self.TRIED, kinder)}, [Limit("p99", 90)], None)
         assert choice.chosen["price"] is kinder
 
-    def test_is_the_longest_of_those_that_come_to_the_same(self) -> None:
+    def test_of_equal_plans_the_longest_freshness_is_chosen(self) -> None:
         """A key that was read once in the recording may be read more often later."""
         same = [figures(fresh_for, 1, 0.5, waited=1.0) for fresh_for in (3, 7, 1)]
         choice = choose({"price": same}, [Limit("p99", 60)], None)
         assert choice.chosen["price"].terms.fresh_for == 7
 
-    def test_says_what_the_budget_allows_if_both_cannot_be_met(self) -> None:
+    def test_the_plan_says_what_the_budget_allows_if_both_cannot_be_met(self) -> None:
         """The total of all kinds counts."""
         choice = choose({"a": self.TRIED, "b": self.TRIED}, [Limit("p99", 60)], 30)
         assert choice.total == 40
@@ -158,12 +160,12 @@ class TestProposed:
         assert [it.p99 for it in choice.within.chosen.values()] == [61, 61]
         assert choice.within.total == 16
 
-    def test_is_the_nearest_if_nothing_meets_the_objective(self) -> None:
+    def test_the_nearest_plan_is_chosen_if_none_meets_the_objective(self) -> None:
         """And the kind is named."""
         choice = choose({"a": self.TRIED}, [Limit("p99", 5)], None)
         assert (choice.missed, choice.chosen["a"]) == (("a",), self.TRIED[0])
 
-    def test_is_the_freshest_within_a_budget_alone(self) -> None:
+    def test_with_a_budget_alone_the_freshest_plan_is_chosen(self) -> None:
         """Without an objective, freshness is what the budget is for."""
         assert choose({"a": self.TRIED}, [], 10).chosen["a"] is self.TRIED[1]
         over = choose({"a": self.TRIED}, [], 1)
@@ -173,13 +175,13 @@ class TestProposed:
         ("below", "budget", "is_met"),
         [(90, None, True), (90, 8, True), (90, 7, False), (5, None, False), (5, 1, False)],
     )
-    def test_says_whether_it_meets_both(
+    def test_the_plan_says_whether_objective_and_budget_are_met(
         self, below: float, budget: float | None, is_met: bool
     ) -> None:
         """A budget may be used up; an objective is met below its limit."""
         assert choose({"a": self.TRIED}, [Limit("p99", below)], budget).is_met is is_met
 
-    def test_edges(self) -> None:
+    def test_an_objective_at_its_limit_is_missed_and_five_percent_more_is_equal(self) -> None:
         """At its limit an objective is missed; requests of exactly 5 % more count as equal."""
         assert choose({"a": self.TRIED}, [Limit("p99", 61)], None).chosen["a"] is self.TRIED[0]
         near = figures(60, 8 * NEAR, 61, waited=0.01)
@@ -187,7 +189,7 @@ class TestProposed:
         within = choose({"a": self.TRIED}, [], 8)
         assert (within.chosen["a"], within.is_met) == (self.TRIED[1], True)
 
-    def test_of_several_limits_the_worst_counts(self) -> None:
+    def test_of_several_objectives_the_worst_counts(self) -> None:
         """Where none of the tries meets both, and where a kind has none so fresh."""
         limits = [Limit("p99", 5), Limit("waited", 0.01)]
         near, far = figures(10, 20, 11, waited=0.02), figures(10, 20, 6, waited=0.5)
@@ -249,7 +251,7 @@ class TestProposed:
         fits = [it for it in more if it.p99 < 100 and it.waited <= 0.01]
         assert max(it.terms.fresh_for for it in fits) == 30
 
-    def test_only_what_nothing_beats_is_shown(self) -> None:
+    def test_the_frontier_has_only_unbeaten_plans(self) -> None:
         """Most requests first."""
         beaten = figures(70, 9, 71)
         assert frontier((beaten, *reversed(self.TRIED))) == list(self.TRIED)

@@ -66,7 +66,9 @@ def prices(cache: Cache, clock: ManualClock) -> Any:
 
 
 class TestRecorded:
-    async def test_every_read_is_a_line(self, cache: Cache, prices: Any, file: Path) -> None:
+    async def test_every_read_is_a_line_of_the_recording(
+        self, cache: Cache, prices: Any, file: Path
+    ) -> None:
         """However it is read: hits, misses, many at once, without a load, through a function."""
 
         @cache.cached("report", fresh_for="1h")
@@ -89,7 +91,7 @@ class TestRecorded:
         kinds = {it[1]: it[2:4] for it in lines(file, "kind")}
         assert kinds == {"price": [30.0, 60.0], "report": [3600.0, 0.0]}
 
-    async def test_a_load_tells_how_long_it_took_and_how_it_ended(
+    async def test_a_recorded_load_has_its_duration_and_outcome(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:
         """Also what failed, what does not exist, and what said terms of its own."""
@@ -111,7 +113,7 @@ class TestRecorded:
         ]
         assert own[3:] == [["own"], 0.25, 1, 4, [], [], [5.0, 60.0, 0.0]]
 
-    async def test_a_load_is_told_in_whole_milliseconds(
+    async def test_times_of_a_recorded_load_are_in_whole_milliseconds(
         self, cache: Cache, clock: ManualClock, file: Path
     ) -> None:
         """Both when it began and how long it took."""
@@ -127,7 +129,7 @@ class TestRecorded:
         ((_, began, _, _, took, *_),) = lines(file, "load")
         assert (began, took) == (0.1, 0.012)
 
-    async def test_changes_and_watches_are_told(
+    async def test_changes_and_watches_are_recorded(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:
         """They decide what is loaded, as reads do."""
@@ -154,7 +156,7 @@ class TestRecorded:
         assert ("invalidate", ["a"]) in found[5:]
         assert found[-2:] == [("watch", ["a"]), ("unwatch", ["a"])]
 
-    def test_reads_of_threads_are_told(self, file: Path) -> None:
+    def test_reads_of_a_sync_cache_are_recorded(self, file: Path) -> None:
         """SyncCache: the same block, without an event loop."""
         with SyncCache("memory://") as cache:
 
@@ -170,7 +172,9 @@ class TestRecorded:
             prices("a")
         assert reads(file) == 4
 
-    async def test_a_visit_of_a_page_is_one_read(self, file: Path, clock: ManualClock) -> None:
+    async def test_a_page_visit_is_recorded_as_one_read(
+        self, file: Path, clock: ManualClock
+    ) -> None:
         """Also of a page that the server has at hand; afterwards it is at hand again."""
         pages, site = PageCache("memory://", clock=clock), Site(clock)
         transport = httpx.ASGITransport(IsrMiddleware(site, pages, {"*": "1m"}))
@@ -194,7 +198,7 @@ class TestRecorded:
 
 
 class TestPrivate:
-    async def test_there_is_neither_a_value_nor_an_id_in_it(
+    async def test_a_recording_contains_neither_values_nor_ids(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:
         """A hash that is another in each recording; only its owner may read the file."""
@@ -210,7 +214,7 @@ class TestPrivate:
         assert first != second
         assert len(first[0]) == 12
 
-    async def test_a_file_that_others_could_read_is_closed_to_them(
+    async def test_a_recording_over_an_old_file_is_readable_by_its_owner_only(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:
         """The file may be an old one, with another mode."""
@@ -221,7 +225,9 @@ class TestPrivate:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert "old" not in file.read_text()
 
-    async def test_ids_are_in_it_if_asked_for(self, cache: Cache, prices: Any, file: Path) -> None:
+    async def test_a_recording_contains_ids_with_plain_ids(
+        self, cache: Cache, prices: Any, file: Path
+    ) -> None:
         """For keys that are no personal data."""
         async with cache, cache.recording(Recording(file, plain_ids=True)):
             await prices("a")
@@ -241,7 +247,7 @@ class TestSampled:
         assert 230 < len(counts) < 370
 
     @pytest.mark.parametrize("share", [0, -1, 1.1, True, "half"])
-    def test_a_share_is_a_part_of_the_whole(self, file: Path, share: Any) -> None:
+    def test_a_recording_share_outside_0_to_1_is_refused(self, file: Path, share: Any) -> None:
         """Anything else is refused, before anything is written."""
         with pytest.raises(ConfigError, match="share: must be a number above 0, up to 1"):
             Recording(file, share=share)
@@ -249,7 +255,7 @@ class TestSampled:
 
 
 class TestBounded:
-    async def test_it_ends_at_its_limit_and_says_so(
+    async def test_a_recording_ends_at_its_size_limit(
         self, cache: Cache, prices: Any, file: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The reads go on; its lines are whole."""
@@ -265,7 +271,7 @@ class TestBounded:
         assert "max_bytes=10,000" in said
 
     @pytest.mark.parametrize("fault", ["raises", "is short"])
-    async def test_a_disk_that_fails_ends_it_and_no_read(
+    async def test_a_failing_disk_ends_the_recording_but_no_read(
         self,
         cache: Cache,
         prices: Any,
@@ -289,7 +295,7 @@ class TestBounded:
         assert recorded.is_over
         assert [it.levelno for it in caplog.records if str(file) in it.message] == [logging.WARNING]
 
-    async def test_a_file_that_cannot_be_made_is_told_at_once(
+    async def test_a_recording_file_that_cannot_be_created_raises_at_once(
         self, cache: Cache, tmp_path: Path
     ) -> None:
         """Nothing is left standing back."""
@@ -300,7 +306,7 @@ class TestBounded:
 
 
 class TestBlock:
-    async def test_after_it_hits_are_answered_by_memory_alone(
+    async def test_after_a_recording_hits_write_nothing(
         self, cache: Cache, prices: Any, file: Path
     ) -> None:
         """The core is not asked, and nothing is written, also if somebody keeps the block."""
@@ -313,7 +319,9 @@ class TestBlock:
             assert file.stat().st_size == size
             assert prices._entry("a") is not None
 
-    async def test_one_at_a_time(self, cache: Cache, prices: Any, file: Path) -> None:
+    async def test_a_cache_has_one_recording_at_a_time(
+        self, cache: Cache, prices: Any, file: Path
+    ) -> None:
         """The second is refused, and the first goes on."""
         async with cache, cache.recording(file):
             with pytest.raises(StillfreshError, match="being recorded already"):
@@ -333,7 +341,7 @@ class TestBlock:
         assert reads(file) == 1
         Recording(file).begin(0.0)
 
-    async def test_a_wall_clock_that_is_set_changes_no_times(
+    async def test_a_changed_wall_clock_does_not_change_recorded_times(
         self, prices: Any, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Times are monotonic, and a load takes no negative time."""
@@ -369,14 +377,16 @@ class TestBlock:
             await prices("a")
         assert [it[2] for it in lines(file, "read")] == ["report", "price"]
 
-    async def test_no_thread_is_left(self, cache: Cache, prices: Any, file: Path) -> None:
+    async def test_a_recording_leaves_no_thread(
+        self, cache: Cache, prices: Any, file: Path
+    ) -> None:
         """The one that writes ends with the block."""
         async with cache, cache.recording(file):
             with pytest.raises(LoadFailed):
                 await prices("bad")
         assert not [it for it in threading.enumerate() if it.name.startswith("stillfresh-rec")]
 
-    def test_its_file_is_closed_also_if_it_was_not_its_own(self, file: Path) -> None:
+    def test_a_refused_recording_closes_its_file(self, file: Path) -> None:
         """So many recordings leave no descriptor open."""
         first = Recording(file)
         first.open(0.0)
@@ -390,7 +400,7 @@ class TestBlock:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(one._file)
 
-    def test_processes_write_whole_lines_to_one_file(self, file: Path) -> None:
+    def test_forked_processes_write_whole_lines_to_one_recording(self, file: Path) -> None:
         """Forked workers share what the parent began: the same hash for the same id."""
         shared = Recording(file)
         shared.begin(0.0)

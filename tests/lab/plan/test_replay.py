@@ -33,7 +33,9 @@ class TestOwnTerms:
         ],
         ids=["plain", "waits", "stale", "slow", "changed", "watched", "failing"],
     )
-    def test_give_the_runs_own_numbers(self, tmp_path: Path, shop: dict[str, object]) -> None:
+    def test_a_replay_on_its_own_terms_gives_the_runs_numbers(
+        self, tmp_path: Path, shop: dict[str, object]
+    ) -> None:
         """Requests within 1 %, ages within 1 % or 10 ms, shares within one in a hundred."""
         run = recorded_shop(tmp_path / "reads.jsonl", **shop)  # type: ignore[arg-type]
         traffic = the_traffic(tmp_path / "reads.jsonl")
@@ -46,7 +48,7 @@ class TestOwnTerms:
             assert found.p99 == pytest.approx(run.age(0.99), rel=0.01, abs=0.01)
             assert found.stale == pytest.approx(run.stale / served, abs=0.01)
 
-    def test_of_a_sample_are_scaled_up(self, tmp_path: Path) -> None:
+    def test_a_replay_of_a_sample_is_scaled_up(self, tmp_path: Path) -> None:
         """A third of the keys tells of all of them."""
         evenly = {"keys": 1_500, "reads": 4_000, "fresh_for": 60.0}
         run = recorded_shop(tmp_path / "reads.jsonl", share=0.33, **evenly)  # type: ignore[arg-type]
@@ -64,7 +66,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Traffic:
 
 
 class TestOtherTerms:
-    def test_longer_freshness_is_older_and_cheaper(self, traffic: Traffic) -> None:
+    def test_replayed_longer_freshness_is_older_and_cheaper(self, traffic: Traffic) -> None:
         """And more copies are held."""
         found = [replayed(traffic, Candidate(it, 0)) for it in (2.0, 20.0, 100.0)]
         assert sorted(found, key=lambda it: -it.requests) == found
@@ -72,7 +74,7 @@ class TestOtherTerms:
         assert sorted(found, key=lambda it: it.bytes) == found
         assert all(it.p99 < it.terms.fresh_for + 0.4 for it in found)
 
-    def test_serving_stale_copies_spares_waiting(self, traffic: Traffic) -> None:
+    def test_replayed_stale_serving_spares_waiting(self, traffic: Traffic) -> None:
         """For about as many requests, at a greater age."""
         waits, serves = (replayed(traffic, Candidate(20.0, it)) for it in (0.0, 60.0))
         assert serves.waited < waits.waited / 2
@@ -107,7 +109,7 @@ class TestOtherTerms:
         assert chosen.p99 < 90
         assert chosen.terms.stale_for > 0
 
-    def test_what_is_proposed_comes_out_so_when_it_is_applied(
+    def test_an_applied_proposal_gives_the_predicted_figures(
         self, traffic: Traffic, tmp_path: Path
     ) -> None:
         """A run on the proposed terms, with other readers: ages and requests as was said."""

@@ -53,18 +53,20 @@ class TestLines:
             ([HEAD, KIND, ["load", 1.0, "price", ["a"], 0.1, 0]], "line 3: not a line"),
         ],
     )
-    def test_that_are_wrong_are_named(self, tmp_path: Path, lines: list[object], said: str) -> None:
+    def test_wrong_lines_of_a_recording_are_named_by_number(
+        self, tmp_path: Path, lines: list[object], said: str
+    ) -> None:
         """By the file and the number of the line."""
         path = written(tmp_path / "reads.jsonl", *lines)
         with pytest.raises(ConfigError, match=f"reads.jsonl: {said}"):
             traffic_of(path)
 
-    def test_an_empty_file_is_no_recording(self, tmp_path: Path) -> None:
+    def test_an_empty_file_is_refused_as_a_recording(self, tmp_path: Path) -> None:
         """It is said to be empty."""
         with pytest.raises(ConfigError, match="empty"):
             traffic_of(written(tmp_path / "reads.jsonl"))
 
-    def test_a_last_line_that_is_cut_off_is_left_out(self, tmp_path: Path) -> None:
+    def test_a_last_line_that_is_cut_off_is_left_out_of_the_traffic(self, tmp_path: Path) -> None:
         """As a process leaves it that was killed; its number is told."""
         path = written(tmp_path / "reads.jsonl", HEAD, KIND, *many(5, 5))
         whole = path.read_text()
@@ -75,7 +77,7 @@ class TestLines:
     @given(
         st.lists(st.binary(max_size=40) | st.just(b'["use",1,"price",["a"],"read"]'), max_size=5)
     )
-    def test_whatever_is_in_them_is_an_error_of_one_line(
+    def test_any_lines_are_traffic_or_a_config_error(
         self, tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
     ) -> None:
         """T5: no other exception."""
@@ -86,7 +88,7 @@ class TestLines:
 
 
 class TestKept:
-    def test_lines_of_several_processes_are_put_in_order(self, tmp_path: Path) -> None:
+    def test_lines_of_several_processes_are_sorted_by_time(self, tmp_path: Path) -> None:
         """Each wrote its own when it had some."""
         lines = [
             HEAD,
@@ -98,7 +100,7 @@ class TestKept:
         assert [it.at for it in kinds["price"].events] == [0.5, 2.5]
         assert kinds["price"].seconds == 2
 
-    def test_of_too_many_reads_some_keys_are_kept_whole(self, tmp_path: Path) -> None:
+    def test_of_too_many_reads_whole_keys_are_sampled(self, tmp_path: Path) -> None:
         """A key that is kept has all of its reads; the share says how many keys that are."""
         path = written(tmp_path / "reads.jsonl", HEAD, KIND, *many(4_000, 400))
         kinds, _ = traffic_of(path, 1_000)
@@ -108,7 +110,7 @@ class TestKept:
         assert kinds["price"].share == 0.25
         assert kinds["price"].seconds == 399.9
 
-    def test_loads_keep_the_same_keys(self, tmp_path: Path) -> None:
+    def test_sampled_loads_have_the_same_keys_as_reads(self, tmp_path: Path) -> None:
         """With how each of them ended, and their part of the bytes."""
         ids = [f"id-{number}" for number in range(400)]
         load = ["load", 0.0, "price", ids, 0.5, 400, 4_000, ids[:200], [], None]
@@ -119,6 +121,6 @@ class TestKept:
         assert set(kept.failed) == set(kept.ids) & set(ids[:200])
         assert kept.size == pytest.approx(10 * len(kept.ids))
 
-    def test_a_kind_that_nobody_read_is_left_out(self, tmp_path: Path) -> None:
+    def test_a_kind_without_reads_is_left_out(self, tmp_path: Path) -> None:
         """There is nothing to replay."""
         assert traffic_of(written(tmp_path / "reads.jsonl", HEAD, KIND)) == ({}, None)
