@@ -329,7 +329,7 @@ class TestE3LoadTimeout:
         task = await upstream.holding(prices.get("a"))
         slept = 0.0
         while not task.done():
-            await until(lambda: bool(sleeper._sleeping) or task.done())
+            await until(lambda: sleeper.sleeping > 0 or task.done())
             slept = sum(sleeper.asked)
             clock.advance(sleeper.asked[-1])
             sleeper.wake()
@@ -367,7 +367,7 @@ class TestE3LoadTimeout:
             return {}
 
         task = asyncio.create_task(outcome(slow("a")))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         sleeper.wake()
         assert isinstance(await task, LoadFailed)
         await until(lambda: ended == ["a"])
@@ -389,7 +389,7 @@ class TestE3LoadTimeout:
             return dict.fromkeys(keys, 1)
 
         task = asyncio.create_task(outcome(stubborn("a")))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         sleeper.wake()
         assert isinstance(await task, LoadFailed)
         assert await stubborn("b") == 1
@@ -414,7 +414,7 @@ class TestE3LoadTimeout:
             return {}
 
         task = asyncio.create_task(outcome(rude("a")))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         sleeper.wake()
         assert isinstance(await task, LoadFailed)
         del task
@@ -586,7 +586,7 @@ class TestE3Circles:
 
             await lease_of(store, "a")
             task = asyncio.create_task(outcome(one("a")))
-            await until(lambda: len(sleeper._sleeping) == 2)
+            await until(lambda: sleeper.sleeping == 2)
             clock.advance(5)
             sleeper.wake()
             await turns(200)
@@ -607,7 +607,7 @@ class TestE3Circles:
 
             await lease_of(store, "leaf")
             task = asyncio.create_task(outcome(tree("root")))
-            await until(lambda: len(sleeper._sleeping) == 2)
+            await until(lambda: sleeper.sleeping == 2)
             clock.advance(5)
             sleeper.wake()
             await turns(200)

@@ -46,7 +46,7 @@ class TestE5Lease:
         """The other waits for the holder, and says whose load it was."""
         mine = await upstream.holding(ours.get("a"))
         other = asyncio.create_task(theirs.get("a"))
-        await until(lambda: bool(naps._sleeping))
+        await until(lambda: naps.sleeping > 0)
         upstream.let_go()
         assert (await mine).origin is Origin.LOADED
         naps.wake()
@@ -111,7 +111,7 @@ class TestE5Lease:
         """The last who waits for another's load takes the polling along."""
         await lease_of(store.inner, "a", lasts=60)
         task = asyncio.create_task(ours.get("a"))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         task.cancel()
         await turns()
         for _ in range(3):
@@ -131,7 +131,7 @@ class TestE5Lease:
         """Not before, and by one load."""
         await lease_of(store.inner, "a", lasts=5)
         tasks = [asyncio.create_task(ours.get("a")) for _ in range(3)]
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         await passing(clock, sleeper, by=4.9)
         assert upstream.calls == []
         await passing(clock, sleeper, by=0.1)
@@ -144,7 +144,7 @@ class TestE5Lease:
         """Who waits for another's load fails with it, and does not try at once."""
         mine = await upstream.holding(outcome(ours.get("a")))
         other = asyncio.create_task(outcome(theirs.get("a")))
-        await until(lambda: bool(naps._sleeping))
+        await until(lambda: naps.sleeping > 0)
         upstream.error = ConnectionError("down")
         upstream.let_go()
         await mine
@@ -167,7 +167,7 @@ class TestE5Lease:
         mine = await upstream.holding(ours.get("a"))
         other = asyncio.create_task(theirs.get("a"))
         for _ in range(6):
-            await until(lambda: bool(sleeper._sleeping) and bool(naps._sleeping))
+            await until(lambda: sleeper.sleeping > 0 and naps.sleeping > 0)
             await passing(clock, sleeper, naps, by=5 / 3)
         upstream.let_go()
         assert seen(await mine) == (1, FRESH)
@@ -224,7 +224,7 @@ class TestE5Lease:
         """E12: won by the one, denied to the other."""
         mine = await upstream.holding(ours.get("a"))
         other = asyncio.create_task(theirs.get("a"))
-        await until(lambda: bool(naps._sleeping))
+        await until(lambda: naps.sleeping > 0)
         upstream.let_go()
         await mine
         naps.wake()
@@ -249,7 +249,7 @@ class TestE5Lease:
         upstream.version = 2
         sleeper.wake()
         task = asyncio.create_task(ours.refresh("a"))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         await passing(clock, sleeper, by=5)
         await task
         assert version(await ours.get("a")) == 2
@@ -260,7 +260,7 @@ class TestE5Lease:
         """Waiting for another's load is not loading."""
         await lease_of(store.inner, "a", lasts=60)
         task = asyncio.create_task(ours.get("a"))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         text = str(await ours.explain("a"))
         task.cancel()
         assert "Another process is loading it" in text
@@ -325,7 +325,7 @@ class TestE7Missed:
         clock.advance(age)
         mine = await upstream.holding(outcome(ours.get("a")))
         other = asyncio.create_task(outcome(theirs.get("a")))
-        await until(lambda: bool(naps._sleeping))
+        await until(lambda: naps.sleeping > 0)
         upstream.error = ConnectionError("down")
         upstream.let_go()
         await mine
@@ -475,7 +475,7 @@ class TestE5FailingStore:
         """It goes on, and is published if the lease still lives."""
         store.broken = {"renew"}
         task = await upstream.holding(ours.get("a"))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         sleeper.wake()
         await turns()
         upstream.let_go()
@@ -493,7 +493,7 @@ class TestE5FailingStore:
         """Who waits for another's load is not let down by one lost read."""
         await lease_of(store.inner, "a")
         task = asyncio.create_task(ours.get("a"))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         store.broken = {"read"}
         await passing(clock, sleeper, by=5)
         assert seen(await task) == (1, FRESH)

@@ -295,7 +295,7 @@ class TestE13Close:
         await shut.open()
         await lease_of(store.inner, "a", lasts=60)
         task = asyncio.create_task(outcome(goods.get("a")))
-        await until(lambda: bool(sleeper._sleeping))
+        await until(lambda: sleeper.sleeping > 0)
         await shut.close()
         assert isinstance(await task, LoadFailed)
         assert others() == set()

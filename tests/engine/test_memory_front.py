@@ -637,7 +637,7 @@ class TestE12Stats:
             theirs = declare(other, upstream)
             holder = await upstream.holding(theirs.get("a"))
             tasks = [asyncio.create_task(prices.get("a")) for _ in range(3)]
-            await until(lambda: bool(sleeper._sleeping))
+            await until(lambda: sleeper.sleeping > 0)
             upstream.let_go()
             await holder
             sleeper.wake()

@@ -260,7 +260,7 @@ class TestE31OtherPlaces:
         await stale_after_a_failure(prices, upstream, clock, cache)
         with prices.watch("a", fail=lambda update: failures.append(update.answer)):
             for count in range(1, 4):
-                await until(lambda: bool(sleeper._sleeping))
+                await until(lambda: sleeper.sleeping > 0)
                 clock.advance(5)
                 sleeper.wake()
                 await until(lambda count=count: len(failures) >= count)  # type: ignore[misc]

@@ -50,6 +50,11 @@ class Sleeper:
         self._sleeping.append((seconds, future))
         await future
 
+    @property
+    def sleeping(self) -> int:
+        """How many sleeps have begun since the last `wake`, and those that it left."""
+        return len(self._sleeping)
+
     def wake(self, passed: float = float("inf")) -> None:
         """So much time has passed: sleeps that are over end, the others go on."""
         sleeping = self._sleeping
