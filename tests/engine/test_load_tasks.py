@@ -1,0 +1,243 @@
+"""A load is a task of its own (E3, E39), however its first step is run."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import pytest
+
+from stillfresh import Cache, LoadFailed
+from stillfresh.testing import ManualClock
+from tests.kit.engine import Sleeper, outcome, turns
+from tests.kit.held_store import SteppedStore, cache_on
+
+REQUEST: ContextVar[str] = ContextVar("request", default="nobody")
+
+Work = Callable[[], Awaitable[int]]
+Read = Callable[[], Awaitable[int]]
+Declared = Callable[[Work], Read]
+
+
+@pytest.fixture(params=["memory", "sqlite", "stepped"])
+async def cache(
+    request: pytest.FixtureRequest, clock: ManualClock, sleeper: Sleeper, store: SteppedStore
+) -> Any:
+    """On a store that never waits, on one that reads inline, and on one over a network."""
+    url = f"sqlite:///{request.getfixturevalue('tmp_path')}/cache.db"
+    where: Any = {"memory": "memory://", "sqlite": url, "stepped": store}[request.param]
+    async with cache_on(where, clock, sleeper) as cache:
+        yield cache
+
+
+@pytest.fixture(params=["cached", "one at a time", "in batches"])
+def declared(request: pytest.FixtureRequest, cache: Cache) -> Declared:
+    """Declare a resource whose loader does this work; returns how it is read."""
+
+    def cached(work: Work) -> Read:
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int) -> int:
+            assert year == 2026
+            return await work()
+
+        return lambda: report(2026)
+
+    def batched(work: Work) -> Read:
+        most = 1 if request.param == "one at a time" else 100
+
+        @cache.batched("report", fresh_for=60, max_batch=most)
+        async def report(years: list[int]) -> dict[int, int]:
+            return dict.fromkeys(years, await work())
+
+        return lambda: report(2026)
+
+    return cached if request.param == "cached" else batched
+
+
+class TestE39LoadsAreTasks:
+    async def test_a_reader_that_is_cancelled_inside_the_loader_does_not_end_the_load(
+        self, declared: Declared
+    ) -> None:
+        """Even if the loader itself does it, in its first step."""
+        calls: list[int] = []
+        ended: list[str] = []
+        go_on = asyncio.Event()
+
+        async def work() -> int:
+            calls.append(1)
+            reader.cancel()
+            await go_on.wait()
+            ended.append("loaded")
+            return 1
+
+        read = declared(work)
+        reader = asyncio.ensure_future(read())
+        await asyncio.wait([reader])
+        assert reader.cancelled()
+        second = asyncio.ensure_future(read())
+        await turns()
+        go_on.set()
+        assert await second == 1
+        assert (calls, ended) == ([1], ["loaded"])
+
+    async def test_a_time_out_inside_the_loader_is_the_loaders_own(
+        self, declared: Declared
+    ) -> None:
+        """It ends what the loader waits for, and nobody else is cancelled."""
+
+        async def work() -> int:
+            try:
+                async with asyncio.timeout(0.001):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                return 2
+            return 1
+
+        reader = asyncio.current_task()
+        assert reader is not None
+        assert await declared(work)() == 2
+        assert reader.cancelling() == 0
+
+    async def test_a_time_out_that_the_loader_lets_through_is_a_failure(
+        self, declared: Declared
+    ) -> None:
+        """It is the cause of the error, not a cancellation of the reader."""
+
+        async def work() -> int:
+            async with asyncio.timeout(0.001):
+                await asyncio.Event().wait()
+            return 1
+
+        failed = await outcome(declared(work)())
+        assert isinstance(failed, LoadFailed)
+        assert isinstance(failed.__cause__, TimeoutError)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    async def test_a_time_out_of_the_reader_ends_the_reader_alone(self, declared: Declared) -> None:
+        """The load goes on, and the next reader gets its value."""
+        go_on = asyncio.Event()
+        calls: list[int] = []
+
+        async def work() -> int:
+            calls.append(1)
+            await go_on.wait()
+            return 1
+
+        read = declared(work)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await read()
+        go_on.set()
+        assert await read() == 1
+        assert calls == [1]
+
+    async def test_a_group_of_tasks_inside_the_loader_fails_the_load_alone(
+        self, declared: Declared
+    ) -> None:
+        """A task group cancels the task that it belongs to: that is the load's."""
+
+        async def fail() -> None:
+            raise ValueError("down")
+
+        async def work() -> int:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                await asyncio.Event().wait()
+            return 1
+
+        failed = await outcome(declared(work)())
+        assert isinstance(failed, LoadFailed)
+        assert isinstance(failed.__cause__, ExceptionGroup)
+
+    async def test_the_loaders_task_is_not_the_readers(self, declared: Declared) -> None:
+        """Before and after its first wait; the reader's own task is what it was."""
+        tasks: list[object] = []
+
+        async def work() -> int:
+            tasks.append(asyncio.current_task())
+            await asyncio.sleep(0)
+            tasks.append(asyncio.current_task())
+            return 1
+
+        reader = asyncio.current_task()
+        await declared(work)()
+        assert asyncio.current_task() is reader
+        assert tasks[0] is tasks[1]
+        assert tasks[0] is not reader
+
+    async def test_context_variables_of_reader_and_loader_stay_apart(
+        self, declared: Declared
+    ) -> None:
+        """A shared load sees no reader's, and what it sets reaches no reader."""
+        seen: list[str] = []
+
+        async def work() -> int:
+            seen.append(REQUEST.get())
+            REQUEST.set("loader")
+            await asyncio.sleep(0)
+            seen.append(REQUEST.get())
+            return 1
+
+        token = REQUEST.set("reader")
+        try:
+            await declared(work)()
+            assert (seen, REQUEST.get()) == (["nobody", "loader"], "reader")
+        finally:
+            REQUEST.reset(token)
+
+    async def test_a_second_caller_during_the_first_step_of_the_loader_shares_the_load(
+        self, declared: Declared
+    ) -> None:
+        """The loader starts it itself, before it waits for anything."""
+        calls: list[int] = []
+        others: list[asyncio.Future[int]] = []
+
+        async def work() -> int:
+            calls.append(1)
+            others.append(outside.run(start))
+            await turns()
+            return 1
+
+        def start() -> "asyncio.Future[int]":
+            return asyncio.ensure_future(read())
+
+        read = declared(work)
+        outside = copy_context()  # in the loader's own context it would wait in a circle
+        assert await read() == 1
+        assert [await other for other in others] == [1]
+        assert calls == [1]
+
+    async def test_an_error_in_the_first_step_is_told_to_the_reader(
+        self, declared: Declared
+    ) -> None:
+        """With the exception as its cause, although nothing was waited for."""
+
+        async def work() -> int:
+            raise ValueError("down")
+
+        failed = await outcome(declared(work)())
+        assert isinstance(failed, LoadFailed)
+        assert isinstance(failed.__cause__, ValueError)
+
+
+class TestE20ContextOfThreads:
+    async def test_a_load_in_the_pool_sees_nothing_of_the_load_before(self, cache: Cache) -> None:
+        """A thread of the pool runs many loads; each begins with a context of its own."""
+        seen: list[tuple[str, str]] = []
+
+        @cache.batched("price", fresh_for=60, concurrency=1, max_batch=1)
+        def prices(skus: list[str]) -> dict[str, int]:
+            seen.append((threading.current_thread().name, REQUEST.get()))
+            REQUEST.set("the load before")
+            return dict.fromkeys(skus, 1)
+
+        token = REQUEST.set("reader")
+        try:
+            for sku in "abc":
+                await prices(sku)
+        finally:
+            REQUEST.reset(token)
+        assert seen == [("stillfresh-loader", "nobody")] * 3
