@@ -5,9 +5,10 @@ import gc
 import time
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,16 +19,25 @@ from stillfresh import (
     NotOpen,
     Origin,
     Policy,
-    Resource,
     StoreError,
     Verdict,
 )
 from stillfresh.bounded import SLICE, TagIndex
-from stillfresh.stores.contract import Ask, Copy, Failure, Record
+from stillfresh.stores.contract import Ask, Copy, Failure, Record, Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
+from tests.kit.engine import (
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    idle,
+    outcome,
+    turns,
+    until,
+    version,
+)
 from tests.kit.held_store import SteppedStore, cache_on
 
 T = TypeVar("T")
@@ -107,28 +117,43 @@ class TestE28Tags:
     ) -> None:
         """E8: its copy was stored while its tags were known; now nobody can say."""
         told = ["eu"]
-        prices = declare(cache, upstream, tags=lambda _: [told[0]])
+        prices = declare(cache, upstream, tags=lambda _: [told[0]], max_entries=1)
         await prices("a")
-        prices.core.memory.clear()
+        await prices("b")
+        assert prices.peek("a") is None, "memory has room for one"
         told.clear()
         await prices("a")
         assert prices.peek("a") is not None
         await cache.invalidate_tag("other")
         assert prices.peek("a") is None
 
-    async def test_the_index_keeps_nothing_of_what_was_dropped(
-        self, cache: Cache, upstream: Upstream
+    async def test_nothing_keeps_the_tags_of_entries_that_memory_dropped(
+        self, tmp_path: Path, upstream: Upstream
     ) -> None:
-        """It is as bounded as the entries are."""
-        prices = declare(cache, upstream, tags=lambda sku: [sku, "all"], max_entries=10)
-        await prices.get_many(MANY)
-        await prices.invalidate(*MANY[-5:])
-        await turns(1)
-        memory = prices.core.memory
-        assert len(memory.tagged("all")) == len(memory.entries) <= 10
-        assert sum(len(memory.tagged(key)) for key in MANY) == len(memory.entries)
-        memory.clear()
-        assert not memory.tagged("all")
+        """What memory knows of tags is as bounded as its entries are."""
+        alive: weakref.WeakSet[Tag] = weakref.WeakSet()
+
+        def tags(sku: str) -> list[str]:
+            own = Tag(sku)
+            alive.add(own)
+            return [own, "all"]
+
+        async with Cache(f"sqlite:///{tmp_path}/tags.db") as cache:
+            prices = declare(cache, upstream, tags=tags, max_entries=10)
+            await prices.get_many(MANY)
+            await prices.invalidate(*MANY[-5:])
+            await turns()
+            gc.collect()
+            assert len(alive) <= 10
+            await cache.close()
+            gc.collect()
+            assert not alive
+
+
+class Tag(str):
+    """A text that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Node:
@@ -199,266 +224,253 @@ class TestE28Collection:
         assert seen() is None
 
 
+CROWD = [f"sku-{number}" for number in range(2 * SLICE + 500)]
+
+
+async def turns_of(work: Awaitable[T]) -> tuple[int, T]:
+    """How many turns of the loop the work took, and its result."""
+    task = asyncio.ensure_future(work)
+    taken = 0
+    while not task.done():
+        taken += 1
+        await asyncio.sleep(0)
+    return taken, task.result()
+
+
+def in_memory(prices: Prices, keys: list[str]) -> int:
+    return sum(prices.peek(key) is not None for key in keys)
+
+
 class TestE28Slices:
-    """Nothing that walks over memory does it in one turn of the loop."""
+    """Nothing that walks over many keys does it in one turn of the loop."""
+
+    @pytest.fixture(params=["memory", "stepped"])
+    async def cache(
+        self, request: pytest.FixtureRequest, clock: ManualClock, sleeper: Sleeper
+    ) -> AsyncIterator[Cache]:
+        """On a store that never waits, and on one whose every step takes a turn of the loop."""
+        store: Store = MemoryStore(clock=clock)
+        if request.param == "stepped":
+            store = SteppedStore(store)
+        async with cache_on(store, clock, sleeper) as cache:
+            yield cache
 
     @pytest.fixture
-    async def many(
-        self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-    ) -> Resource[str, Price]:
-        """Entries of one tag, and slices of a hundred."""
-        monkeypatch.setattr("stillfresh.bounded.sliced.__init__.__defaults__", (100,))
-        prices = declare(cache, upstream, tags=lambda _: ["all"], max_batch=len(MANY))
-        await prices.get_many(MANY)
+    async def many(self, cache: Cache, upstream: Upstream) -> Prices:
+        """More entries of one tag than one turn of the loop goes through."""
+        prices = declare(cache, upstream, tags=lambda _: ["all"], max_batch=500, concurrency=2)
+        await prices.get_many(CROWD)
+        upstream.calls.clear()
         return prices
 
-    async def test_counting_hits(self, cache: Cache, many: Resource[str, Price]) -> None:
-        """E12: exact all the same, also while entries come and go."""
-        for key in MANY:
+    async def test_hits_are_counted_exactly_while_entries_come_and_go(
+        self, cache: Cache, many: Prices
+    ) -> None:
+        """E12: although they are counted in slices."""
+        for key in CROWD:
             await many.get(key)
         before = asyncio.create_task(cache.stats())
         await asyncio.sleep(0)
         await many.get("another")
-        await many.invalidate(MANY[-1])
+        await many.invalidate(CROWD[-1])
         counts = (await before).resources["price"]
-        assert counts.hits <= len(MANY)
-        assert (await cache.stats()).resources["price"].hits == len(MANY)
+        assert counts.hits <= len(CROWD)
+        assert (await cache.stats()).resources["price"].hits == len(CROWD)
 
-    async def test_an_invalidation_of_many(
-        self, cache: Cache, many: Resource[str, Price], upstream: Upstream
+    async def test_an_invalidation_of_many_has_emptied_memory_when_it_returns(
+        self, cache: Cache, many: Prices, upstream: Upstream
     ) -> None:
-        """All of them are gone from memory when it returns."""
-        held = many.core.memory.entries
-        work = asyncio.create_task(cache.invalidate_tag("all"))
-        await until(lambda: len(held) < len(MANY))
-        assert held or work.done() is False
-        await work
-        assert not held
+        """It goes through them in slices."""
+        taken, _ = await turns_of(cache.invalidate_tag("all"))
+        assert taken >= len(CROWD) // SLICE
+        assert in_memory(many, CROWD) == 0
         upstream.version = 2
-        assert (await many(MANY[0])).version == 2
+        assert (await many(CROWD[0])).version == 2
 
-    async def test_what_is_asked_of_many_keys_in_one_call(
-        self, many: Resource[str, Price], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    async def test_a_call_with_many_keys_takes_a_turn_for_each_slice(
+        self, many: Prices, upstream: Upstream
     ) -> None:
-        """A turn is about a hundred of them; the answers are in the order of the keys."""
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
-        monkeypatch.setattr(many.core.spec, "max_batch", 50)
-        touched: list[int] = [0]
-
-        def noted(work: Callable[..., T]) -> Callable[..., T]:
-            def noting(*given: Any, **named: Any) -> T:
-                touched[-1] += len(given[0]) if isinstance(given[0], list) else 1
-                return work(*given, **named)
-
-            return noting
-
-        async def follow(work: Awaitable[T]) -> T:
-            touched[:] = [0]
-            task = asyncio.ensure_future(work)
-            while not task.done():
-                touched.append(0)
-                await asyncio.sleep(0)
-            assert 0 < max(touched) <= 200  # an invalidation drops a key twice
-            return task.result()
-
-        monkeypatch.setattr(many.core, "_unheld", noted(many.core._unheld))
-        monkeypatch.setattr(many.core.memory, "drop", noted(many.core.memory.drop))
-        upstream.calls.clear()
-        assert list(await follow(many.get_many(MANY[::-1]))) == MANY[::-1]
+        """Its answers are in the order of the keys."""
+        least = len(CROWD) // SLICE
+        taken, answers = await turns_of(many.get_many(CROWD[::-1]))
+        assert taken >= least
+        assert list(answers) == CROWD[::-1]
         assert upstream.calls == []
-        await follow(many.invalidate(*MANY))
-        assert list(await follow(many.get_many(MANY))) == MANY
-        assert [len(batch) for batch in upstream.calls] == [50] * 6
-        await follow(many.delete(*MANY))
-        assert not many.core.memory.entries
+        taken, _ = await turns_of(many.invalidate(*CROWD))
+        assert taken >= least
+        taken, answers = await turns_of(many.get_many(CROWD))
+        assert taken >= least
+        assert list(answers) == CROWD
+        assert [len(batch) for batch in upstream.calls] == [500] * (len(CROWD) // 500)
+        taken, _ = await turns_of(many.delete(*CROWD))
+        assert taken >= least
+        assert in_memory(many, CROWD) == 0
 
-    @pytest.mark.parametrize("max_batch", [4, 10, 50])
+    @pytest.mark.parametrize("max_batch", [4, 50])
     async def test_missing_keys_of_many_slices_are_loaded_together(
-        self,
-        many: Resource[str, Price],
-        upstream: Upstream,
-        monkeypatch: pytest.MonkeyPatch,
-        max_batch: int,
+        self, cache: Cache, upstream: Upstream, max_batch: int
     ) -> None:
         """E4: as many calls as full batches need, though the keys are read slice by slice."""
-        scattered = MANY[::30]
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
-        monkeypatch.setattr(many.core.spec, "max_batch", max_batch)
+        prices = declare(cache, upstream, max_batch=max_batch, concurrency=1000)
+        await prices.get_many(CROWD)
+        scattered = CROWD[::250]
         calls = [scattered[at : at + max_batch] for at in range(0, len(scattered), max_batch)]
-        for lose in (many.delete, many.invalidate, partial(many.invalidate, soft=True)):
+        for lose in (prices.delete, prices.invalidate, partial(prices.invalidate, soft=True)):
             await lose(*scattered)
             upstream.calls.clear()
-            assert list(await many.get_many(MANY)) == MANY
-            assert await many.core.settled(5)
+            assert list(await prices.get_many(CROWD)) == CROWD
+            await idle(cache)
             assert sorted(upstream.calls) == sorted(calls)  # leases come in any order
 
-    async def test_a_call_of_many_keys_that_fails(
-        self, many: Resource[str, Price], monkeypatch: pytest.MonkeyPatch
+    async def test_a_caller_of_many_keys_that_leaves_takes_every_slice_along(
+        self, cache: Cache, many: Prices, upstream: Upstream
     ) -> None:
-        """Leaves no task behind but the loads that have begun (E3)."""
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
-        monkeypatch.setattr(many.core.spec, "max_batch", 50)
-        await many.delete(*MANY)
-        before, unheld = asyncio.all_tasks(), many.core._unheld
-
-        def failing(keys: list[str], *given: Any) -> object:
-            if MANY[150] in keys:
-                raise ZeroDivisionError
-            return unheld(keys, *given)
-
-        monkeypatch.setattr(many.core, "_unheld", failing)
-        with pytest.raises(ZeroDivisionError):
-            await many.get_many(MANY)
-        left = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - before}  # type: ignore[union-attr]
-        assert left <= {"Loads._lead"}
-        assert not any(it.waiters for it in many.core.queue.flights.values())
-
-    async def test_a_caller_of_many_keys_that_leaves(
-        self, many: Resource[str, Price], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """E3: takes every slice along; what had not begun is not loaded."""
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 100)
-        monkeypatch.setattr(many.core.spec, "max_batch", 50)
-        await many.delete(*MANY)
-        upstream.calls.clear()
+        """E3: what had not begun is not loaded."""
+        await many.delete(*CROWD)
         upstream.hold()
-        for wanted in (1, len(MANY)):  # between two slices, and when all are under way
-            leaving = asyncio.create_task(many.get_many(MANY))
-            await until(lambda: len(many.core.queue.flights) >= wanted)  # noqa: B023
+        for wanted in (1, len(CROWD)):  # between two slices, and when all are under way
+            leaving = asyncio.create_task(many.get_many(CROWD))
+            while (await cache.stats()).resources["price"].loading < wanted:
+                await asyncio.sleep(0)
             leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
-            await turns()
-            assert not any(it.waiters for it in many.core.queue.flights.values())
+            await asyncio.wait([leaving])
+            assert leaving.cancelled()
         upstream.let_go()
-        assert await many.core.settled(5)
-        assert len(upstream.calls) <= many.core.spec.concurrency
-        assert not many.core.queue.flights
+        await idle(cache)
+        assert len(upstream.calls) <= 2, "the calls that `concurrency` allows had begun"
 
     @pytest.mark.parametrize("ask", ["get_many", "known"])
-    async def test_a_cache_that_closes_between_two_slices(
-        self,
-        cache: Cache,
-        many: Resource[str, Price],
-        upstream: Upstream,
-        monkeypatch: pytest.MonkeyPatch,
-        ask: str,
+    async def test_a_call_ends_if_the_cache_closes_between_two_slices(
+        self, cache: Cache, many: Prices, upstream: Upstream, ask: str
     ) -> None:
-        """E13: the call ends, and nothing that it read is in the memory of the next opening."""
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 10)
-        monkeypatch.setattr("stillfresh.bounded.SLICE", 10)
-        await many.delete(*MANY[::2])
+        """E13: and nothing that it read is in the memory of the next opening."""
+        await many.delete(*CROWD[::2])
         upstream.hold()
         for later in range(1, 6):
-            call = asyncio.create_task(outcome(getattr(many, ask)(MANY)))
+            call = asyncio.create_task(outcome(getattr(many, ask)(CROWD)))
             await turns(later)
             await cache.close()
             ended = await asyncio.wait_for(call, 10)
             is_cut = isinstance(ended, NotOpen)
             assert is_cut or all(isinstance(it, LoadFailed | Answer) for it in ended.values())  # type: ignore[attr-defined]
-            assert not many.core.queue.flights
-            assert not many.core.memory.entries
             await cache.open()
+            counts = (await cache.stats()).resources["price"]
+            assert (counts.loading, counts.entries, in_memory(many, CROWD)) == (0, 0, 0)
         upstream.let_go()
 
-    async def test_an_override_between_two_slices(
-        self,
-        cache: Cache,
-        many: Resource[str, Price],
-        upstream: Upstream,
-        monkeypatch: pytest.MonkeyPatch,
+    async def test_an_override_between_two_slices_mixes_no_stores(
+        self, cache: Cache, many: Prices, upstream: Upstream
     ) -> None:
         """E22: a call that began outside leaves nothing inside the block, and vice versa."""
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 10)
-        outside = asyncio.create_task(outcome(many.get_many(MANY)))
+        outside = asyncio.create_task(outcome(many.get_many(CROWD)))
         await turns(3)
         upstream.version = 2
         async with cache.override("memory://"):
             await outside
-            assert {version(it) for it in (await many.get_many(MANY)).values()} == {2}
+            assert {version(it) for it in (await many.get_many(CROWD)).values()} == {2}
             upstream.version = 3
-            await many.invalidate(*MANY)
-            inside = asyncio.create_task(outcome(many.get_many(MANY)))
+            await many.invalidate(*CROWD)
+            inside = asyncio.create_task(outcome(many.get_many(CROWD)))
             await turns(3)
         await inside
-        assert {version(it) for it in (await many.get_many(MANY)).values()} == {1}
+        upstream.version = 4
+        after = {version(it) for it in (await many.get_many(CROWD)).values()}
+        assert after <= {1, 4}, "stored before the block, or loaded after it"
 
-    async def test_a_loader_that_asks_for_many_keys_in_a_circle(
-        self, cache: Cache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_loader_that_asks_for_many_keys_in_a_circle_is_told(self, cache: Cache) -> None:
         """E3: the circle is seen before the last of the keys was asked for."""
-        monkeypatch.setattr("stillfresh.engine.read.SLICE", 10)
 
         @cache.batched("outer", fresh_for="1h")
         async def outer(names: list[str]) -> dict[str, str]:
-            await inner.get_many(MANY)
+            await inner.get_many(CROWD)
             return dict.fromkeys(names, "value")
 
         @cache.batched("inner", fresh_for="1h", max_batch=10)
         async def inner(skus: list[str]) -> dict[str, str]:
-            if MANY[0] in skus:
+            if CROWD[0] in skus:
                 await outer("name")
             return dict.fromkeys(skus, "value")
 
-        assert await asyncio.wait_for(outer("name"), 10) == "value"
-        failed = await outcome(inner(MANY[0]))
+        assert await asyncio.wait_for(outer("name"), 20) == "value"
+        failed = await outcome(inner(CROWD[0]))
         assert isinstance(failed, LoadFailed)
         assert "in a circle" in str(failed)
 
-    async def test_an_invalidation_that_is_cut_off(
-        self, cache: Cache, many: Resource[str, Price]
+    async def test_an_invalidation_that_is_cut_off_empties_memory_at_once(
+        self, cache: Cache, many: Prices
     ) -> None:
-        """E6: what is left is dropped at once."""
+        """E6: nothing of what it had not reached yet is served."""
         work = asyncio.create_task(cache.invalidate_tag("all"))
-        await until(lambda: len(many.core.memory.entries) < len(MANY))
+        await until(lambda: many.peek(CROWD[0]) is None)
         work.cancel()
-        await outcome(asyncio.gather(work, return_exceptions=True))
-        assert not many.core.memory.entries
+        await asyncio.wait([work])
+        assert in_memory(many, CROWD) == 0
 
-    async def test_closing(self, cache: Cache, many: Resource[str, Price]) -> None:
-        """Nothing is served from the first moment on; what was held is let go of in slices."""
-        memory = many.core.memory
-        await many.get(MANY[0])
-        closing = asyncio.create_task(cache.close())
-        await until(lambda: not memory.entries)
-        assert many.peek(MANY[0]) is None
-        await closing
-        assert not memory._left
+    async def test_a_closing_cache_serves_nothing_from_the_first_moment_on(
+        self, cache: Cache, many: Prices
+    ) -> None:
+        """What was held is let go of in slices; hits are counted all the same."""
+        await many.get(CROWD[0])
+        closing = asyncio.create_task(turns_of(cache.close()))
+        await until(lambda: many.peek(CROWD[0]) is None)
+        assert in_memory(many, CROWD) == 0
+        taken, _ = await closing
+        assert taken >= len(CROWD) // SLICE
         await cache.open()
         assert (await cache.stats()).resources["price"].hits == 1
 
-    async def test_closing_with_many_watches(
-        self, cache: Cache, many: Resource[str, Price], monkeypatch: pytest.MonkeyPatch
+    async def test_a_closed_cache_holds_no_values(self, cache: Cache) -> None:
+        """Not even until it is opened again."""
+        alive: weakref.WeakSet[Node] = weakref.WeakSet()
+
+        class Noting(NodeCodec):
+            def decode(self, _: bytes, /) -> Node:
+                node = Node()
+                alive.add(node)
+                return node
+
+        @cache.batched("node", fresh_for=60, codec=Noting())
+        async def nodes(keys: list[str]) -> dict[str, Node]:
+            return {key: Node() for key in keys}
+
+        await nodes.get_many(MANY)
+        assert alive
+        await cache.close()
+        gc.collect()
+        assert not alive
+
+    async def test_closing_with_many_watches_does_not_leave_them_key_by_key(
+        self, cache: Cache, many: Prices, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """None of them leaves key by key: there is nothing left to leave."""
+        """There is nothing left to leave."""
         left: list[object] = []
         monkeypatch.setattr(
             "stillfresh.engine.lane.Lane.unsubscribe", lambda _, key: left.append(key)
         )
-        watches = [many.watch(*MANY[:60]).__enter__() for _ in range(5)]
+        watches = [many.watch(*CROWD[:60]).__enter__() for _ in range(5)]
         await cache.close()
         assert left == []
         for watch in watches:
             assert [update async for update in watch] == []
-        assert not many.core.watcher.late
+        assert many.watched == ()
 
-    async def test_a_place_in_full_memory(self, cache: Cache, upstream: Upstream) -> None:
-        """Where every entry was read, so many are passed over, not all."""
-        size = SLICE + 500
-        prices = declare(cache, upstream, max_entries=size, max_batch=size)
-        keys = [str(number) for number in range(size)]
+    async def test_full_memory_has_room_for_a_new_key_although_every_entry_was_read(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """One entry makes room, after a bounded search."""
+        prices = declare(cache, upstream, max_entries=len(CROWD), max_batch=len(CROWD))
         for _ in range(2):
-            await prices.get_many(keys)
+            await prices.get_many(CROWD)
         await prices.get("new")
-        entries = prices.core.memory.entries.values()
-        passed = sum(not entry.marked and not entry.hits for entry in entries)
-        assert (len(entries), passed) == (size, SLICE + 1)
+        assert prices.peek("new") is not None
+        assert in_memory(prices, CROWD) == len(CROWD) - 1
 
-    async def test_closing_while_another_is_declared(
-        self, cache: Cache, many: Resource[str, Price]
+    async def test_a_resource_may_be_declared_while_the_cache_closes(
+        self, cache: Cache, many: Prices
     ) -> None:
         """A declaration between two slices is in nobody's way."""
         closing = asyncio.create_task(cache.close())
-        await until(lambda: not many.core.memory.entries)
+        await until(lambda: many.peek(CROWD[0]) is None)
 
         @cache.batched("other", fresh_for=60)
         async def others(keys: list[str]) -> dict[str, int]:
