@@ -30,7 +30,18 @@ from stillfresh.engine.watcher import Driver
 from stillfresh.freshness import Policy
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, turns, until, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    loading,
+    turns,
+    until,
+    version,
+    watcher_of,
+)
 from tests.kit.held_store import SteppedStore
 
 MANY = [f"sku-{number}" for number in range(10)]
@@ -46,12 +57,11 @@ async def settled(*resources: Prices) -> None:
 
 
 def is_settled(prices: Prices) -> bool:
-    lane, queue = prices.core.watcher.lane, prices.core.queue
-    return not queue.flights and are_waiting(prices, *lane.subscribed)
+    return loading(prices) == 0 and are_waiting(prices, *watcher_of(prices).lane.subscribed)
 
 
 def are_waiting(prices: Resource[str, Any], *keys: str) -> bool:
-    lane = prices.core.watcher.lane
+    lane = watcher_of(prices).lane
     return all(lane.state(key) in {LaneState.WAITING, LaneState.COOLING} for key in keys)
 
 
@@ -478,8 +488,8 @@ class TestC14Watch:
         watch = prices.watch("ghost")
         with pytest.raises(StillfreshError, match="inside a running event loop"), watch:
             pass
-        assert not prices.core.watcher.watches
-        assert len(prices.core.watcher.lane) == 0
+        assert prices.watched == ()
+        assert len(watcher_of(prices).lane) == 0
 
         async def inside() -> None:
             async with cache:
@@ -488,7 +498,7 @@ class TestC14Watch:
                 assert upstream.calls == [["real"]]
                 with watch:
                     assert (await anext(watch)).key == "ghost"
-                assert not prices.core.watcher._open
+                assert prices.watched == ()
 
         asyncio.run(inside())
 
@@ -501,7 +511,7 @@ class TestC14Watch:
                     with pytest.raises(StillfreshError, match="event loop"):
                         await where(enter)
             assert watch.keys == ("a",)
-            assert list(prices.core.watcher.watches) == ["a"]
+            assert prices.watched == ("a",)
 
     async def test_one_load_for_all_processes(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, passes: Passes
@@ -553,14 +563,16 @@ class TestC14Watch:
         self, cache: Cache, upstream: Upstream, max_batch: int, together: int
     ) -> None:
         """About 50 keys in a turn of the loop, and at least one batch (E28)."""
-        prices, rounds = declare(cache, upstream, max_batch=max_batch), list[int]()
-        refresh = prices.core.watcher.refresh
+        prices = declare(cache, upstream, max_batch=max_batch)
+        rounds: list[int] = []
+        watcher = watcher_of(prices)
+        refresh = watcher.refresh
 
         async def noted(keys: Sequence[str]) -> None:
             rounds.append(len(keys))
             await refresh(keys)
 
-        prices.core.watcher.refresh = noted  # type: ignore[method-assign]
+        watcher.refresh = noted  # type: ignore[method-assign]
         with prices.watch([f"sku-{number}" for number in range(101)]):
             await until(lambda: sum(rounds) >= 101)
         assert rounds[0] == together
@@ -576,7 +588,7 @@ class TestC14Watch:
             assert seen == set(keys)
             assert len(upstream.calls) == 100
             assert len(asyncio.all_tasks()) < 20
-        watcher = prices.core.watcher
+        watcher = watcher_of(prices)
         await until(lambda: not watcher.watches and len(watcher.lane) == 0)
 
 
@@ -744,7 +756,7 @@ class TestE24NeverLate:
         assert driver.lane.in_flight == []
         assert [driver.lane.state(key) for key in "ab"] == [LaneState.WAITING, LaneState.DUE]
 
-    async def test_a_load_that_ends_while_another_is_noted_is_noted_too(self, cache: Cache) -> None:
+    async def test_a_load_that_ends_while_another_is_told_is_told_too(self, cache: Cache) -> None:
         """The round tells of every key, also if the last load ends before it is asked for more."""
         gate = asyncio.Event()
 
@@ -754,12 +766,13 @@ class TestE24NeverLate:
                 await gate.wait()
             return dict.fromkeys(skus, "value")
 
-        noted = list[str]()
-        async for ended in prices.core.renew(["a", "slow"]):
-            noted += ended
+        with prices.watch("a", "slow") as watch:
+            first = await anext(watch)
             gate.set()
             await until(lambda: prices.peek("slow") is not None)
-        assert noted == ["a", "slow"]
+            second = await anext(watch)
+            assert [first.key, second.key] == ["a", "slow"]
+            await until(lambda: are_waiting(prices, "a", "slow"))
 
     async def test_a_key_that_lands_with_an_earlier_load_is_not_held_up(
         self, cache: Cache, clock: ManualClock, sleeper: Sleeper
@@ -798,31 +811,19 @@ class TestE28ManyKeys:
     def _slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("stillfresh.engine.watcher.AT_ONCE", 3)
 
-    @pytest.fixture
-    def taken(self, prices: Prices, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Keys that were taken over so far."""
-        keys, match = list[str](), prices.core.watcher._match
-
-        def noted(key: str, *given: Any) -> None:
-            keys.append(key)
-            match(key, *given)
-
-        monkeypatch.setattr(prices.core.watcher, "_match", noted)
-        return keys
-
     async def test_all_keys_are_watched_at_once(
-        self, cache: Cache, prices: Prices, upstream: Upstream, taken: list[str]
+        self, cache: Cache, prices: Prices, upstream: Upstream
     ) -> None:
         """So the resource says from the first moment on; each key is loaded, in one batch."""
         with prices.watch(MANY) as watch, prices.watch(*MANY[5:], "other") as another:
-            assert taken == MANY[:3]
+            assert watcher_of(prices).late, "most are taken over later"
             assert set(prices.watched) == {*MANY, "other"}
             assert cache.counts().resources["price"].watched == 11
             assert {(await anext(watch)).key for _ in MANY} == set(MANY)
             assert {(await anext(another)).key for _ in range(6)} == {*MANY[5:], "other"}
             assert upstream.calls == [[*MANY, "other"]]
         assert prices.watched == ()
-        watcher = prices.core.watcher
+        watcher = watcher_of(prices)
         await until(lambda: not watcher.watches and not watcher.late and len(watcher.lane) == 0)
 
     async def test_a_copy_that_arrives_before_its_key_is_taken_over_is_told(
@@ -837,14 +838,21 @@ class TestE28ManyKeys:
             told = {it.key: version(it.answer) for it in [await anext(watch) for _ in MANY]}
             assert told == dict.fromkeys(MANY, 2)
 
-    async def test_a_copy_that_is_known_when_a_watch_is_entered(self, prices: Prices) -> None:
-        """C14: what is read after that moment is news, though its key was not taken over yet."""
+    async def test_many_copies_that_are_known_when_a_watch_is_entered_are_no_news(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
+        """C14: what is loaded after that moment is, though its key was not taken over yet."""
         await prices.get_many(MANY)
-        known = prices.core.memory.entries["sku-9"].copy.fetched_at
-        with prices.watch(MANY):
-            prices.core.memory.drop("sku-9")
-            await until(lambda: not prices.core.watcher.late)
-            assert prices.core.watcher._fetched_at["sku-9"] == known
+        told: list[tuple[str, int]] = []
+
+        def tell(update: Update[str, Price]) -> None:
+            told.append((update.key, version(update.answer)))
+
+        with prices.watch(MANY, tell=tell):
+            upstream.version = 2
+            await prices.refresh("sku-9")
+            await settled(prices)
+        assert told == [("sku-9", 2)]
 
     async def test_many_keys_that_leave_while_nothing_is_watched(self, prices: Prices) -> None:
         """E24: what is watched next is loaded all the same."""
@@ -852,7 +860,7 @@ class TestE28ManyKeys:
             watch.discard(*MANY)
             with prices.watch("sku-1") as next_one:
                 assert (await anext(next_one)).key == "sku-1"
-        await until(lambda: not prices.core.watcher.late)
+        await until(lambda: not watcher_of(prices).late)
 
     def test_a_watch_that_is_closed_after_its_loop(self) -> None:
         """E21: nobody can be told any more, and nothing is started."""
@@ -863,7 +871,7 @@ class TestE28ManyKeys:
         async def entered() -> None:
             for watch in watches:
                 watch.__enter__()
-            await until(lambda: not prices.core.watcher.late)
+            await until(lambda: not watcher_of(prices).late)
 
         loop.run_until_complete(entered())
         for task in asyncio.all_tasks(loop):
@@ -875,7 +883,7 @@ class TestE28ManyKeys:
             watch.close()
 
     async def test_keys_that_leave_and_come_back_meanwhile(
-        self, prices: Prices, taken: list[str], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """What the watch has in the end is watched, and nothing else."""
         with prices.watch(MANY) as watch:
@@ -886,20 +894,25 @@ class TestE28ManyKeys:
             left = ["sku-0", "sku-2", "sku-3", "sku-4"]
             assert list(prices.watched) == left
             await settled(prices)
-            assert (sorted(prices.core.watcher.watches), upstream.calls) == (left, [left])
+            assert (list(prices.watched), upstream.calls) == (left, [left])
+            for _ in left:
+                await anext(watch)
             watch.discard(*left)
             await prices.refresh("sku-0")
-            assert not watch._news
-        assert len(taken) > 3 * 10
+            news = asyncio.ensure_future(anext(watch))
+            await turns()
+            assert not news.done()
+            news.cancel()
 
     async def test_a_watch_that_ends_while_it_is_taken_over(
         self, prices: Prices, upstream: Upstream
     ) -> None:
         """Nothing is loaded for it, and its driver ends."""
+        before = asyncio.all_tasks()
         prices.watch(MANY).__enter__().close()
-        watcher = prices.core.watcher
+        watcher = watcher_of(prices)
         await until(lambda: not watcher.late and not watcher.watches)
-        await until(lambda: watcher._driver is None or watcher._driver.done())
+        await until(lambda: asyncio.all_tasks() <= before)
         assert (upstream.calls, len(watcher.lane)) == ([], 0)
 
 

@@ -2,13 +2,18 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from stillfresh import Answer, Cache, Resource
+from stillfresh.engine import OwnLoad, Read
+from stillfresh.engine.watcher import Watcher
 from tests.kit.gates import Gated
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -97,6 +102,51 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0 if turn < 100 else 0.001)
+
+
+# Systems on the engine use more methods of a resource than applications do. Tests of these methods
+# call them here, so that their place can change without the tests.
+
+
+async def look(resource: Resource[Any, V], key: Any) -> Answer[V] | None:
+    """The stored copy, however old; loads nothing."""
+    return await resource.core.look(key)
+
+
+async def read_with(resource: Resource[Any, V], key: Any, load: OwnLoad) -> Read[V]:
+    """Read a key with a loader for this read."""
+    return await resource.core.read(key, load)
+
+
+async def clear(resource: Resource[Any, Any]) -> None:
+    """Forget every entry of the resource."""
+    await resource.core.clear()
+
+
+async def is_settled_within(resource: Resource[Any, Any], seconds: float) -> bool:
+    """Wait until no load runs; False if one still runs after that time."""
+    return await resource.core.settled(seconds)
+
+
+def watcher_of(resource: Resource[Any, Any]) -> Watcher[Any, Any]:
+    """The driver of the resource's watches."""
+    return resource.core.watcher
+
+
+def loading(resource: Resource[Any, Any]) -> int:
+    """How many keys are being loaded, or wait for that."""
+    return resource.core.counted().loading
+
+
+def at_once(read: Coroutine[Any, Any, T]) -> T | None:
+    """The result of a read that needs no turn of the loop; None if it must wait."""
+    try:
+        read.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    read.close()
+    return None
 
 
 def version(answer: Answer[Price]) -> int:
