@@ -112,7 +112,7 @@ class TestF6Rubbish:
         await engine.close()
 
     @pytest.mark.parametrize("answer", RUBBISH[1:], ids=range(1, len(RUBBISH)))
-    async def test_rubbish_for_a_topic_or_comments(
+    async def test_rubbish_for_a_topic_or_comments_is_a_failure(
         self, cache: FeedCache, clock: ManualClock, path: Path, answer: Any
     ) -> None:
         """LoadFailed, cooling down; nothing stored."""

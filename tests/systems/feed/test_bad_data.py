@@ -158,7 +158,7 @@ class TestF12BadData:
             assert said((await engine.get_comments("a")).comments)[-1] == "3"
             await engine.close()
 
-    async def test_what_cannot_be_mended_is_not_refetched_for_ever(
+    async def test_a_row_that_cannot_be_mended_is_not_refetched_for_ever(
         self, path: Path, clock: ManualClock, network: Network
     ) -> None:
         """A broken row outside what upstream answers for does not make every visit a lookup."""
@@ -308,7 +308,7 @@ class TestF12BadData:
             assert len((await engine.get_all()).topics) == 100
             await engine.close()
 
-    def test_a_file_that_went_is_begun_anew(self, path: Path, clock: ManualClock) -> None:
+    def test_a_file_that_was_removed_is_begun_anew(self, path: Path, clock: ManualClock) -> None:
         """Somebody cleaned up: writes go on into a new file."""
         with FeedCache.open(path, clock=clock) as cache:
             cache.put_topic(topic("a"))
@@ -317,7 +317,9 @@ class TestF12BadData:
             cache.put_topic(topic("b"))
             assert uuids(cache.get_topics_all(7)) == ["b"]
 
-    def test_a_full_disk(self, small_disk: Path, clock: ManualClock) -> None:
+    def test_on_a_full_disk_writes_raise_and_reads_go_on(
+        self, small_disk: Path, clock: ManualClock
+    ) -> None:
         """Writes raise StoreError while there is no room, reads go on, room is noticed."""
         ballast = small_disk / "ballast"
         ballast.write_bytes(b"x" * 2_000_000)
@@ -333,7 +335,7 @@ class TestF12BadData:
             cache.put_topic(big)
             assert cache.get_topic("big") == big
 
-    async def test_a_full_disk_behind_the_engine(
+    async def test_on_a_full_disk_the_engine_answers_misses_and_refuses_writes(
         self, small_disk: Path, clock: ManualClock, network: Network
     ) -> None:
         """A miss that cannot be stored is answered all the same; a write raises."""
@@ -384,7 +386,7 @@ class TestF12BadData:
             await turns()
         assert len(network.lookups) <= 11 * 7  # a list is asked for in seven lookups
 
-    async def test_a_read_only_medium(
+    async def test_on_a_read_only_medium_reads_answer_and_writes_raise(
         self, small_disk: Path, clock: ManualClock, network: Network
     ) -> None:
         """Reads answer, writes raise, misses come from upstream, until it is writable again."""
@@ -412,7 +414,7 @@ class TestF12BadData:
             assert uuids(cache.get_topics_all(7)) == ["a", "c"]
             await engine.close()
 
-    async def test_a_foreign_file_on_a_read_only_medium(
+    async def test_a_foreign_file_on_a_read_only_medium_is_served(
         self, small_disk: Path, clock: ManualClock, network: Network
     ) -> None:
         """It cannot be given tables of ours, and is served all the same."""

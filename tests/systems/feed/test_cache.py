@@ -52,7 +52,7 @@ OPERATIONS: dict[str, Callable[[FeedCache], object]] = {
 
 
 class TestF2Operations:
-    def test_put_get_delete_topic(self, cache: FeedCache) -> None:
+    def test_a_topic_is_put_got_and_deleted(self, cache: FeedCache) -> None:
         """What was put is got; what was deleted is gone; deleting nothing is False."""
         assert cache.get_topic("a") is None
         cache.put_topic(full("a"))
@@ -83,7 +83,7 @@ class TestF2Operations:
         assert cache.get_topics_all(0) is None
         assert meta(path) == {}
 
-    def test_put_get_comments(self, cache: FeedCache, path: Path) -> None:
+    def test_comments_are_put_and_got_in_their_order(self, cache: FeedCache, path: Path) -> None:
         """In their order; never stored is None, stored as none is an empty list."""
         assert cache.get_comments("a") is None
         cache.put_comments("a", [])
@@ -108,7 +108,7 @@ class TestF2Operations:
         assert set(meta(path)) == {"comments:b"}
         cache.invalidate_comments("never seen")
 
-    def test_stats(self, cache: FeedCache) -> None:
+    def test_stats_count_topics_and_comments(self, cache: FeedCache) -> None:
         """Comments are the sum of `comment_count`."""
         cache.put_topics([topic("a"), topic("b")], "index:all:7")
         cache.put_comments("a", [comment("1"), comment("2")])
@@ -133,9 +133,7 @@ class TestF2Operations:
         cache.close()
         assert threading.active_count() == before
 
-    def test_what_was_written_is_there_after_reopening(
-        self, path: Path, clock: ManualClock
-    ) -> None:
+    def test_written_rows_are_there_after_reopening(self, path: Path, clock: ManualClock) -> None:
         """The file is the cache."""
         with FeedCache.open(str(path), clock=clock) as cache:
             cache.put_topics([full("a")], "index:all:7")
@@ -202,7 +200,7 @@ class TestF2Operations:
         ],
         ids=range(6),
     )
-    def test_what_is_no_topic_is_refused(self, cache: FeedCache, bad: Any) -> None:
+    def test_a_put_of_anything_but_topics_is_refused(self, cache: FeedCache, bad: Any) -> None:
         """With an error that says so, and nothing stored."""
         with pytest.raises(ConfigError, match="Topic"):
             cache.put_topic(bad)
@@ -211,7 +209,7 @@ class TestF2Operations:
         assert cache.stats().topics == 0
 
     @pytest.mark.parametrize("bad", [None, 7, "", b"a", "\ud800"])
-    def test_what_is_no_uuid_is_refused(self, cache: FeedCache, bad: Any) -> None:
+    def test_an_invalid_uuid_is_refused(self, cache: FeedCache, bad: Any) -> None:
         """By every operation that takes one."""
         for operation in (
             cache.get_topic,
@@ -224,7 +222,7 @@ class TestF2Operations:
                 operation(bad)
 
     @pytest.mark.parametrize("bad", [None, 7, "", "\ud800"])
-    def test_what_is_no_key_is_refused(self, cache: FeedCache, bad: Any) -> None:
+    def test_an_invalid_cache_key_is_refused(self, cache: FeedCache, bad: Any) -> None:
         """By what takes one."""
         with pytest.raises(ConfigError, match="cache_key"):
             cache.is_stale(bad)
@@ -232,7 +230,7 @@ class TestF2Operations:
             cache.put_topics([], bad)
 
     @pytest.mark.parametrize("bad", [None, "7", 7.5, True])
-    def test_what_is_no_number_of_days_is_refused(self, cache: FeedCache, bad: Any) -> None:
+    def test_an_invalid_number_of_days_is_refused(self, cache: FeedCache, bad: Any) -> None:
         """Said with what is allowed."""
         with pytest.raises(ConfigError, match="days_back: must be a whole number"):
             cache.get_topics_all(bad)
@@ -264,7 +262,9 @@ class TestF2Operations:
         assert errors == []
         assert cache.stats().topics == 8 * rounds * 9 // 10
 
-    def test_closing_under_threads_that_read(self, path: Path, clock: ManualClock) -> None:
+    def test_threads_that_read_during_a_close_get_a_list_or_not_open(
+        self, path: Path, clock: ManualClock
+    ) -> None:
         """Each gets its list or NotOpen, and nothing else."""
         cache = FeedCache.open(path, clock=clock)
         cache.put_topics([topic(f"t{n}") for n in range(50)], "index:all:7")
@@ -309,7 +309,7 @@ class TestF2Doors:
             FeedCache.open(path, keep_for=-1)
         assert threading.active_count() == before
 
-    def test_bytes_are_no_text(self, cache: FeedCache) -> None:
+    def test_a_body_of_bytes_is_refused(self, cache: FeedCache) -> None:
         """A body of bytes is refused, not stored as base64."""
         body: Any = b"\xff"
         with pytest.raises(ConfigError, match="Topic"):
@@ -326,7 +326,7 @@ class TestF2Doors:
             )
 
     @pytest.mark.parametrize("days", [10**9, 10**18, 10**30, 10**400, -(10**400)], ids=range(5))
-    def test_any_whole_number_of_days_will_do(self, cache: FeedCache, days: int) -> None:
+    def test_any_whole_number_of_days_is_accepted(self, cache: FeedCache, days: int) -> None:
         """More days than there were."""
         cache.put_topic(topic("a"))
         assert uuids(cache.get_topics_all(days)) == ["a"]
@@ -345,7 +345,7 @@ class TestF2Doors:
             cache.get_topics_by_category("\ud800", 7)
 
     @pytest.mark.parametrize("given", [7, None.__class__, b"x", "a\0b"])
-    def test_a_path_that_is_none_is_refused(self, given: Any) -> None:
+    def test_an_invalid_path_is_refused(self, given: Any) -> None:
         """ConfigError, which says what was given."""
         with pytest.raises(ConfigError, match="path"):
             FeedCache.open(given)
@@ -371,7 +371,7 @@ class TestF3Stale:
     @pytest.mark.parametrize(
         ("passed", "stale"), [(0, False), (299, False), (300, False), (301, True), (300.5, True)]
     )
-    def test_after_three_hundred_seconds(
+    def test_a_key_is_stale_after_three_hundred_seconds(
         self, cache: FeedCache, clock: ManualClock, passed: float, stale: bool
     ) -> None:
         """Not at 300, but beyond."""
@@ -379,14 +379,16 @@ class TestF3Stale:
         clock.advance(passed)
         assert cache.is_stale("index:all:7") is stale
 
-    def test_without_a_meta_row(self, cache: FeedCache) -> None:
+    def test_a_key_without_a_meta_row_is_stale(self, cache: FeedCache) -> None:
         """Never fetched is stale, whatever rows there are."""
         cache.put_topics([topic("a")], "index:all:7")
         assert cache.is_stale("index:all:8")
         assert cache.is_stale("topic:a")
         assert cache.is_stale("nonsense")
 
-    def test_in_the_future(self, cache: FeedCache, clock: ManualClock) -> None:
+    def test_a_key_fetched_in_the_future_is_stale(
+        self, cache: FeedCache, clock: ManualClock
+    ) -> None:
         """A clock that was set back makes all of it stale; a new fetch mends it."""
         cache.put_topics([topic("a")], "index:all:7")
         clock.advance(-1)
@@ -395,7 +397,7 @@ class TestF3Stale:
         cache.put_topics([topic("a")], "index:all:7")
         assert not cache.is_stale("index:all:7")
 
-    def test_the_time_is_a_setting(self, path: Path, clock: ManualClock) -> None:
+    def test_fresh_for_is_a_setting(self, path: Path, clock: ManualClock) -> None:
         """`fresh_for`."""
         with FeedCache.open(path, clock=clock, fresh_for="1m") as cache:
             cache.put_topic(topic("a"))
@@ -408,7 +410,7 @@ class TestF3Stale:
 class TestF4Lists:
     """F4: what a list holds, and in which order."""
 
-    def test_newest_first_ties_by_uuid(self, cache: FeedCache) -> None:
+    def test_lists_are_newest_first_and_ties_by_uuid(self, cache: FeedCache) -> None:
         """In any order of writing."""
         for uuid, age in (("b", 50), ("d", 10), ("a", 50), ("e", 90), ("c", 50)):
             cache.put_topic(topic(uuid, age))
@@ -444,13 +446,13 @@ class TestF4Lists:
         assert uuids(cache.get_topics_all(7)) == ["in"]
 
     @pytest.mark.parametrize("days", [0, -1, -100])
-    def test_without_a_positive_number_of_days_all(self, cache: FeedCache, days: int) -> None:
+    def test_zero_or_fewer_days_list_all_topics(self, cache: FeedCache, days: int) -> None:
         """However old."""
         cache.put_topics([topic("a"), topic("old", 1000 * DAY)], "index:all:7")
         assert uuids(cache.get_topics_all(days)) == ["a", "old"]
         assert uuids(cache.get_topics_by_category("general", days)) == ["a", "old"]
 
-    def test_more_days_than_there_are(self, cache: FeedCache) -> None:
+    def test_the_cache_does_not_clamp_the_number_of_days(self, cache: FeedCache) -> None:
         """The cache does not clamp."""
         cache.put_topics([topic("old", 1000 * DAY)], "index:all:7")
         assert uuids(cache.get_topics_all(100_000)) == ["old"]
@@ -472,7 +474,7 @@ class TestF4Lists:
         clock.advance(1)
         assert uuids(cache.get_topics_all(7)) == ["b"]
 
-    def test_what_a_reader_does_to_its_list_is_its_own(self, cache: FeedCache) -> None:
+    def test_changing_a_returned_list_changes_no_other(self, cache: FeedCache) -> None:
         """Memory in front hands out no list of its own."""
         cache.put_topics([topic("a")], "index:all:7")
         found = cache.get_topics_all(7)
@@ -496,7 +498,7 @@ class TestF4Lists:
             sql(path, "UPDATE feed_topics SET deleted = 1 WHERE topic_uuid = 't4'")
             assert "t4" not in uuids(cache.get_topics_all(7))
 
-    def test_more_topics_than_memory_keeps(self, cache: FeedCache) -> None:
+    def test_lists_larger_than_memory_are_right(self, cache: FeedCache) -> None:
         """Large and small lists in turn are all right."""
         cache.put_topics([topic(f"t{n:05d}", n) for n in range(3_000)], "index:all:7")
         cache.put_topics([topic("x", 5, category_id="small")], "index:small:7")
@@ -515,7 +517,7 @@ class TestF5Keys:
             assert uuids(cache.get_topics_by_category(asked, 7)) == ["a"]
             assert not cache.is_stale(f"index:{asked}:7")
 
-    def test_keys_are_the_contracts(self, cache: FeedCache, path: Path) -> None:
+    def test_keys_are_as_the_contract_writes_them(self, cache: FeedCache, path: Path) -> None:
         """Literally."""
         cache.put_topics([], "index:all:7")
         cache.put_topics([], "index:General:30")
@@ -548,7 +550,7 @@ class TestF5Keys:
             cache.get_topics_by_category(name, 7)
 
     @pytest.mark.parametrize("bad", [None, 7, "", "  "])
-    def test_what_is_no_category_is_refused(self, cache: FeedCache, bad: Any) -> None:
+    def test_an_invalid_category_is_refused(self, cache: FeedCache, bad: Any) -> None:
         """Said with what is allowed."""
         with pytest.raises(ConfigError, match="category"):
             cache.get_topics_by_category(bad, 7)
@@ -565,7 +567,9 @@ class TestF5Keys:
         assert set(meta(path)) == set(others)
 
     @pytest.mark.parametrize("name", ["a%", "a_", "a:b", "%", "_", "'", '"', "a;b", "a\x00b"])
-    def test_every_character_is_a_letter(self, cache: FeedCache, path: Path, name: str) -> None:
+    def test_wildcards_in_a_category_are_plain_letters(
+        self, cache: FeedCache, path: Path, name: str
+    ) -> None:
         """Nothing but its own keys goes."""
         cache.put_topic(topic("x", category_id=name))
         cache.put_topic(topic("y", category_id="ab"))
@@ -627,7 +631,7 @@ class TestF9IndexRows:
         assert cache.get_comments("gone") is None
         assert cache.is_stale("comments:gone")
 
-    def test_only_of_its_window(self, cache: FeedCache) -> None:
+    def test_a_complete_result_deletes_only_in_its_window(self, cache: FeedCache) -> None:
         """What is older than its days, or of another category, is not its business."""
         cache.put_topics(
             [topic("old", 8 * DAY), topic("news", category_id="news"), topic("gone")],
@@ -641,7 +645,7 @@ class TestF9IndexRows:
         assert cache.get_topics_all(30) == []
         assert cache.get_topics_all(0) is None
 
-    def test_except_what_was_written_here_a_moment_ago(
+    def test_a_complete_result_keeps_topics_written_here_a_moment_ago(
         self, cache: FeedCache, clock: ManualClock
     ) -> None:
         """The network lags: less than `fresh_for` ago is kept, then it goes."""

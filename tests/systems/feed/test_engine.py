@@ -242,7 +242,7 @@ class TestF6Miss:
         assert heard.events == []
 
     @pytest.mark.parametrize(("lookups", "peak"), [(1, 1), (3, 3), (7, 7), (100, 30)])
-    async def test_so_many_lookups_at_once(
+    async def test_lookups_bounds_the_simultaneous_lookups(
         self, cache: FeedCache, network: Network, clock: ManualClock, lookups: int, peak: int
     ) -> None:
         """`lookups` bounds them."""
@@ -287,7 +287,7 @@ class TestF6Miss:
         clock.advance(2)
         assert uuids((await engine.get_all()).topics) == ["a"]
 
-    async def test_when_some_days_failed_what_came_is_answered_and_stored(
+    async def test_when_some_days_failed_the_others_are_answered_and_stored(
         self, engine: FeedEngine, network: Network, clock: ManualClock, path: Path, heard: Heard
     ) -> None:
         """Without a meta row: so it is stale, and asked for again after a pause."""
@@ -322,7 +322,7 @@ class TestF6Miss:
         assert uuids((await engine.get_all()).topics) == ["a", "b"]
         assert cache.is_stale("index:all:7")
 
-    async def test_when_some_days_failed_and_the_others_are_empty(
+    async def test_when_some_days_failed_and_the_others_are_empty_the_answer_is_empty(
         self, engine: FeedEngine, network: Network
     ) -> None:
         """An empty answer, not an error, and not fresh."""
@@ -409,7 +409,7 @@ class TestF6Miss:
 
 
 class TestF7Revalidation:
-    async def test_at_most_one_is_running_for_a_key(
+    async def test_at_most_one_revalidation_runs_for_a_key(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -433,7 +433,7 @@ class TestF7Revalidation:
         await idle(engine)
         assert len(heard.events) == 1
 
-    async def test_one_for_two_engines_on_one_file(
+    async def test_two_engines_on_one_file_share_one_revalidation(
         self, cache: FeedCache, network: Network, clock: ManualClock, path: Path
     ) -> None:
         """Through the file: the second sees that the first is at it."""
@@ -482,7 +482,7 @@ class TestF7Revalidation:
             await heard.wait(number)
         assert [event.changed for event in heard.events] == [False, True, True, True, True, False]
 
-    async def test_on_failure_nothing_is_touched(
+    async def test_a_failed_revalidation_touches_nothing(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -619,7 +619,7 @@ class TestF7Revalidation:
         assert "a broken listener" in caplog.text
         assert (await engine.get_all()).verdict is Verdict.FRESH
 
-    async def test_who_unsubscribed_hears_nothing(
+    async def test_an_unsubscribed_listener_hears_nothing(
         self, cache: FeedCache, engine: FeedEngine, clock: ManualClock, heard: Heard
     ) -> None:
         """Unsubscribing twice changes nothing."""
@@ -684,7 +684,7 @@ class TestF7Revalidation:
         assert network.running == 0
         await engine.close()
 
-    async def test_what_another_process_stores_during_a_look_is_not_fetched_again(
+    async def test_a_list_that_another_process_stores_during_a_read_is_not_fetched_again(
         self,
         engine: FeedEngine,
         network: Network,
@@ -757,7 +757,7 @@ class TestF7Revalidation:
         await engine.get_all()
         await heard.wait()
 
-    async def test_a_clock_set_back_does_not_lengthen_a_dead_ones_lease(
+    async def test_a_clock_set_back_does_not_lengthen_the_lease_of_a_dead_process(
         self, cache: FeedCache, network: Network, clock: ManualClock, path: Path
     ) -> None:
         """A process died in the middle, then the clock was set back an hour."""
@@ -832,7 +832,7 @@ class TestE13Lifecycle:
                 await call()
         cache.put_topic(topic("a"))
 
-    async def test_a_closed_cache_under_an_open_engine(
+    async def test_an_engine_on_a_closed_cache_raises_not_open(
         self, engine: FeedEngine, cache: FeedCache
     ) -> None:
         """Every call says NotOpen, and the engine can still be closed."""
@@ -848,7 +848,7 @@ class TestE13Lifecycle:
                 await call()
         await engine.close()
 
-    async def test_a_cache_closed_while_the_engine_loads(
+    async def test_a_cache_closed_during_a_load_leaves_no_caller_waiting(
         self, engine: FeedEngine, cache: FeedCache, network: Network
     ) -> None:
         """Who waits gets an answer or an error, never nothing; closing is clean."""
@@ -875,7 +875,7 @@ class TestE13Lifecycle:
             assert asyncio.run(visit()) == ["a"]
             asyncio.run(FeedEngine(cache, network).close())
 
-    async def test_evicts_what_the_cache_would(
+    async def test_an_open_engine_evicts_as_the_cache_does(
         self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock
     ) -> None:
         """F11: an engine that stays open keeps the file small, by the same rule."""

@@ -111,7 +111,7 @@ class TestF15Extra:
         assert found.extra == {"signature": "", "hops": 2}
         assert [said.extra for said in cache.get_comments("a") or ()] == [{"signature": "z"}]
 
-    async def test_what_a_source_says_is_carried(
+    async def test_extras_of_a_source_reach_the_reader(
         self, engine: FeedEngine, cache: FeedCache, network: Network
     ) -> None:
         """From the network to the reader, in a list, a topic, its comments, and the raw JSON."""
@@ -126,7 +126,7 @@ class TestF15Extra:
         assert [said.extra for said in (await engine.get_comments("a")).comments] == [SIGNED]
         assert cache.get_topic("a") == whole
 
-    async def test_what_could_not_be_stored_is_answered_with_its_extras(
+    async def test_a_fetch_that_could_not_be_stored_is_answered_with_its_extras(
         self, engine: FeedEngine, network: Network, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also as raw JSON, where the fields stand side by side as in a row."""
@@ -139,7 +139,7 @@ class TestF15Extra:
         assert [others(row) for row in the_topics(await engine.get_all_json())] == [SIGNED]
         assert [found.extra for found in (await engine.get_all()).topics] == [SIGNED]
 
-    async def test_writes_carry_them_to_the_source(
+    async def test_writes_carry_extras_to_the_source(
         self, engine: FeedEngine, network: Network
     ) -> None:
         """A topic or a comment that is written here reaches the network with its extras."""
@@ -149,7 +149,7 @@ class TestF15Extra:
         assert network.talk["a"][0].extra == SIGNED
         assert [said.extra for said in (await engine.get_comments("a")).comments] == [SIGNED]
 
-    def test_an_index_never_impoverishes(self, cache: FeedCache) -> None:
+    def test_an_index_never_drops_the_extras_of_a_full_row(self, cache: FeedCache) -> None:
         """F9: extras of a full row stay; an index updates those it has, but never by null."""
         cache.put_topic(full("a", extra={"signature": "s", "likes": 1, "kept": 0}))
         index = topic("a", extra={"likes": 2, "signature": None, "new": None})
@@ -210,7 +210,7 @@ class TestF15Hostile:
             ("text", "Expected `object`"),
         ],
     )
-    def test_what_no_row_can_hold_is_refused(
+    def test_an_extra_that_no_row_can_hold_is_refused(
         self, cache: FeedCache, extra: Any, reason: str
     ) -> None:
         """A ConfigError names the record and the reason; nothing was stored."""
@@ -221,12 +221,12 @@ class TestF15Hostile:
             cache.put_comments("a", [comment("1", extra=extra)])
         assert (cache.get_topic("a"), cache.get_comments("a")) == (None, None)
 
-    def test_a_subclass_cannot_say_two_things(self, cache: FeedCache) -> None:
+    def test_an_extra_named_like_a_field_of_the_subclass_is_refused(self, cache: FeedCache) -> None:
         """An extra with the name of its own field is refused, too."""
         with pytest.raises(ConfigError, match="signature is a field of its own"):
             cache.put_topic(Signed("a", "ann", "t", int(NOW), extra={"signature": "x"}))
 
-    def test_values_come_back_as_json_has_them(self, cache: FeedCache) -> None:
+    def test_extras_come_back_as_json_has_them(self, cache: FeedCache) -> None:
         """Tuples are lists, numbers that name fields are text, bytes are Base64."""
         extra: Any = {"x": (1, {2: b"abc"}), "nan": float("nan")}
         cache.put_topic(topic("a", extra=extra))
@@ -238,7 +238,7 @@ class TestF15Hostile:
     @pytest.mark.parametrize(
         "value", ["1e400", "[" * 300 + "]" * 300], ids=["a number out of range", "too deep"]
     )
-    def test_what_python_cannot_hold_costs_that_field_alone(
+    def test_only_the_field_that_python_cannot_hold_is_lost(
         self, cache: FeedCache, path: Path, value: str
     ) -> None:
         """The rest of the row is read, and survives an index result."""
@@ -278,7 +278,7 @@ EXTRAS = st.dictionaries(
 
 class TestF15Records:
     @given(st.lists(EXTRAS, max_size=5), st.randoms(use_true_random=False))
-    def test_any_object_is_read_with_what_it_has(
+    def test_any_object_is_read_with_all_its_fields(
         self, extras: list[dict[str, Any]], dice: Any
     ) -> None:
         """One by one and as an array, whatever the order of the fields and of the records."""
@@ -296,7 +296,7 @@ class TestF15Records:
 
 
 class TestF15Http:
-    async def test_over_http(self, clock: ManualClock, path: Path) -> None:
+    async def test_extras_are_carried_over_http(self, clock: ManualClock, path: Path) -> None:
         """Both ways: the fields stand side by side in every JSON object."""
         async with FeedServer() as server, HttpFeedSource(server.url) as source:
             server.put("a", NOW, body="text", **ODD)

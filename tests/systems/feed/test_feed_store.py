@@ -66,7 +66,7 @@ async def held(store: FeedStore, key: str) -> Lease:
 
 
 class TestF7FeedKeys:
-    async def test_there_is_one_kind(self, store: FeedStore, cache: FeedCache) -> None:
+    async def test_a_feed_has_one_kind(self, store: FeedStore, cache: FeedCache) -> None:
         """Of any other kind nothing is there, and nothing is changed through it."""
         cache.put_topic(full("a"))
         assert await store.read("price", ["topic:a"]) == {}

@@ -172,7 +172,7 @@ class TestF1Schema:
         assert sql(path, "SELECT id FROM profiles") == [(1,)]
         assert "idx_feed_topics_created" in schema(path)
 
-    def test_the_default_is_in_the_users_data_directory(
+    def test_the_default_file_is_in_the_users_data_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
     ) -> None:
         """`feed_cache.db`, in a directory that is made if need be."""
@@ -181,7 +181,7 @@ class TestF1Schema:
             cache.put_topic(topic("a"))
         assert len(list((tmp_path / "data").rglob("feed_cache.db"))) == 1
 
-    def test_without_that_variable_it_is_under_the_home(
+    def test_without_xdg_data_home_the_default_file_is_under_the_home(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
     ) -> None:
         """As the desktop's convention has it."""
@@ -190,7 +190,7 @@ class TestF1Schema:
         FeedCache.open(clock=clock).close()
         assert len(list((tmp_path / ".local" / "share").rglob("feed_cache.db"))) == 1
 
-    def test_a_place_that_cannot_be_is_a_store_error(
+    def test_a_missing_directory_or_a_directory_as_file_is_a_store_error(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """The design's -1: a missing directory, a directory in its place."""
@@ -253,7 +253,7 @@ class TestF1Schema:
             assert uuids(cache.get_topics_by_category("general", 7)) == ["a"]
             assert uuids(cache.get_topics_by_category("General", 7)) == ["a"]
 
-    async def test_the_same_in_another_order_is_no_change(
+    async def test_the_same_fields_in_another_order_are_no_change(
         self, path: Path, clock: ManualClock, network: Network
     ) -> None:
         """A row of another implementation that says what upstream says: changed is False."""
@@ -269,7 +269,7 @@ class TestF1Schema:
 
 
 class TestF11Eviction:
-    def test_drops_rows_of_more_than_thirty_days_and_says_how_many(
+    def test_eviction_drops_rows_of_more_than_thirty_days_and_says_how_many(
         self, cache: FeedCache, clock: ManualClock, path: Path
     ) -> None:
         """Topics and comments by `cached_at`, meta rows by `last_fetched`; not at thirty days."""
@@ -291,7 +291,7 @@ class TestF11Eviction:
         assert cache.evict_expired() == 2
         assert cache.stats().topics == 0
 
-    def test_counts_by_when_it_was_cached_not_created(
+    def test_eviction_goes_by_when_a_row_was_cached_not_created(
         self, cache: FeedCache, clock: ManualClock
     ) -> None:
         """An old topic that is still being fetched stays."""
@@ -302,7 +302,7 @@ class TestF11Eviction:
         assert cache.evict_expired() == 0
         assert cache.get_topic("old") is not None
 
-    def test_the_horizon_is_a_setting(self, path: Path, clock: ManualClock) -> None:
+    def test_keep_for_is_a_setting(self, path: Path, clock: ManualClock) -> None:
         """`keep_for`, in seconds or words."""
         with FeedCache.open(path, clock=clock, keep_for="1h") as cache:
             cache.put_topic(topic("a"))
@@ -311,7 +311,7 @@ class TestF11Eviction:
             clock.advance(1)
             assert cache.evict_expired() == 2
 
-    def test_at_opening(self, path: Path, clock: ManualClock) -> None:
+    def test_opening_a_file_evicts(self, path: Path, clock: ManualClock) -> None:
         """What expired while nobody had it open is gone."""
         written_by_another(
             path,
@@ -326,7 +326,7 @@ class TestF11Eviction:
             assert sql(path, "SELECT * FROM feed_cache_meta") == []
             assert cache.stats().expired == 0
 
-    def test_in_slices(
+    def test_eviction_runs_in_slices(
         self, path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """No one transaction drops more than a slice, so that others' writes pass between."""
@@ -348,7 +348,9 @@ class TestF11Eviction:
         assert max(slices) <= 1000
         assert sql(path, "SELECT count(*) FROM feed_topics") == [(0,)]
 
-    async def test_daily_while_open(self, cache: FeedCache, clock: ManualClock, path: Path) -> None:
+    async def test_an_open_file_evicts_daily(
+        self, cache: FeedCache, clock: ManualClock, path: Path
+    ) -> None:
         """Whoever keeps the file open for weeks need not ask for it."""
         cache.put_topic(topic("a"))
         clock.advance(31 * DAY)
@@ -356,7 +358,7 @@ class TestF11Eviction:
         cache.stats()
         assert sql(path, "SELECT topic_uuid FROM feed_topics") == [("b",)]
 
-    async def test_daily_goes_on_by_itself_slice_after_slice(
+    async def test_daily_eviction_goes_on_slice_after_slice(
         self, cache: FeedCache, clock: ManualClock, path: Path
     ) -> None:
         """Nobody has to call once for each slice of what has to go."""
@@ -391,7 +393,9 @@ class TestF11Eviction:
 
 
 class TestF14Size:
-    def test_a_hundred_topics_and_five_hundred_comments(self, cache: FeedCache, path: Path) -> None:
+    def test_a_hundred_topics_and_five_hundred_comments_take_about_what_the_seed_says(
+        self, cache: FeedCache, path: Path
+    ) -> None:
         """About the design's 1.5 MB, as `stats` says and the file shows."""
         put_design_sized(cache)
         stats = cache.stats()
@@ -458,7 +462,7 @@ class TestS13FeedLayout:
         connection.close()
         return path
 
-    async def test_its_rows_are_served_and_refreshed(
+    async def test_rows_of_a_file_without_versions_are_served_and_refreshed(
         self, engine: FeedEngine, network: Network
     ) -> None:
         """F7: what is fresh is not fetched; what is stale is fetched, and published."""
@@ -469,7 +473,9 @@ class TestS13FeedLayout:
         await idle(engine)
         assert set(uuids((await engine.get_all()).topics)) == {"a", "b"}
 
-    async def test_it_is_changed_only_by_what_needs_it(self, cache: FeedCache, path: Path) -> None:
+    async def test_reads_and_writes_leave_the_old_table_of_times_as_it_is(
+        self, cache: FeedCache, path: Path
+    ) -> None:
         """Reading and writing topics leaves the table of times as it was."""
         cache.put_topic(full("b"))
         assert cache.get_topic("a") == full("a")

@@ -142,7 +142,7 @@ class TestF18Growth:
         assert checked.count == LONG
         assert await watching <= 500
 
-    async def test_long_talk_from_the_network_leaves_turns_to_others(
+    async def test_many_comments_from_the_network_leave_turns_to_others(
         self, engine: FeedEngine, network: Network, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Comments are checked in slices as well."""
@@ -173,7 +173,7 @@ class TestF18Growth:
         assert [len(feed.topics) for feed in feeds] == [100] * 8
         assert len(list(memories(cache))) <= 2
 
-    async def test_whoever_waits_for_a_list_waits_for_no_other(
+    async def test_a_reader_that_waits_for_a_list_waits_for_no_other(
         self, cache: FeedCache, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A reader of the list that is being built has it before the next one is built."""
@@ -192,7 +192,7 @@ class TestF18Growth:
         assert set(ended[:2]) == {"c0", "another"}
 
     @pytest.mark.usefixtures("long_list")
-    def test_what_is_kept_decoded_is_bounded_by_bytes(
+    def test_decoded_topics_in_memory_are_bounded_by_bytes(
         self, cache: FeedCache, decodes: Decodes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A list that fits is kept, of one that does not as much as fits; never more."""
@@ -311,7 +311,7 @@ class TestF13Memory:
             assert found.title == title
 
     @pytest.mark.parametrize("count", [0, 1, 2, 3])
-    async def test_json_of_any_number_of_topics(
+    async def test_json_of_any_number_of_topics_is_an_array(
         self, cache: FeedCache, engine: FeedEngine, count: int
     ) -> None:
         """None, one, several: an array each time, and again from memory."""

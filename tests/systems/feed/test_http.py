@@ -105,7 +105,9 @@ async def failing(source: HttpFeedSource) -> FeedHttpError:
 
 
 class TestF6Routes:
-    async def test_a_day(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_a_day_is_asked_for_by_its_date(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """A day is asked for by its date, and answered with its topics, without bodies."""
         server.put("t1", NOW, body="long", tags=["a"], unknown={"of": "others"})
         server.put("t2", NOW - 86_400)
@@ -114,7 +116,9 @@ class TestF6Routes:
         ]
         assert server.asked("GET") == ["/days/2023-11-14"]
 
-    async def test_a_day_of_a_category(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_the_category_of_a_day_is_sent_as_a_query(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """The category goes along as a query, whatever characters it has."""
         server.put("t1", NOW, category_id="q&a=1 #é/%")
         server.put("t2", NOW)
@@ -130,7 +134,9 @@ class TestF6Routes:
         assert [topic.body for topic in await source.day_index(DAY, None)] == [None]
 
     @pytest.mark.parametrize("uuid", ["t1", "a/b?c#d%e f", "é☃😀", "..", ".", "%2F", "x" * 5_000])
-    async def test_a_topic(self, server: FeedServer, source: HttpFeedSource, uuid: str) -> None:
+    async def test_a_topic_is_asked_for_by_its_uuid(
+        self, server: FeedServer, source: HttpFeedSource, uuid: str
+    ) -> None:
         """A whole topic, by a uuid of any characters and length."""
         server.put(uuid, NOW, body="long")
         server.comments[uuid] = [{"comment_uuid": "c", "topic_uuid": uuid, "author": "b"}]
@@ -139,7 +145,7 @@ class TestF6Routes:
         assert [one.comment_uuid for one in await source.comments(uuid)] == ["c"]
 
     @pytest.mark.parametrize("status", [404, 410])
-    async def test_what_is_not_there(
+    async def test_a_404_means_no_topic_and_no_comments_but_fails_a_day(
         self, server: FeedServer, source: HttpFeedSource, status: int
     ) -> None:
         """No such topic: None, and no comments; a day that is not there is an error."""
@@ -148,7 +154,9 @@ class TestF6Routes:
         assert await source.comments("t1") == []
         assert (await failing(source)).status == status
 
-    async def test_writes(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_topics_and_comments_are_posted_as_json(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """Topics and comments are posted as JSON, and a topic is deleted by its name."""
         await source.create_topic(a_topic(body="long"))
         await source.add_comment("t1", COMMENT)
@@ -160,14 +168,14 @@ class TestF6Routes:
         assert {seen.headers["content-type"] for seen in posted} == {"application/json"}
 
     @pytest.mark.parametrize("status", [404, 410])
-    async def test_deleting_what_is_gone(
+    async def test_deleting_a_topic_that_is_gone_upstream_succeeds(
         self, server: FeedServer, source: HttpFeedSource, status: int
     ) -> None:
         """A topic that upstream has no longer counts as deleted."""
         server.on("DELETE", response(b"", status))
         await source.delete_topic("t1")
 
-    async def test_a_write_is_done_when_the_status_says_so(
+    async def test_a_write_is_done_when_its_status_has_come(
         self, server: FeedServer, source: HttpFeedSource
     ) -> None:
         """What follows the status of a write is not waited for, be it endless or broken."""
@@ -175,14 +183,16 @@ class TestF6Routes:
         server.on("POST /topics", begun(head, b"400\r\n" + b"x" * 0x400 + b"\r\n"))
         await source.create_topic(a_topic())
 
-    async def test_a_prefix_stays(self, server: FeedServer) -> None:
+    async def test_the_path_of_the_base_url_comes_before_every_route(
+        self, server: FeedServer
+    ) -> None:
         """The path of the base URL comes before every route, with or without its last slash."""
         for base in ("/api/v1", "/api/v1/"):
             async with HttpFeedSource(server.url + base) as source:
                 assert await source.topic("t1") is None
         assert server.asked("GET") == ["/api/v1/topics/t1"] * 2
 
-    async def test_a_connection_serves_again(
+    async def test_a_connection_is_used_for_several_requests(
         self, server: FeedServer, source: HttpFeedSource
     ) -> None:
         """Connections are kept between requests, after a 404 as well."""
@@ -191,7 +201,7 @@ class TestF6Routes:
             await source.topic(uuid)
         assert server.connections == 1
 
-    async def test_headers_go_along(self, server: FeedServer) -> None:
+    async def test_given_headers_are_sent_with_every_request(self, server: FeedServer) -> None:
         """Those that were given, and those that ask for JSON, once each."""
         given = {"X-Api-Key": "k", "accept": "application/feed+json", "Accept-Encoding": "br"}
         async with HttpFeedSource(server.url, headers=given) as source:
@@ -233,7 +243,9 @@ BROKEN_ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
 
 class TestF6Failures:
     @pytest.mark.parametrize("name", RUBBISH)
-    async def test_rubbish(self, server: FeedServer, source: HttpFeedSource, name: str) -> None:
+    async def test_a_body_that_is_no_list_of_topics_is_an_error(
+        self, server: FeedServer, source: HttpFeedSource, name: str
+    ) -> None:
         """What is no list of topics is an error that shows where, what came, what was expected."""
         body, reason = RUBBISH[name]
         server.on("GET /days", response(body, headers={"Content-Type": "text/html"}))
@@ -253,7 +265,7 @@ class TestF6Failures:
         server.on("GET /days", response([TOPIC, broken]))
         assert reason in str(await failing(source))
 
-    async def test_rubbish_for_a_topic_and_for_comments(
+    async def test_a_body_that_is_no_topic_or_no_comments_is_an_error(
         self, server: FeedServer, source: HttpFeedSource
     ) -> None:
         """The other two reads are as strict."""
@@ -269,7 +281,7 @@ class TestF6Failures:
             await source.comments("t1")
 
     @pytest.mark.parametrize("status", [204, 206, 304, 400, 401, 500, 599])
-    async def test_another_status(
+    async def test_a_status_other_than_200_is_an_error(
         self, server: FeedServer, source: HttpFeedSource, status: int
     ) -> None:
         """Only 200 is an answer; the error has the status and the beginning of the body."""
@@ -282,7 +294,7 @@ class TestF6Failures:
         assert ("'Out of order. xxx" in str(error)) == bool(body)
         assert len(str(error)) < 300
 
-    async def test_an_error_that_never_ends(
+    async def test_an_endless_error_body_is_read_only_as_far_as_it_is_shown(
         self, server: FeedServer, source: HttpFeedSource
     ) -> None:
         """Of an error's body no more is read than is shown."""
@@ -301,7 +313,7 @@ class TestF6Failures:
             b"220 mail.example ESMTP\r\n",
         ],
     )
-    async def test_a_connection_cut(
+    async def test_an_answer_that_breaks_off_is_an_error(
         self, server: FeedServer, source: HttpFeedSource, sent: bytes
     ) -> None:
         """Half an answer is none, at whatever byte it breaks off."""
@@ -313,7 +325,9 @@ class TestF6Failures:
         server.on("GET /days", cut)
         assert f"GET {server.url}/days" in str(await failing(source))
 
-    async def test_a_refused_connection(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_a_refused_connection_is_an_error_that_names_the_server(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """Nobody listens: the error says whom it could not reach."""
         await server.stop()
         error = await failing(source)
@@ -330,19 +344,21 @@ class TestF6Failures:
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
         ],
     )
-    async def test_too_slow(self, server: FeedServer, start: bytes, more: bytes) -> None:
+    async def test_the_time_out_covers_the_whole_exchange(
+        self, server: FeedServer, start: bytes, more: bytes
+    ) -> None:
         """The time-out is for the whole exchange: one that drips on for ever ends as well."""
         server.on("GET /days", begun(start, more))
         async with HttpFeedSource(server.url, timeout="200ms", max_bytes=10**12) as source:
             assert "no complete answer in 0.2 s" in str(await failing(source))
 
-    async def test_a_connection_that_never_stands(self, server: FeedServer) -> None:
+    async def test_a_server_that_speaks_no_tls_times_out(self, server: FeedServer) -> None:
         """A server that speaks no TLS is given up as well, and no socket is left behind."""
         base = server.url.replace("http:", "https:")
         async with HttpFeedSource(base, timeout="200ms") as source:
             assert "no connection within 0.1 s" in str(await failing(source))
 
-    async def test_what_an_error_shows_is_short(
+    async def test_an_error_message_is_short_however_long_its_parts_are(
         self, server: FeedServer, source: HttpFeedSource
     ) -> None:
         """However long the URL, the reason and the body are."""
@@ -351,7 +367,9 @@ class TestF6Failures:
             await source.topic("y" * 5_000)
         assert len(str(caught.value)) < 800
 
-    async def test_a_caller_who_gives_up(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_a_cancelled_caller_gets_no_time_out(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """Cancelling is no time-out, and the source goes on serving others."""
         held = Hold(server.feed)
         server.on("GET /days", held)
@@ -365,7 +383,9 @@ class TestF6Failures:
 
 class TestF6Size:
     @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
-    async def test_just_fits(self, server: FeedServer, is_packed: bool) -> None:
+    async def test_max_bytes_counts_the_unpacked_body(
+        self, server: FeedServer, is_packed: bool
+    ) -> None:
         """`max_bytes` counts the unpacked body: as many are fine, one more is not."""
         body = b"[]".ljust(1_000)
         headers = {"Content-Encoding": "gzip"} if is_packed else {}
@@ -375,13 +395,17 @@ class TestF6Size:
         async with HttpFeedSource(server.url, max_bytes=999) as source:
             assert "more than 999 bytes (max_bytes)" in str(await failing(source))
 
-    async def test_never_ends(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_an_endless_body_is_given_up_at_max_bytes(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """A body without an end is given up at the bound, not at the end of the memory."""
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         server.on("GET /days", begun(head, b"10000\r\n" + b" " * 0x10000 + b"\r\n"))
         assert "more than 8,000,000 bytes" in str(await failing(source))
 
-    async def test_a_bomb(self, server: FeedServer) -> None:
+    async def test_a_compression_bomb_is_not_unpacked_beyond_max_bytes(
+        self, server: FeedServer
+    ) -> None:
         """A few kilobytes that stand for many megabytes are never unpacked beyond the bound."""
         bomb = packed(bytes(2**24))
         body = BodyReader(1_000, "gzip")
@@ -402,7 +426,7 @@ class TestF6Size:
             ("gzip", packed(b"[]") + b"more", "data after the end"),
         ],
     )
-    async def test_packed_wrongly(
+    async def test_an_encoding_other_than_gzip_is_an_error(
         self, server: FeedServer, source: HttpFeedSource, encoding: str, body: bytes, reason: str
     ) -> None:
         """Only gzip was asked for, whole and once."""
@@ -411,7 +435,9 @@ class TestF6Size:
 
 
 class TestF6Redirects:
-    async def test_within_the_host(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_a_read_follows_redirects_on_the_same_host(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """A read goes where it is sent, on the same host."""
         server.put("t1", NOW)
         server.on("GET /days", response(b"", 308, {"Location": "/v2/days"}))
@@ -430,7 +456,7 @@ class TestF6Redirects:
             (None, "status 302 Because; expected"),
         ],
     )
-    async def test_to_nowhere(
+    async def test_a_redirect_to_another_host_or_in_a_circle_is_an_error(
         self, server: FeedServer, source: HttpFeedSource, location: str | None, said: str
     ) -> None:
         """Round and round, to another host, to no URL at all: an error that says where it led."""
@@ -441,7 +467,7 @@ class TestF6Redirects:
         assert "secret" not in error
         assert len(server.requests) <= 6
 
-    async def test_no_secret_is_told_to_another_host(self, server: FeedServer) -> None:
+    async def test_no_secret_is_sent_to_another_host(self, server: FeedServer) -> None:
         """Another port is another host: it hears nothing, not even a header."""
         async with FeedServer() as other:
             server.on("GET /days", response(b"", 302, {"Location": f"{other.url}/days"}))
@@ -449,7 +475,9 @@ class TestF6Redirects:
                 await failing(source)
             assert other.requests == []
 
-    async def test_writes_are_not_sent_on(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_a_redirected_write_is_an_error(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """A redirected write is refused: who knows what it would write where."""
         server.on("POST /topics", response(b"", 307, {"Location": "/v2/topics"}))
         with pytest.raises(FeedHttpError, match="status 307"):
@@ -468,7 +496,7 @@ class TestF7RetryAfter:
             ("Tue, 14 Nov 2073 22:14:20 GMT", 86_400),
         ],
     )
-    async def test_told_when_to_come_back(
+    async def test_retry_after_is_seconds_or_a_date_and_a_day_at_most(
         self, server: FeedServer, source: HttpFeedSource, status: int, told: str, pause: float
     ) -> None:
         """Seconds, or a date by the server's own clock; never more than a day."""
@@ -478,7 +506,7 @@ class TestF7RetryAfter:
         assert caught.value.seconds == pause
 
     @pytest.mark.parametrize("told", ["", "soon", "-5", "0", "1e3", "٣", DATE])
-    async def test_told_nothing(
+    async def test_a_retry_after_without_a_usable_time_is_a_plain_error(
         self, server: FeedServer, source: HttpFeedSource, told: str
     ) -> None:
         """No time, one that is over, or rubbish: an error like others, with the engine's pause."""
@@ -486,32 +514,40 @@ class TestF7RetryAfter:
         server.on("GET", response(b"Busy", 503, headers))
         assert (await failing(source)).status == 503
 
-    async def test_of_other_statuses(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_retry_after_counts_only_with_429_and_503(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """Only those two mean a pause."""
         server.on("GET", response(b"", 500, {"Retry-After": "120"}))
         assert (await failing(source)).status == 500
 
-    async def test_of_writes(self, server: FeedServer, source: HttpFeedSource) -> None:
+    async def test_a_write_raises_retry_after_too(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
         """Who writes is told as well."""
         server.on("DELETE", response(b"", 429, {"Retry-After": "7"}))
         with pytest.raises(RetryAfter):
             await source.delete_topic("t1")
 
-    def test_a_date_without_the_servers_own(self) -> None:
+    def test_a_retry_after_date_without_a_date_field_uses_the_local_clock(self) -> None:
         """Then the clock here has to do."""
         assert pause_of(DATE, "", NOW - 5) == 5
         assert pause_of(DATE, "rubbish", NOW - 5) == 5
         assert pause_of("Tue, 14 Nov 2023 22:13:20 -0000", "", NOW - 5) is None
 
     @given(st.text(), st.text(), st.floats(min_value=0, max_value=4e9))
-    def test_of_any_text(self, told: str, day: str, now: float) -> None:
+    def test_any_text_in_retry_after_is_a_pause_of_up_to_a_day_or_none(
+        self, told: str, day: str, now: float
+    ) -> None:
         """Whatever a header holds, it is a pause of up to a day, or none."""
         pause = pause_of(told, day, now)
         assert pause is None or 0 < pause <= 86_400
 
 
 class TestCredentials:
-    async def test_are_sent_and_never_shown(self, server: FeedServer) -> None:
+    async def test_credentials_of_the_base_url_are_sent_and_never_shown(
+        self, server: FeedServer
+    ) -> None:
         """The name and password of the base URL go to the server, and into no error."""
         base = server.url.replace("//", "//ann:s%40fe@")
         async with HttpFeedSource(base) as source:
@@ -529,7 +565,7 @@ class TestCredentials:
     @pytest.mark.parametrize(
         "base", ["http://ann:sa/fe@host", "http://ann:safe@", "ftp://ann:safe@host"]
     )
-    def test_are_not_shown_by_a_bad_url(self, base: str) -> None:
+    def test_credentials_are_not_shown_in_the_error_about_a_bad_url(self, base: str) -> None:
         """Not even the one that cannot be used."""
         with pytest.raises(ConfigError) as caught:
             HttpFeedSource(base)
@@ -572,14 +608,16 @@ class TestOptions:
         ],
         ids=str,
     )
-    def test_that_cannot_be_used(self, wrong: dict[str, Any]) -> None:
+    def test_options_that_cannot_be_used_are_refused(self, wrong: dict[str, Any]) -> None:
         """A wrong option is named at once, before anything is asked."""
         (name,) = wrong
         with pytest.raises(ConfigError, match=f"^{name}: "):
             HttpFeedSource(**({"base_url": "http://feed.example"} | wrong))
 
     @pytest.mark.parametrize("bad", ["", "\ud800", 7, None])
-    async def test_names_that_cannot_be_sent(self, source: HttpFeedSource, bad: Any) -> None:
+    async def test_uuids_and_categories_that_are_no_text_are_refused(
+        self, source: HttpFeedSource, bad: Any
+    ) -> None:
         """A uuid or category that is no text is refused here, not by the server."""
         with pytest.raises(ConfigError, match=r"^uuid: "):
             await source.topic(bad)
@@ -589,7 +627,7 @@ class TestOptions:
             with pytest.raises(ConfigError, match=r"^category: "):
                 await source.day_index(DAY, bad)
 
-    async def test_records_that_cannot_be_sent(self, source: HttpFeedSource) -> None:
+    async def test_records_that_cannot_be_sent_are_refused(self, source: HttpFeedSource) -> None:
         """What is no topic, no comment, or no valid text is refused here as well."""
         wrong: Any = {"topic_uuid": "t1"}
         with pytest.raises(ConfigError, match="expected a Topic"):
@@ -599,7 +637,7 @@ class TestOptions:
         with pytest.raises(ConfigError, match="surrogates"):
             await source.create_topic(a_topic("\ud800"))
 
-    async def test_a_client_of_ones_own(self, server: FeedServer) -> None:
+    async def test_a_given_client_is_used_and_not_closed(self, server: FeedServer) -> None:
         """It is used as it is, but for its time-outs and redirects, and not closed."""
         async with httpx.AsyncClient(
             headers={"X-Api-Key": "k"}, timeout=0.001, follow_redirects=True
@@ -611,7 +649,7 @@ class TestOptions:
             with pytest.raises(NotOpen):
                 await source.topic("t1")
 
-    async def test_closed(self, server: FeedServer) -> None:
+    async def test_a_closed_source_raises_not_open(self, server: FeedServer) -> None:
         """After closing, or after its client was closed, it says so."""
         source = HttpFeedSource(server.url)
         await source.close()
@@ -626,7 +664,9 @@ class TestOptions:
         with pytest.raises(NotOpen):
             await source.create_topic(a_topic())
 
-    async def test_a_client_of_httpx_that_fails(self, server: FeedServer) -> None:
+    async def test_errors_of_an_httpx_client_are_told_as_those_of_httpx2(
+        self, server: FeedServer
+    ) -> None:
         """Its errors are told as those of httpx2 are, and so are redirects and credentials."""
         server.on("GET /days", response(b"", 302, {"Location": "/v2/days"}))
         server.on("GET /v2", response([]))
@@ -638,7 +678,7 @@ class TestOptions:
             await server.stop()
             assert "ConnectError" in str(await failing(source))
 
-    def test_without_httpx2(self) -> None:
+    def test_without_httpx2_the_import_names_the_extra(self) -> None:
         """The module names the extra that it needs; the feed itself needs none."""
         script = """
 import sys
@@ -675,7 +715,7 @@ class TestF6EndToEnd:
         assert (await engine.get_all()).topics == feed.topics
         assert len(server.requests) == 7
 
-    async def test_upstream_down(
+    async def test_while_upstream_is_down_the_old_feed_is_served_with_the_reason(
         self, server: FeedServer, engine: FeedEngine, clock: ManualClock
     ) -> None:
         """The old feed is served at once, and says why it is not newer; then it is renewed."""
@@ -694,7 +734,9 @@ class TestF6EndToEnd:
         feed = await engine.get_all()
         assert (feed.verdict, len(feed.topics), feed.error) == (Verdict.FRESH, 2, None)
 
-    async def test_a_failing_day(self, server: FeedServer, engine: FeedEngine) -> None:
+    async def test_with_a_failing_day_the_others_are_shown_and_not_fresh(
+        self, server: FeedServer, engine: FeedEngine
+    ) -> None:
         """What the other days brought is shown and kept, and is not called fresh."""
         server.put("t0", NOW)
         server.put("t1", NOW - 86_400)
@@ -715,7 +757,9 @@ class TestF6EndToEnd:
         await updated(engine)
         assert {topic.topic_uuid for topic in (await engine.get_all()).topics} == {"t0", "t1"}
 
-    async def test_nothing_but_rubbish(self, server: FeedServer, engine: FeedEngine) -> None:
+    async def test_a_miss_that_gets_only_rubbish_raises_and_names_the_url(
+        self, server: FeedServer, engine: FeedEngine
+    ) -> None:
         """With nothing to serve, the error names a URL and what came of it."""
         server.on("GET", response(b"<html>", 200))
         with pytest.raises(LoadFailed, match=r"/days/2023-11-14: .*<html>") as caught:
@@ -778,7 +822,7 @@ class TestF10EndToEnd:
         assert [topic.topic_uuid for topic in (await engine.get_all()).topics] == ["t1"]
         assert (await engine.get_comments("t1")).comments == []
 
-    async def test_written_through(self, server: FeedServer, engine: FeedEngine) -> None:
+    async def test_writes_reach_the_upstream(self, server: FeedServer, engine: FeedEngine) -> None:
         """What was created, commented on and deleted here is so upstream."""
         await engine.create_topic(a_topic("a/b", body="long"))
         comment = Comment("c1", "a/b", "bob", int(NOW), body="Well said")

@@ -216,7 +216,7 @@ class TestF7Processes:
 
 
 class TestF8Processes:
-    async def test_a_delete_here_during_a_revalidation_there(
+    async def test_a_delete_voids_a_revalidation_in_another_process(
         self, crew: Crew, path: Path, now: float
     ) -> None:
         """It is never brought back, and one more revalidation follows."""

@@ -62,7 +62,7 @@ MOMENTS = st.floats(1e9, 4e9)
 
 class TestF3Rules:
     @given(st.integers(0, 4_000_000_000), st.floats(0, 1e6), MOMENTS)
-    def test_stale_is_the_contracts_sentence(
+    def test_staleness_is_as_the_contract_says(
         self, last_fetched: int, fresh_for: float, now: float
     ) -> None:
         """No meta row, or longer ago than that, or in the future."""
@@ -73,7 +73,7 @@ class TestF3Rules:
 
 class TestF4Rules:
     @given(st.integers(-5, 1000), MOMENTS, MOMENTS)
-    def test_the_window_is_the_contracts_sentence(
+    def test_the_window_of_a_list_is_as_the_contract_says(
         self, days: int, now: float, created_at: float
     ) -> None:
         """`created_at >= now - days_back * 86400`; all for none."""
@@ -81,14 +81,14 @@ class TestF4Rules:
         assert (created_at in window(days, now)) is expected
 
     @given(st.integers())
-    def test_the_engine_clamps(self, days: int) -> None:
+    def test_the_engine_clamps_days_to_one_to_thirty(self, days: int) -> None:
         """To 1-30, and leaves alone what lies between."""
         clamped = checked_days(days)
         assert 1 <= clamped <= 30
         assert clamped == days or not 1 <= days <= 30
         assert checked_days(clamped) == clamped
 
-    def test_what_could_not_be_stored_is_listed_as_it_would_have_been(self) -> None:
+    def test_a_fetch_that_could_not_be_stored_is_listed_as_if_it_had_been(self) -> None:
         """F6: newest first, ties by uuid; nothing deleted, older than asked for, or of another."""
         topics = (
             topic("old", 7 * DAY + 1),
@@ -204,7 +204,7 @@ class TestF15Records:
             with pytest.raises(msgspec.ValidationError):
                 reader.one(bad)
 
-    def test_types_are_strict_or_not(self) -> None:
+    def test_records_are_read_strictly_or_not(self) -> None:
         """As the reader was made: a number written as text."""
         text = msgspec.json.encode(json_object(topic("a")) | {"created_at": "5"})
         assert JsonRecords(Topic, strict=False).one(text).created_at == 5
@@ -223,7 +223,7 @@ class TestF15Records:
         with pytest.raises(UnicodeDecodeError):
             decoded_json(b'{"a": "\xff", "b": 1e999}')
 
-    def test_so_deep_and_no_deeper(self) -> None:
+    def test_fields_of_others_deeper_than_the_limit_are_left_out(self) -> None:
         """Lists and objects alike; deeper fields of others are left out."""
         value: object = 1
         for level in range(DEEPEST + 1):
@@ -233,7 +233,7 @@ class TestF15Records:
         found = record_of(json_object(topic("a")) | {"deep": value, "flat": [1]}, Topic)
         assert found.extra == {"flat": [1]}
 
-    def test_what_is_stored_is_checked(self) -> None:
+    def test_records_are_checked_before_they_are_stored(self) -> None:
         """Types, texts and numbers; the error names the record."""
         assert checked_topic(topic("a", category_id=" News")).category_id == "news"
         assert [it.topic_uuid for it in checked_topics([topic("a"), topic("b")])] == ["a", "b"]
@@ -307,7 +307,7 @@ class TestF15Records:
 
 class TestF6Rules:
     @given(DAYS, MOMENTS)
-    def test_one_bucket_a_day(self, days: int, now: float) -> None:
+    def test_each_day_is_looked_up_once_today_first(self, days: int, now: float) -> None:
         """Today first, by UTC, each once; what they cover ends with today."""
         found = buckets(days, now)
         today = datetime.fromtimestamp(now, UTC).date()
@@ -395,7 +395,9 @@ class TestF9Rules:
         st.lists(st.sampled_from("abcd"), unique=True),
         st.lists(st.sampled_from("abcde"), unique=True),
     )
-    def test_comments_are_upstreams_and_what_is_kept(self, old: list[str], new: list[str]) -> None:
+    def test_stored_comments_are_upstreams_and_then_local_ones(
+        self, old: list[str], new: list[str]
+    ) -> None:
         """In upstream's order, with fields of others; then those kept that it lacks."""
         before = [msgspec.to_builtins(comment(uuid)) | {"likes": uuid} for uuid in old]
         rows = comment_rows(before, [comment(uuid) for uuid in new], local=["a", "zz"])

@@ -184,7 +184,7 @@ class TestF8Meeting:
 
 
 class TestF7Told:
-    async def test_who_was_given_an_index_row_is_told_of_the_whole_topic(
+    async def test_a_reader_of_an_index_row_is_told_of_the_whole_topic(
         self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
     ) -> None:
         """The first fetch of the topic was a miss; meanwhile an index row was served."""
@@ -198,7 +198,7 @@ class TestF7Told:
         await heard.wait()
         assert heard.events[-1].cache_key == "topic:a"
 
-    async def test_what_was_absent_and_is_listed_is_stale(
+    async def test_an_absent_topic_that_is_listed_is_stale(
         self, engine: FeedEngine, network: Network, heard: Heard
     ) -> None:
         """Its row has no body yet; the whole topic follows."""
@@ -320,14 +320,16 @@ class TestF12Columns:
         found: Any = json.loads(await engine.get_all_json())
         assert [row["topic_uuid"] for row in found] == ["b"]
 
-    def test_three_hundred_foreign_spellings(self, path: Path, clock: ManualClock) -> None:
+    def test_each_of_three_hundred_foreign_spellings_is_found(
+        self, path: Path, clock: ManualClock
+    ) -> None:
         """However many categories there are, each is found."""
         rows = [row_of(topic(f"t{n}", category_id=f"Cat{n:03}")) for n in range(300)]
         written_by_another(path, *((PUT_TOPIC, row) for row in rows))
         with FeedCache.open(path, clock=clock) as cache:
             assert uuids(cache.get_topics_by_category("cat299", 7)) == ["t299"]
 
-    async def test_a_closed_file_is_no_crash_of_ours(
+    async def test_closing_the_file_under_a_fetch_logs_no_traceback(
         self, cache: FeedCache, engine: FeedEngine, network: Network, caplog: Any
     ) -> None:
         """Closed under a fetch: who waits is told, and no traceback of ours is logged."""
@@ -396,7 +398,7 @@ class TestF10Cancelled:
         with pytest.raises(PermissionError):
             await task
 
-    async def test_a_write_that_the_network_took_raises_nothing(
+    async def test_a_write_that_the_network_accepted_raises_nothing(
         self, cache: FeedCache, engine: FeedEngine, network: Network, what: str
     ) -> None:
         """It was published: who is told of an error would publish it again."""
@@ -408,7 +410,7 @@ class TestF10Cancelled:
 
 
 class TestF10GivenUp:
-    async def test_a_write_that_fails_for_nobody_is_not_complained_of(
+    async def test_a_failed_write_whose_caller_was_cancelled_is_not_logged(
         self, engine: FeedEngine
     ) -> None:
         """Found by simulation: whoever had asked for it was cancelled before the disk was full."""

@@ -81,7 +81,7 @@ class TestF8NoLostWrites:
         assert len(network.lookups) == 14
         assert len(heard.events) == 1
 
-    async def test_not_even_when_the_network_lags(
+    async def test_a_delete_is_not_undone_while_the_network_lags(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -125,7 +125,7 @@ class TestF8NoLostWrites:
         assert (uuids(feed.topics), feed.verdict) == (["new", "a"], Verdict.FRESH)
         assert len(network.lookups) == 14
 
-    async def test_comments_invalidated_during_a_revalidation(
+    async def test_comments_invalidated_during_a_revalidation_are_fetched_again(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -164,7 +164,7 @@ class TestF8NoLostWrites:
             await engine.get_comments("a")
             await idle(engine)
 
-    async def test_a_topic_deleted_during_its_own_revalidation(
+    async def test_a_topic_deleted_during_its_own_revalidation_stays_deleted(
         self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock
     ) -> None:
         """Neither the topic nor its comments come back."""
@@ -184,7 +184,7 @@ class TestF8NoLostWrites:
         assert not cache.get_comments("a")
         assert (await engine.get_topic("a")).topic is None
 
-    async def test_a_delete_by_the_cache_during_a_revalidation(
+    async def test_a_delete_by_the_cache_during_a_revalidation_is_never_undone(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -218,7 +218,7 @@ class TestF8NoLostWrites:
         await idle(engine)
         assert (await engine.get_topic("a")).topic == full("a", title="written")
 
-    async def test_another_implementation_invalidates_during_a_revalidation(
+    async def test_an_invalidation_by_another_implementation_voids_a_revalidation(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -240,7 +240,7 @@ class TestF8NoLostWrites:
         assert uuids((await engine.get_all()).topics) == ["a", "b"]
         assert len(network.lookups) == 14
 
-    async def test_a_miss_overtaken_by_a_delete(
+    async def test_a_miss_overtaken_by_a_delete_does_not_show_the_topic(
         self, cache: FeedCache, engine: FeedEngine, network: Network
     ) -> None:
         """Who waits for a cold feed is not shown what was deleted meanwhile."""
@@ -266,7 +266,7 @@ class TestF8NoLostWrites:
         await first
         await idle(engine)
 
-    async def test_nor_if_the_disk_is_full_by_then(
+    async def test_a_read_after_an_invalidation_joins_no_fetch_from_before_on_a_full_disk(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -286,7 +286,7 @@ class TestF8NoLostWrites:
         assert said((await second).comments) == ["1"]
         await first
 
-    async def test_nor_if_another_process_has_the_lease_by_then(
+    async def test_a_read_after_an_invalidation_joins_no_fetch_from_before_if_another_has_the_lease(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -310,7 +310,7 @@ class TestF8NoLostWrites:
             await asyncio.gather(first, third)
 
     @pytest.mark.parametrize("is_under_way", [False, True])
-    async def test_nor_from_memory_once_the_disk_has_room_again(
+    async def test_an_unstored_fetch_in_memory_is_overtaken_by_an_invalidation(
         self,
         engine: FeedEngine,
         network: Network,
@@ -496,7 +496,7 @@ class TestF10Writes:
         assert said((await engine.get_comments("a")).comments) == ["1"]
 
     @pytest.mark.parametrize("what", ["comment", "create", "delete"])
-    async def test_what_upstream_accepts_late_shows_in_the_very_next_read(
+    async def test_a_write_that_upstream_accepts_late_shows_in_the_very_next_read(
         self, engine: FeedEngine, network: Network, clock: ManualClock, what: str
     ) -> None:
         """A refresh that ran while upstream took longer than `fresh_for` undoes nothing."""
@@ -604,7 +604,7 @@ class TestF10Refused:
             await engine.add_comment("a", comment("1", body="edited"))
         assert cache.get_comments("a") == [comment("1")]
 
-    async def test_a_refused_topic_when_a_revalidation_ran_meanwhile(
+    async def test_a_refused_topic_goes_and_what_a_revalidation_brought_stays(
         self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
     ) -> None:
         """What the revalidation brought stays; the list is stale, as it was fetched with it."""
@@ -623,7 +623,7 @@ class TestF10Refused:
         assert uuids((await engine.get_all()).topics) == ["b", "c"]
         await idle(engine)
 
-    async def test_a_refused_deletion_when_a_revalidation_ran_meanwhile(
+    async def test_a_refused_deletion_is_undone_after_a_revalidation(
         self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
     ) -> None:
         """It was kept away while the deletion was under way, and is back after."""
@@ -643,7 +643,7 @@ class TestF10Refused:
         await idle(engine)
         assert uuids((await engine.get_all()).topics) == ["a", "b"]
 
-    async def test_a_refused_comment_when_a_revalidation_ran_meanwhile(
+    async def test_a_refused_comment_goes_alone_after_a_revalidation(
         self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
     ) -> None:
         """Only the refused one goes."""
@@ -660,7 +660,7 @@ class TestF10Refused:
         assert said(cache.get_comments("a")) == ["1", "2"]
         assert cache.is_stale("comments:a")
 
-    async def test_a_refused_topic_while_a_revalidation_runs(
+    async def test_a_running_revalidation_does_not_bring_back_a_refused_topic(
         self,
         cache: FeedCache,
         engine: FeedEngine,
@@ -682,7 +682,7 @@ class TestF10Refused:
         assert uuids((await engine.get_all()).topics) == ["b"]
         assert len(network.lookups) == 14
 
-    async def test_two_writes_at_once_are_each_their_own(
+    async def test_a_refusal_undoes_only_its_own_of_two_writes_at_once(
         self, cache: FeedCache, engine: FeedEngine, network: Network
     ) -> None:
         """One comment is refused, the other stays."""
