@@ -66,11 +66,12 @@ class Visitor:
     """A client of the site behind its cache; headers it does not name it does not send."""
 
     def __init__(self, app: Any, base: str = "http://example.com") -> None:
-        self._client = httpx.AsyncClient(
+        self.app = app
+        self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url=base, headers={}
         )
         for name in ("accept", "accept-encoding", "connection", "user-agent"):
-            del self._client.headers[name]
+            del self.client.headers[name]
 
     async def __call__(
         self,
@@ -79,7 +80,7 @@ class Visitor:
         *,
         method: str = "GET",
     ) -> httpx.Response:
-        return await self._client.request(method, url, headers=dict(headers or {}))
+        return await self.client.request(method, url, headers=dict(headers or {}))
 
 
 def in_front(site: Any, pages: PageCache, **options: Any) -> Visitor:

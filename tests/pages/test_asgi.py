@@ -578,7 +578,7 @@ class TestI12Lifespan:
             return {"type": f"lifespan.{next(steps)}"}
 
         async def send(message: Message) -> None:
-            said.append((str(message["type"]), store._open))
+            said.append((str(message["type"]), pages.cache.opened is not None))
 
         await IsrMiddleware(app, pages)({"type": "lifespan"}, receive, send)
         assert said == [

@@ -56,7 +56,7 @@ class TestI34Remembered:
         visit = as_it_says(site, pages, forward=way)
         before = [detail((await visit()).headers["cache-status"]) for _ in range(2)]
         assert "remembered" not in before
-        visit._client.cookies.clear()
+        visit.client.cookies.clear()
         site.says("Cache-Control: max-age=60")
         said = (await visit()).headers["cache-status"]
         assert said == "stillfresh; fwd=bypass; detail=remembered"

@@ -9,7 +9,7 @@ from stillfresh.errors import ConfigError
 from stillfresh.pages import IsrMiddleware, PageCache, Route
 from stillfresh.pages.model import App
 from stillfresh.testing import ManualClock
-from tests.kit.engine import turns, until
+from tests.kit.engine import idle, turns, until
 from tests.kit.isr import Site, Visitor, as_it_says
 
 FRESH = "Cache-Control: max-age=60"
@@ -255,7 +255,7 @@ class TestI24Credentials:
         visit = as_it_says(site, pages, credentials=["X-Mine"])
         texts = [(await visit(headers={"x-mine": it})).text for it in "aba"]
         assert texts == ["page 1", "page 2", "page 3"]
-        assert all("mine" not in key.id for key in pages.core.memory.entries)
+        assert all("mine" not in entry.id for entry in await pages.cache.entries("page"))
 
     async def test_a_stored_page_is_served_to_cookies_but_not_to_credentials(
         self, pages: PageCache, site: Site
@@ -277,7 +277,7 @@ class TestI24Credentials:
         assert (await visit(headers={**GERMAN, "cookie": "a=1"})).text == "de"
         await until(lambda: site.renders == 2)
         assert (site.seen("cookie"), site.seen("accept-language")) == ([], ["de"])
-        await until(lambda: not pages.core.queue.flights)
+        await idle(pages.cache)
         assert "hit; ttl=10" in (await visit(headers=GERMAN)).headers["cache-status"]
 
     async def test_an_expired_page_is_not_refreshed_by_a_visitor_with_a_cookie(

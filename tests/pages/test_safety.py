@@ -305,7 +305,7 @@ class TestI13Deception:
         """What is not in the key, the render does not read."""
         app = IsrMiddleware(site, pages, routes={"/pricing": 60})
         visitor = Visitor(app)
-        await visitor._client.request("GET", "/pricing", content=b"evil=1")
+        await visitor.client.request("GET", "/pricing", content=b"evil=1")
         assert site.seen("content-length") == []
 
 

@@ -124,7 +124,7 @@ class TestI26Groups:
     ) -> None:
         """RFC 9875 §3: of its own origin; an answer to a safe request says nothing."""
         here = as_it_says(site, pages)
-        there = Visitor(here._client._transport.app, "http://other.example")  # type: ignore[attr-defined]
+        there = Visitor(here.app, "http://other.example")
         site.says(FRESH, 'Cache-Groups: "prices"')
         assert await bodies(here, "/a", "/b") == ["page 1", "page 2"]
         assert await bodies(there, "/a") == ["page 3"]
