@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from stillfresh.cli import main
 from stillfresh.cli.serving import serve
-from stillfresh.gateway.app import Gateway
+from stillfresh.gateway import gateway
 from stillfresh.gateway.config import MODELS, Mistakes, Settings, load
 from stillfresh.gateway.environment import variables_in
 from stillfresh.gateway.reloading import after_reload, unchangeable
 from stillfresh.pages import Route
+from tests.kit.gateway import client_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -215,19 +216,19 @@ class TestG17DeployedFiles:
         assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
         assert int(service["TimeoutStopSec"]) >= 45
 
-    def test_the_kubernetes_manifest_uses_existing_paths_and_ports(self) -> None:
+    async def test_the_kubernetes_manifest_uses_existing_paths_and_ports(self) -> None:
         """Probes of paths and ports that there are, and a grace that is longer than the drain."""
         parts = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
         deployment = next(it for it in parts if it["kind"] == "Deployment")
         pod = deployment["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         serve.make_context("serve", [*container["args"]], help_option_names=HELP)
-        paths = set(Gateway("memory://")._paths)
         ports = {it["name"] for it in container["ports"]}
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            asked = container[probe]["httpGet"]
-            assert asked["path"] in paths
-            assert asked["port"] in ports
+        async with client_of(gateway("memory://")) as client:
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                request = container[probe]["httpGet"]
+                assert (await client.get(request["path"])).status_code == 200
+                assert request["port"] in ports
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
         drain = int(container["args"][1].removesuffix("s"))
         assert pod["terminationGracePeriodSeconds"] >= drain + 45

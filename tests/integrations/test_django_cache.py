@@ -359,8 +359,6 @@ class TestE20Settings:
     ) -> None:
         """Others on the same store keep what they have; more than a page of entries is cleared."""
         with shop.cache_on(url, clock, monkeypatch, NAME="one") as one:
-            two = shared.shared(url, {"NAME": "two"})
-            assert two.core is not one._core
             other = type(one)(url, {"OPTIONS": {"NAME": "two"}})
             other.set("a", 1)
             one.set_many({f"key-{number}": number for number in range(1200)}, 60)

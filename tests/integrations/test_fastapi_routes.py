@@ -26,6 +26,7 @@ from stillfresh import Cache
 from stillfresh.errors import BadValue
 from stillfresh.integrations.fastapi import fresh, lifespan
 from stillfresh.testing import ManualClock
+from tests.kit.engine import idle
 
 
 class Item(BaseModel, extra="forbid"):
@@ -66,10 +67,9 @@ class Shop:
     async def settled(self, calls: int) -> None:
         """Until the function was called so often, and what it returned is stored."""
         async with asyncio.timeout(5):
-            while len(self.calls) < calls or any(
-                it.queue.flights for it in self.cache.cores.values()
-            ):
+            while len(self.calls) < calls:
                 await asyncio.sleep(0)
+            await idle(self.cache)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ class TestE19Route:
         async with shop.client() as client, asyncio.TaskGroup() as group:
             asked = [group.create_task(client.get("/slow")) for _ in range(16)]
             await begun.wait()
-            while len(next(iter(shop.cache.cores["slow"].queue.flights.values())).waiters) < 16:
+            while (await shop.cache.stats()).resources["slow"].coalesced < 15:
                 await asyncio.sleep(0)
             go.set()
         assert [it.result().json() for it in asked] == [1] * 16
@@ -403,8 +403,7 @@ class TestE2RouteStale:
             await client.get("/me")
             shop.clock.advance(11)
             await client.get("/me")
-            while any(it.queue.flights for it in shop.cache.cores.values()):
-                await asyncio.sleep(0)
+            await idle(shop.cache)
             last = await client.get("/me")
         assert (last.json(), shop.calls) == ("ann", ["ann"])
         assert last.headers["cache-status"].endswith("detail=refresh-failed")

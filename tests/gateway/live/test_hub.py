@@ -479,7 +479,7 @@ class TestC14Take:
             await hub.resource("price").refresh("a")
             await turns()
             connection.set_visible(True)
-            await comes(lambda: connection._reader is None)
+            await comes(lambda: [it.value for it in connection.waiting.values()] == [2])
             assert [update.answer.value for update in connection.take(2)] == [2]
 
     async def test_unsubscribing_after_close_takes_nothing_from_other_viewers(

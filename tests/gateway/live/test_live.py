@@ -663,7 +663,7 @@ class TestG20Memory:
             made = [asyncio.create_task(viewed()) for _ in range(count)]
             await until(lambda: told == before + 200 * count)
             await hub.resource("price").refresh(*(f"p{n}" for n in range(200)))
-            await until(lambda: told == before + 200 * count + 200 * len(live._sessions))
+            await until(lambda: told == before + 200 * count + 200 * live.snapshot()["connections"])
             return made
 
         serving, used = list[asyncio.Task[None]](), list[int]()

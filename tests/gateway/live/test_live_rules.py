@@ -290,6 +290,8 @@ class TestE28Frames:
     def test_the_number_of_stored_frames_is_bounded(self) -> None:
         """However many viewers are sent something of their own."""
         clock, frames = ManualClock(100.0), Frames()
-        for number in range(1_000):
-            frames.of({viewed(str(number)): made(number, clock)}, 0.0)
-        assert len(frames._frames) == MOST_FRAMES
+        updates = [{viewed(str(number)): made(number, clock)} for number in range(1_000)]
+        texts = [frames.of(dict(update), 0.0)[0] for update in updates]
+        newest_first = zip(reversed(updates), reversed(texts), strict=True)
+        is_stored = [frames.of(dict(update), 0.0)[0] is text for update, text in newest_first]
+        assert is_stored.index(False) == MOST_FRAMES
