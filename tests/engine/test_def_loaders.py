@@ -3,13 +3,10 @@
 import asyncio
 import threading
 from contextvars import ContextVar
-from queue import SimpleQueue
 
 import pytest
 
 from stillfresh import Answer, Cache, Loaded, LoadFailed
-from stillfresh.engine.queue import Batch, Flight, Waiter
-from stillfresh.engine.threads import Job, ThreadCall, _caller
 from tests.kit.engine import Price, Sleeper, turns
 
 REQUEST: ContextVar[str] = ContextVar("request", default="none")
@@ -114,27 +111,6 @@ class TestE20DefLoaders:
         slow.set()
         assert [*await both] == ["c", "d"]
         gate.set()
-
-    async def test_a_load_goes_to_a_thread_that_runs_none(self) -> None:
-        """Of those that wait for it: the first one without a load, or else the first."""
-        first, second = ThreadCall[int](), ThreadCall[int]()
-        first._posts = second._posts = SimpleQueue()  # the thread's own may hold other tests' ends
-        flight: Flight[str, Waiter[str, int]] = Flight("a", "a")
-        for call in (first, second):
-            waiter = Waiter[str, int]()
-            waiter.caller = call
-            flight.join(waiter)
-        batch, job = Batch([flight]), Job(lambda: 1)
-        assert _caller(batch) is first
-        first.ask(job, lambda _: None)
-        assert (first.is_busy, second.is_busy) == (True, False)
-        assert _caller(batch) is second
-        assert first._posts.get_nowait() is job
-        assert job.claim()
-        job.run()
-        assert await job.result() == 1
-        assert _caller(batch) is first
-        assert _caller(Batch([Flight("b", "b")])) is None
 
     async def test_closing_ends_the_threads(self, cache: Cache) -> None:
         """E13: it waits for them; opened again, there are new ones."""

@@ -4,8 +4,9 @@ import asyncio
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +15,8 @@ from stillfresh.stores.contract import Ask, Grant, Put, PutResult
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.engine import Price, Upstream, declare
 from tests.kit.held_store import SteppedStore
+
+T = TypeVar("T")
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -152,6 +155,42 @@ class TestE21Ends:
             asyncio.run(used())
             asyncio.run(cache.close())
         assert [it.version for it in seen] == [2, 3]
+
+    def test_a_generator_that_opens_the_cache_waits_until_the_end_of_the_loop_has_closed_it(
+        self,
+    ) -> None:
+        """The store is never opened in the middle of its closing."""
+        store = SteppedStore(MemoryStore())
+        steps: list[str] = []
+
+        async def noted(name: str, work: Callable[[], Awaitable[T]]) -> T:
+            steps.append(name)
+            result = await step(name, work)
+            steps.append(f"{name}:done")
+            return result
+
+        step = store.step
+        store.step = noted  # type: ignore[method-assign]
+        prices = declare(Cache(store), Upstream())
+
+        async def viewer() -> AsyncGenerator[int, None]:
+            try:
+                yield 1
+            finally:
+                while "close" not in steps:
+                    await asyncio.sleep(0)
+                await prices("a")
+
+        left: list[AsyncGenerator[int, None]] = []
+
+        async def used() -> None:
+            await prices("a")
+            left.append(viewer())
+            await anext(left[-1])
+
+        asyncio.run(used())
+        closed, opened = steps.index("close:done"), steps.index("open", steps.index("close"))
+        assert closed < opened
 
     @pytest.mark.parametrize("turns", [0, 1, 2, 20])
     def test_a_watch_that_was_never_left_holds_up_no_later_one(

@@ -95,6 +95,25 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @contextmanager
+def loop_held(cache: SyncCache) -> Iterator[None]:
+    """Inside the block the cache's event loop has no turn."""
+    begun = threading.Event()
+    gate = threading.Event()
+
+    async def hold() -> None:
+        begun.set()
+        assert gate.wait(20)
+
+    holding = Calling(cache.run, hold, name="holds the loop")
+    assert begun.wait(20)
+    try:
+        yield
+    finally:
+        gate.set()
+        holding.result()
+
+
+@contextmanager
 def held(upstream: PlainUpstream) -> Iterator[None]:
     """Calls of the upstream wait until the end of the block."""
     upstream.gate = threading.Event()

@@ -70,6 +70,34 @@ class TestE20CallersRunTheirLoads:
         assert len(prices.get_many([f"k{n}" for n in range(7)])) == 7
         assert upstream.threads == ["MainThread"] * 4
 
+    def test_a_load_goes_to_a_waiting_thread_that_runs_no_other(self, cache: SyncCache) -> None:
+        """Of two threads that wait for one key, the first is busy with another load."""
+        gates = {name: threading.Event() for name in ("first", "place")}
+        began = {name: threading.Event() for name in ("first", "place")}
+        threads: dict[str, str] = {}
+
+        @cache.batched("price", fresh_for=60, max_batch=1, concurrency=2)
+        def prices(skus: list[str]) -> dict[str, int]:
+            (sku,) = skus
+            threads[sku] = threading.current_thread().name
+            if sku in gates:
+                began[sku].set()
+                assert gates[sku].wait(20)
+            return {sku: 1}
+
+        place = Calling(prices, "place", name="holds a place")
+        assert began["place"].wait(20)
+        busy = Calling(prices.get_many, ["first", "second"], name="busy")
+        assert began["first"].wait(20)
+        idle = Calling(prices, "second", name="idle")
+        until(lambda: cache.stats().resources["price"].coalesced == 1)
+        gates["place"].set()
+        assert idle.result() == 1
+        gates["first"].set()
+        assert len(busy.result()) == 2
+        place.result()
+        assert threads == {"place": "holds a place", "first": "busy", "second": "idle"}
+
     def test_the_pool_takes_the_load_of_a_thread_that_left(self, cache: SyncCache) -> None:
         """It was interrupted before it came to it; another caller gets the value."""
         asked, gate = threading.Semaphore(0), threading.Event()
@@ -259,16 +287,19 @@ class TestE13Closing:
         @cache.cached("outer", fresh_for="1s", stale_for="1h")
         def outer(number: int) -> int:
             if refreshing.is_set():
-                until(lambda: cache._cache.is_closed)
-                try:
-                    inner(number)
-                except NotOpen as exc:
-                    told.append(exc)
+                until(lambda: is_refused(number))
             return number
 
         @cache.cached("inner", fresh_for="1m")
         def inner(number: int) -> int:
             return number
+
+        def is_refused(number: int) -> bool:
+            try:
+                inner(number)
+            except NotOpen as exc:
+                told.append(exc)
+            return bool(told)
 
         outer(1)
         clock.advance(1)
