@@ -360,6 +360,20 @@ class TestE6Invalidated:
         known = await bench.prices.known(["a"])
         assert seen(known["a"]) == (2, FRESH)
 
+    @pytest.mark.parametrize("stage", [LOADING, PUBLISHING], ids=stage_name)
+    async def test_a_load_that_lost_its_lease_is_repeated_although_nobody_waits(
+        self, bench: Bench
+    ) -> None:
+        """Another process invalidated the key: what was loaded before that is stored nowhere."""
+        caller = await bench.stop()
+        bench.upstream.version = 2
+        await bench.store.inner.invalidate("price", ["a"])
+        caller.cancel()
+        await bench.go_on()
+        assert bench.calls == 2
+        known = await bench.prices.known(["a"])
+        assert seen(known["a"]) == (2, FRESH)
+
 
 class TestE17Put:
     async def test_a_put_at_any_stage_is_what_later_callers_get(self, bench: Bench) -> None:
