@@ -1,7 +1,7 @@
 """E23: memory in front of a store holds at most `max_bytes`, and says what it holds."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillfresh import Cache, ConfigError, Resource, ResourceStats, SyncCache
-from stillfresh.bounded import BESIDE, Room
+from stillfresh.bounded import BESIDE, SLICE, Room
 from stillfresh.checks import checked_bytes
+from stillfresh.engine import MsgpackCodec
 from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -39,6 +40,20 @@ async def stats(cache: Cache) -> ResourceStats:
     return (await cache.stats()).resources["text"]
 
 
+def in_memory(texts: Resource[str, bytes], keys: Iterable[str]) -> set[str]:
+    return {key for key in keys if texts.peek(key) is not None}
+
+
+def peeked(texts: Resource[str, bytes], key: str) -> bytes:
+    answer = texts.peek(key)
+    assert answer is not None
+    return answer.value
+
+
+def encoded(value: bytes) -> bytes:
+    return MsgpackCodec[bytes](bytes, "text").encode(value)
+
+
 class TestE23Memory:
     async def test_what_was_not_read_goes_first(self, cache: Cache) -> None:
         """Past the limit, until nine tenths of it are held; the store keeps them all."""
@@ -56,7 +71,6 @@ class TestE23Memory:
         told = await stats(cache)
         assert 0.8 * MOST < told.bytes <= MOST
         assert told.evicted_bytes > MOST
-        assert told.bytes == sum(entry.size for entry in texts.core.memory.entries.values())
         assert texts.peek("0") is not None is not texts.peek("39")
         assert texts.peek("5") is None
         assert (await cache.stats()).store.copies == 40  # type: ignore[union-attr]
@@ -94,7 +108,7 @@ class TestE23Memory:
         await texts("a")
         held = (await stats(cache)).bytes
         assert held > BESIDE + 1000
-        texts.core.memory.entries["a"].stands = 0
+        clock.advance(5)
         await texts.get_many(["a"])
         assert (await stats(cache)).bytes == held
         gone.append("a")
@@ -112,13 +126,21 @@ class TestE23Memory:
         await turns()
         assert (await stats(cache)).entries == 9
 
-    async def test_a_slice_says_whether_there_is_more(self, cache: Cache) -> None:
-        """So the next one follows."""
-        texts = declare(cache)
-        memory = texts.core.memory
-        assert memory._free() is False
-        await texts("a")
-        assert memory._free() is True
+    async def test_room_for_a_large_value_is_made_in_as_many_slices_as_it_takes(
+        self, cache: Cache
+    ) -> None:
+        """More entries have to go than one turn of the loop drops."""
+        count = 2 * SLICE + 500
+        most = count * (BESIDE + 4)
+        texts = declare(cache, max_bytes=most, max_entries=count, max_batch=count)
+        await texts.get_many([f"{number}-1" for number in range(count)])
+        assert (await stats(cache)).entries == count
+        await texts(f"large-{most * 3 // 4}")
+        await turns()
+        told = await stats(cache)
+        assert told.bytes <= most
+        assert told.entries < count - SLICE
+        assert texts.peek(f"large-{most * 3 // 4}") is not None
 
     async def test_both_limits_hold(self, cache: Cache) -> None:
         """So many entries, and so many bytes."""
@@ -138,7 +160,7 @@ class TestE23Memory:
                 await texts.get_many([f"{number}" for number in range(30)])
                 await turns()
                 assert 0 < (await stats(cache)).bytes <= MOST
-            assert texts.core.memory.room.held == 0
+            assert cache.counts().resources["text"].bytes == 0
 
     @pytest.mark.parametrize("wrong", ["2XB", "", "GB", 0, -1, 1.5, True, "1 000", "1e9", "inf"])
     async def test_a_mistake_is_named(self, cache: Cache, wrong: object) -> None:
@@ -181,7 +203,8 @@ class TestE23PrivateStore:
             assert (store.evicted or 0) > MOST
             listed = {entry.id for entry in await cache.entries()}
             assert "hot" in listed
-            assert listed == set(texts.core.memory.entries)
+            everything = ["hot", *map(str, range(60))]
+            assert listed == in_memory(texts, everything)
 
     async def test_memory_with_more_room_drops_what_the_store_drops(
         self, clock: ManualClock
@@ -193,19 +216,8 @@ class TestE23PrivateStore:
                 await texts(f"{number}")
                 await turns(2)
             listed = {entry.id for entry in await cache.entries()}
-            assert listed == set(texts.core.memory.entries) < set(map(str, range(40)))
-
-    async def test_memory_keeps_what_was_read_since_it_was_last_asked(
-        self, clock: ManualClock
-    ) -> None:
-        """Once; and nothing that it does not have."""
-        async with Cache("memory://", clock=clock) as cache:
-            texts = declare(cache)
-            keeps = texts.core.memory.keeps
-            assert not keeps("a")
-            await texts("a")
-            await texts("a")
-            assert (keeps("a"), keeps("a"), texts.peek("a")) == (True, False, None)
+            everything = set(map(str, range(40)))
+            assert listed == in_memory(texts, everything) < everything
 
     async def test_for_a_tenant(self, clock: ManualClock) -> None:
         """Memory is asked by the tenant's own names."""
@@ -253,9 +265,11 @@ class TestE23Room:
                     else:
                         await texts.invalidate(f"{number}")
                 await turns(3)
-                memory = texts.core.memory
-                assert memory.room.held == sum(entry.size for entry in memory.entries.values())
-                assert memory.room.held <= MOST
+                held = in_memory(texts, map(str, range(10)))
+                sizes = {key: len(encoded(peeked(texts, key))) for key in held}
+                total = (await stats(cache)).bytes
+                assert total == sum(BESIDE + size for size in sizes.values())
+                assert total <= MOST
 
         asyncio.run(run())
 
@@ -276,11 +290,13 @@ class TestE23Room:
         await asyncio.sleep(0)
         assert freed == [102]
         await turns(3)
-        assert (freed, room.held, room._loop) == ([102, 92], 82, None)
+        assert (freed, room.held) == ([102, 92], 82)
         room.most, room.largest = 10.0, 9.0
         room.shrink()
         await turns()
-        assert (room.held, room._loop) == (42, None)
+        assert room.held == 42
+        await turns()
+        assert room.held == 42, "nothing spins"
 
     def test_an_entry_counts_for_its_bytes_and_a_constant(self) -> None:
         """Many small values take more than their own bytes."""

@@ -16,7 +16,7 @@ from stillfresh.engine.model import left_of
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import LoadFailed
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Upstream, declare
+from tests.kit.engine import Price, Upstream, declare
 
 WANTED = "99% of reads younger than 1m"
 
@@ -157,11 +157,11 @@ class TestG14AgeSum:
     ) -> None:
         """Each read has its own age."""
         async with Cache(f"sqlite:///{tmp_path}/a.db", clock=clock) as cache:
-            prices = declare(cache, upstream, fresh_for="1h")
+            prices = declare(cache, upstream, fresh_for="1h", max_entries=1)
             for pause in (0, 3, 40.5):
                 clock.advance(pause)
-                cache.cores["price"].memory.clear()
                 await prices("a")
+                await prices.put("another", Price("another", 1))  # memory has room for one
             assert (await counts(cache)).age_sum == pytest.approx(0 + 3 + 43.5)
 
     async def test_hits_are_taken_to_be_spread_over_the_time_between_two_looks(
