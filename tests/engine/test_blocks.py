@@ -12,7 +12,16 @@ import pytest
 from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StillfreshError, Verdict
 from stillfresh.engine import Private
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Prices, Upstream, declare, outcome, turns, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Upstream,
+    declare,
+    outcome,
+    read_with,
+    turns,
+    version,
+)
 from tests.kit.held_store import SteppedStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "testing-your-code.md"
@@ -59,7 +68,7 @@ class TestE22Bypassed:
         with cache.bypassed():
             assert prices.peek("a") is None
             assert await prices.known(["a"]) == {}
-            assert await prices.core.look("a") is None
+            assert await prices.get_stored("a") is None
         assert prices.peek("a") is not None
 
     async def test_a_cached_function_is_called(self, cache: Cache) -> None:
@@ -100,7 +109,7 @@ class TestE22Bypassed:
         task = asyncio.create_task(bypassing())
         await inside.wait()
         assert [(await prices("a")).version, version(await prices.get("a"))] == [1, 1]
-        looked, peeked = await prices.core.look("a"), prices.peek("a")
+        looked, peeked = await prices.get_stored("a"), prices.peek("a")
         assert looked is not None is not peeked
         assert [version(looked), version(peeked)] == [1, 1]
         await prices.put("b", Price("b", 5))
@@ -194,10 +203,10 @@ class TestE22Bypassed:
 
         await prices("a")
         with cache.bypassed():
-            read = await prices.core.read("a", load)
+            read = await read_with(prices, "a", load)
             assert isinstance(read, Answer)
             assert read.value == Price("a", 7)
-            assert await prices.core.read("a", private) == Private("mine")
+            assert await read_with(prices, "a", private) == Private("mine")
 
     async def test_a_put_stores_nothing_and_leaves_nobody_an_old_value(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream

@@ -17,7 +17,19 @@ from stillfresh.engine import load
 from stillfresh.engine.causes import KEPT_AFTER, MOST_EXCEPTIONS, MOST_KEYS, Causes
 from stillfresh.stores.contract import Failure
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, idle, outcome, turns, until
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    clear,
+    declare,
+    idle,
+    outcome,
+    read_with,
+    turns,
+    until,
+)
 from tests.kit.held_store import SteppedStore, cache_on
 
 
@@ -198,7 +210,7 @@ class TestE30Bounds:
             case "close":
                 await cache.close()
             case _:
-                await bodies.core.clear()
+                await clear(bodies)
         assert await self.alive(held) == 0
 
     async def test_with_a_stale_copy_it_is_dropped_too(
@@ -271,16 +283,15 @@ class TestE30Bounds:
     async def test_a_callers_own_loader_is_not_remembered(self, cache: Cache) -> None:
         """Its exception may hold a response that was meant for this caller alone."""
 
-        @cache.cached("page", fresh_for=30)
-        async def page(number: int) -> int:
-            return number
+        @cache.batched("page", fresh_for=30, max_batch=1)
+        async def pages(numbers: list[int]) -> dict[int, int]:
+            return {number: number for number in numbers}
 
         async def mine() -> int:
             raise Down("for my eyes only")
 
-        key: Any = page.of(1)._key
-        first = await page.core.read(key, mine)
-        second = await page.core.read(key, mine)
+        first = await read_with(pages, 1, mine)
+        second = await read_with(pages, 1, mine)
         assert isinstance(first, LoadFailed)
         assert isinstance(second, LoadFailed)
         assert isinstance(first.__cause__, Down)

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Verdict
-from stillfresh.engine.flight import End, LoadEvent
-from stillfresh.engine.queue import Waiter
-from stillfresh.engine.rules import NOTHING
-from stillfresh.stores.contract import Copy, Record
+from stillfresh import Answer, Cache, LoadFailed, Origin, Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -22,7 +18,9 @@ from tests.kit.engine import (
     Upstream,
     declare,
     idle,
+    is_settled_within,
     outcome,
+    renew,
     turns,
     until,
     version,
@@ -60,8 +58,8 @@ class TestE3Flights:
     ) -> None:
         """I22: it waits for the load, but no longer than it is told."""
         loading = await upstream.holding(prices.get("a"))
-        assert not await prices.core.settled(0)
-        settled = asyncio.create_task(prices.core.settled(60))
+        assert not await is_settled_within(prices, 0)
+        settled = asyncio.create_task(is_settled_within(prices, 60))
         await turns()
         assert not settled.done()
         upstream.let_go()
@@ -77,7 +75,7 @@ class TestE3Flights:
             loading = asyncio.create_task(prices.get("a"))
             await asyncio.sleep(0)
             assert upstream.calls == []
-            assert await prices.core.settled(60)
+            assert await is_settled_within(prices, 60)
             assert upstream.calls == [["a"]]
             await loading
 
@@ -123,22 +121,22 @@ class TestE3Flights:
             upstream.error
         }
 
-    def test_what_a_load_is_for_goes_on_with_the_next(self, prices: Prices) -> None:
-        """E5, E7: a refresh stays one after an invalidation; the copy to replace is the one that
-        was seen before the load began."""
-        queue, waiter = prices.core.queue, Waiter[str, Price](max_age=5)
-        old, new = (Record(Copy(name, 0, Policy(1, 1, 1), b"")) for name in ("old", "new"))
-        queue.join("a", "a", old, waiter, forced=True)
-        queue.join("a", "a", NOTHING, waiter)
-        flight, batch = queue.flights["a"], queue.take()
-        assert batch is not None
-        batch.step(LoadEvent.GRANT)
-        queue.join("a", "a", new, waiter)
-        flight.overtake()
-        queue.end(flight, End.LOADED)
-        following = queue.flights["a"]
-        assert (following.forced, following.outgrown, following.seen) == (True, True, "old")
-        assert following.rounds == 1
+    async def test_a_refresh_that_waits_for_the_next_load_ignores_cooldowns_too(
+        self, ours: Prices, upstream: Upstream
+    ) -> None:
+        """E7: the load that it joined was invalidated, and failed: its own follows all the same."""
+        upstream.error = ConnectionError("down")
+        upstream.hold()
+        first = asyncio.create_task(outcome(ours.refresh("a")))
+        await upstream.asked.wait()
+        await ours.invalidate("a")
+        second = asyncio.create_task(outcome(ours.refresh("a")))
+        await turns()
+        upstream.let_go()
+        assert isinstance(await first, LoadFailed)
+        upstream.error = None
+        await second
+        assert len(upstream.calls) == 2
 
 
 class TestE3Cancellation:
@@ -273,7 +271,7 @@ class TestE3Cancellation:
     async def test_of_a_renewal_between_two_keys(self, cache: Cache, upstream: Upstream) -> None:
         """A watcher that stops after the first key drops the loads that have not begun."""
         prices = declare(cache, upstream, max_batch=1, concurrency=1)
-        renewal = prices.core.renew(["a", "b", "c"])
+        renewal = renew(prices, ["a", "b", "c"])
         assert list(await anext(renewal)) == ["a"]
         await renewal.aclose()
         await idle(cache)

@@ -9,6 +9,7 @@ from stillfresh import Cache, Verdict
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
+from tests.kit.engine import clear
 from tests.kit.gates import Gated
 from tests.kit.held_store import SteppedStore
 
@@ -41,7 +42,7 @@ async def test_e6_clearing_forgets_one_resource() -> None:
 
         await prices.get_many(["a", "b"])
         await report()
-        await prices.core.clear()
+        await clear(prices)
         assert [entry.kind for entry in await cache.entries()] == ["report"]
         assert prices.peek("a") is None
 

@@ -16,8 +16,10 @@ from tests.kit.engine import (
     Prices,
     Sleeper,
     Upstream,
+    clear,
     declare,
     idle,
+    is_live,
     outcome,
     turns,
     version,
@@ -371,22 +373,20 @@ class TestE6Live:
         self, here: Cache, ours: Prices, theirs: Prices, upstream: Upstream, store: SteppedStore
     ) -> None:
         """By whatever process; the store is asked, and one that is away says nothing."""
-        core = ours.core
-        assert not await core.is_live("a")
+        assert not await is_live(ours, "a")
         loading = await upstream.holding(ours.get_many(["a", "b"]))
-        assert [await core.is_live(key) for key in "abc"] == [True, True, False]
+        assert [await is_live(ours, key) for key in "abc"] == [True, True, False]
         store.broken = {"renew"}
-        assert not await core.is_live("a")
+        assert not await is_live(ours, "a")
         store.broken = set()
         await ours.invalidate("a")
-        assert [await core.is_live(key) for key in "ab"] == [False, True]
+        assert [await is_live(ours, key) for key in "ab"] == [False, True]
         await theirs.invalidate("b")
-        assert not await core.is_live("b")
+        assert not await is_live(ours, "b")
         upstream.let_go()
         await loading
         await idle(here)
-        assert core.loads.leases == {}
-        assert not await core.is_live("a")
+        assert not await is_live(ours, "a")
 
 
 class TestE6AnotherProcess:
@@ -497,7 +497,7 @@ class TestE6Everything:
             step = "publish" if what == "load" else "put"
             before: asyncio.Task[Any] = await store.holding(step, work)
             upstream.version = 2
-            await (prices.core.clear() if how == "clear" else cache.invalidate_all())
+            await (clear(prices) if how == "clear" else cache.invalidate_all())
             store.let_go(step)
             await before
             await idle(cache)
@@ -510,7 +510,7 @@ class TestE6Everything:
         store.broken = {"publish"}
         await ours.get("a")
         assert ours.peek("a") is not None
-        await ours.core.clear()
+        await clear(ours)
         assert ours.peek("a") is None
 
 

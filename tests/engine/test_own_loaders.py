@@ -69,7 +69,7 @@ async def two(
 async def joined(core: Core[str, Price], load: Load) -> "asyncio.Task[object]":
     """A read that waits for the load under way."""
     reading = asyncio.create_task(core.read("a", load))
-    await until(lambda: core.memory.counts.coalesced > 0)
+    await until(lambda: core.counted().coalesced > 0)
     return reading
 
 
@@ -102,7 +102,7 @@ class TestE3OwnLoader:
         clock.advance(31)
         again = Asked(Price("a", 2))
         assert of(await core.read("a", again)) == Price("a", 1)
-        await until(lambda: not core.queue.flights)
+        await until(lambda: core.counted().loading == 0)
         assert again.calls == 1
         assert of(await core.read("a", Asked(Price("a", 3)))) == Price("a", 2)
 
@@ -185,4 +185,5 @@ class TestI13Private:
         assert await first is HERS
         assert await second is his.result
         assert (hers.calls, his.calls) == (1, 1)
-        assert (core.memory.counts.loads, core.memory.counts.superseded) == (2, 1)
+        counts = core.counted()
+        assert (counts.loads, counts.superseded) == (2, 1)

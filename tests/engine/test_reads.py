@@ -15,58 +15,68 @@ from stillfresh import (
     Loaded,
     LoadFailed,
     Origin,
-    Policy,
     RetryAfter,
     Verdict,
 )
-from stillfresh.stores.contract import Ask, Copy, Lease
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Upstream, declare, idle, outcome, turns, version
+from tests.kit.held_store import store_bytes
 
 
 async def fresh_reads(cache: Cache) -> int:
     return (await cache.stats()).resources["price"].reads[Verdict.FRESH]
 
 
-class TestE14Glance:
-    async def test_a_glance_needs_no_turn_of_the_loop(
+class TestE14Nowait:
+    async def test_a_hit_needs_no_turn_of_the_loop(
         self, url: str, cache: Cache, prices: Prices, clock: ManualClock
     ) -> None:
         """E14: where the store is read on the spot; what has changed there is not an answer."""
         await prices("a")
         before = await fresh_reads(cache)
-        answer = prices.core.glance("a")
+        answer = prices.get_nowait("a")
         if url.startswith("redis:"):
             assert answer is None
             return
         assert answer is not None
         assert version(answer) == 1
         assert await fresh_reads(cache) == before + 1
-        runtime = prices.core._runtime
-        assert runtime is not None
         clock.advance(-5)  # E1: as new, to a clock that is a little behind
-        assert prices.core.glance("a") is answer
-        clock.advance(-0.01)
-        assert prices.core.glance("a") is None
-        clock.advance(5.01)
-        await runtime.store.invalidate("price", ["a"])
-        assert prices.core.glance("a") is None
-        assert prices.core.glance("unknown") is None
+        assert prices.get_nowait("a") is answer
+        clock.advance(5)
+        await prices.invalidate("a")
+        assert prices.get_nowait("a") is None
+        assert prices.get_nowait("unknown") is None
 
-    async def test_a_glance_ends_with_freshness(
+    async def test_a_file_that_another_process_changed_is_read_again(
+        self, clock: ManualClock, upstream: Upstream, tmp_path: Path
+    ) -> None:
+        """E9: its row is compared at every hit; one from a clock that is far ahead is not new."""
+        url = f"sqlite:///{tmp_path}/cache.db"
+        async with Cache(url, clock=clock) as here, Cache(url, clock=clock) as there:
+            prices = declare(here, upstream)
+            await prices("a")
+            clock.advance(-5.01)
+            assert prices.get_nowait("a") is None
+            clock.advance(5.01)
+            assert prices.get_nowait("a") is not None
+            await declare(there, upstream).invalidate("a")
+            assert prices.get_nowait("a") is None
+
+    async def test_a_hit_ends_with_freshness(
         self, url: str, clock: ManualClock, upstream: Upstream
     ) -> None:
         """At its very end, not a moment later."""
         if url.startswith("redis:"):
             return
         async with Cache(url, clock=clock) as cache:
-            prices = declare(cache, upstream, fresh_for=0.05)
+            prices = declare(cache, upstream, fresh_for=0.05, jitter=0)
             await prices("a")
             clock.advance(0.0499)
-            assert prices.core.glance("a") is not None
-            assert prices.core.fresh_for("a") == prices.core.fresh_for("unknown") == 0.05
-            clock.advance(prices.core.memory.entries["a"].stands - clock())
-            assert prices.core.glance("a") is None
+            assert prices.get_nowait("a") is not None
+            clock.advance(0.0001)
+            assert prices.get_nowait("a") is None
 
 
 class TestE2Read:
@@ -554,10 +564,12 @@ class TestE8OwnTermsAndTags:
         self, clock: ManualClock, upstream: Upstream
     ) -> None:
         """Memory knows its own keys, and so their tags."""
-        async with Cache("memory://", clock=clock) as cache:
-            prices = declare(cache, upstream, tags=lambda _: ["all"])
+        store = MemoryStore(clock=clock)
+        async with Cache(store, clock=clock) as cache:
+            prices = declare(cache, upstream, tags=lambda _: ["all"], memory_for="1h")
             await prices("a")
-            await cache._store.delete("price", ["a"])
+            await store.delete("price", ["a"])
+            assert (await prices.get("a")).origin is Origin.MEMORY
             upstream.version = 2
             await cache.invalidate_tag("all")
             assert (await prices("a")).version == 2
@@ -585,11 +597,14 @@ class TestE8OwnTermsAndTags:
 
 
 class TestE11Values:
-    async def test_what_comes_back_is_typed(self, prices: Prices) -> None:
+    async def test_what_comes_back_is_typed(self, cache: Cache, upstream: Upstream) -> None:
         """Through the store as well: a `Price`, not a dict."""
+        prices = declare(cache, upstream, max_entries=1)
         await prices("a")
-        prices.core.memory.clear()
+        await prices("b")
+        assert prices.peek("a") is None, "memory has room for one"
         assert await prices("a") == Price("a", 1)
+        assert upstream.calls == [["a"], ["b"]]
 
     async def test_what_is_loaded_is_what_is_read_later(self, cache: Cache) -> None:
         """The first caller gets what all others will: through the codec and back."""
@@ -610,10 +625,7 @@ class TestE11Values:
         """An older release wrote it: loaded again, no crash; explained, and logged once."""
         async with Cache(url, clock=clock) as cache:
             prices = declare(cache, upstream)
-            lease = (await cache._store.acquire("price", [Ask("a")], 5))["a"]
-            assert isinstance(lease, Lease)
-            copy = Copy(lease.token, clock(), Policy(30), msgspec.msgpack.encode(["another"]))
-            assert await cache._store.publish("price", {"a": (lease, copy)}) == set()
+            await store_bytes(cache, "price", "a", msgspec.msgpack.encode(["another"]))
             assert "no copy" in str(await prices.explain("a"))
             assert await prices("a") == Price("a", 1)
             assert await prices("a") == Price("a", 1)

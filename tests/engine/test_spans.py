@@ -61,9 +61,9 @@ def ears() -> Ears:
 
 
 @pytest.fixture
-def heard(clock: ManualClock, sleeper: Sleeper, ears: Ears) -> Cache:
+def heard(store: SteppedStore, clock: ManualClock, sleeper: Sleeper, ears: Ears) -> Cache:
     """A cache on a store over a network, with that hook."""
-    return Cache(SteppedStore(MemoryStore(clock=clock)), clock=clock, sleep=sleeper, hooks=[ears])
+    return Cache(store, clock=clock, sleep=sleeper, hooks=[ears])
 
 
 class TestG14Times:
@@ -222,11 +222,9 @@ class TestG15Hooks:
         assert [load.verdict for load in ears.told("load")] == [Verdict.STALE, Verdict.FRESH]
 
     async def test_a_load_of_another_process(
-        self, heard: Cache, ears: Ears, sleeper: Sleeper, clock: ManualClock
+        self, heard: Cache, store: SteppedStore, ears: Ears, sleeper: Sleeper, clock: ManualClock
     ) -> None:
         """This one waits for it, which is a load of that origin."""
-        store = heard._store
-        assert isinstance(store, SteppedStore)
         upstream = Upstream()
         async with heard, Cache(store.inner, clock=clock) as there:
             prices, theirs = declare(heard, upstream), declare(there, upstream)
@@ -259,7 +257,7 @@ class TestG15Hooks:
 
             upstream.hold()
             first = asyncio.create_task(read(prices, "one"))
-            await until(lambda: prices.core.queue.not_begun() == 1)
+            await until(lambda: heard.counts().resources["price"].queued == 1)
             second = asyncio.create_task(read(prices, "two"))
             await upstream.asked.wait()
             upstream.let_go()

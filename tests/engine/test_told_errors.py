@@ -238,7 +238,7 @@ class TestE31OtherPlaces:
         """The page cache and the routes look at the copy before they load."""
         await stale_after_a_failure(prices, upstream, clock, cache)
         clock.advance(1)
-        looked = await prices.core.look("a")
+        looked = await prices.get_stored("a")
         assert looked is not None
         assert told(looked) == STALE_WITH_ERROR
 

@@ -54,16 +54,19 @@ def store(clock: ManualClock) -> SteppedStore:
 
 
 @pytest.fixture
-async def goods(
-    store: SteppedStore, clock: ManualClock, upstream: Upstream
-) -> AsyncIterator[Resource[str, Price]]:
+async def here(store: SteppedStore, clock: ManualClock) -> AsyncIterator[Cache]:
     """On a store whose steps take time; pauses pass at once."""
 
     async def no_pause(_: float) -> None:
         await asyncio.sleep(0)
 
     async with Cache(store, clock=clock, sleep=no_pause, dice=lambda: 0.0) as cache:
-        yield declare(cache, upstream)
+        yield cache
+
+
+@pytest.fixture
+def goods(here: Cache, upstream: Upstream) -> Resource[str, Price]:
+    return declare(here, upstream)
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ class TestE17Update:
         assert version(await goods.get("a")) == 8
 
     async def test_a_value_is_made_again_if_its_own_tag_was_invalidated(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, here: Cache, goods: Resource[str, Price], store: SteppedStore
     ) -> None:
         """I26: a tag that came with the value, which the store does not know yet."""
         database = 7
@@ -116,8 +119,7 @@ class TestE17Update:
 
         updating = await store.holding("put", goods.update("a", change))
         database = 8
-        assert isinstance(goods.core.owner, Cache)
-        await goods.core.owner.invalidate_tag("late")
+        await here.invalidate_tag("late")
         store.let_go("put")
         await updating
         assert version(await goods.get("a")) == 8
@@ -418,7 +420,7 @@ class TestS2Unsure:
     """The answer to a step was lost, and another copy is stored by now."""
 
     async def test_an_update_is_not_made_again(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, here: Cache, goods: Resource[str, Price], store: SteppedStore
     ) -> None:
         """It would be applied twice; the caller learns that nobody knows."""
         seen: list[object] = []
@@ -431,7 +433,7 @@ class TestS2Unsure:
         with pytest.raises(StoreError, match="cannot put"):
             await goods.update("a", change)
         assert seen == [None]
-        assert goods.core.memory.counts.store_errors == 1
+        assert here.counts().resources["price"].store_errors == 1
 
     async def test_an_update_that_was_stored_and_replaced_is_not_made_again(
         self, goods: Resource[str, Price], store: SteppedStore, monkeypatch: pytest.MonkeyPatch
@@ -452,7 +454,11 @@ class TestS2Unsure:
         assert goods.peek("a") is None
 
     async def test_a_load_is_superseded(
-        self, goods: Resource[str, Price], store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+        self,
+        here: Cache,
+        goods: Resource[str, Price],
+        store: SteppedStore,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """For a load it does not matter: something newer is stored."""
 
@@ -468,7 +474,7 @@ class TestS2Unsure:
 
         monkeypatch.setattr(store, "publish", publish)
         assert version(await goods.get("b")) == 1
-        assert goods.core.memory.counts.superseded == 1
+        assert here.counts().resources["price"].superseded == 1
 
 
 class TestE17Counters:

@@ -2,17 +2,16 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from stillfresh import Answer, Cache, Resource
-from stillfresh.engine import OwnLoad, Read
+from stillfresh.engine import Outcome, OwnLoad, Read
 from stillfresh.engine.watcher import Watcher
 from tests.kit.gates import Gated
 
-T = TypeVar("T")
 V = TypeVar("V")
 
 
@@ -108,14 +107,21 @@ async def until(condition: Callable[[], bool]) -> None:
 # call them here, so that their place can change without the tests.
 
 
-async def look(resource: Resource[Any, V], key: Any) -> Answer[V] | None:
-    """The stored copy, however old; loads nothing."""
-    return await resource.core.look(key)
-
-
 async def read_with(resource: Resource[Any, V], key: Any, load: OwnLoad) -> Read[V]:
     """Read a key with a loader for this read."""
     return await resource.core.read(key, load)
+
+
+async def is_live(resource: Resource[Any, Any], key: Any) -> bool:
+    """A load is under way, and nothing has invalidated the key since it began."""
+    return await resource.core.is_live(key)
+
+
+def renew(
+    resource: Resource[Any, V], keys: Sequence[Any]
+) -> AsyncGenerator[dict[Any, Outcome[V] | None]]:
+    """What a watch does: load the keys that are not fresh."""
+    return resource.core.renew(keys)
 
 
 async def clear(resource: Resource[Any, Any]) -> None:
@@ -136,17 +142,6 @@ def watcher_of(resource: Resource[Any, Any]) -> Watcher[Any, Any]:
 def loading(resource: Resource[Any, Any]) -> int:
     """How many keys are being loaded, or wait for that."""
     return resource.core.counted().loading
-
-
-def at_once(read: Coroutine[Any, Any, T]) -> T | None:
-    """The result of a read that needs no turn of the loop; None if it must wait."""
-    try:
-        read.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    read.close()
-    return None
 
 
 def version(answer: Answer[Price]) -> int:

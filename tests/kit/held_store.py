@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stillfresh import Cache, StoreError
+from stillfresh import Cache, Policy, StoreError
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -143,6 +143,16 @@ class SteppedStore(WrappedStore):
 def cache_on(store: Store, clock: ManualClock, sleep: Sleeper, **options: Any) -> Cache:
     """A cache as a process of its own would have it."""
     return Cache(store, clock=clock, sleep=sleep, dice=lambda: 0.0, **options)
+
+
+async def store_bytes(cache: Cache, kind: str, key: str, value: bytes) -> None:
+    """Another release has stored this value."""
+    assert cache.opened is not None
+    store = cache.opened.store
+    lease = (await store.acquire(kind, [Ask(key)], 5))[key]
+    assert isinstance(lease, Lease)
+    copy = Copy(lease.token, cache.opened.clock(), Policy(30), value)
+    assert await store.publish(kind, {key: (lease, copy)}) == set()
 
 
 async def lease_of(store: Store, key: str, *, seen: str | None = None, lasts: float = 5) -> Lease:
