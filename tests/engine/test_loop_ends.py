@@ -13,7 +13,7 @@ import pytest
 from stillfresh import Cache, Stored
 from stillfresh.stores.contract import Ask, Grant, Put, PutResult
 from stillfresh.stores.memory import MemoryStore
-from tests.kit.engine import Price, Upstream, declare
+from tests.kit.engine import Price, Upstream, declare, turns
 from tests.kit.held_store import SteppedStore
 
 T = TypeVar("T")
@@ -165,6 +165,8 @@ class TestE21Ends:
 
         async def noted(name: str, work: Callable[[], Awaitable[T]]) -> T:
             steps.append(name)
+            if name == "close":
+                await turns()
             result = await step(name, work)
             steps.append(f"{name}:done")
             return result

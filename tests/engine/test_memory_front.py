@@ -6,9 +6,9 @@ import re
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from stillfresh import Cache, LoadFailed, Origin, Policy, ResourceStats, Verdict, engine
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.explain import explain, listed
-from stillfresh.engine.rules import age_bucket, outlook_of
-from stillfresh.stores.contract import Copy, Failure, Mark, Record, StoredEntry
+from stillfresh.engine.rules import age_bucket
+from stillfresh.stores.contract import Copy, Failure, Mark, Record, Store, StoredEntry
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
     Price,
@@ -66,8 +67,19 @@ class Counting:
         return msgspec.msgpack.decode(data, type=Price)
 
 
-def refused(*_: object) -> dict[str, Record]:
-    raise AssertionError("the store was asked")
+def note_reads(store: type[Store], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids that are read on the spot from now on."""
+    asked: list[str] = []
+    read_now = store.read_now
+
+    def noted(
+        self: Store, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        asked.extend(ids)
+        return read_now(self, kind, ids, known)
+
+    monkeypatch.setattr(store, "read_now", noted)
+    return asked
 
 
 async def stats(cache: Cache) -> ResourceStats:
@@ -121,28 +133,23 @@ class TestE9Memory:
         assert codec.decoded == len(upstream.calls) + len(hot) - 1, "once for each key"
 
     async def test_private_fresh_does_not_ask_the_store(
-        self,
-        url: str,
-        prices: Prices,
-        clock: ManualClock,
-        monkeypatch: pytest.MonkeyPatch,
+        self, upstream: Upstream, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nobody else can have changed it."""
-        if url != "memory://":
-            return
-        await prices("a")
-        runtime = prices.core._runtime
-        assert runtime is not None
-        monkeypatch.setattr(runtime, "read_now", refused)
-        monkeypatch.setattr(runtime.store, "read_now", refused)
-        answers = []
-        for _ in range(5):
-            clock.advance(0.01)
-            answers.append(await prices.get("a"))
-        assert len({id(answer) for answer in answers}) == 1, "the one prebuilt answer"
-        clock.advance(30)
-        with pytest.raises(AssertionError, match="asked"):
-            await prices.get("a")
+        asked = note_reads(MemoryStore, monkeypatch)
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream)
+            await prices("a")
+            asked.clear()
+            answers = []
+            for _ in range(5):
+                clock.advance(0.01)
+                answers.append(await prices.get("a"))
+            assert len({id(answer) for answer in answers}) == 1, "the one prebuilt answer"
+            assert asked == []
+            clock.advance(30)
+            assert (await prices.get("a")).verdict is STALE
+            assert asked == ["a"]
 
     async def test_shared_asks_at_every_read(
         self, here: Cache, upstream: Upstream, store: SteppedStore
@@ -214,35 +221,6 @@ class TestE9Memory:
         clock.advance(0.91)
         assert prices.get_nowait("a") is None
 
-    async def test_until_when_an_answer_may_be_given(
-        self, here: Cache, there: Cache, upstream: Upstream
-    ) -> None:
-        """By memory alone for `memory_for` since the store was asked; with the store until the
-        verdict or the age bucket changes. What is stored nowhere is given for a second."""
-        memory = declare(here, upstream, memory_for="2s").core.memory
-        never, copy = float("-inf"), Copy("g1", 100, Policy(60, 60), b"1")
-        failed, forgotten = LoadFailed("x"), LoadFailed("x")
-        failed.retry_at = 170
-
-        def kept(now: float, since: float | None, **more: Any) -> tuple[object, ...]:
-            answer = memory.keep("a", copy, None, outlook_of(copy, now), since, **more)
-            entry = memory.entries["a"]
-            assert entry.answer is answer
-            return entry.until, entry.stands, answer.origin, answer.unverified
-
-        assert kept(106, 105.5) == (107.5, 110, Origin.MEMORY, False)
-        assert kept(109, 109) == (110, 110, Origin.MEMORY, False)
-        assert kept(161, 161) == (never, never, Origin.MEMORY, False)
-        assert kept(106, None) == (107, never, Origin.MEMORY, True)
-        assert kept(106, None, lag=3) == (109, never, Origin.MEMORY, True)
-        assert kept(165, 165, error=failed) == (167, never, Origin.MEMORY, False)
-        assert kept(165, 165, error=forgotten) == (never, never, Origin.MEMORY, False)
-        memory.stand_before(private=True)
-        assert kept(106, 106) == (110, 110, Origin.MEMORY, False)
-        assert kept(165, 165, error=failed) == (170, never, Origin.MEMORY, False)
-        memory = declare(there, upstream).core.memory
-        assert kept(106, 106) == (never, 110, Origin.STORE, False)
-
     async def test_memory_for_begins_anew_whenever_a_file_was_asked(
         self,
         upstream: Upstream,
@@ -252,22 +230,13 @@ class TestE9Memory:
     ) -> None:
         """A file is read on the spot, once in that time; what others did is seen after it."""
         url = f"sqlite:///{tmp_path / 'a.db'}"
+        asked = note_reads(SqliteStore, monkeypatch)
         async with Cache(url, clock=clock) as here, Cache(url, clock=clock) as there:
-            prices, asked = declare(here, upstream, memory_for="1s"), list[float]()
+            prices = declare(here, upstream, memory_for="1s")
             clock.advance(100)
             await prices("a")
             clock.advance(10)  # within one bucket of the ages from here on
-            runtime = prices.core._runtime
-            assert runtime is not None
-            assert runtime.read_now is not None
-            read_now = runtime.read_now
-
-            def noted(*told: Any) -> dict[str, Record]:
-                asked.append(clock())
-                return read_now(*told)
-
-            monkeypatch.setattr(runtime, "read_now", noted)
-            monkeypatch.setattr(runtime.store, "read_now", noted)
+            asked.clear()
             for _ in range(32):
                 await prices.get("a")
                 clock.advance(0.125)
@@ -421,33 +390,39 @@ class TestE12Stats:
         upstream.let_go()
         await idle(cache)
 
-    async def test_every_answer_counts_with_its_own_age(self, cache: Cache, prices: Prices) -> None:
+    async def test_every_answer_counts_with_its_own_age(
+        self, here: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
         """Also if it is not the age of the one before; a failure has none."""
-        memory, now = prices.core.memory, 1_000.0
-        old, new = (
-            memory.made(Copy("g", at, Policy(60), b""), None, verdict, origin)
-            for at, verdict, origin in ((993, FRESH, Origin.STORE), (1_003, STALE, Origin.LOADED))
-        )
-        memory.count([old, old, new, LoadFailed("x"), old], now)
-        counts = await stats(cache)
-        assert reads(counts) == (3, 1, 0, 1)
+        prices = declare(here, upstream)
+        await prices.put("old", Price("old", 1))
+        clock.advance(7)
+        await prices.put("new", Price("new", 1))
+        upstream.error = ConnectionError("down")
+        await prices.get_many(["old", "new", "failed"])
+        counts = await stats(here)
+        assert reads(counts) == (2, 0, 0, 1)
         assert counts.reads_by_origin[Origin.LOADED][GONE] == 1
-        assert (counts.ages[age_bucket(7)], counts.ages[0], sum(counts.ages)) == (3, 1, 4)
-        assert counts.age_sum == 21
+        assert (counts.ages[age_bucket(7)], counts.ages[0], sum(counts.ages)) == (1, 1, 2)
+        assert counts.age_sum == 7
 
-    async def test_copies_that_differ_are_judged_apart(self, prices: Prices) -> None:
-        """Only those with the same times, mark and moment share a judgement."""
-        memory = prices.core.memory
-        copies = [
-            replace(PAGE, **change)
-            for change in ({}, {"policy": Policy(1)}, {"fetched_at": -10}, {"mark": Mark.HARD})
-        ]
-        for before in copies:
-            for copy in copies:
-                assert memory.outlook(before, 3) is memory.outlook(before, 3)
-                assert memory.outlook(copy, 3) == outlook_of(copy, 3)
-        assert memory.outlook(PAGE, 5).verdict is STALE
-        assert memory.outlook(PAGE, 4).verdict is FRESH
+    async def test_copies_that_are_read_together_are_judged_apart(
+        self, cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """By the times, the terms and the mark of each."""
+        prices = declare(cache, upstream, jitter=0)
+        await prices.put("old", Price("old", 1), fresh_for=10)
+        clock.advance(6)
+        await prices.put_many({key: Price(key, 1) for key in ("short", "marked", "whole")})
+        await prices.put("short", Price("short", 1), fresh_for=3)
+        await prices.invalidate("marked", soft=True)
+        clock.advance(4)
+        upstream.hold()
+        answers = await prices.get_many(["whole", "old", "short", "marked"])
+        verdicts = {key: answer.verdict for key, answer in answers.items()}
+        assert verdicts == {"whole": FRESH, "old": STALE, "short": STALE, "marked": STALE}
+        upstream.let_go()
+        await idle(cache)
 
     async def test_a_hit_makes_nothing_new(self, upstream: Upstream, clock: ManualClock) -> None:
         """The answer stands on the entry, and so does its count."""
