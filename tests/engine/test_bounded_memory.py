@@ -203,6 +203,7 @@ class TestE23PrivateStore:
             assert (store.evicted or 0) > MOST
             listed = {entry.id for entry in await cache.entries()}
             assert "hot" in listed
+            assert (await stats(cache)).loads == 61, "it was never loaded again"
             everything = ["hot", *map(str, range(60))]
             assert listed == in_memory(texts, everything)
 

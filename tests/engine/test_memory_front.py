@@ -299,6 +299,30 @@ class TestE9Memory:
         await task
         assert upstream.calls == [["a"], ["b"]]
 
+    async def test_a_copy_that_somebody_waits_with_is_served_although_memory_dropped_it(
+        self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """E2, S5: the store is away, so memory has the only copy; a second caller loads nothing."""
+        prices = declare(here, upstream, max_entries=1)
+        await prices("a")
+        clock.advance(100)
+        store.broken = {"read", "acquire"}
+        first = await upstream.holding(prices.get("a"))
+        gate = upstream.gate
+        upstream.gate = None
+        assert gate is not None
+        await prices("b")
+        assert prices.peek("a") is None, "memory has room for one"
+        second = asyncio.create_task(outcome(prices.get("a")))
+        await turns()
+        upstream.error = ConnectionError("down")
+        gate.set()
+        answer = await first
+        assert (version(answer), answer.verdict) == (1, EXPIRED)
+        assert isinstance(answer.error, LoadFailed)
+        await second
+        assert upstream.calls == [["a"], ["a"], ["b"]]
+
     async def test_memory_drops_what_a_function_has_dropped(self, cache: Cache) -> None:
         """The short way by arguments never outlives an invalidation."""
         calls: list[int] = []
