@@ -85,7 +85,7 @@ async def check_failed_alone(cache: Cache, keys: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("name", ERRORS)
 class TestE25Errors:
-    async def test_one_mapped_to_a_key_fails_that_key(
+    async def test_an_error_mapped_to_a_key_fails_that_key(
         self, cache: Cache, caplog: pytest.LogCaptureFixture, name: str
     ) -> None:
         """It cools down; the others of its batch are served."""
@@ -110,7 +110,7 @@ class TestE25Errors:
         str(await prices.explain("bad")).encode()
         await check_failed_alone(cache, ["bad"])
 
-    async def test_one_that_is_raised_fails_its_batch(
+    async def test_an_error_that_is_raised_fails_its_batch(
         self, cache: Cache, caplog: pytest.LogCaptureFixture, name: str
     ) -> None:
         """All of them cool down, and nothing stays leased."""
@@ -129,7 +129,7 @@ class TestE25Errors:
         assert "itself failed" not in caplog.text
         await check_failed_alone(cache, ["a", "b"])
 
-    def test_its_text_is_short_and_can_be_written(self, name: str) -> None:
+    def test_the_text_of_an_error_is_short_and_can_be_written(self, name: str) -> None:
         """Its type is always named."""
         text = error_text(ERRORS[name])
         assert text.startswith(type(ERRORS[name]).__name__)

@@ -29,7 +29,7 @@ NOWHERE = "redis://127.0.0.1:1"
 
 
 class TestE22Bypassed:
-    async def test_every_read_loads(
+    async def test_every_read_inside_bypassed_loads(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """Whatever memory and the store hold, and however it is read."""
@@ -48,7 +48,7 @@ class TestE22Bypassed:
             await prices.refresh("a")
         assert upstream.calls == [["a"], ["a"], ["a"], ["a", "b"], ["a"], ["a"]]
 
-    async def test_nothing_is_stored(
+    async def test_bypassed_stores_nothing(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """Neither in the store nor in memory; what was there is served after the block."""
@@ -60,7 +60,7 @@ class TestE22Bypassed:
         assert list(await prices.known(["a", "b"])) == ["a"]
         assert [it.id for it in await cache.entries("price")] == ["a"]
 
-    async def test_reads_without_a_load_know_nothing(
+    async def test_reads_that_load_nothing_know_nothing_inside_bypassed(
         self, cache: Cache, prices: Resource[str, Price]
     ) -> None:
         """`peek`, `known` and `look` read a cache that is not there."""
@@ -71,7 +71,7 @@ class TestE22Bypassed:
             assert await prices.get_stored("a") is None
         assert prices.peek("a") is not None
 
-    async def test_a_cached_function_is_called(self, cache: Cache) -> None:
+    async def test_a_cached_function_is_called_inside_bypassed(self, cache: Cache) -> None:
         """Also if its arguments led straight to an entry before, and after the block again."""
         calls: list[int] = []
 
@@ -85,7 +85,7 @@ class TestE22Bypassed:
             assert [await report(1), (await report.get(1)).value, await report(1)] == [2, 3, 4]
         assert await report(1) == 1
 
-    async def test_only_this_task_and_its_children(
+    async def test_bypassed_holds_for_its_task_and_the_tasks_it_starts(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """Others are served as always, while the block is open; a child is, once it has ended."""
@@ -141,7 +141,7 @@ class TestE22Bypassed:
             assert (await other("a")).version == 1
         assert (await prices("a")).version == 1
 
-    async def test_no_store_is_needed(self, upstream: Upstream) -> None:
+    async def test_bypassed_needs_no_store(self, upstream: Upstream) -> None:
         """It is not opened."""
         cache = Cache(NOWHERE)
         prices = declare(cache, upstream)
@@ -149,7 +149,7 @@ class TestE22Bypassed:
             assert (await prices("a")).version == 1
         assert cache.opened is None
 
-    async def test_failures_and_absences_are_told_as_always(
+    async def test_bypassed_tells_failures_and_absences_as_always(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """And no cooldown begins."""
@@ -164,7 +164,7 @@ class TestE22Bypassed:
         upstream.error = None
         assert (await prices("a")).version == 1
 
-    async def test_many_keys_go_in_batches(
+    async def test_bypassed_loads_many_keys_in_batches(
         self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of `max_batch`, one after the other, however many keys there are."""
@@ -192,7 +192,9 @@ class TestE22Bypassed:
         with cache.bypassed():
             assert await total("a") == 2
 
-    async def test_a_loader_of_one_read(self, cache: Cache, prices: Resource[str, Price]) -> None:
+    async def test_a_loader_of_one_read_is_called_inside_bypassed(
+        self, cache: Cache, prices: Resource[str, Price]
+    ) -> None:
         """It is called, and what it keeps to itself stays private."""
 
         async def load() -> object:
@@ -208,7 +210,7 @@ class TestE22Bypassed:
             assert read.value == Price("a", 7)
             assert await read_with(prices, "a", private) == Private("mine")
 
-    async def test_a_put_stores_nothing_and_leaves_nobody_an_old_value(
+    async def test_a_put_inside_bypassed_stores_nothing_and_leaves_nobody_an_old_value(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """The key is invalidated instead; `invalidate` is what it always is."""
@@ -219,7 +221,7 @@ class TestE22Bypassed:
             await prices.invalidate("b")
         assert [(await prices(sku)).version for sku in "ab"] == [2, 2]
 
-    async def test_what_is_declared_inside_is_past_the_cache(
+    async def test_a_resource_declared_inside_bypassed_is_past_the_cache(
         self, cache: Cache, upstream: Upstream
     ) -> None:
         """And in it afterwards."""
@@ -234,7 +236,7 @@ class TestE22Bypassed:
 
 
 class TestE22Override:
-    async def test_nothing_leaks_in_or_out(
+    async def test_nothing_leaks_into_or_out_of_an_override(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """Neither through memory nor through the store; after the block all is as before."""
@@ -250,7 +252,7 @@ class TestE22Override:
         assert list(await prices.known(["a", "b"])) == ["a"]
         assert (await prices("a")).version == 1
 
-    async def test_other_processes_are_heard_again(
+    async def test_other_processes_are_heard_again_after_an_override(
         self, url: str, clock: ManualClock, upstream: Upstream
     ) -> None:
         """Memory stood before a store of its own; afterwards it asks the shared one."""
@@ -283,7 +285,7 @@ class TestE22Override:
         assert upstream.calls == [["a"]]
         assert cache.opened is None
 
-    async def test_the_other_store_is_closed(self, cache: Cache, tmp_path: Path) -> None:
+    async def test_an_override_closes_its_store(self, cache: Cache, tmp_path: Path) -> None:
         """A file may be looked at, or removed."""
         file = tmp_path / "other.db"
         upstream = Upstream()
@@ -296,7 +298,7 @@ class TestE22Override:
             await prices("a")
         assert upstream.calls == [["a"]]
 
-    async def test_blocks_may_be_nested(
+    async def test_overrides_may_be_nested(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """The inner one ends first."""
@@ -321,7 +323,7 @@ class TestE22Override:
             assert (await prices("a")).version == 1
         assert isinstance(await outcome(prices("b")), StillfreshError)
 
-    async def test_it_ends_with_an_error_in_the_block(
+    async def test_an_override_ends_with_an_error_in_the_block(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """A test that failed takes no other along."""
@@ -336,7 +338,7 @@ class TestE22Override:
         assert isinstance(await outcome(failing()), ValueError)
         assert (await prices("a")).version == 1
 
-    def test_without_an_event_loop(self, url: str, upstream: Upstream) -> None:
+    def test_an_override_needs_no_event_loop(self, url: str, upstream: Upstream) -> None:
         """`with`, around as many loops as you like: they share the other store."""
         cache = Cache(url)
         prices = declare(cache, upstream)
@@ -353,7 +355,7 @@ class TestE22Override:
 
         asyncio.run(end())
 
-    async def test_with_where_async_with_belongs(self, cache: Cache) -> None:
+    async def test_with_is_refused_where_async_with_belongs(self, cache: Cache) -> None:
         """Says so."""
         with (
             pytest.raises(StillfreshError, match=r"write async with cache\.override"),
@@ -383,7 +385,7 @@ class TestE22Override:
 
 
 class TestE22Fixture:
-    def test_the_fixture_of_the_docs(self, tmp_path: Path) -> None:
+    def test_the_fixture_of_the_docs_works(self, tmp_path: Path) -> None:
         """Copied into a project, its tests pass: without Redis, in any order."""
         block = r"```python\n# test_report.py\n(.*?)```"
         [example] = re.findall(block, PAGE.read_text(), re.DOTALL)

@@ -55,7 +55,7 @@ def encoded(value: bytes) -> bytes:
 
 
 class TestE23Memory:
-    async def test_what_was_not_read_goes_first(self, cache: Cache) -> None:
+    async def test_entries_that_were_not_read_go_first(self, cache: Cache) -> None:
         """Past the limit, until nine tenths of it are held; the store keeps them all."""
         texts = declare(cache, max_bytes="20KB")
         for number in range(12):
@@ -85,7 +85,7 @@ class TestE23Memory:
         assert (texts.peek("a") is not None, texts.peek(f"large-{MOST}")) == (True, None)
         assert (await stats(cache)).evicted_bytes == 0
 
-    async def test_an_entry_that_grows(self, cache: Cache) -> None:
+    async def test_an_entry_that_grows_counts_with_its_new_size(self, cache: Cache) -> None:
         """Counted with its new size; too large by now, it is let go of."""
         texts = declare(cache, max_bytes=MOST)
         await texts.put("a", b"x" * 100)
@@ -95,7 +95,7 @@ class TestE23Memory:
         await texts.put("a", b"x" * MOST)
         assert (await stats(cache)).bytes == 0
 
-    async def test_what_the_store_confirms_keeps_its_size(
+    async def test_a_copy_that_the_store_confirms_keeps_its_size(
         self, cache: Cache, clock: ManualClock
     ) -> None:
         """Its value is not sent again; an absence has none."""
@@ -142,7 +142,7 @@ class TestE23Memory:
         assert told.entries < count - SLICE
         assert texts.peek(f"large-{most * 3 // 4}") is not None
 
-    async def test_both_limits_hold(self, cache: Cache) -> None:
+    async def test_the_limits_of_bytes_and_of_entries_both_hold(self, cache: Cache) -> None:
         """So many entries, and so many bytes."""
         texts = declare(cache, max_bytes="1GB", max_entries=3)
         await texts.get_many([f"{number}" for number in range(10)])
@@ -163,7 +163,7 @@ class TestE23Memory:
             assert cache.counts().resources["text"].bytes == 0
 
     @pytest.mark.parametrize("wrong", ["2XB", "", "GB", 0, -1, 1.5, True, "1 000", "1e9", "inf"])
-    async def test_a_mistake_is_named(self, cache: Cache, wrong: object) -> None:
+    async def test_a_wrong_max_bytes_is_named(self, cache: Cache, wrong: object) -> None:
         """At the declaration."""
         with pytest.raises(ConfigError, match="text: max_bytes: must be a whole number of bytes"):
             declare(cache, max_bytes=wrong)
@@ -182,7 +182,7 @@ class TestE23Memory:
             ("1TiB", 2**40),
         ],
     )
-    def test_sizes_as_people_write_them(self, text: object, size: int) -> None:
+    def test_sizes_are_read_as_people_write_them(self, text: object, size: int) -> None:
         """Powers of a thousand; with an i, of 1,024."""
         assert checked_bytes("max_bytes", text) == size
 
@@ -220,7 +220,7 @@ class TestE23PrivateStore:
             everything = set(map(str, range(40)))
             assert listed == in_memory(texts, everything) < everything
 
-    async def test_for_a_tenant(self, clock: ManualClock) -> None:
+    async def test_the_copies_of_a_tenant_that_memory_serves_stay(self, clock: ManualClock) -> None:
         """Memory is asked by the tenant's own names."""
         async with Cache(f"memory://?tenant=acme&max_bytes={MOST}", clock=clock) as cache:
             texts = declare(cache)
@@ -235,7 +235,9 @@ class TestE23PrivateStore:
                 < set(map(str, range(30))) | {"hot"}
             )
 
-    async def test_pages(self, clock: ManualClock) -> None:
+    async def test_pages_have_a_limit_for_their_store_and_one_for_memory(
+        self, clock: ManualClock
+    ) -> None:
         """An address limits their store, `max_bytes` the memory in front of it."""
         async with PageCache("memory://?max_bytes=1MB", clock=clock, max_bytes="2MB") as pages:
             assert isinstance(pages.cache._store, MemoryStore)
@@ -252,7 +254,9 @@ class TestE23Room:
             )
         )
     )
-    def test_what_is_held_is_the_sum(self, steps: list[tuple[str, int, int]]) -> None:
+    def test_the_bytes_held_are_the_sum_of_the_entries(
+        self, steps: list[tuple[str, int, int]]
+    ) -> None:
         """After any reads, puts and invalidations; and within the limit when the slices ran."""
 
         async def run() -> None:
@@ -274,7 +278,7 @@ class TestE23Room:
 
         asyncio.run(run())
 
-    async def test_a_turn_of_the_loop_is_short(self) -> None:
+    async def test_room_is_made_slice_by_slice(self) -> None:
         """What is over goes slice by slice; when nothing may go, nothing spins."""
         freed = list[int]()
 

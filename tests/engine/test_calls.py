@@ -177,7 +177,7 @@ class TestE19Keys:
         st.tuples(st.integers(0, 1), st.sampled_from(["eu", "us"]), st.booleans()),
         st.tuples(st.integers(0, 1), st.sampled_from(["eu", "us"]), st.booleans()),
     )
-    def test_what_is_ignored_does_not_count(
+    def test_ignored_arguments_do_not_count(
         self, ignore: set[str], one: tuple[int, str, bool], other: tuple[int, str, bool]
     ) -> None:
         """And everything else does; the loader gets all of it."""
@@ -275,7 +275,7 @@ class TestE19Keys:
         call = signature(of, key=lambda x: x).call
         assert len({call(x).id for x in (5, "5", (5,), ("5",), "[5]")}) == 5
 
-    def test_what_is_ignored_is_not_copied(self) -> None:
+    def test_ignored_arguments_are_not_copied(self) -> None:
         """And what counts is."""
         session, of_years = Session(), [1]
 
@@ -310,27 +310,27 @@ class TestE19Refusals:
             ({"key": report}, "report: key= is async; write a plain function of the arguments"),
         ],
     )  # fmt: skip
-    def test_options(self, options: dict[str, Any], says: str) -> None:
+    def test_wrong_options_are_refused(self, options: dict[str, Any], says: str) -> None:
         """Each says what was given and what to write."""
         with pytest.raises(ConfigError) as caught:
             signature(plain, **options)
         assert str(caught.value).startswith(says)
 
     @pytest.mark.parametrize("key", [None, True, 1.5, ["a"], Session(), b"a"])
-    def test_what_key_may_return(self, key: object) -> None:
+    def test_a_key_function_may_return_only_a_key(self, key: object) -> None:
         """Names the type, and what is allowed."""
         call = signature(plain, key=lambda *_: key).call
         with pytest.raises(ConfigError) as caught:
             call(1)
         assert f"a {type(key).__name__}; return a str, an int, or a tuple" in str(caught.value)
 
-    def test_a_tuple_of_what_cannot_be_a_key(self) -> None:
+    def test_a_tuple_with_a_part_that_cannot_be_a_key_is_refused(self) -> None:
         """Names the type inside."""
         with pytest.raises(ConfigError, match=r"report: key= returned .*type .*Session cannot be"):
             signature(plain, key=lambda year, db: (year, db)).call(1, Session())
 
     @pytest.mark.parametrize("value", [Session(), [Session()], {"a": Session()}, Query(Session())])  # type: ignore[arg-type]
-    def test_an_argument(self, value: object) -> None:
+    def test_an_argument_that_cannot_be_a_key_is_refused(self, value: object) -> None:
         """Names the argument, its type, what in it is wrong, and what to write."""
         with pytest.raises(ConfigError) as caught:
             signature(plain).call(2026, value)
@@ -341,14 +341,14 @@ class TestE19Refusals:
             "Write ignore=('db',) to leave it out, or key= to say what is part of the key"
         )
 
-    def test_an_argument_that_cannot_be_copied(self) -> None:
+    def test_an_argument_that_cannot_be_copied_is_refused(self) -> None:
         """Its key has a text, and its load could not begin later."""
         with pytest.raises(
             ConfigError, match=r"the argument q has the type Query .*ignore=\('q',\)"
         ):
             signature(lambda q: q).call(Query(1, note=Lock()))  # type: ignore[arg-type]
 
-    def test_a_lone_surrogate(self) -> None:
+    def test_an_argument_with_a_lone_surrogate_is_refused(self) -> None:
         """Names the argument."""
         with pytest.raises(ConfigError, match=r"report: the argument region has the type str"):
             signature(report).call(1, "\ud800")

@@ -192,7 +192,7 @@ class TestE30Bounds:
         assert await self.alive(held) == 2
 
     @pytest.mark.parametrize("how", ["load", "put", "delete", "close", "clear"])
-    async def test_it_is_dropped_with_the_failure(
+    async def test_the_exception_is_dropped_with_the_failure(
         self, bodies: Any, held: Any, cache: Cache, clock: ManualClock, how: str
     ) -> None:
         """When a load succeeds, a value is put, or the entry goes."""
@@ -213,7 +213,7 @@ class TestE30Bounds:
                 await clear(bodies)
         assert await self.alive(held) == 0
 
-    async def test_with_a_stale_copy_it_is_dropped_too(
+    async def test_the_exception_beside_a_stale_copy_is_dropped_too(
         self, bodies: Any, held: Any, cache: Cache, clock: ManualClock
     ) -> None:
         """Nothing in memory refers to it after the next copy has come."""
@@ -231,7 +231,7 @@ class TestE30Bounds:
         await idle(cache)
         assert await self.alive(held) == 0
 
-    async def test_it_is_dropped_a_minute_after_the_cooldown(
+    async def test_the_exception_is_dropped_a_minute_after_the_cooldown(
         self,
         bodies: Any,
         held: Any,
@@ -334,7 +334,7 @@ class TestE30Remembered:
         assert known.error_of("a", Failure(2, 10.2, "x")) is None
         assert known.error_of("b", failure) is None
 
-    def test_the_number_of_keys_is_bounded_too(self) -> None:
+    def test_the_number_of_keys_with_a_cause_is_bounded(self) -> None:
         """Also if all failed with one exception."""
         known, dropped = self.remembering()
         cause = Down()
@@ -353,7 +353,7 @@ class TestE30Remembered:
         assert dropped == ["0", "1"]
         assert len(known) == MOST_EXCEPTIONS
 
-    def test_forgetting_what_is_old(self) -> None:
+    def test_old_causes_are_forgotten(self) -> None:
         """A minute after the end of its cooldown, however long that was."""
         known, dropped = self.remembering()
         known.note("a", Failure(1, 100, "x"), self.error(Down()))

@@ -172,7 +172,7 @@ PYDANTIC: list[tuple[Any, Any]] = [
 
 class TestE19Values:
     @pytest.mark.parametrize(("of", "value"), PYDANTIC, ids=lambda it: str(it)[:40])
-    def test_pydantic_wherever_it_stands(self, of: Any, value: Any) -> None:
+    def test_a_pydantic_type_is_encoded_wherever_it_stands(self, of: Any, value: Any) -> None:
         """What comes back is what was stored, of the same types."""
         codec = codec_for(of, "user")
         assert isinstance(codec, PydanticCodec)
@@ -195,7 +195,7 @@ class TestE19Values:
     @pytest.mark.parametrize(
         "of", [int, list[str], dict[str, int | None], Any, object, Tree, Mapping[str, object]]
     )
-    def test_the_rest_is_msgspec_s(self, of: Any) -> None:
+    def test_other_types_are_encoded_by_msgspec(self, of: Any) -> None:
         """Types that hold themselves as well; `object` is anything."""
         assert isinstance(codec_for(of, "user"), MsgpackCodec)
 
@@ -212,7 +212,7 @@ class TestE19Values:
             (Account, "it holds a SecretStr, which Pydantic writes as asterisks; give codec="),
         ],
     )  # fmt: skip
-    def test_a_type_that_no_codec_supports(self, of: Any, says: str) -> None:
+    def test_a_type_that_no_codec_supports_is_refused(self, of: Any, says: str) -> None:
         """Refused where it is declared: names the resource, the type, and `codec=`."""
 
         async def load(keys: list[str]) -> Any:
@@ -236,7 +236,7 @@ class TestE19Values:
         )
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
-    async def test_through_every_store(self, cache: Cache) -> None:
+    async def test_a_model_comes_back_from_every_store(self, cache: Cache) -> None:
         """A model, not a dict; also where memory does not have it."""
 
         @cache.cached("user", fresh_for=60, max_entries=1)
@@ -262,7 +262,7 @@ class TestE19Values:
 
 
 class TestE19BadValues:
-    async def test_is_the_loaders_mistake(self, cache: Cache, caplog: Any) -> None:
+    async def test_a_bad_value_is_the_loaders_mistake(self, cache: Cache, caplog: Any) -> None:
         """Raised as such to all that waited, and again during the cooldown; no lease is left."""
         calls: list[str] = []
 
@@ -327,7 +327,7 @@ class TestE19BadValues:
         codec = codec_for(Admin | int, "user")
         assert codec.decode(codec.encode(Boss(name="ann"))) == Admin(name="ann")
 
-    async def test_can_be_caught_as_a_failed_load(self, cache: Cache) -> None:
+    async def test_a_bad_value_can_be_caught_as_a_failed_load(self, cache: Cache) -> None:
         """Code that handles those handles this."""
 
         @cache.batched("count", fresh_for=60)
@@ -340,7 +340,7 @@ class TestE19BadValues:
         assert isinstance(error, BadValue)
         assert isinstance(error.__cause__, msgspec.ValidationError)
 
-    async def test_one_of_many_fails_alone(self, cache: Cache) -> None:
+    async def test_a_bad_value_among_many_fails_alone(self, cache: Cache) -> None:
         """`get_many` has it in that answer's `error`."""
 
         @cache.batched("count", fresh_for=60)
@@ -351,7 +351,7 @@ class TestE19BadValues:
         assert found["a"].value == 1
         assert isinstance(found["b"].error, ConfigError)
 
-    async def test_an_old_copy_does_not_hide_it(
+    async def test_an_old_copy_does_not_hide_a_bad_value(
         self, url: str, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """EXPIRED: the caller that waited is told; STALE: it is served, and the log says it."""
@@ -373,7 +373,7 @@ class TestE19BadValues:
             clock.advance(2)
             assert await count("a") == 2
 
-    async def test_it_cools_down_like_any_failure(
+    async def test_a_bad_value_cools_down_like_any_failure(
         self, url: str, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """One load for each pause, which doubles; every read in between raises it again."""
@@ -449,7 +449,7 @@ class TestE19BadValues:
                 assert isinstance(answer.error, BadValue)
                 clock.advance(60)
 
-    async def test_another_process_says_what_the_store_remembers(
+    async def test_another_process_tells_what_the_store_remembers_of_a_bad_value(
         self, tmp_path: Path, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """It has not seen the value: LoadFailed with the text, and no load."""
@@ -470,7 +470,7 @@ class TestE19BadValues:
                 assert "the value cannot be stored: ValidationError: Expected `int`" in str(error)
         assert calls == ["many"]
 
-    async def test_what_the_store_remembers_of_it_is_bounded(self, cache: Cache) -> None:
+    async def test_what_the_store_remembers_of_a_bad_value_is_bounded(self, cache: Cache) -> None:
         """E25: a codec may say anything, at any length."""
 
         class Talking:
@@ -490,7 +490,7 @@ class TestE19BadValues:
         assert entry.error.startswith("the value cannot be stored: ValueError: xxx")
         assert len(entry.error) == 500
 
-    async def test_of_a_callers_own_loader_the_class_is_remembered(self, cache: Cache) -> None:
+    async def test_of_a_callers_own_bad_value_the_class_is_remembered(self, cache: Cache) -> None:
         """E30: but not its cause, which may hold the caller's own response."""
 
         @cache.batched("count", fresh_for=10, max_batch=1)

@@ -17,7 +17,7 @@ def loader_threads() -> list[threading.Thread]:
 
 
 class TestE22DefLoaders:
-    async def test_past_the_cache_no_thread_is_left(self, cache: Cache) -> None:
+    async def test_a_bypassed_def_loader_leaves_no_thread(self, cache: Cache) -> None:
         """E13: whether the call ends or is cancelled."""
         begun, gate = threading.Event(), threading.Event()
 
@@ -39,7 +39,7 @@ class TestE22DefLoaders:
 
 
 class TestE20DefLoaders:
-    async def test_they_run_in_threads_and_do_not_hold_the_loop(self, cache: Cache) -> None:
+    async def test_def_loaders_run_in_threads_and_do_not_hold_the_loop(self, cache: Cache) -> None:
         """The loop has its turns while the function waits; what it raises is a failed load."""
         gate = threading.Event()
 
@@ -126,7 +126,7 @@ class TestE20DefLoaders:
             await cache.close()
             assert loader_threads() == []
 
-    async def test_bypassed(self, cache: Cache) -> None:
+    async def test_a_def_loader_works_inside_bypassed(self, cache: Cache) -> None:
         """E22: every read runs the function, and no thread is left over."""
         calls: list[int] = []
 

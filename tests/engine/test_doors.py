@@ -66,7 +66,7 @@ class TestE15Keys:
         """E14: all of the declared type, valid, and written as they are."""
         assert bool(are_plain(keys, of)) is plain
 
-    async def test_text_where_many_keys_belong(
+    async def test_a_text_where_many_keys_belong_is_refused(
         self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """Or `get_many("sku-1")` would load s, k, u, …"""
@@ -80,7 +80,7 @@ class TestE15Keys:
 
     @pytest.mark.parametrize("key", [5, 1.0, None, True, b"a", ("a",)])
     @pytest.mark.parametrize("method", ["get", "__call__", "refresh", "invalidate", "delete"])
-    async def test_of_another_type_for_text(
+    async def test_a_key_of_another_type_than_text_is_refused(
         self, prices: Resource[str, Price], key: Any, method: str
     ) -> None:
         """Says what a key is, what was given, and which resource."""
@@ -93,7 +93,7 @@ class TestE15Keys:
             await prices.of(key).get()
 
     @pytest.mark.parametrize("key", ["5", 5.0, None, True, b"5"])
-    async def test_of_another_type_for_a_number(
+    async def test_a_key_of_another_type_than_a_number_is_refused(
         self, numbers: Resource[int, int], key: Any
     ) -> None:
         """True is no number here."""
@@ -130,7 +130,9 @@ class TestE15Keys:
             with pytest.raises(ConfigError, match=says):
                 await called(call)
 
-    async def test_a_text_that_cannot_be_hashed(self, prices: Resource[str, Price]) -> None:
+    async def test_a_key_that_cannot_be_hashed_is_refused(
+        self, prices: Resource[str, Price]
+    ) -> None:
         """It is text, and no key all the same."""
 
         class Text(str):
@@ -141,7 +143,7 @@ class TestE15Keys:
             with pytest.raises(ConfigError, match=r"price: .*'a'.* cannot be hashed"):
                 await call(Text("a"))
 
-    async def test_empty(self, prices: Resource[str, Price]) -> None:
+    async def test_an_empty_key_is_refused(self, prices: Resource[str, Price]) -> None:
         """Most likely a mistake upstream of us."""
         with pytest.raises(ConfigError, match="price: the key is empty"):
             await prices.get("")
@@ -158,14 +160,16 @@ class TestE15Keys:
         with pytest.raises(ConfigError, match="price: a key is int"):
             text_of("price", int)("5")
 
-    async def test_huge(self, prices: Resource[str, Price]) -> None:
+    async def test_a_huge_key_is_refused(self, prices: Resource[str, Price]) -> None:
         """A million bytes of UTF-8 and no more; the message does not repeat them all."""
         assert (await prices.get("ä" * 500_000)).found
         with pytest.raises(ConfigError, match=r"1,000,002 bytes long, of 1,000,000") as caught:
             await prices.get("ä" * 500_001)
         assert len(str(caught.value)) < 200
 
-    async def test_a_lone_surrogate(self, prices: Resource[str, Price]) -> None:
+    async def test_a_key_with_a_lone_surrogate_is_refused(
+        self, prices: Resource[str, Price]
+    ) -> None:
         """Cannot be written as UTF-8, so no store could keep it."""
         with pytest.raises(
             ConfigError, match=r"price: the key '\\udc80' cannot be written as UTF-8"
@@ -225,7 +229,7 @@ class TestE15Keys:
 
 
 class TestE15Declaration:
-    def test_a_method(self, cache: Cache) -> None:
+    def test_a_decorated_method_is_refused(self, cache: Cache) -> None:
         """One `self` is not another; says how to do it."""
         with pytest.raises(ConfigError, match=r"price: .*Shop\.load is a method.*__init__"):
 
@@ -234,7 +238,7 @@ class TestE15Declaration:
                 async def load(self, keys: list[str]) -> dict[str, int]:
                     return dict.fromkeys(keys, 1)
 
-    def test_a_class_attribute(self, cache: Cache) -> None:
+    def test_a_cached_method_without_self_is_refused(self, cache: Cache) -> None:
         """A static one as well: it would not be bound as the reader expects."""
         with pytest.raises((ConfigError, RuntimeError)) as caught:
 
@@ -248,7 +252,7 @@ class TestE15Declaration:
         assert "price: Shop.load is a method without self; write @staticmethod above" in str(error)
         assert "ignore=('self',)" in str(error)
 
-    def test_a_static_method_of_many_keys(self, cache: Cache) -> None:
+    def test_a_batched_method_without_self_is_refused(self, cache: Cache) -> None:
         """Refused by the class: says how to do it."""
         with pytest.raises((ConfigError, RuntimeError)) as caught:
 
@@ -285,7 +289,7 @@ class TestE15Declaration:
 
         assert [await Shop(2).price(5), await Shop(3).price(5)] == [10, 15]
 
-    def test_two_of_one_name(self, cache: Cache, upstream: Upstream) -> None:
+    def test_two_resources_of_one_name_are_refused(self, cache: Cache, upstream: Upstream) -> None:
         """Whichever kind each is."""
         declare(cache, upstream)
         with pytest.raises(ConfigError, match="'price': taken already in this cache"):
@@ -309,18 +313,18 @@ class TestE15Declaration:
         ["", "Price", "1st", "_x", "a-b", "a b", "ä", "a.b", "price_ttl", "sqlite_x",
          "stillfresh_x", "price\n", 'x"; drop'],
     )  # fmt: skip
-    def test_a_bad_name(self, cache: Cache, name: str) -> None:
+    def test_a_bad_name_is_refused(self, cache: Cache, name: str) -> None:
         """It is a table's name in SQLite: says what is allowed."""
         with pytest.raises(ConfigError, match="write a lower-case word such as 'price'"):
             cache.batched(name, fresh_for=1)
 
     @pytest.mark.parametrize("name", [5, None, b"price"])
-    def test_a_name_that_is_no_text(self, cache: Cache, name: Any) -> None:
+    def test_a_name_that_is_no_text_is_refused(self, cache: Cache, name: Any) -> None:
         """The same words."""
         with pytest.raises(ConfigError, match="write a lower-case word such as 'price'"):
             cache.cached(name, fresh_for=1)
 
-    def test_a_loader_that_is_no_function(self, cache: Cache) -> None:
+    def test_a_loader_that_is_no_function_is_refused(self, cache: Cache) -> None:
         """A generator, an object that is awaited when it is called, and what cannot be called."""
 
         async def generated(keys: list[str]) -> AsyncIterator[str]:
@@ -351,7 +355,7 @@ class TestE15Declaration:
             with pytest.raises(ConfigError, match=rf"one parameter.*async def {loader.__name__}"):
                 cache.batched("price", fresh_for=1)(loader)  # type: ignore[arg-type]
 
-    def test_keys_without_their_type(self, cache: Cache) -> None:
+    def test_keys_without_their_type_are_refused(self, cache: Cache) -> None:
         """Neither nothing, nor a bare list, nor keys that are neither text nor numbers."""
 
         async def bare(keys) -> dict[str, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -376,7 +380,7 @@ class TestE15Declaration:
             ):
                 declare_(loader)
 
-    def test_an_answer_that_is_no_mapping(self, cache: Cache) -> None:
+    def test_a_loader_whose_answer_is_no_mapping_is_refused(self, cache: Cache) -> None:
         """A list has lost which is which."""
 
         async def load(keys: list[str]) -> list[int]:
@@ -394,7 +398,7 @@ class TestE15Declaration:
 
         assert await loose(Sku("a")) == {"sku": "a"}
 
-    def test_annotations_that_cannot_be_resolved(self, cache: Cache) -> None:
+    def test_annotations_that_cannot_be_resolved_are_named(self, cache: Cache) -> None:
         """Imported for type checkers only: says which name."""
 
         async def load(keys: list[str]) -> "dict[str, OnlyForTypeCheckers]":
@@ -403,7 +407,7 @@ class TestE15Declaration:
         with pytest.raises(ConfigError, match=r"annotations of load: .*OnlyForTypeCheckers"):
             cache.batched("price", fresh_for=1)(load)
 
-    def test_annotations_that_cannot_be_read(self, cache: Cache) -> None:
+    def test_annotations_that_cannot_be_read_are_named(self, cache: Cache) -> None:
         """An attribute that is not there, or no Python at all."""
 
         async def attribute(keys: "list[str]") -> "dict[str, math.nothing]":  # type: ignore[name-defined]
@@ -412,7 +416,7 @@ class TestE15Declaration:
         with pytest.raises(ConfigError, match="annotations of attribute"):
             cache.batched("price", fresh_for=1)(attribute)
 
-    async def test_a_partial(self, cache: Cache) -> None:
+    async def test_a_partial_can_be_declared(self, cache: Cache) -> None:
         """A function of the parameters that are left."""
 
         async def load(factor: int, keys: list[int]) -> dict[int, int]:
@@ -420,7 +424,7 @@ class TestE15Declaration:
 
         assert await cache.batched("price", fresh_for=1)(partial(load, 2))(3) == 6
 
-    def test_values_that_cannot_be_stored(self, cache: Cache) -> None:
+    def test_values_that_cannot_be_stored_are_refused(self, cache: Cache) -> None:
         """Says so at once, and names codec=."""
 
         class Odd:
@@ -432,7 +436,7 @@ class TestE15Declaration:
         with pytest.raises(ConfigError, match=r"price: cannot store values.*codec="):
             cache.batched("price", fresh_for=1)(load)
 
-    async def test_a_refused_one_leaves_the_name_free(
+    async def test_a_refused_declaration_leaves_the_name_free(
         self, cache: Cache, upstream: Upstream
     ) -> None:
         """Corrected, it can be declared."""

@@ -79,7 +79,7 @@ class TestE3Flights:
             assert upstream.calls == [["a"]]
             await loading
 
-    async def test_who_comes_during_the_load_joins_it(
+    async def test_a_caller_that_comes_during_the_load_joins_it(
         self, prices: Prices, upstream: Upstream
     ) -> None:
         """By get, by call, by get_many, by refresh, by handle: no second load."""
@@ -141,7 +141,7 @@ class TestE3Flights:
 
 class TestE3Cancellation:
     @pytest.mark.parametrize("which", [[0], [2], [4], [0, 1, 2, 3]])
-    async def test_of_some_waiters_never_touches_the_others(
+    async def test_cancelling_some_waiters_never_touches_the_others(
         self, prices: Prices, upstream: Upstream, which: list[int]
     ) -> None:
         """First, middle, last, or all but one."""
@@ -156,7 +156,7 @@ class TestE3Cancellation:
             assert isinstance(answer, asyncio.CancelledError if number in which else Answer)
         assert upstream.calls == [["a"]]
 
-    async def test_of_all_does_not_waste_the_load(
+    async def test_cancelling_all_waiters_does_not_waste_the_load(
         self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """It runs to its end and is published: the next reader has it."""
@@ -172,7 +172,9 @@ class TestE3Cancellation:
         assert (version(answer), answer.verdict) == (1, Verdict.FRESH)
         assert upstream.calls == [["a"]]
 
-    async def test_of_one_of_many_keys(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_cancelling_a_caller_of_many_keys_leaves_them_to_others(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """A caller of many leaves each of its keys, and no other caller's."""
         upstream.hold()
         many = asyncio.create_task(prices.get_many(["a", "b"]))
@@ -184,7 +186,7 @@ class TestE3Cancellation:
         assert version(await one) == 1
         assert many.cancelled()
 
-    async def test_before_the_load_began_drops_the_key(
+    async def test_cancelling_the_last_waiter_before_the_load_began_drops_the_key(
         self, cache: Cache, upstream: Upstream
     ) -> None:
         """The loader is never asked for it."""
@@ -201,7 +203,7 @@ class TestE3Cancellation:
         assert upstream.calls == [["a"], ["c"]]
         assert version(await prices.get("b")) == 1
 
-    async def test_before_the_load_began_leaves_the_key_to_others(
+    async def test_cancelling_one_waiter_before_the_load_began_leaves_the_key_to_others(
         self, cache: Cache, upstream: Upstream
     ) -> None:
         """Only its last waiter takes a key along."""
@@ -268,7 +270,9 @@ class TestE3Cancellation:
         assert isinstance(await outcome(prices.get("a")), LoadFailed)
         await idle(cache)
 
-    async def test_of_a_renewal_between_two_keys(self, cache: Cache, upstream: Upstream) -> None:
+    async def test_a_renewal_that_is_closed_between_two_keys_drops_the_loads_that_have_not_begun(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
         """A watcher that stops after the first key drops the loads that have not begun."""
         prices = declare(cache, upstream, max_batch=1, concurrency=1)
         renewal = renew(prices, ["a", "b", "c"])
@@ -306,7 +310,7 @@ class TestE3Interrupted:
         assert "ZeroDivisionError" in caplog.text
         assert version(await ours.get("a")) == 1
 
-    async def test_nor_for_the_load_of_another(
+    async def test_nobody_waits_for_ever_for_the_load_of_another_process(
         self, store: SteppedStore, ours: Prices, sleeper: Sleeper
     ) -> None:
         """The same of one who looks now and then."""
@@ -320,7 +324,7 @@ class TestE3Interrupted:
 
 
 class TestE3LoadTimeout:
-    async def test_ends_a_loader_that_never_returns(
+    async def test_load_timeout_ends_a_loader_that_never_returns(
         self, prices: Prices, upstream: Upstream, sleeper: Sleeper, clock: ManualClock
     ) -> None:
         """After exactly `load_timeout`, with the resource and the reason."""
@@ -339,7 +343,9 @@ class TestE3LoadTimeout:
             await task
         assert isinstance(caught.value.__cause__, TimeoutError)
 
-    async def test_is_an_option(self, cache: Cache, upstream: Upstream, sleeper: Sleeper) -> None:
+    async def test_load_timeout_is_an_option(
+        self, cache: Cache, upstream: Upstream, sleeper: Sleeper
+    ) -> None:
         """As long as said; the key then cools down as after any failure."""
         prices = declare(cache, upstream, load_timeout="250ms")
         task = await upstream.holding(prices.get("a"))
@@ -352,7 +358,7 @@ class TestE3LoadTimeout:
             await prices.get("a")
         assert upstream.calls == [["a"]]
 
-    async def test_cancels_the_loader(self, cache: Cache, sleeper: Sleeper) -> None:
+    async def test_load_timeout_cancels_the_loader(self, cache: Cache, sleeper: Sleeper) -> None:
         """It may clean up."""
         ended: list[str] = []
 
@@ -422,7 +428,7 @@ class TestE3LoadTimeout:
 
 
 class TestE3Circles:
-    async def test_of_one(self, cache: Cache) -> None:
+    async def test_a_loader_that_reads_its_own_key_is_told(self, cache: Cache) -> None:
         """A loader that asks for the very key it loads."""
 
         @cache.batched("self", fresh_for=60)
@@ -432,7 +438,7 @@ class TestE3Circles:
         with pytest.raises(LoadFailed, match=r"own.* in a circle|self 'a': .*in a circle"):
             await own("a")
 
-    async def test_of_one_batch(self, cache: Cache) -> None:
+    async def test_a_loader_that_reads_a_key_of_its_own_batch_is_told(self, cache: Cache) -> None:
         """A key that another key of the same call asks for."""
 
         @cache.batched("pair", fresh_for=60)
@@ -470,7 +476,7 @@ class TestE3Circles:
         gates["c"].set()
         assert [await asking, await later] == [2, 2]
 
-    async def test_of_two_resources(self, cache: Cache) -> None:
+    async def test_a_circle_of_two_resources_is_told(self, cache: Cache) -> None:
         """A waits for B, which waits for A."""
 
         @cache.batched("one", fresh_for=60)
@@ -484,7 +490,7 @@ class TestE3Circles:
         with pytest.raises(LoadFailed, match="in a circle"):
             await one("a")
 
-    async def test_of_three_resources(self, cache: Cache) -> None:
+    async def test_a_circle_of_three_resources_is_told(self, cache: Cache) -> None:
         """A, B, C and back to A."""
 
         @cache.batched("one", fresh_for=60)
@@ -505,7 +511,7 @@ class TestE3Circles:
         with pytest.raises(LoadFailed):
             await two("a")
 
-    async def test_of_two_loads_begun_apart(self, cache: Cache) -> None:
+    async def test_a_circle_of_two_loads_begun_apart_is_told(self, cache: Cache) -> None:
         """Both run already when each asks for the other."""
         both = asyncio.Barrier(2)
 
@@ -522,7 +528,7 @@ class TestE3Circles:
         results = await asyncio.gather(outcome(one("a")), outcome(two("a")))
         assert {type(result) for result in results} == {LoadFailed}
 
-    async def test_by_way_of_a_task(self, cache: Cache) -> None:
+    async def test_a_circle_by_way_of_a_task_is_told(self, cache: Cache) -> None:
         """What a loader starts belongs to it."""
 
         @cache.batched("own", fresh_for=60)
@@ -532,7 +538,7 @@ class TestE3Circles:
         with pytest.raises(LoadFailed, match="in a circle"):
             await own("a")
 
-    async def test_a_loader_may_get_round_it(self, cache: Cache) -> None:
+    async def test_a_loader_may_catch_the_error_of_a_circle(self, cache: Cache) -> None:
         """The error is raised where the circle closes, and can be caught there."""
 
         @cache.batched("own", fresh_for=60)
@@ -543,7 +549,7 @@ class TestE3Circles:
 
         assert await own("a") == 7
 
-    async def test_what_is_no_circle_is_none(self, cache: Cache) -> None:
+    async def test_loads_that_wait_without_a_circle_end(self, cache: Cache) -> None:
         """Two ways to the same key meet, and load it once."""
         calls: list[str] = []
 
@@ -567,7 +573,7 @@ class TestE3Circles:
         assert await top("a") == 3
         assert calls == ["a"]
 
-    async def test_through_a_load_that_another_process_left(
+    async def test_a_circle_through_a_load_that_another_process_left_is_told(
         self, clock: ManualClock, sleeper: Sleeper
     ) -> None:
         """A waits for B, which another held; when it is B's turn here, B waits for A."""
@@ -614,7 +620,9 @@ class TestE3Circles:
 
 
 class TestE3Context:
-    async def test_of_the_caller_does_not_leak_into_a_shared_load(self, cache: Cache) -> None:
+    async def test_the_context_of_the_caller_does_not_leak_into_a_shared_load(
+        self, cache: Cache
+    ) -> None:
         """What many share must not depend on who came first."""
         seen: list[str] = []
 

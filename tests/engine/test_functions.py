@@ -48,7 +48,7 @@ async def plain(year: int, region: str = "eu", *, deep: bool = False) -> Report:
 
 
 class TestE19Functions:
-    def test_is_what_it_was(self, memory: Cache) -> None:
+    def test_a_decorated_function_keeps_its_name_and_signature(self, memory: Cache) -> None:
         """Name, place, words, annotations, signature, and the function itself."""
         report = memory.cached("report", fresh_for=60)(plain)
         for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
@@ -57,7 +57,7 @@ class TestE19Functions:
         assert inspect.signature(report) == inspect.signature(plain)
         assert get_type_hints(report) == get_type_hints(plain)
 
-    def test_is_a_coroutine_function(self, memory: Cache) -> None:
+    def test_a_decorated_function_is_a_coroutine_function(self, memory: Cache) -> None:
         """To everybody who asks."""
         report = memory.cached("report", fresh_for=60)(plain)
         prices = memory.batched("price", fresh_for=60)(batch)
@@ -67,7 +67,7 @@ class TestE19Functions:
 
     @pytest.mark.skipif(not PYTHONS, reason="no other Python is here")
     @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
-    def test_on_other_pythons(self, python: Path) -> None:
+    def test_a_decorated_function_is_one_on_other_pythons(self, python: Path) -> None:
         """`inspect` has changed since 3.11: an object of this kind is still believed."""
         script = (
             "import asyncio, inspect, warnings\n"
@@ -145,7 +145,7 @@ async def batch(years: list[int]) -> dict[int, Report]:
 
 
 class TestE19Ignore:
-    async def test_an_argument_that_does_not_count(self, memory: Cache) -> None:
+    async def test_an_ignored_argument_does_not_count(self, memory: Cache) -> None:
         """One entry; the loader gets what that caller passed."""
         seen: list[Session] = []
 
@@ -198,7 +198,7 @@ class TestE19Ignore:
         assert gone() is None
         assert await cache.invalidate_tag("y1") == [("report", "[1]")]
 
-    async def test_key(self, memory: Cache) -> None:
+    async def test_key_says_which_arguments_count(self, memory: Cache) -> None:
         """A function of the arguments says what counts."""
 
         @memory.cached("report", fresh_for=60, key=lambda year, _: f"y{year}")
@@ -212,7 +212,7 @@ class TestE19Ignore:
 
 
 class TestE19Methods:
-    async def test_a_method(self, memory: Cache) -> None:
+    async def test_a_method_whose_self_is_ignored_can_be_decorated(self, memory: Cache) -> None:
         """Bound as any other; all instances share its entries."""
         calls: list[str] = []
 
@@ -259,7 +259,7 @@ class TestE19Methods:
             1,
         ]
 
-    async def test_a_static_method(self, memory: Cache) -> None:
+    async def test_a_static_method_can_be_decorated(self, memory: Cache) -> None:
         """`@staticmethod` stands above."""
 
         class Shop:
@@ -297,7 +297,7 @@ class TestE19Methods:
             ),
         ],
     )
-    def test_what_cannot_work(
+    def test_methods_that_cannot_work_are_refused(
         self, memory: Cache, make: Callable[[Any], object], says: str
     ) -> None:
         """Refused with what to write instead."""
@@ -365,7 +365,7 @@ class TestE19Versions:
             assert "price_v2" in str(await new.explain("a"))
 
     @pytest.mark.parametrize("version", ["", "1.2", "V2", "a-b", 2, 1.5, "ä", "a b"])
-    def test_a_bad_version(self, memory: Cache, version: Any) -> None:
+    def test_a_bad_version_is_refused(self, memory: Cache, version: Any) -> None:
         """Says what was given, and what to write."""
         for declare in (memory.batched, memory.cached):
             with pytest.raises(
@@ -375,7 +375,7 @@ class TestE19Versions:
 
 
 class TestE19FastAPI:
-    def test_depends_and_routes(self, memory: Cache) -> None:
+    def test_depends_and_routes_take_a_cached_function(self, memory: Cache) -> None:
         """A cached function is a dependency and a route, with its parameters and its model."""
         calls: list[int] = []
 
@@ -419,7 +419,7 @@ class TestE19FastAPI:
                 client.get("/report/2026")
             assert calls == [2026, 1, 2026]
 
-    def test_a_bound_method(self, memory: Cache) -> None:
+    def test_depends_takes_a_bound_method(self, memory: Cache) -> None:
         """As a dependency, without `self`."""
 
         class Shop:

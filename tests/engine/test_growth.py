@@ -56,7 +56,7 @@ class CountedTags:
 
 
 class TestE28Tags:
-    def test_a_key_that_has_no_such_tag(self) -> None:
+    def test_removing_a_tag_that_a_key_lacks_takes_it_from_no_other(self) -> None:
         """Takes the tag from no other key, not even from the number zero."""
         index: TagIndex[int] = TagIndex()
         index.add(0, ["t"])
@@ -79,7 +79,7 @@ class TestE28Tags:
         found = await prices.get_many(MANY)
         assert [key for key in MANY if version(found[key]) == 2] == MANY[:3]
 
-    async def test_what_is_under_way_says_its_tags(
+    async def test_reads_and_loads_under_way_are_asked_for_their_tags(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """A read of the store and a load are asked for theirs; nothing else is."""

@@ -41,7 +41,7 @@ class TestC3Subscribed:
         assert lane.next_time() == AT_ONCE
         assert lane.due(0, 10) == ["a"]
 
-    def test_uncounted_it_is_there_or_not(self) -> None:
+    def test_an_uncounted_subscription_is_there_or_not(self) -> None:
         """And takes nothing from a count."""
         lane = lane_of("a")
         lane.subscribe("a", counted=True)
@@ -159,7 +159,7 @@ class TestC4Unsubscribed:
 
 
 class TestC5Taken:
-    def test_the_longest_queued_first(self) -> None:
+    def test_the_ids_that_were_queued_longest_are_taken_first(self) -> None:
         """As many as fit; never one in flight."""
         lane = stale("abc")
         assert lane.take(2) == ["a", "b"]

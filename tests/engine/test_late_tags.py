@@ -35,7 +35,9 @@ def brands(upstream: Upstream) -> Brands:
 
 
 class TestI26LateTags:
-    async def test_reach_the_copy(self, cache: Cache, brands: Brands) -> None:
+    async def test_an_invalidation_of_a_late_tag_reaches_the_copy(
+        self, cache: Cache, brands: Brands
+    ) -> None:
         """On every store; terms that are not given are the resource's."""
         prices = brands.on(cache)
         await prices("a")
@@ -44,7 +46,9 @@ class TestI26LateTags:
         assert await cache.invalidate_tag("brand:x") == [("price", "a")]
         assert version(await prices.get("a")) == 2
 
-    async def test_supersede_a_load_under_way(self, cache: Cache, brands: Brands) -> None:
+    async def test_an_invalidation_of_a_late_tag_supersedes_a_load_under_way(
+        self, cache: Cache, brands: Brands
+    ) -> None:
         """Its caller is told the value as STALE; who asks later gets the next load's."""
         prices, upstream = brands.on(cache), brands.upstream
         upstream.hold()
@@ -58,7 +62,7 @@ class TestI26LateTags:
         assert (version(await late), (await late).verdict) == (2, FRESH)
         assert (await cache.stats()).resources["price"].superseded == 1
 
-    async def test_supersede_the_load_of_another_process(
+    async def test_an_invalidation_of_a_late_tag_supersedes_the_load_of_another_process(
         self, here: Cache, there: Cache, brands: Brands
     ) -> None:
         """The law, for tags: it can never publish the old value as fresh."""
@@ -72,7 +76,7 @@ class TestI26LateTags:
         assert (await loading).verdict is STALE
         assert version(await ours.get("a")) == version(await theirs.get("a")) == 2
 
-    async def test_of_another_process_reach_what_memory_has(
+    async def test_late_tags_of_another_process_reach_what_memory_has(
         self, here: Cache, there: Cache, brands: Brands
     ) -> None:
         """A copy that was read from the store; its tags were not read with it."""
@@ -83,7 +87,7 @@ class TestI26LateTags:
         await here.invalidate_tag("brand:x")
         assert [version(await ours.get("a")), version(await theirs.get("a"))] == [2, 2]
 
-    async def test_of_the_copy_before_reach_it_while_the_next_loads(
+    async def test_late_tags_of_the_copy_before_reach_it_while_the_next_loads(
         self, cache: Cache, brands: Brands, clock: ManualClock
     ) -> None:
         """And no longer when that one has come with others."""
@@ -101,7 +105,7 @@ class TestI26LateTags:
         assert (await prices.get("a")).verdict is FRESH
         assert await cache.invalidate_tag("brand:y") == [("price", "a")]
 
-    async def test_stay_where_a_value_says_nothing_of_them(
+    async def test_late_tags_stay_where_a_value_says_nothing_of_them(
         self, cache: Cache, brands: Brands
     ) -> None:
         """A load without tags, and a change of the value that is there."""
@@ -114,7 +118,7 @@ class TestI26LateTags:
         assert brands_tag is not None
         assert await cache.invalidate_tag(brands_tag[0]) == [("price", "a")]
 
-    async def test_of_a_put(self, cache: Cache, brands: Brands) -> None:
+    async def test_a_put_may_bring_late_tags(self, cache: Cache, brands: Brands) -> None:
         """E17: with the value that the caller knows, and terms beside it."""
         prices = brands.on(cache)
         await prices.put("a", Loaded(Price("a", 5), tags=["brand:z"]), fresh_for=5)
@@ -122,7 +126,7 @@ class TestI26LateTags:
         assert await cache.invalidate_tag("brand:z") == [("price", "a")]
         assert version(await prices.get("a")) == 1
 
-    async def test_that_were_invalidated_while_the_store_was_away(
+    async def test_a_late_tag_supersedes_a_load_that_began_while_the_store_was_away(
         self, here: Cache, store: SteppedStore, brands: Brands
     ) -> None:
         """S5: a load without a lease, whose tag is invalidated when the store is back."""
@@ -138,7 +142,7 @@ class TestI26LateTags:
         assert (await loading).verdict is STALE
         assert version(await ours.get("a")) == 2
 
-    async def test_of_what_was_not_stored_are_known(
+    async def test_late_tags_of_a_value_that_was_not_stored_are_known(
         self, here: Cache, store: SteppedStore, brands: Brands
     ) -> None:
         """S5: memory shows a value for a moment that the store does not have."""
@@ -151,7 +155,7 @@ class TestI26LateTags:
         await here.invalidate_tag("brand:x")
         assert version(await ours.get("a")) == 2
 
-    async def test_that_cannot_be_delivered_raise(
+    async def test_an_invalidation_of_a_late_tag_that_cannot_be_delivered_raises(
         self, here: Cache, store: SteppedStore, brands: Brands
     ) -> None:
         """As any invalidation that the store does not confirm."""
@@ -161,12 +165,12 @@ class TestI26LateTags:
             await here.invalidate_tag("brand:x")
 
     @pytest.mark.parametrize("tags", [5, [5], ["\ud800"], ["x" * 200_000]])
-    def test_that_are_none_are_refused(self, tags: object) -> None:
+    def test_late_tags_that_are_no_tags_are_refused(self, tags: object) -> None:
         """Where they are written."""
         with pytest.raises(ConfigError, match="tag"):
             Loaded(1, tags=tags)  # type: ignore[arg-type]
 
-    def test_without_an_event_loop(self) -> None:
+    def test_a_def_function_may_bring_late_tags(self) -> None:
         """E20: the same for `def` functions."""
         version = 1
         with SyncCache("memory://") as cache:

@@ -48,7 +48,7 @@ class TestE6Invalidate:
         assert [seen(await prices.get("a")) for _ in range(2)] == [(2, FRESH)] * 2
         assert len(upstream.calls) == 2
 
-    async def test_loads_nothing_by_itself(
+    async def test_an_invalidation_loads_nothing_by_itself(
         self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """What nobody reads is not loaded."""
@@ -68,7 +68,7 @@ class TestE6Invalidate:
         assert seen(answer) == (1, EXPIRED)
         assert "ConnectionError: down" in str(answer.error)
 
-    async def test_soft_serves_it_stale_and_refreshes(
+    async def test_a_soft_invalidation_serves_the_copy_stale_and_refreshes(
         self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """Nobody waits."""
@@ -79,7 +79,9 @@ class TestE6Invalidate:
         await idle(cache)
         assert seen(await prices.get("a")) == (2, FRESH)
 
-    async def test_soft_after_hard_stays_hard(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_a_soft_invalidation_after_a_hard_one_stays_hard(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """The worse mark stays."""
         await prices("a")
         await prices.invalidate("a")
@@ -88,7 +90,7 @@ class TestE6Invalidate:
         assert seen(await prices.get("a")) == (2, FRESH)
 
     @pytest.mark.parametrize("how", WAYS)
-    async def test_without_a_copy_nothing_happens(
+    async def test_an_invalidation_without_a_copy_does_nothing(
         self, cache: Cache, prices: Prices, upstream: Upstream, how: str
     ) -> None:
         """It is no error, and the first read loads once."""
@@ -96,7 +98,9 @@ class TestE6Invalidate:
         assert seen(await prices.get("a")) == (1, FRESH)
         assert upstream.calls == [["a"]]
 
-    async def test_of_many_and_no_other(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_an_invalidation_of_many_keys_reaches_no_other(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """Only what is named."""
         await prices.get_many(["a", "b", "c"])
         upstream.version = 2
@@ -104,7 +108,7 @@ class TestE6Invalidate:
         answers = await prices.get_many(["a", "b", "c"])
         assert [version(answers[key]) for key in ("a", "b", "c")] == [2, 2, 1]
 
-    async def test_memory_forgets_at_once(self, prices: Prices) -> None:
+    async def test_memory_forgets_an_invalidated_key_at_once(self, prices: Prices) -> None:
         """`peek` as well."""
         await prices("a")
         await prices.invalidate("a")
@@ -125,7 +129,7 @@ class TestE6Invalidate:
         await telling
 
     @pytest.mark.parametrize("how", ["hard", "tag", "delete"])
-    async def test_that_could_not_be_delivered_raises(
+    async def test_an_invalidation_that_could_not_be_delivered_raises(
         self, here: Cache, ours: Prices, store: SteppedStore, how: str
     ) -> None:
         """S5: silence there would be a lie. The error says what is left to do."""
@@ -140,7 +144,7 @@ class TestE6Overtaken:
     @pytest.mark.parametrize("how", WAYS)
     @pytest.mark.parametrize("had_copy", [False, True])
     @pytest.mark.parametrize("step", ["acquire", "acquire:done", "load", "publish", "publish:done"])
-    async def test_load_publishes_nothing_fresh_and_a_trailing_one_follows(
+    async def test_an_overtaken_load_publishes_nothing_fresh_and_a_trailing_one_follows(
         self,
         here: Cache,
         ours: Prices,
@@ -215,7 +219,7 @@ class TestE6Overtaken:
         await idle(here)
         assert seen(await ours.get("a")) == (2, FRESH)
 
-    async def test_many_who_come_later_share_the_trailing_load(
+    async def test_many_callers_that_come_later_share_the_trailing_load(
         self, ours: Prices, upstream: Upstream
     ) -> None:
         """One load for them all; a second invalidation during the first load adds none."""
@@ -254,7 +258,7 @@ class TestE6Overtaken:
         upstream.let_go()
         assert [seen(await task) for task in tasks] == [(1, STALE), (2, STALE), (3, FRESH)]
 
-    async def test_who_was_told_and_asks_again_at_once_joins_the_trailing_load(
+    async def test_a_caller_that_was_told_and_asks_again_joins_the_trailing_load(
         self, upstream: Upstream
     ) -> None:
         """Before it begins, if the store reads on the spot: one that is overtaken answers too."""
@@ -277,7 +281,7 @@ class TestE6Overtaken:
             upstream.let_go()
             assert [seen(it) for it in await reading] == [(1, STALE), (2, STALE)]
 
-    async def test_load_that_fails_tells_who_asked_before(
+    async def test_an_overtaken_load_that_fails_tells_callers_that_asked_before(
         self, ours: Prices, upstream: Upstream
     ) -> None:
         """Who came later has the trailing load, and no cooldown."""
@@ -294,7 +298,9 @@ class TestE6Overtaken:
         assert isinstance(await before, LoadFailed)
         assert version(await after) == 1
 
-    async def test_is_counted(self, here: Cache, ours: Prices, upstream: Upstream) -> None:
+    async def test_an_overtaken_load_is_counted(
+        self, here: Cache, ours: Prices, upstream: Upstream
+    ) -> None:
         """E12: once for each load that was in vain."""
         task = await upstream.holding(ours.get("a"))
         await ours.invalidate("a")
@@ -390,7 +396,7 @@ class TestE6Live:
 
 
 class TestE6AnotherProcess:
-    async def test_a_load_overtaken_by_another_process(
+    async def test_a_load_overtaken_by_another_process_is_stale_to_its_callers(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """The store's fence tells: STALE for who asked before, the trailing load for the others."""
@@ -408,7 +414,7 @@ class TestE6AnotherProcess:
             assert seen(await before) == (1, STALE)
             assert seen(await after) == (2, FRESH)
 
-    async def test_who_asks_after_their_invalidation_gets_nothing_older(
+    async def test_a_caller_that_asks_after_their_invalidation_gets_nothing_older(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """Published, then invalidated by another process, before our answer has arrived."""
@@ -424,7 +430,7 @@ class TestE6AnotherProcess:
             await before
             assert seen(await after) == (2, FRESH)
 
-    async def test_who_asks_after_their_invalidation_is_not_told_the_newer_copy_before_it(
+    async def test_a_caller_that_asks_after_their_invalidation_is_not_told_the_copy_before_it(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """The denied lease came with a copy; since then it was invalidated."""
@@ -448,7 +454,7 @@ class TestE6AnotherProcess:
             assert seen(await after) == (2, FRESH)
 
     @pytest.mark.parametrize("how", WAYS)
-    async def test_a_fallback_in_memory_is_no_word_for_the_newer_copy_before_it(
+    async def test_a_fallback_in_memory_does_not_vouch_for_the_copy_before_an_invalidation(
         self,
         here: Cache,
         ours: Prices,
@@ -486,7 +492,7 @@ class Unlisted(SteppedStore):
 class TestE6Everything:
     @pytest.mark.parametrize("how", ["clear", "all"])
     @pytest.mark.parametrize("what", ["load", "put"])
-    async def test_reaches_what_the_store_does_not_list(
+    async def test_invalidating_everything_reaches_what_the_store_does_not_list(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, what: str, how: str
     ) -> None:
         """A load of this process that is about to publish, or a put on its way to the store."""
@@ -515,7 +521,7 @@ class TestE6Everything:
 
 
 class TestE6Deleted:
-    async def test_who_asks_after_a_deletion_is_not_told_what_was_published_before_it(
+    async def test_a_caller_that_asks_after_a_deletion_is_not_told_what_was_published_before_it(
         self, store: SteppedStore, ours: Prices, upstream: Upstream
     ) -> None:
         """Published, then deleted by another process, before our answer has arrived."""
@@ -528,7 +534,7 @@ class TestE6Deleted:
         await before
         assert (await after).value == Price("a", 2)
 
-    async def test_who_only_lost_the_lease_does_not_load_for_ever(
+    async def test_a_process_that_only_lost_the_lease_does_not_load_for_ever(
         self, here: Cache, clock: ManualClock
     ) -> None:
         """A load that always takes longer than its lease: a few rounds, then it is left."""

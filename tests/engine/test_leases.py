@@ -40,7 +40,7 @@ async def passing(clock: ManualClock, *sleepers: Sleeper, by: float = 0.1) -> No
 
 
 class TestE5Lease:
-    async def test_one_load_for_both(
+    async def test_two_processes_share_one_load(
         self, ours: Prices, theirs: Prices, upstream: Upstream, naps: Sleeper
     ) -> None:
         """The other waits for the holder, and says whose load it was."""
@@ -81,7 +81,7 @@ class TestE5Lease:
         assert (seen(answer), answer.origin) == ((1, FRESH), Origin.ANOTHER)
         assert upstream.calls == [["a"]]
 
-    async def test_polls_with_growing_jittered_pauses(
+    async def test_a_waiting_process_polls_with_growing_jittered_pauses(
         self, clock: ManualClock, store: SteppedStore, upstream: Upstream
     ) -> None:
         """From 0.1 s, never more than ten reads a second, never further apart than 1.5 s."""
@@ -154,7 +154,7 @@ class TestE5Lease:
         assert "ConnectionError: down" in str(failure)
         assert len(upstream.calls) == 1
 
-    async def test_long_loads_renew_it(
+    async def test_long_loads_renew_their_lease(
         self,
         ours: Prices,
         theirs: Prices,
@@ -192,7 +192,7 @@ class TestE5Lease:
         stats = (await here.stats()).resources["price"]
         assert (stats.superseded, len(upstream.calls)) == (1, 2)
 
-    async def test_thirty_two_contenders_fifty_rounds(
+    async def test_thirty_two_contenders_load_once_in_each_of_fifty_rounds(
         self, clock: ManualClock, upstream: Upstream
     ) -> None:
         """S7: on one cold key, exactly one load each."""
@@ -212,7 +212,7 @@ class TestE5Lease:
             await cache.close()
             await store.inner.open()
 
-    async def test_is_counted(
+    async def test_leases_won_and_denied_are_counted(
         self,
         ours: Prices,
         theirs: Prices,
@@ -280,7 +280,7 @@ class TestE5Lease:
 
 
 class TestE7Missed:
-    async def test_who_missed_a_failure_loads_nothing(
+    async def test_a_process_that_missed_a_failure_loads_nothing(
         self, store: SteppedStore, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """It looked before the other failed, and asks for the lease after: it hears of it."""
@@ -291,7 +291,7 @@ class TestE7Missed:
         assert "down" in str(await mine)
         assert upstream.calls == [["a"]]
 
-    async def test_a_refresh_that_a_reader_joins_ignores_it_all_the_same(
+    async def test_a_refresh_that_a_reader_joins_ignores_the_cooldown_all_the_same(
         self, store: SteppedStore, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """`refresh()` loads whatever failed; a reader that waits for the same load is served."""
@@ -303,12 +303,12 @@ class TestE7Missed:
         await outcome(theirs.get("a"))
         upstream.error = None
         store.let_go("acquire")
-        assert await refreshing is None
+        assert not isinstance(await refreshing, Exception)
         assert await reading == Price("a", 1)
         assert upstream.calls == [["a"]] * 2
 
     @pytest.mark.parametrize("age", [0, 40, 200], ids=["fresh", "stale", "expired"])
-    async def test_nor_does_who_cannot_read_the_copy_that_is_there(
+    async def test_a_process_that_missed_a_failure_and_cannot_read_the_copy_loads_nothing(
         self,
         store: SteppedStore,
         ours: Prices,
@@ -333,7 +333,7 @@ class TestE7Missed:
         assert "down" in str(await other)
         assert upstream.calls == [["a"]]
 
-    async def test_what_is_stale_is_served_with_the_failure(
+    async def test_a_stale_copy_is_served_with_the_failure_that_was_missed(
         self,
         store: SteppedStore,
         ours: Prices,
@@ -352,7 +352,7 @@ class TestE7Missed:
         assert (seen(answer), str(answer.error)[-4:]) == ((1, Verdict.EXPIRED), "down")
         assert len(upstream.calls) == 2
 
-    async def test_when_its_cooldown_is_over_it_is_tried_again(
+    async def test_a_missed_failure_whose_cooldown_is_over_is_tried_again(
         self,
         store: SteppedStore,
         ours: Prices,
@@ -370,7 +370,7 @@ class TestE7Missed:
         assert seen(await mine) == (1, FRESH)
         assert (store.count("acquire"), upstream.calls) == (2, [["a"]] * 2)
 
-    async def test_refresh_means_now(
+    async def test_refresh_loads_although_a_failure_was_missed(
         self, store: SteppedStore, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """It ignores the cooldown, also one that it did not know of."""
@@ -405,7 +405,7 @@ class TestE5FailingStore:
         store.broken = {"read", "acquire"}
         assert isinstance(await outcome(ours.get("a")), LoadFailed)
 
-    async def test_what_memory_has_is_served(
+    async def test_memory_is_served_while_the_store_fails(
         self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """While the store cannot be read: as STALE, since nobody confirms it (E29)."""
@@ -517,7 +517,7 @@ class TestE5FailingStore:
         assert [seen(await it) for it in tasks] == [(1, FRESH), (1, STALE), (2, FRESH)]
         assert upstream.calls == [["a"]] * 2
 
-    async def test_it_recovers_by_itself(
+    async def test_a_cache_recovers_by_itself_from_a_store_that_failed(
         self, ours: Prices, store: SteppedStore, clock: ManualClock
     ) -> None:
         """When the store is back, what is loaded is stored again."""
@@ -538,7 +538,7 @@ class TestE5FailingStore:
         assert (stats.store, stats.resources["price"].loads) == (None, 1)
 
     @pytest.mark.parametrize("method", ["invalidate", "delete"])
-    async def test_an_invalidation_raises(
+    async def test_an_invalidation_raises_while_the_store_fails(
         self, ours: Prices, store: SteppedStore, method: str
     ) -> None:
         """Because silence there would be a lie."""
@@ -554,7 +554,7 @@ class TestE5FailingStore:
         await ours("a")
         assert (await store.inner.read("price", ["a"])) == {}
 
-    async def test_who_follows_a_store_that_goes_away_is_answered(
+    async def test_a_caller_that_waits_for_another_process_is_answered_if_the_store_goes_away(
         self, ours: Prices, store: SteppedStore, sleeper: Sleeper
     ) -> None:
         """By a load without a lease."""
@@ -601,7 +601,7 @@ def away(request: pytest.FixtureRequest, clock: ManualClock) -> SteppedStore:
 
 
 class TestE26Origin:
-    async def test_while_the_store_cannot_be_asked_it_is_memory(
+    async def test_the_origin_is_memory_while_the_store_cannot_be_asked(
         self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """And unverified, whatever way it is read; when the store is back it is neither."""
@@ -618,7 +618,7 @@ class TestE26Origin:
             assert [source(await prices.get("a")) for _ in range(2)] == [VERIFIED] * 2
         assert upstream.calls == [["a"]]
 
-    async def test_old_copies_are_unverified_too(
+    async def test_old_copies_are_unverified_while_the_store_cannot_be_asked(
         self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """STALE is served and refreshed, EXPIRED is served since loading fails."""
@@ -636,7 +636,7 @@ class TestE26Origin:
             assert source(answer) == UNVERIFIED
             assert answer.error is not None
 
-    async def test_within_memory_for_it_stays_unverified(
+    async def test_an_unverified_answer_stays_unverified_within_memory_for(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """Memory answers by itself again, and what it says was not confirmed by the store."""
@@ -678,7 +678,7 @@ class TestE26Origin:
         assert source(await first) == (Origin.LOADED, False)
         assert source(await second) == (Origin.ANOTHER, True)
 
-    async def test_a_store_of_ones_own_is_memory(
+    async def test_the_origin_is_memory_on_a_private_store(
         self, clock: ManualClock, upstream: Upstream
     ) -> None:
         """Nobody else can change it."""

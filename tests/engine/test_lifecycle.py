@@ -56,7 +56,7 @@ def others() -> set[asyncio.Task[Any]]:
 
 
 class TestE13Open:
-    async def test_the_first_use_opens_it(
+    async def test_the_first_use_opens_the_cache(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """Once."""
@@ -73,7 +73,7 @@ class TestE13Open:
         assert store.count("open") == 1
         await shut.close()
 
-    async def test_one_who_leaves_does_not_stop_the_opening(
+    async def test_a_caller_that_leaves_does_not_stop_the_opening(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The others have their cache."""
@@ -86,7 +86,7 @@ class TestE13Open:
         assert version(await stays) == 1
         await shut.close()
 
-    async def test_one_that_fails_can_be_tried_again(
+    async def test_an_opening_that_fails_can_be_tried_again(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """All who wait are told; the next one tries."""
@@ -122,7 +122,7 @@ class TestE13Open:
         assert store.count("open") == 1
 
     @pytest.mark.parametrize("needs", [True, False])
-    async def test_a_store_that_needs_it_is_swept(
+    async def test_a_store_that_needs_eviction_is_swept(
         self, shut: Cache, store: SteppedStore, needs: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Now and then, also after a failure; a store whose server sweeps is not asked."""
@@ -150,7 +150,7 @@ class TestE13Open:
 
 
 class TestE13Close:
-    async def test_refuses_new_work(
+    async def test_a_closed_cache_refuses_new_work(
         self, shut: Cache, goods: Prices, cache: Cache, prices: Prices
     ) -> None:
         """Reads from memory as well: nothing is served any more."""
@@ -212,7 +212,9 @@ class TestE13Close:
             await shut.close()
         assert (own.count("open"), own.count("close"), store.count("close")) == (1, 1, 0)
 
-    async def test_twice_is_once(self, shut: Cache, goods: Prices, store: SteppedStore) -> None:
+    async def test_closing_twice_closes_the_store_once(
+        self, shut: Cache, goods: Prices, store: SteppedStore
+    ) -> None:
         """Also before it was ever opened."""
         await shut.close()
         await shut.open()
@@ -221,7 +223,7 @@ class TestE13Close:
         await shut.close()
         assert store.count("close") == 1
 
-    async def test_it_can_be_opened_again(
+    async def test_a_closed_cache_can_be_opened_again(
         self, shut: Cache, goods: Prices, upstream: Upstream
     ) -> None:
         """As new: what memory had is gone, what is asked for is loaded."""
@@ -231,7 +233,7 @@ class TestE13Close:
                 assert version(await goods.get("a")) == number
         assert len(upstream.calls) == 3
 
-    async def test_opening_waits_until_it_is_over(
+    async def test_opening_waits_until_a_closing_is_over(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The store is never opened while it is being closed."""
@@ -246,7 +248,7 @@ class TestE13Close:
         assert (store.count("open"), store.count("close")) == (2, 1)
         await shut.close()
 
-    async def test_leaves_no_task(
+    async def test_closing_leaves_no_task(
         self, shut: Cache, goods: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Whatever was under way: loads, refreshes, guards."""
@@ -260,7 +262,7 @@ class TestE13Close:
         assert {type(answer) for answer in await asyncio.gather(*waiting)} == {LoadFailed}
         assert others() == set()
 
-    async def test_waiters_get_an_error(
+    async def test_closing_gives_waiting_callers_an_error(
         self, shut: Cache, goods: Prices, upstream: Upstream
     ) -> None:
         """It says why; who has an old copy to fall back on gets that."""
@@ -277,7 +279,9 @@ class TestE13Close:
         assert isinstance(answer, Answer)
         assert "the cache was closed" in str(answer.error)
 
-    async def test_ends_what_waits_for_a_place(self, shut: Cache, upstream: Upstream) -> None:
+    async def test_closing_ends_loads_that_wait_for_a_place(
+        self, shut: Cache, upstream: Upstream
+    ) -> None:
         """Keys whose load had not begun."""
         goods = declare(shut, upstream, concurrency=1, max_batch=1)
         upstream.hold()
@@ -287,7 +291,7 @@ class TestE13Close:
         assert {type(answer) for answer in await asyncio.gather(*tasks)} == {LoadFailed}
         assert upstream.calls == [["a"]]
 
-    async def test_ends_a_poll(
+    async def test_closing_ends_a_poll(
         self, shut: Cache, goods: Prices, store: SteppedStore, sleeper: Sleeper
     ) -> None:
         """Who waits for another process waits no longer."""
@@ -299,7 +303,7 @@ class TestE13Close:
         assert isinstance(await task, LoadFailed)
         assert others() == set()
 
-    async def test_frees_the_leases_of_loads_that_it_ends(
+    async def test_closing_frees_the_leases_of_loads_that_it_ends(
         self, shut: Cache, goods: Prices, upstream: Upstream, store: SteppedStore
     ) -> None:
         """Other processes need not wait for them to run out."""
@@ -309,7 +313,7 @@ class TestE13Close:
         assert store.calls[-2:] == ["release", "close"]
 
     @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
-    async def test_frees_a_lease_that_is_granted_meanwhile(
+    async def test_closing_frees_a_lease_that_is_granted_meanwhile(
         self, shut: Cache, goods: Prices, store: SteppedStore, step: str
     ) -> None:
         """Closed while the store was asked for it, or as its answer came: nobody has to wait."""
@@ -325,7 +329,7 @@ class TestE13Close:
         await closing
         assert others() == set()
 
-    async def test_asks_a_store_that_is_stuck_no_longer(
+    async def test_closing_asks_a_store_that_is_stuck_no_longer(
         self, shut: Cache, goods: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Who closes does not wait for the whole grace."""
@@ -335,7 +339,7 @@ class TestE13Close:
         await task
         assert (store.calls[-1], others()) == ("close", set())
 
-    async def test_nor_longer_than_the_grace(
+    async def test_closing_asks_a_stuck_store_no_longer_than_the_grace(
         self, store: SteppedStore, clock: ManualClock, upstream: Upstream
     ) -> None:
         """However short that is, nothing is left running."""
@@ -364,7 +368,7 @@ class TestE13Close:
         await closing
         assert others() == set()
 
-    async def test_gives_up_after_grace(
+    async def test_closing_gives_up_after_grace(
         self,
         store: SteppedStore,
         clock: ManualClock,
@@ -384,7 +388,7 @@ class TestE13Close:
         store.let_go("publish")
         await turns()
 
-    async def test_during_the_opening(
+    async def test_closing_during_the_opening_waits_for_it(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The opening ends, then it is closed; who waited for it does not hang."""
@@ -401,7 +405,7 @@ class TestE13Close:
         assert store.count("close") == 1
         assert others() == set()
 
-    async def test_during_an_opening_that_fails(
+    async def test_closing_during_an_opening_that_fails_ends(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """There is nothing to close."""
@@ -416,7 +420,7 @@ class TestE13Close:
         assert isinstance(await task, StoreError)
         assert others() == set()
 
-    async def test_during_a_read_nobody_hangs(
+    async def test_closing_during_a_read_leaves_nobody_hanging(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """A read of the store that was under way ends in an error."""
@@ -429,7 +433,7 @@ class TestE13Close:
         task.cancel()
         assert not hangs
 
-    async def test_during_a_read_nothing_enters_memory(
+    async def test_closing_during_a_read_lets_nothing_into_memory(
         self, shut: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:
         """What was read before is not served after."""
@@ -442,7 +446,7 @@ class TestE13Close:
         await task
         assert isinstance(await outcome(goods.get("a")), NotOpen), clock
 
-    async def test_what_outlived_grace_does_not_land_in_the_next_life(
+    async def test_a_load_that_outlived_grace_does_not_land_in_the_next_life(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """Closed, opened again, invalidated: a publication of the life before is not served."""
@@ -458,7 +462,7 @@ class TestE13Close:
             await turns()
             assert version(await goods.get("a")) == 2
 
-    async def test_that_is_cancelled_can_be_done_again(
+    async def test_a_closing_that_is_cancelled_can_be_done_again(
         self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The store does not stay open for ever."""
@@ -493,7 +497,7 @@ class TestE13Close:
         await task
         assert sorted(ended) == list(range(16))
 
-    async def test_while_the_store_fails_nobody_waits_for_ever(
+    async def test_closing_while_the_store_fails_leaves_nobody_waiting(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """Found by simulation: closed between the store's failure and who hears of it."""
@@ -512,7 +516,7 @@ class TestE13Close:
 
 
 class TestE13Loop:
-    def test_another_loop_is_told_so(self) -> None:
+    def test_another_event_loop_is_refused(self) -> None:
         """With what to do instead; closed there, it can be used here."""
         cache = Cache("memory://")
 
@@ -537,7 +541,7 @@ class TestE13Loop:
 
 
 class TestE13FromThread:
-    async def test_returns_the_value(
+    async def test_from_thread_returns_the_value(
         self, cache: Cache, prices: Prices, upstream: Upstream
     ) -> None:
         """From many threads, with one load."""
@@ -550,7 +554,7 @@ class TestE13FromThread:
         assert await asyncio.gather(*work) == [Price("a", 1)] * 4
         assert upstream.calls == [["a"]]
 
-    async def test_takes_keyword_arguments(self, cache: Cache) -> None:
+    async def test_from_thread_takes_keyword_arguments(self, cache: Cache) -> None:
         """As the function does."""
 
         @cache.cached("report", fresh_for=60)
@@ -560,7 +564,7 @@ class TestE13FromThread:
         got = await in_thread(lambda: cache.from_thread(report, 2026, region="us"))
         assert got == "2026 us"
 
-    async def test_raises_the_failure(
+    async def test_from_thread_raises_the_failure(
         self, cache: Cache, prices: Prices, upstream: Upstream
     ) -> None:
         """As `await` would."""
@@ -569,12 +573,14 @@ class TestE13FromThread:
         assert isinstance(error, LoadFailed)
         assert error.__cause__ is upstream.error
 
-    async def test_refuses_the_loops_own_thread(self, cache: Cache, prices: Prices) -> None:
+    async def test_from_thread_refuses_the_loops_own_thread(
+        self, cache: Cache, prices: Prices
+    ) -> None:
         """It would wait for itself."""
         with pytest.raises(StillfreshError, match="await it instead"):
             cache.from_thread(prices, "a")
 
-    async def test_refuses_a_closed_cache(self, shut: Cache, goods: Prices) -> None:
+    async def test_from_thread_refuses_a_closed_cache(self, shut: Cache, goods: Prices) -> None:
         """Neither open yet nor any more: there is no loop to call."""
         assert isinstance(await in_thread(lambda: shut.from_thread(goods, "a")), NotOpen)
         await shut.open()
@@ -593,7 +599,7 @@ class TestE13FromThread:
         assert threading.active_count() <= before + 1
 
     @pytest.mark.filterwarnings("ignore:coroutine")
-    def test_refuses_a_loop_that_has_ended(self) -> None:
+    def test_from_thread_refuses_a_loop_that_has_ended(self) -> None:
         """A cache that nobody closed: NotOpen, and no coroutine left unawaited."""
         cache = Cache("memory://")
 

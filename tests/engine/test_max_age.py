@@ -80,7 +80,7 @@ class TestE18MaxAge:
         assert (await prices.get("a", max_age="1h")).verdict is STALE
         assert upstream.calls[0] == ["a"]
 
-    async def test_others_are_served_as_before(
+    async def test_callers_without_a_max_age_are_served_as_before(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """The limit is one call's: meanwhile the copy is fresh to anyone else."""

@@ -96,7 +96,9 @@ class Large:
 
 
 class TestE9Memory:
-    async def test_holds_no_more_than_max_entries(self, cache: Cache, upstream: Upstream) -> None:
+    async def test_memory_holds_no_more_than_max_entries(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
         """Whatever is asked for, and what is invalidated in between."""
         prices = declare(cache, upstream, max_entries=10)
         for number in range(100):
@@ -107,7 +109,9 @@ class TestE9Memory:
         await prices.get_many(str(number) for number in range(200, 250))
         assert (await stats(cache)).entries == 10
 
-    async def test_keeps_what_is_read(self, cache: Cache, upstream: Upstream) -> None:
+    async def test_memory_keeps_entries_that_are_read(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
         """A walk over many keys does not push out the few that are in use."""
         prices = declare(cache, upstream, max_entries=10)
         hot = ["h1", "h2", "h3"]
@@ -118,7 +122,7 @@ class TestE9Memory:
                 await prices.get(key)
         assert all(prices.peek(key) for key in hot)
 
-    async def test_keeps_what_is_read_in_front_of_a_shared_store(
+    async def test_memory_keeps_entries_that_are_read_in_front_of_a_shared_store(
         self, here: Cache, upstream: Upstream
     ) -> None:
         """There every read asks the store, and counts as a read all the same."""
@@ -132,7 +136,7 @@ class TestE9Memory:
                 await prices.get(key)
         assert codec.decoded == len(upstream.calls) + len(hot) - 1, "once for each key"
 
-    async def test_private_fresh_does_not_ask_the_store(
+    async def test_a_fresh_hit_does_not_ask_a_private_store(
         self, upstream: Upstream, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nobody else can have changed it."""
@@ -151,7 +155,7 @@ class TestE9Memory:
             assert (await prices.get("a")).verdict is STALE
             assert asked == ["a"]
 
-    async def test_shared_asks_at_every_read(
+    async def test_every_read_asks_a_shared_store(
         self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """So that another process's invalidation is seen by the very next read."""
@@ -254,7 +258,7 @@ class TestE9Memory:
         clock.advance(30)
         assert (await prices.get("a")).verdict is STALE
 
-    async def test_decodes_once_for_a_generation(
+    async def test_a_generation_is_decoded_once(
         self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:
         """The row is read each time; memory saves the decoding while it is the same."""
@@ -273,7 +277,7 @@ class TestE9Memory:
                 await goods.get("a")
             assert theirs.decoded == 2
 
-    async def test_decodes_an_expired_copy_once(
+    async def test_an_expired_copy_is_decoded_once(
         self, store: SteppedStore, upstream: Upstream, clock: ManualClock, here: Cache
     ) -> None:
         """However many wait for the load that it is the fallback of."""
@@ -340,7 +344,7 @@ class TestE9Memory:
             assert await square(of) == await square(of)
         assert (await cache.stats()).resources["square"].entries <= 2
 
-    async def test_lets_go_of_what_was_invalidated(self, here: Cache) -> None:
+    async def test_memory_lets_go_of_what_was_invalidated(self, here: Cache) -> None:
         """The value is freed at once, although its copy is still stored."""
         alive: weakref.WeakSet[Large] = weakref.WeakSet()
 
@@ -367,7 +371,9 @@ class TestE9Memory:
 
 
 class TestE10Jitter:
-    async def test_is_stored_with_the_entry(self, clock: ManualClock, upstream: Upstream) -> None:
+    async def test_jitter_is_stored_with_the_entry(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
         """Two processes agree about when it ends, whatever their own dice say."""
         store = MemoryStore(clock=clock)
         first = Cache(store, clock=clock, sleep=Sleeper(), dice=lambda: 0.5)
@@ -394,7 +400,7 @@ class TestE10Jitter:
 
 
 class TestE12Stats:
-    async def test_reads_by_verdict_and_by_age(
+    async def test_reads_are_counted_by_verdict_and_by_age(
         self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
     ) -> None:
         """Every answer once, by what it was when it was served; hits included."""
@@ -475,7 +481,7 @@ class TestE12Stats:
         assert counts.age_quantile(0.5) == 1
         assert counts.age_quantile(1) == 30
 
-    async def test_what_is_queued_and_what_is_watched(
+    async def test_stats_say_what_is_queued_and_what_is_watched(
         self, cache: Cache, upstream: Upstream
     ) -> None:
         """Keys beyond the places wait their turn; keys that are watched count once."""
@@ -492,7 +498,7 @@ class TestE12Stats:
         counts = await stats(cache)
         assert (counts.loading, counts.queued, counts.watched) == (0, 0, 0)
 
-    async def test_what_fails_and_until_when(
+    async def test_stats_say_what_fails_and_until_when(
         self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
     ) -> None:
         """From the failure to the next success: the pause that ends first, the last error."""
@@ -553,7 +559,7 @@ class TestE12Stats:
         told = counts.stats(10.0, entries=0, bytes=0, loading=0, queued=0, watched=0, max_batch=1)
         assert (told.failing, told.retry_at) == (3, 20)
 
-    async def test_asking_for_them_changes_nothing(self, prices: Prices, cache: Cache) -> None:
+    async def test_asking_for_stats_changes_nothing(self, prices: Prices, cache: Cache) -> None:
         """Twice the same; and hits go on being counted."""
         await prices("a")
         await prices("a")
@@ -571,7 +577,7 @@ class TestE12Stats:
         await getattr(prices, how)("a")
         assert (await stats(cache)).reads[FRESH] >= 2
 
-    async def test_by_origin_and_verdict(
+    async def test_reads_are_counted_by_origin_and_verdict(
         self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream, url: str
     ) -> None:
         """A miss, a joined load, hits of every kind and a failure: a hit ratio is one division."""
@@ -602,7 +608,7 @@ class TestE12Stats:
         assert counts.hits == 5
         assert counts.hits / sum(counts.reads.values()) == pytest.approx(5 / 9)
 
-    async def test_memory_for_is_memory(
+    async def test_a_read_within_memory_for_counts_as_memory(
         self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """Within it memory answers by itself; an answer that the store confirmed is the store's."""
@@ -619,7 +625,7 @@ class TestE12Stats:
             prices.peek("a")
         assert reads(await stats(cache)) == (1, 0, 0, 0)
 
-    async def test_coalesced_batches_loads(
+    async def test_coalesced_reads_batches_and_loads_are_counted(
         self, prices: Prices, cache: Cache, upstream: Upstream
     ) -> None:
         """Who joined; how many calls, keys, and the largest; who was absent."""
@@ -632,7 +638,7 @@ class TestE12Stats:
         assert (counts.leases_won, counts.leases_denied) == (4, 0)
         assert (counts.loading, counts.entries) == (0, 4)
 
-    async def test_failures(
+    async def test_failures_are_counted(
         self, prices: Prices, cache: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """By key; a read that could not be answered is GONE, one from the old copy EXPIRED."""
@@ -683,7 +689,9 @@ class TestE12Stats:
 
 class TestE14LoaderCalls:
     @pytest.mark.parametrize("max_batch", [1, 7, 100, 1000])
-    async def test_as_few_as_can_be(self, cache: Cache, upstream: Upstream, max_batch: int) -> None:
+    async def test_missing_keys_need_as_few_loader_calls_as_can_be(
+        self, cache: Cache, upstream: Upstream, max_batch: int
+    ) -> None:
         """1,000 missing keys: ceil(1000 / max_batch)."""
         prices = declare(cache, upstream, max_batch=max_batch)
         await prices.get_many(str(number) for number in range(1000))
@@ -714,7 +722,7 @@ class TestE27ColdKeys:
 
 
 class TestE12Entries:
-    async def test_judges_what_is_in_the_store(
+    async def test_entries_judges_what_is_in_the_store(
         self, prices: Prices, cache: Cache, clock: ManualClock
     ) -> None:
         """Verdict, times and marks of each, page by page."""
@@ -734,7 +742,7 @@ class TestE12Entries:
         assert await cache.entries("price", after=("price", "a"), limit=1) == rest[:1]
         assert [each.id for each in await cache.entries(search="b")] == ["b"]
 
-    async def test_one_that_failed_to_load_says_why(
+    async def test_an_entry_that_failed_to_load_says_why(
         self, prices: Prices, cache: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """It has no copy: it is GONE, and cools down."""
@@ -757,7 +765,7 @@ class TestE12Explain:
             (5000, GONE, "a gone copy, 5000.0 s old.*waits for a load, and fails if that fails."),
         ],
     )  # fmt: skip
-    async def test_by_age(
+    async def test_explain_judges_by_age(
         self, prices: Prices, clock: ManualClock, age: float, verdict: Verdict, says: str
     ) -> None:
         """What there is, and what a read would do."""
@@ -769,13 +777,15 @@ class TestE12Explain:
         assert (told.resource, told.key, told.in_memory) == ("price", "a", True)
         assert re.search(says, str(told))
 
-    async def test_nothing_known(self, prices: Prices) -> None:
+    async def test_explain_says_that_nothing_is_known(self, prices: Prices) -> None:
         """There never was a copy."""
         told = await prices.explain("a")
         assert str(told).startswith("price 'a': there is no copy; a read waits for a load")
         assert (told.verdict, told.age, told.fresh_until) == (GONE, None, None)
 
-    async def test_absent(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_explain_says_that_a_key_is_absent(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """Upstream has no such thing."""
         upstream.absent = {"a"}
         await prices.get("a")
@@ -783,7 +793,9 @@ class TestE12Explain:
             await prices.explain("a")
         )
 
-    async def test_cooling(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_explain_says_that_a_key_cools_down(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """How often it failed, why, and when the next try is."""
         upstream.error = ConnectionError("down")
         await outcome(prices.get("a"))
@@ -794,7 +806,9 @@ class TestE12Explain:
         )
         assert (told.failures, told.error) == (1, "ConnectionError: down")
 
-    async def test_loading(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_explain_says_that_a_key_is_being_loaded(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """By this process."""
         task = await upstream.holding(prices.get("a"))
         told = await prices.explain("a")
@@ -804,7 +818,7 @@ class TestE12Explain:
         await task
         assert not (await prices.explain("a")).loading_here
 
-    async def test_loading_elsewhere(
+    async def test_explain_says_that_another_process_loads(
         self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """By another one, and until when it holds the lease."""
@@ -816,7 +830,9 @@ class TestE12Explain:
         assert not told.loading_here
 
     @pytest.mark.parametrize("soft", [True, False])
-    async def test_invalidated(self, prices: Prices, *, soft: bool) -> None:
+    async def test_explain_says_that_a_copy_was_invalidated(
+        self, prices: Prices, *, soft: bool
+    ) -> None:
         """What it would be otherwise does not matter."""
         await prices("a")
         await prices.invalidate("a", soft=soft)
@@ -836,7 +852,9 @@ class TestE12Explain:
             (replace(HARD, fetched_at=-99), None, "a gone copy.* and fails if that"),
         ],
     )  # fmt: skip
-    def test_a_page(self, copy: Copy | None, failure: Failure | None, says: str) -> None:
+    def test_explain_of_a_page_says_whether_it_must_be_validated(
+        self, copy: Copy | None, failure: Failure | None, says: str
+    ) -> None:
         """RFC 9111 §4.4: one that was invalidated is validated first, however old it is."""
         record = Record(copy, failure=failure)
         told = explain("page", "/a", record, 10, loading_here=False, in_memory=False)
@@ -881,7 +899,7 @@ class TestE12Explain:
             ),
         ],
     )
-    def test_in_a_sentence_or_two(self, record: Record, text: str) -> None:
+    def test_an_explanation_is_a_sentence_or_two(self, record: Record, text: str) -> None:
         """What there is, what a read does, who loads it, and what failed."""
         for short, long in SENTENCES.items():
             text = text.replace(short, long)
@@ -914,7 +932,7 @@ class TestE12Explain:
             (2, 30.0, "x"),
         ]
 
-    async def test_changes_nothing(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_explain_changes_nothing(self, prices: Prices, upstream: Upstream) -> None:
         """No load, no count."""
         await prices.explain("a")
         await turns()

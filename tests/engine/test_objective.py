@@ -30,7 +30,9 @@ class TestG14ObjectiveText:
         thousandths=st.integers(1, 99_999),
         age=st.sampled_from([("250ms", 0.25), ("1.5s", 1.5), ("1m", 60.0), ("30d", 2_592_000.0)]),
     )
-    def test_a_share_and_an_age(self, thousandths: int, age: tuple[str, float]) -> None:
+    def test_an_objective_is_a_share_and_an_age(
+        self, thousandths: int, age: tuple[str, float]
+    ) -> None:
         """Both are read as they are written."""
         found = Objective.of(f"{thousandths / 1000:.3f}% of reads younger than {age[0]}")
         assert found.share == pytest.approx(thousandths / 100_000)
@@ -52,7 +54,7 @@ class TestG14ObjectiveText:
             b"99% of reads younger than 1m",
         ],
     )
-    def test_anything_else_is_refused(self, wrong: str) -> None:
+    def test_an_objective_of_another_form_is_refused(self, wrong: str) -> None:
         """The error names the value, and says what to write."""
         with pytest.raises(ConfigError) as caught:
             Objective.of(wrong, name="price: objective")

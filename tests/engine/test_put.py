@@ -33,7 +33,9 @@ KNOWN = Price("a", 7)
 
 
 class TestE17Put:
-    async def test_the_next_read_has_the_value(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_the_read_after_a_put_has_the_value(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """Fresh, without a load; of a key that had a copy and of one that had none."""
         await prices("a")
         await prices.put("a", KNOWN)
@@ -42,7 +44,7 @@ class TestE17Put:
         assert (await prices.get("a")).verdict is FRESH
         assert upstream.calls == [["a"]]
 
-    async def test_of_many(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_put_many_stores_every_value(self, prices: Prices, upstream: Upstream) -> None:
         """More than one step of the store takes, each with its own value."""
         many = {f"k{number}": Price(f"k{number}", number) for number in range(250)}
         await prices.put_many(many)
@@ -50,7 +52,7 @@ class TestE17Put:
         assert {key: it.value for key, it in answers.items()} == many
         assert upstream.calls == []
 
-    async def test_terms_of_its_own(
+    async def test_a_put_may_have_terms_of_its_own(
         self, prices: Prices, clock: ManualClock, upstream: Upstream
     ) -> None:
         """What is left out is the resource's; a `Loaded` says the same."""
@@ -78,7 +80,7 @@ class TestE17Put:
         verdicts += [(await prices.explain(key)).verdict for key in "ab"]
         assert verdicts == [STALE, FRESH, EXPIRED, FRESH]
 
-    async def test_a_read_that_needs_a_load_is_told_of_the_end(
+    async def test_a_read_that_needs_a_load_waits_for_a_put_under_way(
         self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """E5: the holder is this process, so nobody looks now and then; the sleeper never wakes."""
@@ -91,7 +93,7 @@ class TestE17Put:
         assert (answer.value, answer.verdict) == (KNOWN, FRESH)
         assert upstream.calls == []
 
-    async def test_is_as_old_as_the_call(
+    async def test_a_put_is_as_old_as_its_call(
         self, ours: Prices, clock: ManualClock, store: SteppedStore
     ) -> None:
         """`fetched_at` is when the caller knew it, however slow the store is."""
@@ -109,7 +111,9 @@ class TestE17Put:
             until = (await prices.explain("a")).fresh_until
             assert until == pytest.approx(clock() + 22.5)
 
-    async def test_goes_through_the_codec_and_back(self, cache: Cache, upstream: Upstream) -> None:
+    async def test_a_put_value_goes_through_the_codec_and_back(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
         """E11: memory gives what any other process would be given."""
 
         @cache.batched("pair", fresh_for=30)
@@ -150,7 +154,7 @@ class TestE17Put:
                 await put
         assert version(await prices.get("a")) == upstream.version
 
-    async def test_of_a_function_by_its_handle(self, cache: Cache) -> None:
+    async def test_a_functions_handle_can_put(self, cache: Cache) -> None:
         """By its arguments, as a call would name them."""
 
         @cache.cached("report", fresh_for=30)
@@ -161,12 +165,12 @@ class TestE17Put:
         assert await report(2026, region="eu") == 1
         assert await report(2025) == 2025
 
-    async def test_from_another_thread(self, cache: Cache, prices: Prices) -> None:
+    async def test_a_put_can_come_from_another_thread(self, cache: Cache, prices: Prices) -> None:
         """As any other call."""
         await asyncio.to_thread(cache.from_thread, prices.put, "a", KNOWN)
         assert version(await prices.get("a")) == 7
 
-    async def test_is_counted(self, cache: Cache, prices: Prices) -> None:
+    async def test_puts_are_counted(self, cache: Cache, prices: Prices) -> None:
         """E12: by the key; nothing overtook it."""
         await prices.put_many({"a": KNOWN, "b": Price("b", 8)})
         stats = (await cache.stats()).resources["price"]
@@ -271,7 +275,7 @@ class TestE17Law:
         if is_mended:
             assert version(await ours.get("a")) == 2
 
-    async def test_of_a_new_key_that_is_invalidated_it_leaves_no_lease(
+    async def test_a_put_of_a_new_key_that_is_invalidated_leaves_no_lease(
         self, ours: Prices, store: SteppedStore
     ) -> None:
         """It may not be stored any more, and other processes need not wait for anything."""
@@ -297,7 +301,7 @@ class TestE17Law:
         assert asked == ["a"]
 
     @pytest.mark.parametrize("how", ["a late tag", "clear", "all"])
-    async def test_whatever_invalidates_it_after_the_call_wins(
+    async def test_tags_clear_and_invalidate_all_win_over_a_put_that_began_before(
         self, here: Cache, ours: Prices, store: SteppedStore, upstream: Upstream, how: str
     ) -> None:
         """I26: tags that only the value has; and everything at once. It waits for its step."""
@@ -374,7 +378,7 @@ class TestE17Law:
         await putting
         assert {it.value for it in (await goods.get_many(many)).values()} == {1}
 
-    async def test_of_many_what_is_invalidated_meanwhile_is_left_out(
+    async def test_put_many_leaves_out_keys_that_are_invalidated_meanwhile(
         self, ours: Prices, store: SteppedStore
     ) -> None:
         """It waits for an earlier step of the same call, and must not be published after it."""
@@ -387,7 +391,7 @@ class TestE17Law:
         assert [key for key, it in answers.items() if version(it) != 7] == ["k1", "k249"]
 
     @pytest.mark.parametrize("step", ["put", "put:done"])
-    async def test_memory_answers_nobody_while_it_is_under_way(
+    async def test_memory_answers_nobody_while_a_put_is_under_way(
         self, here: Cache, upstream: Upstream, store: SteppedStore, step: str
     ) -> None:
         """E6: the old value may be wrong by now, and the new one is not confirmed."""
@@ -399,7 +403,7 @@ class TestE17Law:
         await putting
         assert prices.peek("a") is not None
 
-    async def test_an_invalidation_before_its_answer_empties_memory(
+    async def test_an_invalidation_before_the_answer_to_a_put_empties_memory(
         self, ours: Prices, store: SteppedStore
     ) -> None:
         """E6: nothing enters memory from a step that began before it."""
@@ -429,7 +433,7 @@ class TestE17Law:
         assert version(found) == 7
 
     @pytest.mark.parametrize("step", ["put", "put:done"])
-    async def test_a_read_that_waits_meanwhile_loads_nothing(
+    async def test_a_read_that_waits_during_a_put_loads_nothing(
         self, ours: Prices, store: SteppedStore, sleeper: Sleeper, upstream: Upstream, step: str
     ) -> None:
         """It is given the value; a load would only bring the same, or overwrite an edit."""
@@ -476,7 +480,7 @@ class TestE17Law:
         assert len(set(generations)) == 1
         assert version(await theirs.get("a")) == 7
 
-    async def test_gives_up_on_a_key_that_others_change_all_the_time(
+    async def test_a_put_gives_up_on_a_key_that_others_change_all_the_time(
         self, clock: ManualClock, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Bounded, with pauses that grow, and said."""
@@ -498,7 +502,7 @@ class TestE17Law:
         assert pauses == sorted(pauses)
         assert pauses[-1] <= 0.02
 
-    async def test_a_failure_is_forgotten(
+    async def test_a_put_forgets_the_failure_of_its_key(
         self, prices: Prices, cache: Cache, upstream: Upstream
     ) -> None:
         """E7: the cooldown ends, here and in the store."""
@@ -509,7 +513,7 @@ class TestE17Law:
         assert (await prices.explain("a")).failures == 0
         assert (await cache.stats()).resources["price"].failing == 0
 
-    async def test_its_tags_reach_it(self, here: Cache, ours: Prices) -> None:
+    async def test_the_tags_of_a_put_reach_it(self, here: Cache, ours: Prices) -> None:
         """E8: recorded with the lease."""
         await ours.put("a", KNOWN)
         assert await here.invalidate_tag("shop:a") == [("price", "a")]
@@ -517,7 +521,9 @@ class TestE17Law:
 
 
 class TestE17StoreAway:
-    async def test_raises(self, here: Cache, ours: Prices, store: SteppedStore) -> None:
+    async def test_a_put_raises_while_the_store_is_away(
+        self, here: Cache, ours: Prices, store: SteppedStore
+    ) -> None:
         """S5: silence would be a lie; and nobody has to wait for anything."""
         await ours("a")
         store.broken = {"put"}
@@ -561,7 +567,7 @@ class TestE17StoreAway:
         gc.collect()
         assert complaints == []
 
-    async def test_is_finished_when_the_cache_closes(
+    async def test_a_put_is_finished_when_the_cache_closes(
         self, here: Cache, ours: Prices, store: SteppedStore
     ) -> None:
         """E13: as a publication is."""
@@ -574,7 +580,7 @@ class TestE17StoreAway:
 
 
 class TestE17Watched:
-    async def test_watchers_are_told(self, prices: Prices) -> None:
+    async def test_watchers_are_told_of_a_put(self, prices: Prices) -> None:
         """As after a load."""
         told: list[tuple[int, Origin]] = []
         await prices("a")
@@ -582,7 +588,7 @@ class TestE17Watched:
             await prices.put("a", KNOWN)
             assert told == [(7, Origin.LOADED)]
 
-    async def test_of_many_at_once_the_last_is_told_last(
+    async def test_of_many_puts_at_once_the_last_is_told_last(
         self, ours: Prices, store: SteppedStore
     ) -> None:
         """In one process they take effect in the order of the calls, whatever the store does."""
@@ -597,7 +603,7 @@ class TestE17Watched:
             await asyncio.gather(first, rest)
             assert (told, version(await ours.get("a"))) == ([7, 8, 7, 9], 9)
 
-    async def test_refreshes_are_planned_anew(
+    async def test_a_put_plans_the_next_refresh_anew(
         self, ours: Prices, clock: ManualClock, upstream: Upstream, sleeper: Sleeper
     ) -> None:
         """E24: the next one is due at the end of the put's own freshness."""

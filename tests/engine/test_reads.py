@@ -80,7 +80,9 @@ class TestE14Nowait:
 
 
 class TestE2Read:
-    async def test_first_it_is_loaded_then_served(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_the_first_read_loads_and_the_next_is_served(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """One load; from then on the copy."""
         first, second = await prices.get("a"), await prices.get("a")
         assert (first.value, first.verdict, first.origin) == (
@@ -92,11 +94,11 @@ class TestE2Read:
         assert second.origin in {Origin.MEMORY, Origin.STORE}
         assert upstream.calls == [["a"]]
 
-    async def test_the_call_gives_the_value(self, prices: Prices) -> None:
+    async def test_calling_a_resource_gives_the_value(self, prices: Prices) -> None:
         """`await prices(key)`, loaded or not."""
         assert [await prices("a"), await prices("a")] == [Price("a", 1)] * 2
 
-    async def test_fresh_nothing_else_happens(
+    async def test_a_fresh_copy_is_served_and_nothing_else_happens(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """Up to the last moment of its freshness."""
@@ -127,7 +129,7 @@ class TestE2Read:
         assert (version(answer), answer.verdict) == (2, Verdict.FRESH)
         assert len(upstream.calls) == 2
 
-    async def test_expired_waits_for_a_load(
+    async def test_an_expired_copy_waits_for_a_load(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """The caller gets the new copy."""
@@ -136,7 +138,7 @@ class TestE2Read:
         upstream.version = 2
         assert version(await prices.get("a")) == 2
 
-    async def test_expired_is_served_if_the_load_fails(
+    async def test_an_expired_copy_is_served_if_the_load_fails(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """With the error on it."""
@@ -147,7 +149,7 @@ class TestE2Read:
         assert (version(answer), answer.verdict) == (1, Verdict.EXPIRED)
         assert "ConnectionError: down" in str(answer.error)
 
-    async def test_gone_fails_if_the_load_fails(
+    async def test_a_key_that_is_gone_fails_if_the_load_fails(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """LoadFailed, from the cause, naming the resource and the key."""
@@ -181,7 +183,7 @@ class TestE2Read:
             await prices.refresh("a")
         assert version(await prices.get("a")) == 2
 
-    async def test_delete_forgets(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_delete_forgets_the_copy(self, prices: Prices, upstream: Upstream) -> None:
         """The next read loads."""
         await prices("a")
         await prices.delete("a")
@@ -203,7 +205,7 @@ class TestE2Read:
         assert prices.peek("a") is None
         assert len(upstream.calls) == 1
 
-    async def test_of_is_one_entry(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_a_handle_is_of_one_entry(self, prices: Prices, upstream: Upstream) -> None:
         """The same entry, by its handle."""
         handle = prices.of("a")
         assert handle.peek() is None
@@ -220,12 +222,14 @@ class TestE2Read:
 
 
 class TestE4Batches:
-    async def test_one_turn_one_batch(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_keys_of_one_turn_are_loaded_in_one_batch(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """Keys asked for in one turn of the loop, by whichever task, go in one call."""
         await asyncio.gather(prices("a"), prices("b"), prices.get("c"), prices.get_many(["d", "a"]))
         assert upstream.calls == [["a", "b", "c", "d"]]
 
-    async def test_up_to_max_batch(self, cache: Cache, upstream: Upstream) -> None:
+    async def test_a_batch_has_up_to_max_batch_keys(self, cache: Cache, upstream: Upstream) -> None:
         """1,000 missing keys: ceil(1000 / max_batch) calls (E14)."""
         prices = declare(cache, upstream, max_batch=48)
         answers = await prices.get_many(str(number) for number in range(1000))
@@ -265,7 +269,7 @@ class TestE4Batches:
         answers = await asyncio.gather(tree(5), tree(3), tree(4))
         assert list(answers) == [6, 4, 5]
 
-    async def test_missing_is_absent(
+    async def test_a_key_that_the_loader_leaves_out_is_absent(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Kept for a tenth of `fresh_for`; `found` is False, and the call raises KeyError."""
@@ -307,7 +311,7 @@ class TestE4Batches:
         assert (answers["bad"].found, answers["bad"].verdict) == (False, Verdict.GONE)
         assert "ValueError: bad" in str(answers["bad"].error)
 
-    async def test_none_is_a_value(self, cache: Cache) -> None:
+    async def test_none_is_a_cached_value(self, cache: Cache) -> None:
         """Cached as any other."""
         calls = []
 
@@ -329,7 +333,7 @@ class TestE4Batches:
         ],
         ids=["list", "None", "extra"],
     )
-    async def test_a_loader_that_answers_rubbish(
+    async def test_a_loader_that_answers_rubbish_has_failed(
         self, cache: Cache, returned: Any, said: str
     ) -> None:
         """A clear error that names the resource, and the cache goes on."""
@@ -366,7 +370,7 @@ class TestE4Batches:
 
 
 class TestE7Failure:
-    async def test_leaves_the_copy_alone_and_cools_down(
+    async def test_a_failure_leaves_the_copy_alone_and_cools_down(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """During the cooldown STALE is served at once, with the error, and no load begins."""
@@ -442,7 +446,7 @@ class TestE7Failure:
         upstream.error = None
         assert await prices("a") == Price("a", 1)
 
-    async def test_refresh_ignores_it(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_refresh_ignores_a_cooldown(self, prices: Prices, upstream: Upstream) -> None:
         """Now means now; and success ends the cooldown."""
         upstream.error = ConnectionError("down")
         assert isinstance(await outcome(prices("a")), LoadFailed)
@@ -450,7 +454,7 @@ class TestE7Failure:
         await prices.refresh("a")
         assert await prices("a") == Price("a", 1)
 
-    async def test_is_logged_once_for_a_batch(
+    async def test_a_failure_is_logged_once_for_a_batch(
         self, prices: Prices, upstream: Upstream, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Not once a key."""
@@ -633,7 +637,7 @@ class TestE11Values:
         (said,) = (record.getMessage() for record in caplog.records)
         assert said.startswith("price: a stored value does not fit the declared type")
 
-    async def test_a_value_that_cannot_be_encoded(self, cache: Cache) -> None:
+    async def test_a_value_that_cannot_be_encoded_fails(self, cache: Cache) -> None:
         """Fails with the resource and the key; the others are kept."""
 
         @cache.batched("odd", fresh_for=60)
@@ -654,7 +658,7 @@ class TestE11Values:
         with pytest.raises(LoadFailed, match=r"wrong 'a'.*Expected `int`"):
             await wrong("a")
 
-    async def test_a_codec_of_your_own(self, cache: Cache) -> None:
+    async def test_a_codec_of_your_own_is_used(self, cache: Cache) -> None:
         """For values that msgspec does not know."""
 
         class Upper:

@@ -48,7 +48,7 @@ class TestE9Question:
 
 
 class TestE4RemoteReads:
-    async def test_one_turn_one_read(
+    async def test_reads_of_one_turn_ask_the_store_once(
         self, goods: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """By whichever task, of whichever keys: one read, one round of leases, one publication."""
@@ -57,7 +57,9 @@ class TestE4RemoteReads:
         assert [store.count(step) for step in ("read", "acquire", "publish")] == [1, 1, 1]
         assert upstream.calls == [["a", "b", "c", "d"]]
 
-    async def test_another_turn_is_another_read(self, goods: Prices, store: SteppedStore) -> None:
+    async def test_reads_of_another_turn_ask_the_store_again(
+        self, goods: Prices, store: SteppedStore
+    ) -> None:
         """E9: without `memory_for` each read asks; what was asked before it came is not enough."""
         first = await store.holding("read", goods("a"))
         second = asyncio.create_task(goods("a"))
@@ -84,7 +86,7 @@ class TestE4RemoteReads:
         gc.collect()
         assert complaints == []
 
-    async def test_who_stops_waiting_takes_nobody_along(
+    async def test_a_caller_that_stops_waiting_takes_nobody_along(
         self, goods: Prices, store: SteppedStore
     ) -> None:
         """Not even the one who asked first."""
@@ -97,7 +99,7 @@ class TestE4RemoteReads:
         assert await tasks[1] == Price("b", 1)
         assert tasks[0].cancelled()
 
-    async def test_a_store_that_fails_fails_for_all(
+    async def test_a_store_that_fails_fails_for_all_callers_of_the_turn(
         self, goods: Prices, store: SteppedStore
     ) -> None:
         """S5: each falls back to memory or the loader."""
@@ -132,7 +134,7 @@ class TestE4RemoteReads:
         assert one == other == Price("a", 1)
         assert [len(has or ()) for has in known] == [0, 1, 0]
 
-    async def test_closing_ends_the_waiting(
+    async def test_closing_ends_the_waiting_for_the_store(
         self, goods: Prices, remote: Cache, store: SteppedStore
     ) -> None:
         """They are told that the cache is closed; nobody is cancelled for it."""
@@ -180,7 +182,7 @@ class TestE9RemoteReads:
         clock.advance(12)
         assert version(await goods.get("a")) == 2
 
-    async def test_and_so_it_does_for_what_another_published(
+    async def test_memory_for_counts_from_the_question_for_what_another_process_published(
         self, remote: Cache, store: SteppedStore, upstream: Upstream, clock: ManualClock
     ) -> None:
         """The lease was denied with the copy there is, and the answer took long."""

@@ -46,7 +46,7 @@ class TestRefresh:
 
 
 class TestGetNowait:
-    async def test_it_returns_none_before_the_first_load(self, prices: Prices) -> None:
+    async def test_get_nowait_returns_none_before_the_first_load(self, prices: Prices) -> None:
         assert prices.get_nowait("a") is None
 
     async def test_it_returns_what_get_returns_and_counts_a_read(
@@ -69,7 +69,7 @@ class TestGetNowait:
         assert local.get_nowait("a") is None
         assert len(upstream.calls) == 1
 
-    async def test_it_returns_none_for_an_invalidated_copy(self, local: Prices) -> None:
+    async def test_get_nowait_returns_none_for_an_invalidated_copy(self, local: Prices) -> None:
         await local.get("a")
         await local.invalidate("a")
         assert local.get_nowait("a") is None
@@ -96,7 +96,7 @@ class TestGetStored:
     @pytest.mark.parametrize(
         ("age", "verdict"), [(1, Verdict.FRESH), (31, Verdict.STALE), (91, Verdict.EXPIRED)]
     )
-    async def test_it_returns_the_copy_however_old(
+    async def test_get_stored_returns_the_copy_however_old(
         self,
         prices: Prices,
         clock: ManualClock,
@@ -118,13 +118,13 @@ class TestGetStored:
         clock.advance(30 + 3600)
         assert await prices.get_stored("a") is None
 
-    async def test_it_is_not_counted_as_a_read(self, cache: Cache, prices: Prices) -> None:
+    async def test_get_stored_is_not_counted_as_a_read(self, cache: Cache, prices: Prices) -> None:
         await prices.get("a")
         before = await reads_of(cache)
         await prices.get_stored("a")
         assert await reads_of(cache) == before
 
-    async def test_it_refuses_an_invalid_key(self, prices: Prices) -> None:
+    async def test_get_stored_refuses_an_invalid_key(self, prices: Prices) -> None:
         with pytest.raises(ConfigError, match="price"):
             await prices.get_stored(7)  # type: ignore[arg-type]
 
@@ -137,29 +137,27 @@ class TestAdd:
         assert version(await local.get("a")) == 7
         assert upstream.calls == []
 
-    async def test_a_fresh_copy_stays(self, local: Prices) -> None:
+    async def test_add_leaves_a_fresh_copy(self, local: Prices) -> None:
         await local.get("a")
         assert not (await local.add("a", Price("a", 7))).stored
         assert version(await local.get("a")) == 1
 
-    async def test_a_stale_copy_is_replaced(self, local: Prices, clock: ManualClock) -> None:
+    async def test_add_replaces_a_stale_copy(self, local: Prices, clock: ManualClock) -> None:
         await local.get("a")
         clock.advance(31)
         assert (await local.add("a", Price("a", 7))).stored
 
-    async def test_an_invalidated_copy_is_replaced(self, local: Prices) -> None:
+    async def test_add_replaces_an_invalidated_copy(self, local: Prices) -> None:
         await local.get("a")
         await local.invalidate("a")
         assert (await local.add("a", Price("a", 7))).stored
 
-    async def test_one_of_several_callers_stores_its_value(self, local: Prices) -> None:
+    async def test_one_of_several_callers_of_add_stores_its_value(self, local: Prices) -> None:
         values = [Price("a", number) for number in range(5)]
         results = await asyncio.gather(*(local.add("a", value) for value in values))
         assert [result.stored for result in results].count(True) == 1
 
-    async def test_the_value_may_have_its_own_terms(
-        self, local: Prices, clock: ManualClock
-    ) -> None:
+    async def test_add_may_have_its_own_terms(self, local: Prices, clock: ManualClock) -> None:
         await local.add("a", Price("a", 7), fresh_for=5)
         clock.advance(6)
         answer = await local.get_stored("a")
@@ -180,13 +178,13 @@ class TestTouch:
         assert answer.age == 20
         assert len(upstream.calls) == 1
 
-    async def test_the_new_times_may_be_its_own(self, local: Prices, clock: ManualClock) -> None:
+    async def test_touch_may_have_times_of_its_own(self, local: Prices, clock: ManualClock) -> None:
         await local.get("a")
         await local.touch("a", fresh_for=500)
         clock.advance(499)
         assert (await local.get("a")).verdict is Verdict.FRESH
 
-    async def test_without_a_fresh_copy_nothing_is_stored(
+    async def test_touch_stores_nothing_without_a_fresh_copy(
         self, local: Prices, clock: ManualClock
     ) -> None:
         assert not (await local.touch("a")).stored

@@ -67,7 +67,7 @@ class TestE2Plan:
             (40, MustLoad()),
         ],
     )
-    def test_by_verdict(self, age: float, plan: object) -> None:
+    def test_a_read_is_planned_by_verdict(self, age: float, plan: object) -> None:
         """FRESH is served; STALE served and refreshed; EXPIRED and GONE wait for a load."""
         assert plan_read(Record(copy()), age) == plan
 
@@ -116,7 +116,7 @@ class TestE16Absence:
         assert [absent_believed_for(it, None) for it in (300, 20, 10, 5)] == [30, 2, 1, 1]
         assert [absent_believed_for(300, it) for it in (60, 0.5)] == [60, 1]
 
-    def test_counts_from_the_arrival_of_the_answer(self) -> None:
+    def test_an_absence_counts_from_the_arrival_of_the_answer(self) -> None:
         """So the time of the load is added; a clock that was set back takes nothing away."""
         assert absent_policy(TERMS, 3) == Policy(7)
         assert absent_policy(TERMS, -3) == Policy(4)
@@ -202,11 +202,11 @@ class TestE7Cooldown:
             (40, Fail(COOLING)),
         ],
     )
-    def test_during_it_no_load_begins(self, age: float, plan: object) -> None:
+    def test_no_load_begins_during_a_cooldown(self, age: float, plan: object) -> None:
         """STALE and EXPIRED are served with the error, GONE fails with it."""
         assert plan_read(Record(copy(), failure=COOLING), age) == plan
 
-    def test_after_it_a_load_begins(self) -> None:
+    def test_a_load_begins_after_a_cooldown(self) -> None:
         """At its very end it is over."""
         over = Failure(1, 10, "x")
         assert plan_read(Record(copy(), failure=over), 10).__class__ is Serve
@@ -234,7 +234,7 @@ class TestE7Cooldown:
         assert [may_retry(cooling, now) for now in (9.9, 10, 11)] == [False, True, True]
         assert not may_retry(LoadFailed("a load was tried"), 11)
 
-    def test_doubles_to_a_minute(self) -> None:
+    def test_a_cooldown_doubles_to_a_minute(self) -> None:
         """1 s, 2 s, 4 s, … 60 s, and stays there."""
         pauses, failure = [], None
         for _ in range(9):
@@ -243,7 +243,7 @@ class TestE7Cooldown:
         assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
     @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
-    def test_is_jittered_and_bounded(self, count: int, dice: float) -> None:
+    def test_a_cooldown_is_jittered_and_bounded(self, count: int, dice: float) -> None:
         """Never longer than a minute, never less than nine tenths of what it would be."""
         failure = failed(Failure(count, 0, ""), "x", now=0, dice=dice)
         assert 0.9 <= failure.retry_at <= 60
@@ -272,11 +272,11 @@ class TestE7Cooldown:
 
 
 class TestE5Waiting:
-    def test_waits_while_the_holder_works(self) -> None:
+    def test_a_process_waits_while_the_holder_works(self) -> None:
         """Neither a copy nor an end of the lease: wait on."""
         assert plan_wait(Record(copy(), held_until=80), "g1", 70) is None
 
-    def test_takes_the_copy_that_came(self) -> None:
+    def test_a_waiting_process_takes_the_copy_that_came(self) -> None:
         """A generation that was not seen before is the answer."""
         record = Record(copy(at=65), held_until=80)
         assert plan_wait(record, "g0", 70) == Serve(copy(at=65), Verdict.FRESH)
@@ -305,20 +305,20 @@ class TestE5Waiting:
         assert plan_wait(Record(soft), "g0", 35) == Serve(soft, Verdict.STALE)
         assert plan_wait(Record(copy()), "g1", 35) == MustLoad(fallback=copy())
 
-    def test_shares_the_failure(self) -> None:
+    def test_a_waiting_process_shares_the_failure(self) -> None:
         """The holder failed: so has this one, for the length of the cooldown."""
         assert plan_wait(Record(failure=COOLING), None, 70) == Fail(COOLING)
 
 
 class TestE10Jitter:
     @given(st.floats(0, 0.99), st.floats(0, 1, exclude_max=True))
-    def test_only_shortens_freshness(self, jitter: float, dice: float) -> None:
+    def test_jitter_only_shortens_freshness(self, jitter: float, dice: float) -> None:
         """By up to the share given; the other terms stay."""
         policy = jittered(POLICY, jitter, dice)
         assert 10 * (1 - jitter) <= policy.fresh_for <= 10
         assert (policy.stale_for, policy.error_for) == (20, 30)
 
-    def test_applies_to_an_entrys_own_terms_too(self) -> None:
+    def test_jitter_applies_to_an_entrys_own_terms_too(self) -> None:
         """E8: what `Loaded` says is jittered the same way."""
         own = own_policy(Terms(POLICY, 1, 0.5), Loaded(1, fresh_for=100))
         assert jittered(own, 0.5, 0.5).fresh_for == 75
@@ -346,7 +346,7 @@ class TestE12Unchanged:
             assert verdict_of(one, later) == verdict_of(one, age)
             assert age_bucket(later) == age_bucket(age)
 
-    def test_buckets_are_in_order(self) -> None:
+    def test_age_buckets_are_in_order(self) -> None:
         """An age on a bound belongs to the next bucket."""
         assert list(AGE_BUCKETS) == sorted(AGE_BUCKETS)
         assert [age_bucket(age) for age in (0, 0.1, 1e9)] == [0, 1, len(AGE_BUCKETS)]
@@ -368,7 +368,7 @@ class TestE12Unchanged:
         assert (old.verdict, old.at_arrival) == (Verdict.EXPIRED, Verdict.STALE)
         assert outlook_of(copy(at=100), 97).bucket == 0
 
-    def test_times_are_whole_milliseconds(self) -> None:
+    def test_stored_times_are_whole_milliseconds(self) -> None:
         """As every store keeps them; never in the future, and an exact one stays."""
         assert [stamped(it) for it in (1.0009, 1.001, 0.0)] == [1.0, 1.001, 0.0]
         assert stamped(1_700_000_000.0039) == 1_700_000_000.003

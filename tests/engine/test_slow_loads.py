@@ -78,7 +78,7 @@ class TestE16SlowLoads:
         await prices.get("a")
         assert len(upstream.calls) == 2
 
-    async def test_a_watch_is_told_of_it_as_stale(
+    async def test_a_watch_is_told_of_a_slow_load_as_stale(
         self, cache: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """It waited for it too."""

@@ -161,7 +161,7 @@ class TestG14Times:
 
 
 class TestG15Hooks:
-    async def test_a_load_and_its_steps(self, heard: Cache, ears: Ears) -> None:
+    async def test_a_hook_is_told_of_a_load_and_its_steps(self, heard: Cache, ears: Ears) -> None:
         """Each is told with its kind, keys and outcome; the steps and the loader are inside."""
         inside = []
 
@@ -188,7 +188,9 @@ class TestG15Hooks:
         }
         assert INSIDE.get() == "nothing"
 
-    async def test_a_hit_is_not_told(self, url: str, clock: ManualClock, ears: Ears) -> None:
+    async def test_a_hook_is_not_told_of_a_hit(
+        self, url: str, clock: ManualClock, ears: Ears
+    ) -> None:
         """No hook is called, whether memory or a row that is read on the spot answers."""
         async with Cache(url, clock=clock, hooks=[ears]) as cache:
             prices = declare(cache, Upstream(), memory_for="10s")
@@ -199,7 +201,7 @@ class TestG15Hooks:
                 await prices("a")
         assert len(ears.ended) == before
 
-    async def test_a_load_that_fails(self, heard: Cache, ears: Ears) -> None:
+    async def test_a_hook_is_told_of_a_load_that_fails(self, heard: Cache, ears: Ears) -> None:
         """GONE, with what the loader raised."""
         async with heard:
             prices = declare(heard, upstream := Upstream())
@@ -221,7 +223,7 @@ class TestG15Hooks:
             await idle(heard)
         assert [load.verdict for load in ears.told("load")] == [Verdict.STALE, Verdict.FRESH]
 
-    async def test_a_load_of_another_process(
+    async def test_a_hook_is_told_of_a_load_of_another_process(
         self, heard: Cache, store: SteppedStore, ears: Ears, sleeper: Sleeper, clock: ManualClock
     ) -> None:
         """This one waits for it, which is a load of that origin."""
@@ -238,7 +240,7 @@ class TestG15Hooks:
         *_, load = ears.told("load")
         assert (load.verdict, load.origin) == (Verdict.FRESH, Origin.ANOTHER)
 
-    async def test_the_callers_that_wait(self, heard: Cache, ears: Ears) -> None:
+    async def test_a_hook_is_told_of_the_callers_that_wait(self, heard: Cache, ears: Ears) -> None:
         """The contexts of all of them, as they were; the load runs in none of them."""
         seen = []
 
@@ -268,7 +270,7 @@ class TestG15Hooks:
         assert [caller[WHO] for caller in reads[0].callers] == ["one"]
         assert seen == ["nobody"]
 
-    async def test_a_refresh_behind_a_stale_answer(
+    async def test_a_hook_is_told_of_a_refresh_behind_a_stale_answer(
         self, heard: Cache, ears: Ears, clock: ManualClock
     ) -> None:
         """Nobody waits for it; the caller that was served is named."""
@@ -327,7 +329,7 @@ class TestG15Hooks:
         assert sorted(seen) == ["one", "two"]
         assert WHO.get() == "nobody"
 
-    async def test_past_the_cache(self, heard: Cache, ears: Ears) -> None:
+    async def test_a_hook_is_told_of_loads_past_the_cache(self, heard: Cache, ears: Ears) -> None:
         """A load inside `bypassed()` is told, without any step of the store."""
         async with heard:
             prices = declare(heard, Upstream())
@@ -390,7 +392,7 @@ class TestG15Hooks:
         assert told == [("store", StoreError)]
 
     @pytest.mark.parametrize("hooks", ["hook", nullcontext, {"a": 1}, [1], [None]])
-    def test_what_is_no_list_of_hooks(self, hooks: Any) -> None:
+    def test_hooks_that_are_no_list_are_refused(self, hooks: Any) -> None:
         """Is refused by a sentence."""
         with pytest.raises(ConfigError, match="hook"):
             Cache("memory://", hooks=hooks)

@@ -85,7 +85,7 @@ class TestE31TheErrorStays:
         assert str(retried) == f"price 'a': loading failed: {DOWN}"
         assert retried.retry_at == pytest.approx(clock() - 2)
 
-    async def test_a_load_that_succeeds_ends_it(
+    async def test_a_load_that_succeeds_ends_the_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """Also when the new copy is stale again."""
@@ -100,7 +100,7 @@ class TestE31TheErrorStays:
         answer = await prices.get("a")
         assert (answer.verdict, answer.error) == (Verdict.STALE, None)
 
-    async def test_a_put_ends_it(
+    async def test_a_put_ends_the_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """The value is known now, whoever loaded it."""
@@ -110,7 +110,7 @@ class TestE31TheErrorStays:
         answer = await prices.get("a")
         assert (version(answer), answer.verdict, answer.error) == (2, Verdict.STALE, None)
 
-    async def test_deleting_the_entry_ends_it(
+    async def test_deleting_the_entry_ends_the_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """Nothing is left that the error could be told with: the next read loads."""
@@ -121,7 +121,7 @@ class TestE31TheErrorStays:
         assert (answer.verdict, answer.error) == (Verdict.FRESH, None)
 
     @pytest.mark.parametrize("soft", [True, False], ids=["soft", "hard"])
-    async def test_an_invalidation_does_not_end_it(
+    async def test_an_invalidation_does_not_end_the_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache, *, soft: bool
     ) -> None:
         """It says that the copy is wrong, not that the upstream works again."""
@@ -148,7 +148,7 @@ class TestE31TheErrorStays:
 
 
 class TestE31OtherPlaces:
-    async def test_another_process_tells_it_too(
+    async def test_another_process_tells_the_error_too(
         self, ours: Prices, theirs: Prices, here: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """While this one cools down, while it tries again, and after that."""
@@ -163,7 +163,7 @@ class TestE31OtherPlaces:
         assert told(await theirs.get("a")) == STALE_WITH_ERROR
         assert len(upstream.calls) == 3
 
-    async def test_peek_tells_it(
+    async def test_peek_tells_the_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """As soon as the refresh has failed, during the retry, and with an expired copy."""
@@ -188,7 +188,7 @@ class TestE31OtherPlaces:
         upstream.let_go()
         await retry
 
-    async def test_peek_forgets_it_with_a_new_copy(
+    async def test_peek_forgets_the_error_with_a_new_copy(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """Loaded or put."""
@@ -216,7 +216,7 @@ class TestE31OtherPlaces:
         assert told(await ours.get("a")) == STALE_WITH_ERROR
         await idle(here)
 
-    async def test_memory_for_does_not_silence_it(
+    async def test_memory_for_does_not_silence_the_error(
         self,
         store: SteppedStore,
         upstream: Upstream,
@@ -232,7 +232,7 @@ class TestE31OtherPlaces:
                 await idle(cache)
                 clock.advance(0.5)
 
-    async def test_looking_at_a_copy_does_not_silence_it(
+    async def test_looking_at_a_copy_does_not_silence_the_error(
         self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """The page cache and the routes look at the copy before they load."""
@@ -269,7 +269,9 @@ class TestE31OtherPlaces:
 
 
 class TestE31Functions:
-    async def test_a_cached_function_tells_it(self, cache: Cache, clock: ManualClock) -> None:
+    async def test_a_cached_function_tells_the_error(
+        self, cache: Cache, clock: ManualClock
+    ) -> None:
         """As a resource of many keys does."""
         error: list[Exception] = []
 

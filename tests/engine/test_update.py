@@ -196,7 +196,7 @@ class TestE17Update:
         assert version(await goods.get("a")) == 5
         assert (await goods.explain("a")).held_until is None
 
-    async def test_is_made_from_the_copy_at_hand(
+    async def test_an_update_is_made_from_the_copy_at_hand(
         self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """From nothing, and then from what it made; the next read has it, without a load."""
@@ -205,7 +205,9 @@ class TestE17Update:
         assert version(await prices.get("a")) == 3
         assert upstream.calls == []
 
-    async def test_a_coroutine_function_may_make_it(self, prices: Resource[str, Price]) -> None:
+    async def test_a_coroutine_function_may_make_the_update(
+        self, prices: Resource[str, Price]
+    ) -> None:
         """For a change that has to ask somebody."""
 
         async def asked(answer: Answer[Price] | None) -> Price:
@@ -215,7 +217,7 @@ class TestE17Update:
         await prices.of("a").update(asked)
         assert version(await prices.get("a")) == 1
 
-    async def test_can_leave_it_as_it_is(
+    async def test_an_update_can_leave_the_copy_as_it_is(
         self, goods: Resource[str, Price], store: SteppedStore
     ) -> None:
         """And takes no lease for that, so a load under way is not disturbed."""
@@ -241,7 +243,9 @@ class TestE17Update:
         assert await goods.update("a", change) is not None
         assert seen == [None]
 
-    async def test_can_delete_it(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_an_update_can_delete_the_copy(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
         """The next change finds nothing, and the next read loads."""
         await prices.put("a", Price("a", 7))
         assert await prices.update("a", lambda _: DELETE) is None
@@ -345,7 +349,7 @@ class TestE17Update:
 class TestE17UpdateLaw:
     @pytest.mark.parametrize("step", ["read:done", "put"])
     @pytest.mark.parametrize("between", ["put", "invalidate", "delete"])
-    async def test_what_comes_between_is_not_lost(
+    async def test_a_change_that_comes_during_an_update_is_not_lost(
         self,
         goods: Resource[str, Price],
         elsewhere: Resource[str, Price],
@@ -375,7 +379,7 @@ class TestE17UpdateLaw:
         assert seen[0] == (10, FRESH)
         assert seen[-1] == {"put": (20, FRESH), "invalidate": (10, EXPIRED)}.get(between)
 
-    async def test_a_load_under_way_is_superseded(
+    async def test_an_update_supersedes_a_load_under_way(
         self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
         """As by a put: what it loaded is older than the update, which does not wait for it."""
@@ -388,7 +392,7 @@ class TestE17UpdateLaw:
         assert version(await prices.get("a")) == 7
         assert upstream.calls == [["a"]]
 
-    async def test_another_process_that_loads_is_overtaken(
+    async def test_an_update_overtakes_another_process_that_loads(
         self, goods: Resource[str, Price], store: SteppedStore
     ) -> None:
         """E35: as by a put, in one step; a dead holder costs nothing."""
@@ -419,7 +423,7 @@ class TestE17UpdateLaw:
 class TestS2Unsure:
     """The answer to a step was lost, and another copy is stored by now."""
 
-    async def test_an_update_is_not_made_again(
+    async def test_an_update_whose_answer_was_lost_is_not_made_again(
         self, here: Cache, goods: Resource[str, Price], store: SteppedStore
     ) -> None:
         """It would be applied twice; the caller learns that nobody knows."""
@@ -453,7 +457,7 @@ class TestS2Unsure:
         assert version(answer) == 1
         assert goods.peek("a") is None
 
-    async def test_a_load_is_superseded(
+    async def test_a_load_whose_answer_was_lost_counts_as_superseded(
         self,
         here: Cache,
         goods: Resource[str, Price],
@@ -480,7 +484,7 @@ class TestS2Unsure:
 class TestE17Counters:
     """Nothing is lost, however many add to one number at once."""
 
-    async def test_of_many_tasks_and_caches(self, url: str) -> None:
+    async def test_no_increment_of_many_tasks_and_caches_is_lost(self, url: str) -> None:
         """Sixteen tasks; on a store that can be shared, in four caches."""
         shared = 1 if url == "memory://" else 4
         async with AsyncExitStack() as stack:
@@ -489,7 +493,7 @@ class TestE17Counters:
             await asyncio.gather(*(count(numbers[at % shared], 5) for at in range(16)))
             assert (await numbers[0].get("hits")).value == 80
 
-    async def test_on_dynamodb(self, aws: Aws) -> None:
+    async def test_no_increment_is_lost_on_dynamodb(self, aws: Aws) -> None:
         """The same, over HTTP."""
         url = aws.address(aws.new_table())
         async with Cache(url) as here, Cache(url) as there:
@@ -498,7 +502,9 @@ class TestE17Counters:
             assert (await numbers[0].get("hits")).value == 32
 
     @pytest.mark.parametrize("store", ["sqlite", "redis"])
-    async def test_of_real_processes(self, store: str, tmp_path: Path, valkey: Server) -> None:
+    async def test_no_increment_of_real_processes_is_lost(
+        self, store: str, tmp_path: Path, valkey: Server
+    ) -> None:
         """Four processes of four tasks each."""
         url = f"sqlite:///{tmp_path}/cache.db" if store == "sqlite" else valkey.url(timeout="10s")
         with ExitStack() as stack:

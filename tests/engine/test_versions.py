@@ -89,7 +89,7 @@ class TestE35Versions:
         await prices.update("a", lambda _: DELETE)
         assert await prices.put("a", Price("a", 3), version=4) == Stored(stored=True, version=4)
 
-    async def test_by_a_handle(self, prices: Prices) -> None:
+    async def test_a_handle_can_put_a_version(self, prices: Prices) -> None:
         """As by the resource."""
         assert await prices.of("a").put(Price("a", 1), version="x") == Stored(
             stored=True, version="x"

@@ -111,7 +111,9 @@ class TestC14Watch:
         assert len(asyncio.all_tasks()) <= before
         assert [update async for update in watch] == []
 
-    async def test_many_keys_one_call(self, prices: Prices, upstream: Upstream) -> None:
+    async def test_many_watched_keys_are_loaded_by_one_call(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
         """One by one, in a list, or both; looked up and loaded together."""
         with prices.watch("a", ["b", "c"], "a") as watch:
             assert watch.keys == ("a", "b", "c")
@@ -242,7 +244,7 @@ class TestC14Watch:
             await prices.invalidate("sku-1")
             assert (await anext(watch)).answer.found
 
-    async def test_whoever_comes_later_is_not_left_waiting(
+    async def test_a_watch_asks_again_for_a_key_whose_absence_is_over(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """An absence that is believed no longer is asked about by the first who looks."""
@@ -267,7 +269,7 @@ class TestC14Watch:
                 await settled(prices)
         assert told == []
 
-    async def test_a_failure_waits_for_its_cooldown(
+    async def test_a_watched_key_that_failed_waits_for_its_cooldown(
         self, prices: Prices, upstream: Upstream, caplog: pytest.LogCaptureFixture, passes: Passes
     ) -> None:
         """1 s, then 2 s, as the store remembers it; the first success is news."""
@@ -325,7 +327,7 @@ class TestC14Watch:
             with pytest.raises(ConfigError):
                 watch.add("")
 
-    async def test_a_listener_instead_of_a_loop(
+    async def test_a_watch_may_have_a_listener_instead_of_a_loop(
         self, prices: Prices, caplog: pytest.LogCaptureFixture
     ) -> None:
         """`tell` hears each update at once; one that raises is logged and stops nothing."""
@@ -343,7 +345,7 @@ class TestC14Watch:
         assert ended == [True]
         assert "a bad listener" in caplog.text
 
-    async def test_a_cached_functions_entry(self, cache: Cache) -> None:
+    async def test_a_cached_functions_entry_can_be_watched(self, cache: Cache) -> None:
         """Through its handle."""
         calls: list[int] = []
 
@@ -422,7 +424,7 @@ class TestC14Watch:
                 assert [update async for update in watch] == []
         assert "nothing is watched, since the cache did not open: cannot open" in caplog.text
 
-    async def test_doors(self, prices: Prices) -> None:
+    async def test_wrong_arguments_of_watch_are_refused(self, prices: Prices) -> None:
         """A bad key, a watch entered twice, one that was never entered."""
         with pytest.raises(ConfigError, match="a key is str"):
             prices.watch(5)  # type: ignore[arg-type]
@@ -513,7 +515,7 @@ class TestC14Watch:
             assert watch.keys == ("a",)
             assert prices.watched == ("a",)
 
-    async def test_one_load_for_all_processes(
+    async def test_watches_of_all_processes_share_one_load(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, passes: Passes
     ) -> None:
         """E5: two caches on one store watch the same keys; each copy is loaded once."""

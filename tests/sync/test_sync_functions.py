@@ -25,7 +25,7 @@ def memory() -> SyncCache:
 
 
 class TestE19Sync:
-    def test_is_what_it_was(self, memory: SyncCache) -> None:
+    def test_a_decorated_def_function_keeps_its_name_and_signature(self, memory: SyncCache) -> None:
         """And no coroutine function, as it is none."""
 
         def report(year: int) -> Report:
@@ -79,7 +79,7 @@ class TestE19Sync:
             asyncio.run(entered(memory))
         assert not isinstance(memory, AbstractAsyncContextManager)
 
-    def test_what_counts(self, memory: SyncCache) -> None:
+    def test_arguments_of_a_def_function_count_as_declared(self, memory: SyncCache) -> None:
         """`ignore=` and `key=`, and the refusals of `Cache`."""
         calls: list[Session] = []
 
@@ -114,7 +114,7 @@ class TestE19Sync:
             with pytest.raises(ConfigError, match="lower-case word"):
                 declare("Price list", fresh_for=60)
 
-    def test_a_method(self, memory: SyncCache) -> None:
+    def test_a_method_of_a_sync_cache_can_be_decorated(self, memory: SyncCache) -> None:
         """Bound as any other."""
 
         class Shop:

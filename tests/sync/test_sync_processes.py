@@ -66,7 +66,7 @@ class TestE20Forks:
             prices.invalidate("a")
             assert prices("a") == Price("a", 1)
 
-    def test_a_child_of_a_child(self, tmp_path: Path, upstream: PlainUpstream) -> None:
+    def test_a_child_of_a_child_begins_anew(self, tmp_path: Path, upstream: PlainUpstream) -> None:
         """Each sees what the others stored, and an invalidation of theirs."""
         with SyncCache(f"sqlite:///{tmp_path}/cache.db") as cache:
             prices = declare(cache, upstream)
@@ -107,7 +107,7 @@ class TestE20Forks:
         with cache:
             assert prices.known(["c"])["c"].value == Price("c", 7)
 
-    def test_a_fork_in_the_middle_of_everything(
+    def test_a_fork_in_the_middle_of_everything_hangs_nobody(
         self, tmp_path: Path, upstream: PlainUpstream
     ) -> None:
         """Threads read, load, write and hold locks; no child hangs, and no load is lost."""
@@ -145,7 +145,9 @@ class TestE20Forks:
             assert reading.result() == Price("a", 1)
         assert said == "0"
 
-    def test_a_loader_that_forks(self, upstream: PlainUpstream) -> None:
+    def test_a_child_that_a_loader_forked_is_told_that_its_call_is_lost(
+        self, upstream: PlainUpstream
+    ) -> None:
         """The child's call is lost with the parent's loop, and is told so."""
         with SyncCache("memory://") as cache:
 
@@ -169,7 +171,9 @@ class TestE20Forks:
                 assert pipe.read().startswith("the process forked while this thread waited; call")
             assert said == "parent"
 
-    def test_multiprocessing(self, tmp_path: Path, upstream: PlainUpstream) -> None:
+    def test_multiprocessing_children_share_the_store(
+        self, tmp_path: Path, upstream: PlainUpstream
+    ) -> None:
         """Workers of a fork pool share the parent's store: one load for one key."""
         with SyncCache(f"sqlite:///{tmp_path}/cache.db") as cache:
             global LOADED_BY  # noqa: PLW0603 (inherited by the workers)
@@ -182,7 +186,9 @@ class TestE20Forks:
             assert pids["warm"] == {os.getpid()}
             assert [len(pids[sku]) for sku in "ab"] == [1, 1]
 
-    def test_a_store_that_cannot_be_made_again(self, upstream: PlainUpstream) -> None:
+    def test_a_child_of_a_store_that_cannot_be_made_again_is_refused(
+        self, upstream: PlainUpstream
+    ) -> None:
         """An object is the parent's; the child is told what to do."""
         with SyncCache(MemoryStore()) as cache:
             prices = declare(cache, upstream)

@@ -71,7 +71,7 @@ def values(core: SyncCore[str, str], *keys: str) -> dict[str, Any]:
 
 
 class TestE20RedisReads:
-    def test_need_no_turn_of_the_loop(
+    def test_sync_reads_of_redis_need_no_turn_of_the_loop(
         self, cache: SyncCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is there, and that nothing is there; stale copies too."""
@@ -84,7 +84,9 @@ class TestE20RedisReads:
         monkeypatch.setattr(words, "_run", run)
         assert values(words, "a", "b", "c") == {"a": "one", "b": "two"}
 
-    def test_see_another_process_at_once(self, cache: SyncCache, url: str) -> None:
+    def test_sync_reads_of_redis_see_another_process_at_once(
+        self, cache: SyncCache, url: str
+    ) -> None:
         """Its changes and its invalidations."""
         words = declared(cache)
         with SyncCache(url) as there:
@@ -95,7 +97,9 @@ class TestE20RedisReads:
             there.run(others.core.invalidate, ["a"], soft=False)
             assert values(words, "a") == {}
 
-    def test_a_server_that_goes_and_comes_back(self, cache: SyncCache, server: Server) -> None:
+    def test_sync_reads_go_on_when_a_server_comes_back(
+        self, cache: SyncCache, server: Server
+    ) -> None:
         """While it is unavailable, memory answers at once; then the store is read again."""
         words = declared(cache)
         words.put({"a": "one"})
@@ -139,7 +143,7 @@ class TestE20RedisReads:
         monkeypatch.setattr(ThreadReads, "texts", None)
         assert values(words, "a") == {"a": "one"}
 
-    async def test_read_as_the_loop_reads(self, server: Server) -> None:
+    async def test_threads_read_rows_as_the_loop_reads_them(self, server: Server) -> None:
         """The same records, for all that may lie there."""
         store = store_for(server.url(), time.time)
         assert isinstance(store, RedisStore)

@@ -115,7 +115,9 @@ class TestE20EveryStore:
             assert info.value.__cause__ is upstream.error
         assert upstream.loaded == [["a"], ["a"], ["b"]]
 
-    def test_changes(self, prices: SyncPrices, upstream: PlainUpstream) -> None:
+    def test_puts_updates_and_invalidations_are_seen_at_once(
+        self, prices: SyncPrices, upstream: PlainUpstream
+    ) -> None:
         """Put, update, invalidate, delete, refresh: each is seen by the next read."""
         prices.put("a", Price("a", 10))
         assert prices("a") == Price("a", 10)
@@ -136,7 +138,9 @@ class TestE20EveryStore:
         assert prices("b") == Price("b", 3)
         assert "fresh copy" in str(prices.explain("a"))
 
-    def test_max_age(self, prices: SyncPrices, upstream: PlainUpstream, clock: ManualClock) -> None:
+    def test_a_sync_get_takes_a_max_age(
+        self, prices: SyncPrices, upstream: PlainUpstream, clock: ManualClock
+    ) -> None:
         """E18: an older copy does not do for this call."""
         prices("a")
         clock.advance(5)
@@ -144,7 +148,9 @@ class TestE20EveryStore:
         assert prices.get("a", max_age="10s").value == Price("a", 1)
         assert prices.get("a", max_age="2s").value == Price("a", 2)
 
-    def test_the_cache_s_own_methods(self, cache: SyncCache, upstream: PlainUpstream) -> None:
+    def test_a_sync_cache_has_the_methods_of_a_cache(
+        self, cache: SyncCache, upstream: PlainUpstream
+    ) -> None:
         """Tags, everything, eviction, counts and the listing."""
 
         @cache.cached("report", fresh_for="1m", tags=lambda day: [f"day:{day}"])
@@ -162,7 +168,7 @@ class TestE20EveryStore:
         assert report("mon") == ["mon"]
         assert len(upstream.calls) == 3
 
-    def test_closed_and_opened_again(
+    def test_a_sync_cache_can_be_closed_and_opened_again(
         self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream
     ) -> None:
         """A closed cache says so; `with` opens it again."""
@@ -208,7 +214,7 @@ class TestE20Doors:
         with pytest.raises(ConfigError, match="price: a SyncCache's loader is a def function"):
             cache.cached("price", fresh_for=1)(load)
 
-    def test_the_doors_of_the_engine(self, prices: SyncPrices) -> None:
+    def test_a_sync_cache_refuses_what_a_cache_refuses(self, prices: SyncPrices) -> None:
         """E15: the same words."""
         with pytest.raises(ConfigError, match=r"get_many: takes many keys; write get_many\(\['a'"):
             prices.get_many("a")
