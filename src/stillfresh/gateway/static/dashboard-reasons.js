@@ -1,4 +1,4 @@
-// Why requests passed through uncached (I28): each reason in a few words, and what it means.
+// Why requests passed through uncached: each reason in a few words, and what it means.
 
 const REASONS = {
   "authorization": ["sent credentials", "The request carries credentials (Authorization, X-Api-Key, …), and the response does not allow sharing."],

@@ -1,4 +1,4 @@
-// stillfresh.js: keeps what is on screen fresh, and nothing else (G5).
+// stillfresh.js: keeps what is on screen fresh, and nothing else.
 //
 //   <script type="module" src="/stillfresh.js"></script>
 //   <span data-fresh="price:sku-1"></span>

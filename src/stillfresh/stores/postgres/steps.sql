@@ -1,4 +1,4 @@
--- The store's atomic steps, functions that the server runs: each call is one statement (S2, S11).
+-- The store's atomic steps, functions that the server runs: each call is one statement.
 --
 -- So no client holds a lock while it thinks, or while it is paused. A step locks its rows, or inserts
 -- them, one after the other in the order of their keys, so that no two steps wait for each other;
@@ -8,9 +8,9 @@
 -- The token is the fence, compared in the step that writes; its time only permits a takeover. A
 -- token is made here, of what its asker drew and what the server draws: an `acquire` that is done
 -- late or twice never grants the same one again, and one that is sent again finds its lease by its
--- asker (S8).
+-- asker.
 --
--- A put, an invalidation and a deletion have no token. Their fence is the stamp (S13): every change of a
+-- A put, an invalidation and a deletion have no token. Their fence is the stamp: every change of a
 -- row takes the next number of the sequence `stamps` while the row is locked, and they carry `in_as_of`,
 -- the newest stamp that their sender has heard, and the life in which it was. A row that has changed
 -- since then is left alone, and its sender is told the newest stamp to ask again with. So a statement
@@ -20,7 +20,7 @@
 -- row with their stamp, which `evict` drops after a while. A put without a row is done only until
 -- `in_good_until`, which is sooner than that.
 --
--- I26: an invalidation by tag and a publication or put with the tag come one after the other, by a
+-- An invalidation by tag and a publication or put with the tag come one after the other, by a
 -- lock of that tag, which is taken before those of rows. Tags share locks: a server has room for few.
 --
 -- No wait for a lock is long (a client that left would go on waiting), and no plan reads all rows. None
@@ -39,7 +39,7 @@ CREATE OR REPLACE FUNCTION {schema}.news(kind bytea, id bytea, generation text) 
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT {schema}.base64($1) || ' ' || {schema}.base64($2) || coalesce(' ' || $3, '') $$;
 
--- S10: in pieces, since a notification has less than 8,000 bytes. They are numbered: the server
+-- Notifications are sent in pieces, since one has less than 8,000 bytes. They are numbered: the server
 -- drops the second of two that are the same.
 CREATE OR REPLACE FUNCTION {schema}.tell(news text) RETURNS void LANGUAGE plpgsql
 AS $$
@@ -80,7 +80,7 @@ BEGIN
     RETURN present;
 END $$;
 
--- I26: more than any stamp of a tag whose invalidation is forgotten, if that is more than `in_since`.
+-- More than any stamp of a tag whose invalidation is forgotten, if that is more than `in_since`.
 CREATE OR REPLACE FUNCTION {schema}.forgotten(in_since int8) RETURNS int8 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -175,7 +175,7 @@ BEGIN
         ELSE 'newer' END) o (outcome);
 END $$;
 
--- I26: an id with a tag that was invalidated since its lease was granted is past: its lease ends.
+-- An id with a tag that was invalidated since its lease was granted is past: its lease ends.
 -- Returns what was published; `in_again`: also by the same call, whose answer got lost.
 CREATE OR REPLACE FUNCTION {schema}.publish(in_kind bytea, in_keys bytea[], in_tokens text[],
     in_generations text[], in_fetched_at float8[], in_fresh_for float8[], in_stale_for float8[],
@@ -238,7 +238,7 @@ BEGIN
     END IF;
 END $$;
 
--- S13. Key by key, in their order: look, decide as `stores/rules.py` does, write.
+-- Key by key, in their order: look, decide as `stores/rules.py` does, write.
 CREATE OR REPLACE FUNCTION {schema}.put(in_kind bytea, in_keys bytea[], in_ids bytea[],
     in_generations text[], in_fetched_at float8[], in_fresh_for float8[], in_stale_for float8[],
     in_error_for float8[], in_marks int2[], in_values bytea[], in_is_unread boolean[],

@@ -1,4 +1,4 @@
--- The tables of a PostgreSQL store (S11). One row for each id, with its copy, its lease and its last
+-- The tables of a PostgreSQL store. One row for each id, with its copy, its lease and its last
 -- failure; one for each tag of an id. Times are seconds. Names are bytes, since text cannot hold
 -- every id: in the order of bytes they are in the order of Python's strings. An index takes no long
 -- names: the key of a long id is its beginning and its hash, and `id` has the whole of it.
@@ -42,13 +42,13 @@ CREATE {unlogged} TABLE {schema}.tag (
     tag bytea NOT NULL,
     kind bytea NOT NULL,
     key bytea NOT NULL,
-    late boolean NOT NULL DEFAULT false, -- I26: it came with the copy
+    late boolean NOT NULL DEFAULT false, -- it came with the copy
     PRIMARY KEY (tag, kind, key, late)
 );
 
 CREATE INDEX tag_of ON {schema}.tag (kind, key);
 
--- I26: when each tag was invalidated last, by the count of such invalidations.
+-- When each tag was invalidated last, by the count of such invalidations.
 CREATE SEQUENCE {schema}.epochs;
 
 CREATE {unlogged} TABLE {schema}.epoch (

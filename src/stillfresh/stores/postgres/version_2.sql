@@ -1,4 +1,4 @@
--- Version 2: puts (S13). Every change of an entry takes a stamp, the next number of one sequence, and a
+-- Version 2: puts. Every change of an entry takes a stamp, the next number of one sequence, and a
 -- put, an invalidation and a deletion carry the newest stamp that their sender has heard: one that
 -- arrives after a later change does nothing (docs/stores.md).
 

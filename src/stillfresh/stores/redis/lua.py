@@ -170,8 +170,8 @@ end
 """
 
 TAGS: Final = """
--- Of a string that another has changed: as far as they can be told. Behind LATE stand those that
--- came with the copy (I26); second, where LATE is.
+-- The tags in a string, as far as they can be read if another program has changed it. Tags that
+-- came with the copy stand behind LATE. Returns the tags, and where LATE is.
 local function tags_of(text)
   local found, at, late = {}, 1, #text + 1
   while at + 3 <= #text do
@@ -258,11 +258,11 @@ local function doubt(key, base, member, h)
   end
 end
 
--- S9: a caller that waits for the replicas waits for the changes before its last write. So a step
+-- A caller that waits for the replicas waits for the changes before its last write. So a step
 -- that finds its work done writes something, too, or it would confirm what a failover may undo.
 local function is_there(key) redis.call('SETRANGE', key, 0, MAGIC) end
 
--- S13: nothing is there, and the entry still says when it was last changed.
+-- There is no copy, but the entry still says when it was last changed: late puts are noticed.
 local function leave_trace(key, stamp, replaced)
   redis.call('SET', key, struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. FREE
     .. struct.pack('>IdII', 0, 0, EXTRA_SIZE, 0) .. extra(stamp, replaced, ''), 'PX', {TRACE_FOR})
@@ -296,7 +296,7 @@ local function named(base, member, h, tags, now)
   return life
 end
 
--- S10: tell all listeners. Where the ACL forbids that, the step is done all the same.
+-- Notify all listeners. If the ACL forbids that, the step is done all the same.
 local function tell(base, news) redis.pcall('SPUBLISH', base .. '{CHANNEL.decode()}', news) end
 
 local function end_lease(key, base, member, h)
@@ -326,7 +326,7 @@ end
 """
 
 EPOCHS: Final = f"""
--- I26: by tag, the stamp of its last invalidation; '!' has that of the last one that is forgotten.
+-- For each tag, the stamp of its last invalidation; '!' has the newest stamp that is forgotten.
 -- A server may drop all of them: the new ones are higher. Where the counter is on another node,
 -- they are the server's microseconds.
 local function next_epoch(base)

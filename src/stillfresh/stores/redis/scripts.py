@@ -280,7 +280,7 @@ if given_tags_size > 0 then
   end
 end
 
--- Conditions and versions see what a read sees (S15): no copy that another program has damaged, and
+-- Conditions and versions see what a read sees: no copy that another program has damaged, and
 -- a marked one if the server has dropped a tag's set, which would have named it.
 local mark = 0
 if copy > 0 and (when > 0 or is_unread == 1 or stored_version ~= '') then
@@ -463,7 +463,7 @@ INVALIDATE_TAG: Final = Script(
 local set, base, as_of, mark = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local found, reached, later = redis.call('SSCAN', set, ARGV[4], 'COUNT', 100), {{}}, {{}}
 local tag, is_first = set:sub(#base + 2), ARGV[4] == '0' and base:find(FIRST, 1, true)
--- With every page, so that there is a change to confirm (S9).
+-- With every page, so that a caller that waits for replicas has a change to confirm.
 local stamp = begin_epoch(base, tag)
 if is_first then tell(base, TAGGED .. tag) end
 for _, member in ipairs(found[2]) do
