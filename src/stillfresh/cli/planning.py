@@ -38,7 +38,7 @@ HEAD: Final = ("terms", "requests/s", "p50", "p99", "stale", "waited", "copies",
 COLUMNS: Final = 60
 LINES: Final = 12
 MOST_ASKED: Final = 0.999
-"""The share of waiting reads up to which an objective can ask for it."""
+"""The largest share of waiting reads that a suggested objective names."""
 STYLE: Final = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 60rem; margin: auto; padding: 1rem; } table { border-spacing: .8rem .2rem; }
 td:nth-child(n+3) { text-align: right; } pre, table { overflow-x: auto; display: block; }"""
@@ -214,7 +214,7 @@ def _per_second(count: float) -> str:
 
 
 def _waiting(name: str, plan: Planned, figures: Figures) -> Iterator[str]:
-    """The objective takes more waiting than today: what that would give, and how to ask for it."""
+    """The objective is met only if more reads wait: what that would give, and how to ask for it."""
     objective = ", ".join(map(str, plan.limits))
     today = percent(plan.recorded[name].waited)
     yield (

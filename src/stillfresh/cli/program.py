@@ -46,7 +46,7 @@ PROMISE: Final = re.compile(
     r"; stillfresh tries it again (?:within|every) [\d.]+ s(?: or sooner)?"
     r"|[;,] (?:and|it) is tried again(?: in a moment)?"
 )
-"""What stores say of themselves in programs that go on."""
+"""Parts of errors and log lines that are true only in programs that keep running."""
 PATIENCE: Final = 1.0
 """Seconds of work before a bar is shown."""
 
@@ -65,12 +65,12 @@ def plain(text: str) -> str:
 
 
 def without_promises(text: str) -> str:
-    """The text without promises to try again: the command ends, and nobody would."""
+    """Remove promises to try again: the command ends and tries nothing again."""
     return PROMISE.sub("", text)
 
 
 class CommandLog(logging.Handler):
-    """The log of a command that sets up none of its own, on standard error."""
+    """Logs to standard error, for commands without log settings of their own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(plain(without_promises(self.format(record))), err=True)
@@ -132,7 +132,7 @@ def print_json(document: Any, *, by_line: bool = False) -> None:  # noqa: ANN401
 
 
 def console(*, err: bool = False) -> "Console":
-    """Imported when something is printed: a tenth of a second that --help need not wait."""
+    """Create the console. Importing rich takes a tenth of a second, so --help does not do it."""
     rich_console: Console = extra("rich.console", "cli").Console(
         stderr=err, highlight=False, soft_wrap=False
     )
@@ -240,7 +240,7 @@ class CommandGroup(Command, click.Group):
 
 
 class Program(CommandGroup):
-    """All of them, in the order given; every way out leads through here."""
+    """The whole program: its commands in the order given, and every way to end."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -277,7 +277,7 @@ class Program(CommandGroup):
 
 
 def _nowhere() -> TextIO:
-    """In place of a stream that was closed as the program began."""
+    """Return a stream to nowhere, for one that was closed before the program began."""
     return open(os.devnull, "w")  # noqa: PTH123 (for as long as the program runs)
 
 

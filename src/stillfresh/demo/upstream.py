@@ -108,7 +108,7 @@ class BreakableUpstream:
         await is_listening.wait()
 
     async def _hang_up(self) -> None:
-        """As a machine that loses its power: no farewell to anybody."""
+        """Cut every connection at once, like a machine that loses its power."""
         server = self._server
         serving = self._serving
         self._server = None

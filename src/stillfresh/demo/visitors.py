@@ -153,7 +153,7 @@ class Visitors:
 
 
 def key_in(directory: Path) -> bytes:
-    """The same after a restart on the same directory; for its owner's eyes alone."""
+    """Return the key in this directory, made at the first start; only its owner can read it."""
     file = directory / "visitors.key"
     if file.is_file():
         key = file.read_bytes()

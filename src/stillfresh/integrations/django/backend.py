@@ -348,7 +348,7 @@ class StillfreshCache(BaseCache):
 
 
 def backend_of(alias: str, what: str) -> StillfreshCache:
-    """For `what`, which needs this backend."""
+    """Return the backend of an alias. `what` names its user in the error if it is another one."""
     cache = caches[alias]
     if not isinstance(cache, StillfreshCache):
         raise ConfigError(

@@ -27,7 +27,7 @@ from stillfresh.engine.recordings import (
 from stillfresh.errors import ConfigError, shown
 
 MOST_READS: Final = 20_000
-"""That are replayed for each policy: about a second or two of work."""
+"""Reads that are replayed for each policy: one or two seconds of work."""
 ROUNDED: Final = 0.002
 """Seconds."""
 DECODER: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
@@ -79,7 +79,7 @@ class Traffic:
 
     @property
     def keys_per_load(self) -> float:
-        """Over all calls, also of keys that were not recorded: each key counts its part."""
+        """The mean number of keys in a load, counting keys that were not recorded."""
         keys = sum(len(load.ids) for load in self.loads)
         if not keys:
             return 1.0
@@ -112,9 +112,10 @@ class Traffic:
 
 
 def traffic_of(file: str | Path, most: int = MOST_READS) -> tuple[dict[str, Traffic], int | None]:
-    """By kind, and the number of a last line that was cut off; ConfigError for any other mistake.
+    """Return the traffic of each kind, and the number of a last line that was cut off.
 
-    At most about so many reads: of a longer recording, those of fewer keys.
+    Of a recording with more than `most` reads, only those of some keys are taken. Raises
+    ConfigError for any other mistake in the file.
     """
     path = Path(file)
     uses = sum(len(line.ids) for _, line in _lines(path) if isinstance(line, RecordedUse))

@@ -114,7 +114,7 @@ def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, F
 
     @contextmanager
     def moved(dice: random.Random) -> Iterator[None]:
-        """Logged before and after: in between, the time of the move is not known."""
+        """Move the clock. Logged before and after: it moved at some time in between."""
         log.tell(Seen("moved", time.monotonic()))
         move_clock(crowd.clock, dice.choice(MOVES))
         log.tell(Seen("moved", time.monotonic()))

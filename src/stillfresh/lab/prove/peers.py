@@ -152,7 +152,7 @@ def peer_place(url: str) -> tuple[str, str]:
 
 
 def checked_peer(name: str, address: str) -> str:
-    """The library is there, and the store is one that it can use."""
+    """Check that the library is installed, and that it can use the store."""
     if urlsplit(address).scheme not in {"redis", "valkey"}:
         raise ConfigError("--peer: runs on one Redis or Valkey server; name redis://host:6379/0")
     try:

@@ -125,7 +125,7 @@ async def look_into_store(stage: Stage, clock: MovedClock) -> list[Seen]:
 
 
 async def patiently_read(store: Store, keys: Sequence[str]) -> tuple[float, dict[str, Record]]:
-    """On a busy machine a store may take longer to answer than it should."""
+    """Read the keys, and try again for a while: on a busy machine a store may be slow."""
     deadline = time.monotonic() + PATIENCE
     while True:
         at = time.monotonic()

@@ -69,7 +69,7 @@ def events_of(lines: bytes) -> list[Seen]:
 
 
 class Log:
-    """Appends; the file is everybody's."""
+    """Appends lines to the log file that all processes share."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -11,7 +11,7 @@ from stillfresh.integrations.django.backend import backend_of
 
 
 class StillfreshCommand(BaseCommand):
-    """Looks into a cache, invalidates by tag, drops what is over, or clears it."""
+    """Inspects a cache, invalidates tags, evicts expired entries, or clears the cache."""
 
     help = "Look into a stillfresh cache, invalidate entries by tag, evict what is over, or clear."
 
