@@ -49,7 +49,7 @@ class TestPlan:
         told = said("plan", READS, "--objective", "p99<10s")
         match = re.search(r"--objective \"(p99<10s, waited<[\d.]+%)\"", told)
         assert match is not None, told
-        assert "without making more reads wait than today (30.7%)" in told
+        assert "more reads wait than today (30.7%)" in told
         asked = json.loads(said("plan", READS, "--objective", match[1], "--json"))
         assert "price" not in asked["choice"]["missed"]
         assert asked["choice"]["chosen"]["price"]["waited"] > asked["recorded"]["price"]["waited"]
@@ -119,7 +119,8 @@ class TestPlan:
         kind, read = '["kind","p",9,0,0,0,9,4,30]', '["use",1.0,"p",["a"],"read"]'
         short.write_text(f'["stillfresh-recording",1,1.0]\n{kind}\n{read}\n')
         told = call("plan", str(short), "--budget", "1/s").stderr
-        assert "covers 0.001 s, too short to try anything; record 2 s at least" in told
+        assert "covers 0.001 s, too short" in told
+        assert "record 2 s" in told
 
 
 class Tags(HTMLParser):

@@ -117,7 +117,7 @@ class TestG10Inspect:
         monkeypatch.setattr(inspecting, "COUNTED", 4)
         monkeypatch.setattr(inspecting, "AT_ONCE", 2)
         text = said("inspect", str(site), "--limit", "1")
-        assert "Of the first 4 entries; --all counts them all." in text
+        assert "first 4 entries; --all" in text
         assert not json.loads(said("inspect", str(site), "--limit", "1", "--json"))["complete"]
         found = json.loads(said("inspect", str(site), "--limit", "1", "--all", "--json"))
         assert (found["counted"], found["complete"], len(found["entries"])) == (6, True, 1)
@@ -256,7 +256,7 @@ class TestG10Explain:
         """Who loads it, and why it could not be loaded."""
         assert "Another process is loading it" in said("explain", str(site), "price", "loading")
         text = said("explain", str(site), "price", "broken")
-        assert "The last 3 loads failed (TimeoutError: no answer)" in text
+        assert "3 loads failed (TimeoutError: no answer)" in text
         assert "retry at" in text
 
     def test_explain_and_inspect_use_the_right_article_and_count(self, tmp_path: Path) -> None:
@@ -312,14 +312,13 @@ class TestG10Explain:
         """On stderr, with the kinds that there are: the answer is the same, and so is the code."""
         for command in ("explain", "invalidate"):
             result = call(command, str(site), "prise", "a")
-            assert (result.exit_code, result.stderr) == (
-                0,
-                "Note: the store has no kind prise; did you mean price? it has: page, price\n",
-            )
+            assert result.exit_code == 0
+            assert "no kind prise; did you mean price?" in result.stderr
+            assert result.stderr.count("\n") == 1
             result = call(command, str(site), "price", "nobody")
-            assert result.stderr == "Note: the store has no such id; `inspect` lists those it has\n"
+            assert "no such id; `inspect`" in result.stderr
             result = call(command, str(site), "page", "/blog/")
-            assert result.stderr.endswith("; a page's id is its whole URL\n")
+            assert "whole URL" in result.stderr
             assert call(command, str(site), "price", "a").stderr == ""
         for options in (["--tag", "eux"], ["--kind", "prise", "--all"]):
             result = call("invalidate", str(site), *options)

@@ -226,7 +226,8 @@ class TestG19Words:
         """Empty or too long, it is refused, with what is allowed and what it was."""
         path = "/demo/topics/topic-0/comments"
         said = (await client.post(path, json={"body": body}, headers=OURS)).json()["refused"]
-        assert said == f"a comment has 1 to 280 characters, this one has {len(body.strip())}"
+        assert "1 to 280 characters" in said
+        assert said.endswith(f" {len(body.strip())}")
 
     async def test_a_failed_move_is_taken_back_with_its_reason(
         self, made: Demo, client: httpx.AsyncClient

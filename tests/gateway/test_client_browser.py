@@ -363,9 +363,9 @@ class TestG5Attributes:
         await text_is(page, "u:last-of-type", "")
         assert await page.text_content("p") == "?"
         assert await page.text_content("u") == ""
-        assert [it for it in said if "no such kind: nope; there are: price" in it]
-        assert 'stillfresh: data-fresh="price": write it as kind:id' in said
-        assert said.count("stillfresh: a view of price has no field no.such") == 1
+        assert [it for it in said if "no such kind: nope" in it]
+        assert [it for it in said if 'data-fresh="price"' in it and "kind:id" in it]
+        assert len([it for it in said if "no field no.such" in it]) == 1
 
 
 class TestG5Files:

@@ -421,7 +421,10 @@ class TestG1Mistakes:
         """Or all there are, if none is near."""
         assert mistakes_in({**good(), "page": {}}) == ("page: unknown key; did you mean pages?",)
         (line,) = mistakes_in({**good(), "zzz": {}})
-        assert line == "zzz: unknown key; there are: store, pages, kinds, server, outbox, log"
+        assert line.startswith("zzz: unknown key; ")
+        assert all(
+            table in line for table in ("store", "pages", "kinds", "server", "outbox", "log")
+        )
 
     @pytest.mark.parametrize(("table", "key"), [("pages", "upstream"), ("kinds", "fresh_for")])
     def test_a_missing_key_is_named(self, table: str, key: str) -> None:
@@ -525,7 +528,8 @@ class TestG1Mistakes:
 
     def test_settings_with_nothing_to_serve_are_refused(self) -> None:
         """A store alone serves nothing."""
-        assert mistakes_in({"store": {}}) == ("nothing to serve: write [pages] or [kinds.NAME]",)
+        (line,) = mistakes_in({"store": {}})
+        assert "[pages] or [kinds.NAME]" in line
 
     def test_a_per_viewer_kind_needs_an_authenticate_url(self) -> None:
         """Or nobody could ever see it."""

@@ -175,7 +175,7 @@ class TestI14Fields:
         """The error names the field and not its value, which may be a secret."""
         good = {"X-Key": "a\tb~ ", "b": ""}
         assert checked_headers(good) == good
-        with pytest.raises(ConfigError, match=r"headers: must map names to texts, not list"):
+        with pytest.raises(ConfigError, match=r"headers: .*list"):
             checked_headers([("a", "b")])
         for name in ("a b", "", "\u20ac", 5):
             with pytest.raises(ConfigError, match=r"headers: .* is no name of a header"):

@@ -385,14 +385,14 @@ class TestE20Settings:
 
         with pytest.raises(ConfigError, match=said):
             StillfreshCache("memory://", {"OPTIONS": options})
-        with pytest.raises(ConfigError, match="LOCATION is ''; write a store's address"):
+        with pytest.raises(ConfigError, match="LOCATION is ''"):
             StillfreshCache("", {})
-        with pytest.raises(ConfigError, match="TIMEOUT is '1h'; write a number of seconds"):
+        with pytest.raises(ConfigError, match="TIMEOUT is '1h'"):
             StillfreshCache("memory://", {"TIMEOUT": "1h"})
 
     def test_aliases_of_one_store_that_disagree_are_refused(self, cache: Any, url: str) -> None:
         """Two that disagree on what they share are told which option it is."""
-        with pytest.raises(ConfigError, match=r"OPTIONS\['MEMORY_FOR'\] is '1s' in one alias"):
+        with pytest.raises(ConfigError, match=r"OPTIONS\['MEMORY_FOR'\] is '1s'"):
             type(cache)(url, {"OPTIONS": {"MEMORY_FOR": "1s"}})
 
     def test_close_at_the_end_of_a_request_closes_nothing(self, cache: Any) -> None:

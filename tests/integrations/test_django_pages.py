@@ -257,7 +257,7 @@ class TestE2Pages:
         """It could not serve what is stale."""
         with (
             override_settings(CACHES=LOCMEM),
-            pytest.raises(ConfigError, match=r"pages that may be stale need .* not LocMemCache"),
+            pytest.raises(ConfigError, match="not LocMemCache"),
         ):
             page(REQUESTS.get("/"))
 
@@ -439,9 +439,9 @@ class TestG10ManageCommand:
             call_command("stillfresh", "invalidate")
         with pytest.raises(CommandError, match="stillfresh --cache ALIAS inspect"):
             call_command("stillfresh", "inspect", "--cache", "default")
-        with pytest.raises(CommandError, match="inspect failed for the reason above"):
+        with pytest.raises(CommandError, match="inspect failed"):
             call_command("stillfresh", "inspect", "--limits", "5")
-        with pytest.raises(ConfigError, match="a model or an instance is needed here, not 'shop"):
+        with pytest.raises(ConfigError, match=r"model.*not 'shop"):
             invalidate_on_change("shop.Product")  # type: ignore[arg-type]
         with override_settings(CACHES=LOCMEM), pytest.raises(CommandError, match="not LocMemCache"):
             call_command("stillfresh", "clear")

@@ -129,7 +129,7 @@ class TestE20Extension:
         assert fresh.cache is cache
         for _ in range(2):
             fresh.init_app(Flask("shop"))
-        with pytest.raises(ConfigError, match="STILLFRESH_STORE: this Fresh was given a cache"):
+        with pytest.raises(ConfigError, match="STILLFRESH_STORE: "):
             fresh.init_app(app_of())
 
     def test_wrong_view_declarations_are_refused_by_name(self) -> None:
@@ -141,7 +141,7 @@ class TestE20Extension:
             return f"{id}"
 
         fresh.view("10m")(page)
-        with pytest.raises(ConfigError, match=r"above: @fresh\.view stands above the route"):
+        with pytest.raises(ConfigError, match=r"^above: @fresh\.view"):
             fresh.view("10m", name="above")(app.get("/above")(lambda: "above"))
         bad: list[tuple[dict[str, Any], str]] = [
             ({}, "page: another view has this name; write name='page_2'"),
@@ -159,7 +159,7 @@ class TestE20Extension:
         """An async Cache, and `@fresh.view` without brackets, are refused at declaration."""
         with pytest.raises(ConfigError, match="a SyncCache is needed here"):
             Fresh(cache=Cache("memory://"))  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"view: fresh_for: cannot read .* as a duration"):
+        with pytest.raises(ConfigError, match="view: fresh_for: "):
             Fresh().view(str)  # type: ignore[arg-type]
 
     def test_a_view_of_an_uninitialised_app_says_what_to_call(self) -> None:

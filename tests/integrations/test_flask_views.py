@@ -145,7 +145,7 @@ class TestE20View:
         for n in (4, 5):
             assert shop.get("/hello/ann", headers={"X-Lang": "moin"}).text == f"moin ann {n}"
         assert shop.get("/hello/ann").text == "None ann 3"
-        assert "hello: a response is not kept, since made again, the request is for" in caplog.text
+        assert "hello: a response is not kept" in caplog.text
 
     def test_a_language_that_routing_takes_away_is_in_the_key(self, shop: Shop) -> None:
         """As in Flask's own pattern: a preprocessor pops it from the arguments."""
@@ -445,7 +445,7 @@ class TestE20ViewPersonal:
     def test_per_must_be_plain_data(self, shop: Shop) -> None:
         """A user object cannot be a key; its id can."""
         shop.counted(per=object)
-        with pytest.raises(ConfigError, match=r"n: .* cannot be a key.* let per= return plain da"):
+        with pytest.raises(ConfigError, match=r"n: .* cannot be a key.*per="):
             shop.get("/n")
 
 

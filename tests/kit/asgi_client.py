@@ -82,7 +82,7 @@ def http_scope(
 
 async def ask(app: Any, scope: Mapping[str, Any], body: bytes = b"") -> Heard:
     """What the app raises is raised."""
-    heard = Heard()
+    response = Heard()
     is_asked = False
 
     async def receive() -> dict[str, Any]:
@@ -90,8 +90,8 @@ async def ask(app: Any, scope: Mapping[str, Any], body: bytes = b"") -> Heard:
         if not is_asked:
             is_asked = True
             return {"type": "http.request", "body": body, "more_body": False}
-        await heard.has_left.wait()
+        await response.has_left.wait()
         return {"type": "http.disconnect"}
 
-    await app(scope, receive, heard.send)
-    return heard
+    await app(scope, receive, response.send)
+    return response

@@ -250,13 +250,17 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0 if turn < 100 else 0.001)
 
 
+async def is_loading(engine: FeedEngine) -> bool:
+    """True while the engine loads a key."""
+    stats = await engine._engine.stats()
+    return any(resource.loading for resource in stats.resources.values())
+
+
 async def idle(engine: FeedEngine) -> None:
     """Until nothing is being fetched or stored behind."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
-    while engine._behind or any(
-        one.loading for one in (await engine._engine.stats()).resources.values()
-    ):
+    while engine._behind or await is_loading(engine):
         assert loop.time() < deadline, "still loading"
         await asyncio.sleep(0)
 

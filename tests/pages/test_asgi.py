@@ -540,7 +540,7 @@ class TestI10Middleware:
         """Where they are written."""
         with pytest.raises(ConfigError, match="PageCache"):
             IsrMiddleware(site, "memory://")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="route '/a': cannot read 'soon' as a duration"):
+        with pytest.raises(ConfigError, match=r"route '/a': .*'soon'"):
             IsrMiddleware(site, PageCache("memory://"), routes={"/a": "soon"})
         for routes in (["/a"], "/a", {"/a"}):
             with pytest.raises(ConfigError, match=r"""routes: write \{"/blog/\*": "60s"\}, not """):

@@ -411,7 +411,7 @@ class TestI13Clients:
         peers = ("10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "11.0.0.1", "unix", None)
         assert [is_trusted(peer, trusted) for peer in peers] == [True] * 3 + [False] * 3
         assert not is_trusted("10.1.2.3", ())
-        with pytest.raises(ConfigError, match=r"10\.0\.0\.1/8.*: write an address or a network"):
+        with pytest.raises(ConfigError, match=r"10\.0\.0\.1/8"):
             checked_networks(["10.0.0.1/8"])
 
     def test_forwarding_fields_are_dropped_unless_the_peer_is_trusted(self) -> None:

@@ -232,19 +232,19 @@ class TestT11Prove:
         report = Report("valkey", 1, 2, counts=Counter(served=2000, blind=1000), broken={LOST: []})
         tell([report])
         said = capsys.readouterr().out
-        assert "valkey: 1,000 of 2,000 reads were without the store.\n" in said
-        assert "valkey: 2,000 reads were judged, none was wrong: 2.8 nines.\n" in said
+        assert "1,000 of 2,000 reads were without the store" in said
+        assert re.search("2,000 reads were judged.*2.8 nines", said)
         assert "StoreError" not in said
         assert "were gone" not in said
         report.counts.update(together=1, refused=1, forgotten=3, excused=7, unknown=11)
         tell([report])
         said = capsys.readouterr().out
         assert re.search(r"^copies that were gone +3$", said, re.MULTILINE)
-        assert "valkey: 7 reads got an older copy without the store, and said so" in said
-        assert "valkey: 11 reads were not judged against invalidations: the library" in said
-        assert "They are loaded again, and no promise is broken.\n" in said
-        assert "`invalidate` raised StoreError, and your code must try again.\n" in said
-        assert "stillfresh allows them while the store is out of reach" in said
+        assert "7 reads got an older copy" in said
+        assert "11 reads were not judged" in said
+        assert "loaded again" in said
+        assert "`invalidate` raised StoreError" in said
+        assert "while the store is out of reach" in said
 
     @pytest.mark.parametrize("promise", CHECKS)
     def test_each_promise_of_prove_is_documented(self, promise: str) -> None:
@@ -285,7 +285,7 @@ class TestT11Prove:
             report = ProofRun("cashews", stage, tmp_path, seed=1, workers=2).go([])
         assert min(report.counts[it] for it in ("served", "load", "loaded")) > 0
         assert LOST in report.broken
-        with pytest.raises(ConfigError, match=r"is not installed .*; run pip install no_such"):
+        with pytest.raises(ConfigError, match="pip install no_such"):
             checked_peer("no_such_library", valkey.address)
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning")

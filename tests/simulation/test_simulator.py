@@ -348,7 +348,7 @@ class TestT3Doors:
             simulate(nothing, **wrong)  # type: ignore[arg-type]
 
     def test_bad_faults_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match="most_blows: must be a whole number of 0 or more"):
+        with pytest.raises(ConfigError, match=r"^most_blows: "):
             Faults(most_blows=-1)
         with pytest.raises(ConfigError, match="faults: Troubles, not"):
             Faults(troubles=["lost"])  # type: ignore[list-item]

@@ -126,9 +126,8 @@ class TestI34OwnWords:
             answer = await reader.read()
             writer.close()
         assert answer.endswith(b"\r\n\r\nThis is not a valid HTTP request.\n")
-        assert lines(caplog) == [
-            "a request was refused with 400: This is not a valid HTTP request."
-        ]
+        [line] = lines(caplog)
+        assert "refused with 400: " in line
         assert caplog.records[0].levelname == "INFO"
 
     async def test_a_request_that_outlives_the_server_is_logged_with_its_path(

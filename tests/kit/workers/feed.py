@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
-from tests.kit.feed import Network, comment, said, topic, uuids
+from tests.kit.feed import Network, comment, is_loading, said, topic, uuids
 
 
 def tell(what: object) -> None:
@@ -53,7 +53,7 @@ async def operate(cache: FeedCache) -> None:
             case ["delete", uuid]:
                 tell(cache.delete_topic(uuid))
             case ["comments", uuid, *ids]:
-                cache.put_comments(uuid, [comment(one, uuid) for one in ids])
+                cache.put_comments(uuid, [comment(id_, uuid) for id_ in ids])
                 tell("done")
             case ["all"]:
                 tell(uuids(cache.get_topics_all(0)))
@@ -83,7 +83,7 @@ async def visit(cache: FeedCache, log: str, *there: str) -> None:
             case ["read"]:
                 tell(uuids((await engine.get_all()).topics))
             case ["settle"]:
-                while any(one.loading for one in (await engine._engine.stats()).resources.values()):
+                while await is_loading(engine):
                     await asyncio.sleep(0.01)
                 tell(events)
     await engine.close()

@@ -249,7 +249,7 @@ class TestSampled:
     @pytest.mark.parametrize("share", [0, -1, 1.1, True, "half"])
     def test_a_recording_share_outside_0_to_1_is_refused(self, file: Path, share: Any) -> None:
         """Anything else is refused, before anything is written."""
-        with pytest.raises(ConfigError, match="share: must be a number above 0, up to 1"):
+        with pytest.raises(ConfigError, match=r"^share: "):
             Recording(file, share=share)
         assert not file.exists()
 
