@@ -69,6 +69,7 @@ class Serving:
         self._pipe = pipe
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.unfreeze()  # what was frozen after the collection is not among all objects
         gc.collect()
         functions = [it for it in gc.get_objects() if type(it) is FunctionType]
         gc.freeze()
