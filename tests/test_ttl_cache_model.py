@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stillfresh import TtlCache
 from stillfresh.testing import ManualClock
 from stillfresh.ttl_cache import TtlEntry
+from tests.kit.examples import examples
 
 TTL = 10
 KEYS = st.integers(0, 5)
@@ -145,9 +146,9 @@ class SmallTtlCacheModel(TtlCacheModel):
 
 
 TestUnlimited = TtlCacheModel.TestCase
-TestUnlimited.settings = settings(max_examples=150, stateful_step_count=40)
+TestUnlimited.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestLimited = SmallTtlCacheModel.TestCase
-TestLimited.settings = settings(max_examples=150, stateful_step_count=40)
+TestLimited.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 def test_m5_eight_threads_leave_the_cache_whole() -> None:

@@ -23,6 +23,7 @@ from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.tenants import for_tenant
 from stillfresh.stores.urls import store_for
 from tests.kit.cli import call, fail, filled, neighbours, put, said, stillfresh
+from tests.kit.examples import examples
 from tests.kit.servers.valkey import Server
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class TestG10Inspect:
 
 
 class TestG10View:
-    @settings(max_examples=30)
+    @settings(max_examples=examples(20))
     @given(
         ids=st.sets(st.tuples(st.sampled_from(["a", "a1", "a_1"]), st.text("ab:\0é", max_size=3))),
         kind=st.sampled_from(["a", "a1", "other", None]),

@@ -16,6 +16,7 @@ from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns
+from tests.kit.examples import examples
 
 MOST = 20_000
 
@@ -246,7 +247,7 @@ class TestE23PrivateStore:
 
 
 class TestE23Room:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(
         steps=st.lists(
             st.tuples(

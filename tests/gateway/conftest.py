@@ -29,6 +29,7 @@ FLAGS: Final = [
     "--hide-scrollbars",
     "--no-sandbox",
     "--disable-gpu",
+    "--in-process-gpu",  # a page takes a quarter less time
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

@@ -504,7 +504,12 @@ class Visitor:
 class TestG19Visit:
     @pytest.mark.parametrize(
         ("width", "by_keyboard", "scheme"),
-        [(390, True, "light"), (390, False, "dark"), (1280, True, "dark"), (1280, False, "light")],
+        [
+            (390, True, "light"),
+            pytest.param(390, False, "dark", marks=pytest.mark.proof),
+            pytest.param(1280, True, "dark", marks=pytest.mark.proof),
+            pytest.param(1280, False, "light", marks=pytest.mark.proof),
+        ],
     )
     async def test_a_visit_causes_no_layout_shift_and_no_lost_focus(
         self,

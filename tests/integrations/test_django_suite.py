@@ -27,11 +27,19 @@ def folder() -> Path:
 
 @pytest.mark.timeout(240)
 class TestT9Django:
-    def test_djangos_own_cache_tests_pass_except_the_listed_ones(
+    def test_djangos_own_cache_tests_pass_except_the_listed_ones(self, folder: Path) -> None:
+        """In memory; the page says how many there are."""
+        self.judge(folder, ["memory://"])
+
+    @pytest.mark.proof
+    def test_djangos_own_cache_tests_pass_on_a_file_and_on_a_server(
         self, folder: Path, tmp_path: Path, valkey: Server
     ) -> None:
-        """On three stores; the page says how many there are."""
-        urls = ["memory://", f"sqlite:///{tmp_path}/cache.db", valkey.url(timeout="10s")]
+        """Except for the same tests as in memory."""
+        self.judge(folder, [f"sqlite:///{tmp_path}/cache.db", valkey.url(timeout="10s")])
+
+    def judge(self, folder: Path, urls: list[str]) -> None:
+        """Run Django's tests on each of these stores, at the same time."""
         command = [sys.executable, "-m", "tests.kit.workers.django_suite", str(folder)]
         running = [
             subprocess.Popen(

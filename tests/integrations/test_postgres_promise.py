@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stillfresh import Cache, Verdict
 from stillfresh.integrations.postgres import OutboxConsumer
+from tests.kit.examples import examples
 from tests.kit.outbox import PRODUCTS, TABLES, Link, Shop, database_at, rows
 from tests.kit.processes import Process
 from tests.kit.servers.postgres import PostgresServer
@@ -100,7 +101,7 @@ async def consuming(world: World) -> AsyncIterator[OutboxConsumer]:
 
 
 class TestE6ThePromise:
-    @settings(max_examples=40)
+    @settings(max_examples=examples(15))
     @given(steps=STEPS)
     def test_after_catching_up_every_read_equals_the_database(
         self, address: str, steps: list[tuple[str, int]]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.model import StoredPage
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 from tests.kit.isr import Site, Visitor, in_front
 from tests.kit.page_world import SAYS, PageWorld, changes
 
@@ -128,7 +129,7 @@ def compare(steps: Sequence[tuple[Any, ...]], *, is_private: bool) -> None:
 
 
 class TestI16Hot:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(st.lists(events, min_size=4, max_size=20), st.booleans())
     def test_a_prepared_answer_equals_the_answer_of_the_full_path(
         self, steps: list[tuple[Any, ...]], is_private: bool

@@ -42,6 +42,8 @@ FAULTS = {
     "postgres": ["the store killed", "channels cut"],
     "dynamodb": ["the store killed", "a process killed"],
 }
+QUICK = ("sqlite", "valkey")
+"""On the other stores a run takes ten seconds or more."""
 
 
 @pytest.fixture
@@ -69,7 +71,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 class TestT4UnderLoad:
-    @pytest.mark.parametrize("staged", FAULTS, indirect=True)
+    @pytest.mark.parametrize(
+        "staged",
+        [pytest.param(name, marks=(pytest.mark.proof,) * (name not in QUICK)) for name in FAULTS],
+        indirect=True,
+    )
     @pytest.mark.timeout(400)
     def test_no_promise_is_broken_by_faults_under_load(
         self, staged: tuple[str, Stage], tmp_path: Path

@@ -27,9 +27,10 @@ from stillfresh.systems.feed import Comment, FeedCache, Topic
 from stillfresh.systems.waiting import WaitingCache
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 
-MODEST = settings(max_examples=60, deadline=None)
-FEW = settings(max_examples=25, deadline=None)
+MODEST = settings(max_examples=examples(40), deadline=None)
+FEW = settings(max_examples=examples(15), deadline=None)
 
 TEXTS = st.text(max_size=20) | st.sampled_from(["", "\0", "\ud800", "a" * 5_000, "../..", "%", "é"])
 ANYTHING = st.recursive(

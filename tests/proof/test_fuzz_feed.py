@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 
-MODEST = settings(max_examples=25, deadline=None)
+MODEST = settings(max_examples=examples(15), deadline=None)
 NOW = 1_700_000_000.0
 
 ODD_TEXTS = st.sampled_from(["", "\0", "\ud800", "a" * 5_000, "t", "../..", "%"])

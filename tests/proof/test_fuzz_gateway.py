@@ -25,8 +25,9 @@ from stillfresh.gateway.config import (
 from stillfresh.gateway.fields import keys_of
 from stillfresh.gateway.sources import id_maker, listed, views_by_id
 from stillfresh.systems.coordinator import Kind
+from tests.kit.examples import examples
 
-MODEST = settings(max_examples=40)
+MODEST = settings(max_examples=examples(25))
 
 SPICES = [
     "",

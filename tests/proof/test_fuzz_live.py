@@ -17,8 +17,9 @@ from stillfresh.gateway import gateway
 from stillfresh.gateway.app import Gateway
 from stillfresh.gateway.live.messages import Code
 from stillfresh.systems.coordinator import Kind
+from tests.kit.examples import examples
 
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 
 CODES = set(get_args(Code))
 CLOSES = {1008, 1009}

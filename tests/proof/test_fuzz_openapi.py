@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from stillfresh.gateway import Gateway, gateway
 from stillfresh.systems.coordinator import Kind
+from tests.kit.examples import examples
 
 if TYPE_CHECKING:
     from schemathesis import Case
 
-CASES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+CASES = settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 KNOWN = {"ada's": "ada"}
 TOKENS = st.sampled_from([None, *KNOWN, "sekret"])
 turn = count()

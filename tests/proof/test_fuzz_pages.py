@@ -17,9 +17,10 @@ from stillfresh.errors import ConfigError
 from stillfresh.pages import IsrMiddleware, Page, PageCache, Route
 from stillfresh.testing import ManualClock
 from tests.kit.asgi_client import Heard, ask, http_scope
+from tests.kit.examples import examples
 
-MODEST = settings(max_examples=200, deadline=None)
-FEW = settings(max_examples=60, deadline=None)
+MODEST = settings(max_examples=examples(80), deadline=None)
+FEW = settings(max_examples=examples(30), deadline=None)
 
 ODD_PATHS = [
     b"/a%2Fb",

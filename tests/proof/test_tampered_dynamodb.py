@@ -28,11 +28,14 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.dynamodb.schema import Names
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 from tests.kit.feed import NOW
 from tests.kit.servers.aws import Aws, Raw
 
 FEW = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(5),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 LIMIT = 60
 """Seconds for one example, which takes one at most: a slow machine makes it, a circle does not."""

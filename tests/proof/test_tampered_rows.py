@@ -37,9 +37,10 @@ from stillfresh.systems.coordinator import Database, TtlConfig, TtlController, T
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, Nexus, post
+from tests.kit.examples import examples
 from tests.kit.feed import DAY, NOW, Network, comment, full
 
-MODEST = settings(max_examples=30, deadline=None)
+MODEST = settings(max_examples=examples(20), deadline=None)
 VALUES = (
     st.none()
     | st.integers(-(2**63), 2**63 - 1)

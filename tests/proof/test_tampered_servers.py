@@ -24,14 +24,17 @@ from stillfresh.stores.dynamodb.schema import Names
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import FULL_HEAD, packed_tags
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 from tests.kit.feed import NOW
 from tests.kit.servers.aws import Aws, Raw
 from tests.kit.servers.valkey import Server
 
 FEW = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-FEWER = settings(FEW, max_examples=10)
+FEWER = settings(FEW, max_examples=examples(5))
 """A round of DynamoDB and S3 takes most of a second."""
 LIMIT = 60
 """Seconds for one example, which takes one at most: a slow machine makes it, a circle does not."""

@@ -6,6 +6,12 @@ from stillfresh.testing import Promise, SimulationFailed, simulate
 from tests.simulation.mutants import MUTANTS, Mutant
 
 SEEDS = 80
+SLOW = {
+    "a_load_inside_a_load_takes_a_place",
+    "a_watcher_sleeps_on_after_a_load_landed",
+    "an_update_without_an_answer_begins_again",
+}
+"""Found only after many seeds. Another mutant breaks the same promise sooner."""
 
 
 def caught(mutant: Mutant) -> list[str]:
@@ -21,7 +27,9 @@ def caught(mutant: Mutant) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=(pytest.mark.proof,) * (name in SLOW)) for name in MUTANTS]
+)
 class TestT2Mutants:
     """T7: a deliberate bug for each promise, late and duplicated requests among them."""
 
@@ -36,6 +44,9 @@ class TestT2Mutants:
 
 def test_t2_every_promise_has_a_mutant() -> None:
     assert {mutant.promise for mutant in MUTANTS.values()} == set(Promise)
+    quick = MUTANTS.keys() - SLOW
+    assert {MUTANTS[name].promise for name in quick} == set(Promise)
+    assert len(quick) == len(MUTANTS) - len(SLOW)
 
 
 class TestT2Found:

@@ -28,6 +28,7 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
+from tests.kit.examples import examples
 from tests.kit.sqlite import POLICY, elsewhere
 
 Bounded: TypeAlias = MemoryStore | SqliteStore
@@ -248,7 +249,7 @@ class TestE23Stores:
         room = getattr(store, "_room", None)
         assert room is None or room._loop is None
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(20), deadline=None)
     @given(
         kind=st.sampled_from(["memory", "sqlite"]),
         steps=st.lists(

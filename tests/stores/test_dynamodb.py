@@ -161,6 +161,7 @@ def real_storage(tmp_path_factory: pytest.TempPathFactory, aws: Aws) -> Iterator
         yield Aws(aws.endpoint, s3)
 
 
+@pytest.mark.proof
 async def test_s6_copies_on_real_storage(real_storage: Aws) -> None:
     """All of copies, whose bodies are there, on files; one test: its server is started once."""
     suite = TestS6DynamoStore()
@@ -176,7 +177,11 @@ async def test_s6_copies_on_real_storage(real_storage: Aws) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name",
-    [name for name in dir(PutConformance) if "late_requests" in name or "was_lost" in name],
+    [
+        pytest.param(name, marks=(pytest.mark.proof,) * ("late_requests" in name))
+        for name in dir(PutConformance)
+        if "late_requests" in name or "was_lost" in name
+    ],
 )
 async def test_s8_puts_on_a_server_that_forgets_their_names(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, name: str

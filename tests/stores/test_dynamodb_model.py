@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from stillfresh.stores.contract import Ask, Lease, Newer, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 from tests.kit.servers.aws import ENVIRONMENT, Aws
 from tests.kit.store_model import IDS, KINDS, SECONDS, SOME_IDS, StoreModel
 
@@ -108,10 +109,11 @@ class DynamoModel(StoreModel):
         self.runner.close()
 
 
+@pytest.mark.hypothesis
 def test_s3_dynamodb_is_as_memory(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     """S6: leases, copies, failures, tags, marks and counts, step by step."""
     assert ENVIRONMENT.items() <= os.environ.items()
     monkeypatch.setattr(DynamoModel, "aws", aws, raising=False)
     run_state_machine_as_test(
-        DynamoModel, settings=settings(max_examples=12, stateful_step_count=30)
+        DynamoModel, settings=settings(max_examples=examples(4), stateful_step_count=30)
     )

@@ -9,6 +9,7 @@ from hypothesis import settings
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Store
 from stillfresh.stores.sqlite import SqliteStore
+from tests.kit.examples import examples
 from tests.kit.store_model import StoreModel
 
 
@@ -24,4 +25,4 @@ class SqliteModel(StoreModel):
 
 
 TestS3SqliteModel = SqliteModel.TestCase
-TestS3SqliteModel.settings = settings(max_examples=80, stateful_step_count=40)
+TestS3SqliteModel.settings = settings(max_examples=examples(40), stateful_step_count=40)

@@ -12,6 +12,7 @@ from stillfresh.gateway.live import Hub, Live
 from stillfresh.gateway.live.messages import BURST, ErrorMessage, PongMessage
 from stillfresh.gateway.live.outbox import MOST, Frames, Outbox
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 from tests.kit.live import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
@@ -92,7 +93,7 @@ class TestG3BadMessages:
             await viewer.nothing()
             assert live.snapshot()["connections"] == 1
 
-    @settings(max_examples=30, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
     @given(
         st.lists(
             st.one_of(

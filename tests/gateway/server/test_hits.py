@@ -17,6 +17,7 @@ from stillfresh.gateway.server.protocol import Protocol
 from stillfresh.logs import Hidden, LineWriter
 from stillfresh.pages.clients import checked_networks
 from stillfresh.pages.edge import Edge
+from tests.kit.examples import examples
 from tests.kit.page_world import SAYS, PageWorld, Step, changes
 
 LINES = (
@@ -181,7 +182,7 @@ async def lived(events: Sequence[Step], **options: Any) -> list[object]:
 
 
 class TestI29Hits:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(events=st.lists(steps, min_size=3, max_size=14), in_memory=st.booleans())
     @example(
         events=[again(head(b"/own/a")), ("advance", 0.5), again(head(b"/own/a"))], in_memory=True

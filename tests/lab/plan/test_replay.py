@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stillfresh.lab.plan import Candidate, planned, replayed, traffic_of
+from stillfresh.lab.plan.replay import Planned
 from stillfresh.lab.plan.rules import Limit
 from stillfresh.lab.plan.traffic import Traffic
 from tests.kit.plan import recorded_shop
@@ -65,6 +66,14 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Traffic:
     return the_traffic(file)
 
 
+@pytest.fixture(scope="module")
+def plan(traffic: Traffic) -> tuple[Planned, list[int]]:
+    """A plan for young copies, and the progress that was told."""
+    done: list[int] = []
+    limits = [Limit("p99", 30.0), Limit("waited", 1.0)]
+    return planned({"price": traffic}, limits, None, done.append), done
+
+
 class TestOtherTerms:
     def test_replayed_longer_freshness_is_older_and_cheaper(self, traffic: Traffic) -> None:
         """And more copies are held."""
@@ -85,11 +94,11 @@ class TestOtherTerms:
         """Nothing is left to chance."""
         assert replayed(traffic, Candidate(7.0, 7.0)) == replayed(traffic, Candidate(7.0, 7.0))
 
-    def test_a_plan_meets_its_objective_with_the_fewest_requests(self, traffic: Traffic) -> None:
+    def test_a_plan_meets_its_objective_with_the_fewest_requests(
+        self, traffic: Traffic, plan: tuple[Planned, list[int]]
+    ) -> None:
         """The next longer freshness on the ladder would not; progress is told."""
-        done: list[int] = []
-        limits = [Limit("p99", 30.0), Limit("waited", 1.0)]
-        found = planned({"price": traffic}, limits, None, done.append)
+        found, done = plan
         assert found.choice is not None
         chosen = found.choice.chosen["price"]
         assert chosen.p99 < 30
@@ -110,11 +119,10 @@ class TestOtherTerms:
         assert chosen.terms.stale_for > 0
 
     def test_an_applied_proposal_gives_the_predicted_figures(
-        self, traffic: Traffic, tmp_path: Path
+        self, traffic: Traffic, plan: tuple[Planned, list[int]], tmp_path: Path
     ) -> None:
         """A run on the proposed terms, with other readers: ages and requests as was said."""
-        limits = [Limit("p99", 30.0), Limit("waited", 1.0)]
-        choice = planned({"price": traffic}, limits, None).choice
+        choice = plan[0].choice
         assert choice is not None
         said, terms = choice.chosen["price"], choice.chosen["price"].terms
         run = recorded_shop(

@@ -20,6 +20,7 @@ from stillfresh.engine.rules import stamped
 from stillfresh.systems.coordinator import TtlConfig
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, Site, made
+from tests.kit.examples import examples
 
 TTL = 60_000
 COOLDOWN = 10_000
@@ -392,4 +393,4 @@ class Coordinators(RuleBasedStateMachine):
 class TestC5AgainstAModel(Coordinators.TestCase):  # type: ignore[misc, valid-type]
     """Any sequence of calls, times and failures."""
 
-    settings = settings(max_examples=80, stateful_step_count=30)
+    settings = settings(max_examples=examples(30), stateful_step_count=30)

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 from stillfresh import LoadFailed, Verdict
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
+from tests.kit.examples import examples
 from tests.kit.feed import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, turns, uuids
 
 T = TypeVar("T")
@@ -435,7 +436,7 @@ class FeedMachine(RuleBasedStateMachine):
                 assert not found_talk
 
 
-FeedMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30)
+FeedMachine.TestCase.settings = settings(max_examples=examples(20), stateful_step_count=30)
 TestFeedModel = FeedMachine.TestCase
 
 
