@@ -75,6 +75,9 @@ class TestE5Processes:
         assert len(stage.loads()) == 1
         assert values == set(stage.loads())
 
+    @pytest.mark.parametrize(
+        "stage", ["sqlite", pytest.param("redis", marks=pytest.mark.proof)], indirect=True
+    )
     def test_eight_processes_one_stale_key_one_load(self, stage: Stage) -> None:
         """All eight serve the old copy, one refreshes it, and all eight see the new one."""
         asyncio.run(store_an_old_copy(stage.url))

@@ -156,6 +156,7 @@ class TestG9Feed:
         await page.wait_for_function(f"(before) => {counts}.join() !== before", arg=before)
         assert await page.evaluate("window.isTheSame")
 
+    @pytest.mark.proof
     async def test_a_hidden_tab_of_the_demo_stops_refreshing(self, demo: Demo, page: Page) -> None:
         """Nobody looks: the upstream is asked for no post any more; looked at again, it is."""
         await shown(page, demo.url)
@@ -231,6 +232,7 @@ class TestG9Trouble:
         await page.get_by_label("Fine").check()
         await expect(badge).to_have_text(re.compile("fresh"))
 
+    @pytest.mark.proof
     async def test_a_post_that_was_never_answered_says_so(
         self, tmp_path: Path, page: Page, expected_errors: list[str]
     ) -> None:
@@ -252,6 +254,7 @@ class TestG9Trouble:
             await expect(page.locator("#topics-badge")).to_contain_text("fresh")
             await page.close()
 
+    @pytest.mark.proof
     async def test_a_topic_without_a_copy_shows_no_age(self, demo: Demo, page: Page) -> None:
         """The age of the topic before is not left standing beside it."""
         await shown(page, demo.url)
@@ -266,6 +269,7 @@ class TestG9Trouble:
         )
         await expect(badge).to_have_text("no copy")
 
+    @pytest.mark.proof
     async def test_a_refused_comment_returns_to_its_field(self, demo: Demo, page: Page) -> None:
         """Back in the field, with a note that stays; sent again when the upstream is well."""
         await shown(page, demo.url)
@@ -310,7 +314,9 @@ class TestG9Trouble:
             assert await page.evaluate("window.isTheSame")
             await page.close()
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.proof)]
+    )
     async def test_the_demo_ends_and_leaves_no_file_and_no_process(
         self, tmp_path: Path, page: Page, expected_errors: list[str], number: signal.Signals
     ) -> None:
@@ -588,6 +594,7 @@ class TestG19Visit:
         # A click while the move is on its way is refused.
         await expect(it.page.locator("#games-word")).not_to_contain_text("…")
 
+    @pytest.mark.proof
     async def test_the_demo_page_fits_every_width(
         self, demo: Demo, new_page: Callable[..., Any]
     ) -> None:
@@ -598,6 +605,7 @@ class TestG19Visit:
             await page.set_viewport_size({"width": width, "height": 860})
             await page.wait_for_function("innerWidth >= document.documentElement.scrollWidth")
 
+    @pytest.mark.proof
     async def test_the_list_of_games_does_not_change_under_the_pointer(
         self, demo: Demo, page: Page
     ) -> None:

@@ -332,6 +332,7 @@ class TestI12CommandLine:
 
 
 class TestI9EightProcesses:
+    @pytest.mark.proof
     async def test_eight_proxies_on_one_store_render_a_page_once(self, tmp_path: Path) -> None:
         """A page made stale, then asked for at all eight at once, twice."""
         url = f"sqlite:///{tmp_path}/pages.db"

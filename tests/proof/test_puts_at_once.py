@@ -9,8 +9,10 @@ from tests.kit.servers.postgres import PostgresServer
 from tests.kit.servers.valkey import Server
 from tests.proof.puts_at_once import counted, rounds_of_puts, rounds_of_sessions
 
+SLOWER = [pytest.param(name, marks=pytest.mark.proof) for name in ("postgresql", "dynamodb")]
 
-@pytest.fixture(params=["sqlite", "redis", "postgresql", "dynamodb"])
+
+@pytest.fixture(params=["sqlite", "redis", *SLOWER])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty store that processes can share."""
     match request.param:

@@ -131,6 +131,7 @@ class TestS7Contention:
 
 class TestE35Puts:
     @pytest.mark.timeout(400)
+    @pytest.mark.proof
     async def test_eight_processes_put_one_key_at_once(self, aws: Aws) -> None:
         """All are acknowledged, and one of the values is there, whole and without a mark."""
         table = aws.new_table()

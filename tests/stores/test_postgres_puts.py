@@ -547,6 +547,7 @@ class TestS13AtOnce:
         async with opened(eager) as one, opened(eager) as two:
             await asyncio.gather(*(storm(store) for store in (one, two, one, two, one, two)))
 
+    @pytest.mark.proof
     async def test_eight_processes_put_one_key_at_once(self, url: str) -> None:
         """E35: every put is acknowledged, one of the values is there, and it has no mark."""
         rounds, writers = 12, 8

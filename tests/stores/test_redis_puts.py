@@ -939,6 +939,7 @@ class TestS5FullServers:
             assert copy.value == b"put"
 
 
+@pytest.mark.proof
 async def test_e35_puts_of_eight_processes_at_once_leave_one_of_the_values(
     valkey: Server, prefix: str
 ) -> None:
