@@ -36,9 +36,10 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
-from stillfresh.stores.sqlite.connection import PATIENCE, Patience, by_header, explained, not_ours
-from stillfresh.stores.sqlite.database import Work, WriteDatabase, commit, identity_of
+from stillfresh.stores.sqlite.connection import PATIENCE, Patience, explained
+from stillfresh.stores.sqlite.database import Work, WriteDatabase, commit
 from stillfresh.stores.sqlite.files import network_filesystem
+from stillfresh.stores.sqlite.ownership import Finding, OpenedFile, by_header, not_ours
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
 from stillfresh.stores.sqlite.steps import (
     STORE,
@@ -347,56 +348,47 @@ class TestS4Writer:
                 await store.run(broken, writes=False)
             assert await store.run(lambda it: it.execute("SELECT 5").get, writes=False) == 5
 
-    async def test_a_step_is_done_again_only_on_another_file(self, path: Path) -> None:
-        """If it failed because another took the place; otherwise its error is told at once."""
-        async with opened(other := path.with_name("other.db")) as store:
-            await publish(store, "b")
-        tries = list[str]()
+    async def test_a_step_is_done_again_only_on_a_new_file(self, path: Path) -> None:
+        """If the file was deleted meanwhile; otherwise the error is raised at once."""
+        runs: list[str] = []
 
-        def failing(_: apsw.Connection) -> None:
-            tries.append("failing")
+        def fail(_: apsw.Connection) -> None:
+            runs.append("fail")
             raise apsw.IOError("disk I/O error")
 
-        def replaced(file: apsw.Connection) -> int:
-            tries.append("replaced")
-            if len(tries) == 2:
-                other.replace(path)
+        def fail_once(file: apsw.Connection) -> int:
+            runs.append("fail once")
+            if len(runs) == 2:
+                path.unlink()
                 raise apsw.IOError("disk I/O error")
-            return int(file.execute("SELECT count(*) FROM post").get)
+            return int(file.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'post'").get)
 
         async with opened(path) as store:
-            with pytest.raises(StoreError, match="disk I/O error"):
-                await store.run(failing, writes=False)
-            assert await store.run(replaced, writes=False) == 1
-        assert tries == ["failing", "replaced", "replaced"]
+            await publish(store, "a")
+            with pytest.raises(StoreError, match=r"cache\.db: .*disk I/O error"):
+                await store.run(fail, writes=False)
+            assert await store.run(fail_once, writes=False) == 0
+        assert runs == ["fail", "fail once", "fail once"]
 
     async def test_a_read_that_fails_names_the_file(self, path: Path) -> None:
-        """A table that is not there yet counts as empty; any other error is told."""
-
-        def failing(_sql: str, _bindings: object) -> apsw.Cursor:
-            raise apsw.IOError("disk I/O error")
-
+        """A table that is not there yet counts as empty; any other error is raised."""
         async with opened(path) as store:
             assert store.read_now("post", ["a"]) == store.read_now("post", ["a", "b"]) == {}
-            store._execute = failing
+            await publish(store, "a")
+            elsewhere(RENAME_COLUMN, path)
             for ids in (["a"], ["a", "b"]):
-                with pytest.raises(StoreError, match=r"cache\.db: .*disk I/O error"):
+                with pytest.raises(StoreError, match=r"cache\.db: .*no such column"):
                     store.read_now("post", ids)
 
-    async def test_a_file_is_looked_at_now_and_then(
+    async def test_readers_look_at_the_file_now_and_then(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Not at every read: another process may have replaced it a moment ago."""
-        looks = list[Path]()
-
-        def looked(file: Path) -> object:
-            looks.append(file)
-            return identity_of(file)
-
+        """Not at every read."""
+        looks = count_looks(monkeypatch)
         async with opened(path) as store:
-            monkeypatch.setattr(sqlite_store, "identity_of", looked)
             now = SimpleNamespace(monotonic=lambda: 1e9)
             monkeypatch.setattr(sqlite_store, "time", now)
+            looks.clear()
             for _ in range(5):
                 store.read_now("post", ["a"])
             assert len(looks) == 1
@@ -407,28 +399,34 @@ class TestS4Writer:
             store.read_now("post", ["a"])
             assert len(looks) == 2
 
-    async def test_who_wakes_it_does_so_once(self, path: Path) -> None:
-        """However many readers find that the file was replaced; then it can be woken again."""
-        readers, may_end = list[apsw.Connection](), threading.Event()
+    async def test_a_writer_that_is_woken_often_looks_at_the_file_once(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many readers find another file; then it can be woken again."""
+        looks = count_looks(monkeypatch)
+        readers: list[apsw.Connection] = []
+        may_end = threading.Event()
         writer = Writer(path, STORE, readers.append)
         writer.wait_until_open()
-        busy = writer.submit(lambda _: may_end.wait(20))
-        while writer._queue.qsize():
-            await asyncio.sleep(0.001)
-        for _ in range(3):
-            writer.wake()
-        assert writer._queue.qsize() == 1
-        work = writer._queue.get()
-        assert work is not None
-        assert not work.writes, "it needs no lock of the file"
-        writer._queue.put(work)
-        may_end.set()
-        await asyncio.wrap_future(busy)
-        while writer._is_woken:
-            await asyncio.sleep(0.001)
+        for _ in range(2):
+            may_end.clear()
+            began = threading.Event()
+
+            def wait(_: apsw.Connection, began: threading.Event = began) -> None:
+                began.set()
+                may_end.wait(20)
+
+            busy = writer.submit(wait)
+            await asyncio.to_thread(began.wait, 20)
+            looks.clear()
+            for _ in range(3):
+                writer.wake()
+            may_end.set()
+            await asyncio.wrap_future(busy)
+            await asyncio.wrap_future(writer.submit(lambda _: None, writes=False))
+            assert len(looks) == 2, "one for the readers, one for the last step"
         readers[0].close()
         writer.stop()
-        assert not writer._thread.is_alive()
 
     async def test_more_than_fits_in_the_queue(self, path: Path) -> None:
         """They wait for room and all are done; a burst takes several groups."""
@@ -451,6 +449,25 @@ class TestS4Writer:
             assert not eviction.done()
             assert await eviction == len(ids)
             assert set(store.read_now("post", [*ids, "under way"])) == {"under way"}
+
+
+RENAME_COLUMN = """
+import apsw, sys
+apsw.Connection(sys.argv[1]).execute("ALTER TABLE post_ttl RENAME COLUMN retry_at TO other")
+"""
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """What every look at the file finds."""
+    looks: list[Finding] = []
+    look = OpenedFile.look
+
+    def counted(self: OpenedFile) -> Finding:
+        looks.append(look(self))
+        return looks[-1]
+
+    monkeypatch.setattr(OpenedFile, "look", counted)
+    return looks
 
 
 async def turns(number: int = 20) -> None:

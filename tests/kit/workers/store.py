@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 
-from stillfresh import Cache, LoadFailed, Policy, RetryAfter
+from stillfresh import Cache, LoadFailed, Policy, RetryAfter, StoreError
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -196,6 +196,19 @@ async def put_for_ever(store: Store, key: str) -> None:
         tell("put")
 
 
+async def put_or_fail(store: Store) -> None:
+    """Puts each key that it is told, and tells whether it was stored, or the error."""
+    logging.disable()  # the parent takes any output for a complaint
+    tell("ready")
+    while key := told():
+        try:
+            await settled_put(store, key, new_put(store))
+        except StoreError as exc:
+            tell(str(exc))
+        else:
+            tell("stored")
+
+
 async def meet_corruption(store: Store) -> None:
     """When told, reads what is damaged, then asks for the lease of one key."""
     tell("ready")
@@ -213,6 +226,7 @@ async def main(command: str, url: str, *arguments: str) -> None:
         publish_for_ever,
         put_rounds,
         put_for_ever,
+        put_or_fail,
         meet_corruption,
     )
     store = store_for(url, time.time)

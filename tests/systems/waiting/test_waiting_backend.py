@@ -406,19 +406,34 @@ class TestW12Kept:
         assert not list(tmp_path.glob("*.corrupt-*"))
 
     @pytest.mark.parametrize("is_replaced", [False, True])
-    async def test_a_file_that_is_gone_is_not_begun_anew(
-        self, games: Games, tmp_path: Path, is_replaced: bool
+    async def test_a_file_that_is_moved_away_is_not_begun_anew(
+        self, tmp_path: Path, is_replaced: bool
     ) -> None:
-        """Moves are refused until it is back: none is told that the file at that name lacks."""
+        """Moves are refused until it is back and opened again; then it has every move."""
         path = tmp_path / "games.db"
-        await games.start("g", [ME, YOU])
-        path.rename(tmp_path / "away.db")
-        if is_replaced:
-            path.touch()
-        with pytest.raises(StoreError, match="moved, removed or replaced"):
+        async with Games(path) as games:
+            await games.start("g", [ME, YOU])
             await games.move("g", "me")
-        (tmp_path / "away.db").rename(path)
-        assert (await games.move("g", "me")).actor == "you"
+            path.rename(tmp_path / "away.db")
+            if is_replaced:
+                path.touch()
+            with pytest.raises(StoreError, match=r"games\.db: was moved or replaced"):
+                await games.move("g", "you")
+            (tmp_path / "away.db").rename(path)
+            with pytest.raises(StoreError, match=r"games\.db: was moved or replaced"):
+                await games.move("g", "you")
+        async with Games(path) as games:
+            assert (await games.move("g", "you")).actor == "me"
+
+    async def test_a_file_that_is_deleted_is_not_begun_anew(self, tmp_path: Path) -> None:
+        """Nobody is told of moves in an empty file."""
+        path = tmp_path / "games.db"
+        async with Games(path) as games:
+            await games.start("g", [ME, YOU])
+            path.unlink()
+            with pytest.raises(StoreError, match=r"games\.db: was deleted"):
+                await games.move("g", "me")
+            assert not path.exists()
 
     async def test_closing_lets_a_move_that_was_begun_be_made(self, games: Games) -> None:
         """And told."""

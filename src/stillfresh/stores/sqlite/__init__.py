@@ -6,18 +6,13 @@ Other packages keep files of their own schema through this module, with the same
 from stillfresh.stores.sqlite.connection import (
     CORRUPT,
     FAILED,
-    READ_PATIENCE,
-    Format,
     abandon,
-    by_header,
-    connect_reader,
     connect_viewer,
     explained,
-    not_ours,
     translated,
 )
-from stillfresh.stores.sqlite.database import Identity, Work, identity_of
-from stillfresh.stores.sqlite.files import locked, real
+from stillfresh.stores.sqlite.database import Work
+from stillfresh.stores.sqlite.ownership import Format, by_header, not_ours
 from stillfresh.stores.sqlite.schema import BEGIN_FILE, TAGS, TIMES, Row, Statements, record_of
 from stillfresh.stores.sqlite.steps import (
     OWN,
@@ -37,5 +32,4 @@ __all__ = ["SqliteStore", "SqliteView", "read_only_copy"]
 __all__ += ["BEGIN_FILE", "OWN", "STORE", "TAGS", "TIMES", "Format", "by_header", "not_ours"]
 __all__ += ["KindTables", "Layout", "Row", "Statements", "own_kinds", "own_tables", "record_of"]
 __all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "Work", "Writer", "at_most"]
-__all__ += ["CORRUPT", "FAILED", "READ_PATIENCE", "Identity", "abandon", "connect_reader"]
-__all__ += ["connect_viewer", "explained", "identity_of", "locked", "real", "translated"]
+__all__ += ["CORRUPT", "FAILED", "abandon", "connect_viewer", "explained", "translated"]

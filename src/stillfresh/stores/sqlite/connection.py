@@ -1,16 +1,12 @@
-"""One connection to a SQLite file: whose file it is, how it is opened, waits, and fails.
+"""One connection to a SQLite file: how it is opened, waits, and fails.
 
-The files of stores and of the coordinator name their owner in the header; the file of a feed cache
-is known by its tables. apsw's errors end here: `translated` turns them into `StoreError`.
+apsw's errors end here: `translated` turns them into `StoreError`.
 """
 
-import codecs
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -20,6 +16,7 @@ import apsw
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount, real
+from stillfresh.stores.sqlite.ownership import Format, check_owner
 
 CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
 """The errors of a damaged file; also text that is not UTF-8, which we never write."""
@@ -45,76 +42,6 @@ _REASONS: Final = {
     apsw.SQLITE_BUSY: "another process keeps it locked for writing; is it stopped? "
     "It must continue or end before anything can be written",
 }
-
-
-HEAD: Final = 4_096
-"""Bytes at the beginning of a file that identify it."""
-CONTROL: Final = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
-OTHERS: Final = (
-    b"\x89PNG",
-    b"\xff\xd8\xff",
-    b"GIF8",
-    b"%PDF",
-    b"PK\x03\x04",
-    b"\x1f\x8b",
-    b"\x7fELF",
-)
-OURS: Final = {
-    0x5F4E3001: "a cache's store",
-    0x5F4E3002: "a coordinator's file",
-    0x5F4E3003: "a games file",
-}
-"""The header of a file of stillfresh."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One format of file."""
-
-    application_ids: tuple[int, ...]
-    """Its own ids, and those of earlier releases, whose files `is_begun` converts."""
-    begin: str
-    """The SQL that turns an empty file into one of this format."""
-    is_begun: Callable[[apsw.Connection, Path], bool]
-    """False if `begin` must still be run; ConfigError for a file of another program."""
-    is_cache: bool = True
-    """False if the file is not a cache: it is never replaced, and commits are synced to disk."""
-
-
-def not_ours(path: Path, application: int) -> ConfigError:
-    """Return the error for a file of another program or format."""
-    what = OURS.get(application)
-    if what is not None:
-        return ConfigError(
-            f"{path}: is {what} of stillfresh, which cannot be opened as any other; "
-            "name another file"
-        )
-    return ConfigError(
-        f"{path}: is another application's SQLite file (application_id {application}); "
-        "give stillfresh a file of its own"
-    )
-
-
-def by_header(application_id: int, version: int, begin: str, *, is_cache: bool = True) -> Format:
-    """Return a format that the file's header names. An empty file is begun, others refused."""
-
-    def is_begun(connection: apsw.Connection, path: Path) -> bool:
-        file_id = connection.pragma("application_id")
-        file_version = connection.pragma("user_version")
-        if file_id != application_id:
-            tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-            if (file_id, file_version, tables) != (0, 0, 0):
-                raise not_ours(path, file_id)
-            return False
-        if file_version != version:
-            raise ConfigError(
-                f"{path}: is of schema version {file_version}, this release of stillfresh knows "
-                f"{version}; use another file"
-                + (", or delete this one: it is a cache" if is_cache else "")
-            )
-        return True
-
-    return Format((application_id,), begin, is_begun, is_cache)
 
 
 class Patience:
@@ -200,67 +127,20 @@ def connect_reader(path: Path) -> apsw.Connection:
     return connection
 
 
-def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
+def admit(connection: apsw.Connection, path: Path, file_format: Format) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
-    is_begun = kind.is_begun(connection, path)
+    is_begun = file_format.is_begun(connection, path)
     if not connection.readonly("main"):
         if not is_begun:  # before there is a log, so that the header itself says whose file it is
-            connection.execute(f"BEGIN IMMEDIATE; {kind.begin}; COMMIT")
+            connection.execute(f"BEGIN IMMEDIATE; {file_format.begin}; COMMIT")
         if connection.pragma("journal_mode") != "wal":
             connection.pragma("journal_mode", "wal")
-        connection.execute(_PRAGMAS.format("NORMAL" if kind.is_cache else "FULL"))
+        connection.execute(_PRAGMAS.format("NORMAL" if file_format.is_cache else "FULL"))
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
-def check_log(path: Path, *application_ids: int) -> None:
-    """A log beside a file that is not ours may be ours: SQLite would replay it into that file."""
-    if has_log(path) and path.exists():
-        check_owner(path, *application_ids)
-
-
-def check_owner(path: Path, *application_ids: int) -> None:
-    """Refuse a file whose header is whole and not ours; its log and its state do not matter."""
-    header = _head(path)
-    application = int.from_bytes(header[68:72])
-    if header.startswith(b"SQLite format 3\0") and application not in application_ids:
-        raise not_ours(path, application)
-
-
-def _head(path: Path) -> bytes:
-    """Read through SQLite's own files, which keep their locks when one of them is closed."""
-    flags = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
-    file = apsw.VFSFile("", str(path), [flags, 0])
-    head = file.xRead(min(file.xFileSize(), HEAD), 0)
-    file.xClose()
-    return head
-
-
-def check_is_database(path: Path) -> None:
-    """Before it is opened: SQLite takes a short text for an empty database."""
-    if path.exists() and is_something_else(_head(path)):
-        raise ConfigError(
-            f"{path}: is a text, an image or an archive, not a SQLite file; it is left as it is: "
-            "name a file of its own"
-        )
-
-
-def is_something_else(head: bytes) -> bool:
-    """True if a file that begins like this is plainly no database, damaged or not.
-
-    A text is UTF-8 without the control characters that texts have no use for. Zeros, noise and
-    everything that begins as SQLite does are a database, whole or damaged.
-    """
-    if head.startswith(OTHERS):
-        return True
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return bool(head) and CONTROL.search(head) is None
-
-
 def abandon(connection: apsw.Connection) -> None:
-    """Close without writing the log back: the file was replaced, or is damaged."""
+    """Close without writing the log back: it is not the last, or the file is no longer ours."""
     with suppress(apsw.Error):
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.close()

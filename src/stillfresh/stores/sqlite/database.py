@@ -1,10 +1,13 @@
 """The file of one process: its two connections, and commits of groups of jobs.
 
-Everything here runs on the writer's thread, except `claims`, which callers use to withdraw a job.
+Everything here runs on the writer's thread, except `claims`, which callers use to withdraw a job,
+and `is_same`, which readers ask.
 
-A group of jobs is one transaction, each job in its own savepoint: a failing job fails alone. A
-corrupt file is renamed, and a new one begun. If the file was moved or replaced, or a symbolic link
-leads elsewhere, the file is opened again.
+A group of jobs is one transaction, each job in its own savepoint: a failing job fails alone.
+
+Before each group, `ownership` says whether the file is still ours. A file that was deleted, or to
+which a symbolic link no longer leads, is opened again. A file that is lost stays so, and every job
+fails. A corrupt file is renamed, and a new one begun.
 
 A job begins when its transaction has the file's lock. Until then its caller may withdraw it.
 """
@@ -15,10 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import apsw
 
@@ -28,13 +30,9 @@ from stillfresh.stores.sqlite.connection import (
     CORRUPT,
     FAILED,
     PATIENCE,
-    Format,
     Patience,
     abandon,
     admit,
-    check_is_database,
-    check_log,
-    check_owner,
     connect,
     connect_reader,
     explained,
@@ -42,19 +40,28 @@ from stillfresh.stores.sqlite.connection import (
 )
 from stillfresh.stores.sqlite.files import (
     check_place,
-    is_beheaded,
+    has_log,
+    is_begun,
     locked,
-    log_of,
     real,
+    remove_log,
     set_aside,
+)
+from stillfresh.stores.sqlite.ownership import (
+    Finding,
+    Format,
+    OpenedFile,
+    check_is_database,
+    check_log,
+    check_owner,
+    identity_of,
+    note_begun,
 )
 
 T = TypeVar("T")
 
 CONCERNS_ALL: Final = (StoreError, *BUSY, *CORRUPT, apsw.ReadOnlyError, apsw.CantOpenError)
 """Not one job's fault: trying them one by one would fail as often."""
-Identity: TypeAlias = tuple[int, int]
-"""Device and inode of a file: a path may name another file later."""
 
 log = logging.getLogger("stillfresh.sqlite")
 
@@ -88,24 +95,24 @@ class WriteDatabase:
 
     def __init__(
         self,
-        path: Path,
-        kind: Format,
+        name: Path,
+        file_format: Format,
         adopt: Callable[[apsw.Connection], object],
         patience: float = PATIENCE,
     ) -> None:
-        self._name = self._path = path
-        """The file itself, if the name is a symbolic link."""
-        self._kind = kind
+        self._name = name
+        self._path = name
+        """The file that the name leads to, if it is a symbolic link."""
+        self._format = file_format
         self._adopt = adopt
         self.patience = Patience(patience)
         self.claims = threading.Lock()
         """Held while jobs begin or are withdrawn."""
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
-        self.identity: Identity | None = None
-        """The identity of the opened file; the name may lead to another file by now."""
-        self._neighbours: dict[Path, Identity | None] = {}
-        """The log beside the file, and the log's index."""
+        self._file: OpenedFile | None = None
+        self._lost: Finding | None = None
+        """Why the file is no longer ours. It stays so until the owner opens it again."""
         self.damaged: apsw.Connection | None = None
         """The connection that found corruption; one of an earlier file does not count."""
 
@@ -114,69 +121,57 @@ class WriteDatabase:
         path = real(self._name)
         with translated(path):
             check_place(path)
-            with locked(path, self.patience.limit) as is_locked:
-                self._take_log_away()
+            with locked(path, self.patience.limit) as lock:
                 self._path = path
-                self._open_whole(is_locked=is_locked)
-
-    def _take_log_away(self) -> None:
-        """The log of a file that another took the place of would be replayed into that one.
-
-        Its index stays where the new file came with a log of its own, and would be taken for its.
-        """
-        if self._writer is None or self.identity == identity_of(self._path):
-            return
-        ours = [
-            name
-            for name, identity in self._neighbours.items()
-            if identity and identity_of(name) == identity
-        ]
-        if log_of(self._path) in ours:
-            with suppress(apsw.Error):  # so that the file is whole, wherever it was moved to
-                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        for name in ours:
-            name.unlink(missing_ok=True)
-
-    def _open_whole(self, *, is_locked: bool) -> None:
-        if self._is_damaged() and self.identity == identity_of(self._path):
-            self._set_aside(is_locked=is_locked)
-        try:
-            self._connect()
-        except CORRUPT:
-            check_owner(self._path, *self._kind.application_ids)
-            self._set_aside(is_locked=is_locked)
-            self._connect()
+                is_ours = self._file is not None and self._file.look() is Finding.SAME
+                if is_ours and self._is_damaged():
+                    self._set_aside(lock)
+                try:
+                    self._connect(lock)
+                except CORRUPT:
+                    check_owner(path, *self._format.application_ids)
+                    self._set_aside(lock)
+                    self._connect(lock)
 
     def _is_damaged(self) -> bool:
         return self.damaged is not None and self.damaged in (self._reader, self._writer)
 
-    def _connect(self) -> None:
-        check_is_database(self._path)
-        check_log(self._path, *self._kind.application_ids)
-        before = identity_of(self._path)
-        if not self._kind.is_cache and is_beheaded(self._path):
-            raise self._corrupt()
-        writer = connect(self._path, self.patience)
+    def _connect(self, lock: int | None) -> None:
+        path = self._path
+        check_is_database(path)
+        check_log(path, *self._format.application_ids)
+        is_new = not is_begun(path)
+        if is_new:
+            self._remove_leftover_log()
+        before = identity_of(path)
+        writer = connect(path, self.patience)
         try:
-            admit(writer, self._path, self._kind)
-            reader = connect_reader(self._path)
+            admit(writer, path, self._format)
+            reader = connect_reader(path)
         except BaseException:
             abandon(writer)
             raise
+        identity = before or identity_of(path)
+        if is_new and lock is not None and identity is not None:
+            note_begun(lock, identity)
         old_writer = self._writer
         self._writer = writer
         self._reader = reader
-        self.identity = before or identity_of(self._path)  # replaced since: opened once more
-        names = log_of(self._path), Path(f"{self._path}-shm")
-        self._neighbours = {name: identity_of(name) for name in names}
+        self._file = OpenedFile(self._name, path, identity, self._format)
         self._adopt(reader)
         if old_writer is not None:
             abandon(old_writer)
 
-    def _set_aside(self, *, is_locked: bool) -> None:
-        if not self._kind.is_cache:
+    def _remove_leftover_log(self) -> None:
+        """Without a file, a log is what is left of one that was deleted or moved."""
+        if has_log(self._path) and not self._format.is_cache:
             raise self._corrupt()
-        if not is_locked:
+        remove_log(self._path)
+
+    def _set_aside(self, lock: int | None) -> None:
+        if not self._format.is_cache:
+            raise self._corrupt()
+        if lock is None:
             raise StoreError(f"{self._path}: is corrupt, and cannot be renamed or replaced here")
         log.error("%s is corrupt; renamed to %s", self._path, set_aside(self._path))
 
@@ -187,15 +182,58 @@ class WriteDatabase:
         )
 
     def close(self) -> None:
-        if self._writer is not None:
+        """Close the file; the last process that closes it writes the log back."""
+        if self._writer is None:
+            return
+        try:
+            self._look_at_file()
             self._writer.close()
-            self._writer = None
+        except StoreError:  # lost, and logged; or another process keeps the lock
+            if self._writer is not None:
+                abandon(self._writer)
+        self._writer = None
 
     def leave(self) -> None:
         """In a forked child: let go of the copies of the parent's connections."""
         for connection in (self._reader, self._writer):
             if connection is not None:
                 abandon(connection)
+
+    def is_same(self) -> bool:
+        """True if the name still leads to our file. Raises StoreError if the file is lost.
+
+        Any thread may ask. Only the writer's thread decides that a file is lost, under the lock: a
+        process that sets a corrupt file aside renames it, too, a moment before it begins the next.
+        """
+        if self._lost is not None:
+            raise self.file.lost(self._lost)
+        return self.file.look() is Finding.SAME
+
+    @property
+    def file(self) -> OpenedFile:
+        assert self._file is not None  # noqa: S101 (nobody asks before it is opened)
+        return self._file
+
+    def _look_at_file(self) -> Finding:
+        """What has the name of our file. If that is lost, part from it, and raise StoreError."""
+        file = self.file
+        finding = self._lost or file.look()
+        if self._lost is None and file.is_lost(finding):
+            with translated(file.path), locked(file.path, self.patience.limit) as lock:
+                finding = file.look()
+                if file.is_lost(finding):
+                    self._part(finding, can_rename=lock is not None)
+        if self._lost is not None:
+            raise file.lost(self._lost)
+        return finding
+
+    def _part(self, finding: Finding, *, can_rename: bool) -> None:
+        assert self._writer is not None  # noqa: S101 (it is open until now)
+        self._lost = finding
+        log.error("%s", self.file.lost(finding))
+        self.file.part(finding, self._writer, can_rename=can_rename)
+        abandon(self._writer)
+        self._writer = None
 
     def look(self, work: Work) -> None:
         """Run a job that only reads, outside any transaction: it needs no lock or disk space."""
@@ -219,53 +257,31 @@ class WriteDatabase:
             self._explain(work)
 
     def _mending(self, action: Callable[[], T]) -> T:
-        """Run the action; once more on a new file, if this one is corrupt or missing."""
+        """Run the action; once more, if it failed because the file is corrupt or not the same."""
         try:
             return action()
         except FAILED as exc:
             if isinstance(exc, CORRUPT):
                 self.damaged = self._writer
-            elif self.identity == identity_of(self._name):
+            elif self.file.look() is Finding.SAME:
                 raise
             return action()
 
     def _ready(self, *, writing: bool) -> apsw.Connection:
         """The connection; opens the file again if it is corrupt, gone, or maybe writable again."""
-        writer = self._writer
-        if (
-            writer is None
-            or self._is_damaged()
-            or self.identity != identity_of(self._name)
-            or (writing and writer.readonly("main"))
-        ):
-            self._refuse_another()
+        finding = self._look_at_file()
+        assert self._writer is not None  # noqa: S101 (it was opened)
+        may_be_writable = writing and self._writer.readonly("main")
+        if finding is not Finding.SAME or self._is_damaged() or may_be_writable:
             try:
                 self.open()
             except ConfigError as exc:  # another application's file in its place: not our caller's
                 raise StoreError(str(exc)) from exc
-        assert self._writer is not None  # noqa: S101 (open() has set it, or raised)
         return self._writer
-
-    def _refuse_another(self) -> None:
-        """Raise if a file that is not a cache was replaced: its data must not be mixed up."""
-        if not self._kind.is_cache and self.identity != identity_of(self._name):
-            raise StoreError(
-                f"{self._name}: was moved, removed or replaced while it was open; put it back, "
-                "or open it again"
-            )
 
     def _explain(self, work: Work) -> None:
         if isinstance(work.error, FAILED):
             work.error = explained(self._path, work.error)
-
-
-def identity_of(path: Path) -> Identity | None:
-    """Return the identity of the file at this path; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def commit(connection: apsw.Connection, group: Sequence[Work], claims: threading.Lock) -> None:

@@ -65,6 +65,15 @@ def log_of(path: Path) -> Path:
     return Path(f"{path}-wal")
 
 
+def index_of(path: Path) -> Path:
+    """The index of the log, which the processes share."""
+    return Path(f"{path}-shm")
+
+
+def lock_of(path: Path) -> Path:
+    return Path(f"{path}.lock")
+
+
 def has_log(path: Path) -> bool:
     """An empty log replays nothing."""
     try:
@@ -73,9 +82,9 @@ def has_log(path: Path) -> bool:
         return False
 
 
-def is_beheaded(path: Path) -> bool:
-    """The file is gone or empty, and its log is not: SQLite would delete that."""
-    return has_log(path) and not (path.exists() and path.stat().st_size)
+def is_begun(path: Path) -> bool:
+    """False if there is no file, or an empty one."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def on_read_only_mount(path: Path) -> bool:
@@ -102,14 +111,14 @@ def create_new(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
+def locked(path: Path, limit: float | None = None) -> Iterator[int | None]:
     """Hold the lock between opening a file and setting it aside, across processes.
 
-    Yields False where no lock file can be made: nothing can be renamed there either. The lock file
-    stays, since two processes could hold a lock whose file was removed. Raises StoreError if
-    another process keeps the lock for longer than `limit` seconds.
+    Yields the descriptor of the lock file. None where no lock file can be made: nothing can be
+    renamed there either. The lock file stays, since two processes could hold a lock whose file was
+    removed. Raises StoreError if another process keeps the lock for longer than `limit` seconds.
     """
-    lock = Path(f"{path}.lock")
+    lock = lock_of(path)
     if lock.is_symlink():  # it makes a file elsewhere
         raise StoreError(f"{lock}: is a symbolic link, not a lock file of ours; remove it")
     if lock.exists() and path.exists() and lock.samefile(path):  # closing it drops SQLite's locks
@@ -118,11 +127,11 @@ def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(lock, flags, PRIVATE)
     except OSError:
-        yield False
+        yield None
         return
     try:
         _lock(descriptor, lock, LOCK_LIMIT if limit is None else min(limit, LOCK_LIMIT))
-        yield True
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -151,6 +160,12 @@ def lock_holder(locks: str, lock: os.stat_result) -> str | None:
             case [_, "FLOCK", _, _, process, inode, *_] if inode == place:
                 return f"process {process}" if process.isdecimal() and process != "0" else None
     return None
+
+
+def remove_log(path: Path) -> None:
+    for neighbour in (log_of(path), index_of(path)):
+        if neighbour.exists():  # on a read-only medium, removing nothing fails, too
+            neighbour.unlink()
 
 
 def set_aside(path: Path) -> Path:

@@ -1,10 +1,11 @@
 """Connections for reading that threads borrow, each for one read.
 
-A thread opens one when it needs it, up to a few. They belong to one file: if the file is replaced,
+A thread opens one when it needs it, up to a few. They belong to one file: if another one is opened,
 they are closed.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -13,9 +14,7 @@ import apsw
 
 from stillfresh.errors import StoreError
 from stillfresh.forks import hold_for_forks
-from stillfresh.stores.sqlite.connection import READ_PATIENCE, abandon, connect_reader, translated
-from stillfresh.stores.sqlite.database import Identity, identity_of
-from stillfresh.stores.sqlite.files import locked, real
+from stillfresh.stores.sqlite.connection import abandon
 
 MOST: Final = 16
 """The most connections of one process: so many threads read at once."""
@@ -26,9 +25,9 @@ REST: Final = 5.0
 class SpareReaders:
     """The idle connections of one file."""
 
-    def __init__(self, path: Path, identity: Identity | None) -> None:
+    def __init__(self, path: Path, connect: Callable[[], apsw.Connection]) -> None:
         self._path = path
-        self._identity = identity
+        self._connect = connect
         self._idle: list[apsw.Connection] = []
         self._held_for_fork: list[apsw.Connection] = []
         self._open_count = 0
@@ -53,14 +52,6 @@ class SpareReaders:
         except BaseException:
             self._forget()
             raise
-
-    def _connect(self) -> apsw.Connection:
-        """Connect under the lock, so that no process renames the file meanwhile."""
-        path = real(self._path)
-        with translated(path), locked(path, READ_PATIENCE):
-            if identity_of(path) != self._identity:
-                raise StoreError(f"{path}: was replaced; try again: the new file is opened next")
-            return connect_reader(path)
 
     def _forget(self) -> None:
         with self._lock:

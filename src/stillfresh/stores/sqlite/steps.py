@@ -36,7 +36,8 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.rules import is_deletion, may_be_refused, put_refusal, with_stored_parts
-from stillfresh.stores.sqlite.connection import Format, by_header, bytes_of
+from stillfresh.stores.sqlite.connection import bytes_of
+from stillfresh.stores.sqlite.ownership import Format, by_header
 from stillfresh.stores.sqlite.schema import (
     APPLICATION_ID,
     BEGIN_FILE,

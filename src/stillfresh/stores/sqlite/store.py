@@ -42,7 +42,6 @@ from stillfresh.stores.rules import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
-from stillfresh.stores.sqlite.database import Identity, identity_of
 from stillfresh.stores.sqlite.readers import SpareReaders
 from stillfresh.stores.sqlite.schema import Row, Statements, lacks_versions, record_of
 from stillfresh.stores.sqlite.writer import Writer
@@ -59,7 +58,7 @@ COUNTED_FOR: Final = 10.0
 CHUNK: Final = 128
 """Ids in one statement: longer texts are not kept prepared."""
 LOOK_EVERY: Final = 0.1
-"""Seconds after which a reader notices that another process has replaced the file."""
+"""Seconds after which a reader looks whether it is still the same file."""
 
 
 class SqliteStore(Store):
@@ -94,8 +93,8 @@ class SqliteStore(Store):
         """The thread of the event loop, which has its own reader."""
         self._spare: SpareReaders | None = None
         """Readers of other threads."""
-        self._identity: Identity | None = None
         self._look_at = 0.0
+        """When a read looks at the file next."""
         self._layout = layout
         self._tables = layout.tables
         self._clock = clock
@@ -132,7 +131,7 @@ class SqliteStore(Store):
         self._reader = None
         self._replace_spare_readers(None)
         if reader is not None:
-            reader.close()
+            abandon(reader)  # the writer writes the log back, if the file is still ours
         writer = self._writer
         if writer is not None:
             await writer.stopped()
@@ -142,13 +141,12 @@ class SqliteStore(Store):
     def _adopt(self, reader: apsw.Connection) -> None:
         """Use this connection for reading: the first, or that of a newly opened file."""
         if self._writer is None or self._writer.is_stopping:
-            reader.close()
+            abandon(reader)
             return
         old = self._reader
         self._carried.clear()
         self._read_from(reader)
-        self._identity = self._writer.database.identity
-        self._replace_spare_readers(SpareReaders(self._path, self._identity))
+        self._replace_spare_readers(SpareReaders(self._path, self._writer.connect_reader))
         if old is not None:
             abandon(old)
 
@@ -167,18 +165,18 @@ class SqliteStore(Store):
         """A missing table, or a broken or missing file, counts as empty."""
         if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
             self._writer.mend(self._reader)
-        elif not str(exc).startswith("no such table") and not self._is_replaced():
+        elif not str(exc).startswith("no such table"):
             raise explained(self._path, exc) from exc
 
-    def _is_replaced(self) -> bool:
-        """True if another process has replaced the file: then open the new one."""
-        self._look_at = time.monotonic() + LOOK_EVERY
-        if self._look_at > self._write_uses_at:
+    def _look(self) -> None:
+        """Is it still our file, and are there uses to write? StoreError if the file is lost."""
+        if self._reader is None:
+            raise NotOpen(STORE_CLOSED)
+        self._opened().check_file()
+        now = time.monotonic()
+        self._look_at = now + LOOK_EVERY
+        if now >= self._write_uses_at:
             self._write_uses()
-        is_replaced = self._reader is not None and identity_of(self._path) != self._identity
-        if is_replaced:
-            self._opened().wake()
-        return is_replaced
 
     def _opened(self) -> Writer:
         if self._writer is None:
@@ -188,9 +186,9 @@ class SqliteStore(Store):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """Read in any thread; a file that is no longer valid counts as empty."""
+        """Read in any thread; a damaged file counts as empty."""
         if time.monotonic() > self._look_at:
-            self._is_replaced()
+            self._look()
         sql = self._tables(kind).sql
         if get_ident() == self._home:
             return self._read(self._execute, kind, ids, known or {}, sql)

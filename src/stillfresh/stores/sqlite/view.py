@@ -9,6 +9,7 @@ on it (POSIX), and what was committed can be lost.
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -21,12 +22,12 @@ import apsw
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.sqlite.connection import (
     FAILED,
-    check_log,
     connect_viewer,
     explained,
     translated,
 )
 from stillfresh.stores.sqlite.files import create_new, real
+from stillfresh.stores.sqlite.ownership import check_log
 from stillfresh.stores.sqlite.store import SqliteStore
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class SqliteView(SqliteStore):
 
     async def open(self) -> None:
         self._check_place()
+        self._look_at = math.inf  # the opened file is read to the end, whatever takes its name
         try:
             check_log(real(self._path), *self._layout.format.application_ids)
             self._read_from(connect_viewer(self._path))
@@ -51,6 +53,12 @@ class SqliteView(SqliteStore):
         if not is_begun:
             await self.close()
             raise StoreError(f"{self._path}: is empty, and not a store yet")
+
+    async def close(self) -> None:
+        """Close the file. If it had no log before, it has none afterwards."""
+        if self._reader is not None:
+            self._reader.close()
+        await super().close()
 
     def _check_place(self) -> None:
         if not self._path.exists():
@@ -74,10 +82,6 @@ class SqliteView(SqliteStore):
             return job(self._reader)
         except FAILED as exc:
             raise explained(self._path, exc) from exc
-
-    def _is_replaced(self) -> bool:
-        """The opened file is read to the end, even if it is replaced."""
-        return False
 
 
 async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str]) -> Path:

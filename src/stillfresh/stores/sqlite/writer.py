@@ -27,8 +27,16 @@ import apsw
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.forks import hold_for_forks
 from stillfresh.stores.breaker import Breaker
-from stillfresh.stores.sqlite.connection import BUSY, PATIENCE, Format
+from stillfresh.stores.sqlite.connection import (
+    BUSY,
+    PATIENCE,
+    READ_PATIENCE,
+    connect_reader,
+    translated,
+)
 from stillfresh.stores.sqlite.database import Work, WriteDatabase
+from stillfresh.stores.sqlite.files import locked
+from stillfresh.stores.sqlite.ownership import Format
 
 T = TypeVar("T")
 
@@ -56,7 +64,7 @@ class Writer:
     def __init__(
         self,
         path: Path,
-        kind: Format,
+        file_format: Format,
         adopt: Callable[[apsw.Connection], None],
         loop: asyncio.AbstractEventLoop | None = None,
         patience: float = PATIENCE,
@@ -73,7 +81,7 @@ class Writer:
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
         self.database = WriteDatabase(
-            path, kind, lambda reader: self._tell(adopt, reader), patience
+            path, file_format, lambda reader: self._tell(adopt, reader), patience
         )
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
@@ -168,8 +176,32 @@ class Writer:
             self.database.damaged = damaged
             self.wake()
 
+    def check_file(self) -> bool:
+        """Call now and then before reading, in any thread. Raises StoreError if the file is lost.
+
+        False if it is no longer the same file: the writer's thread finds out why, and opens it
+        again or parts from it.
+        """
+        is_same = self.database.is_same()
+        if not is_same:
+            self.wake()
+        return is_same
+
+    def connect_reader(self) -> apsw.Connection:
+        """Return one more connection for reading, in any thread.
+
+        It connects under the lock, so that no process renames the file meanwhile. The caller may
+        be on an event loop, so it waits for the lock only for a moment. StoreError if it is no
+        longer the same file.
+        """
+        path = self.database.file.path
+        with translated(path), locked(path, READ_PATIENCE):
+            if not self.check_file():
+                raise StoreError(f"{path}: is no longer the file that was opened; try again")
+            return connect_reader(path)
+
     def wake(self) -> None:
-        """Start an empty group, which checks whether the file was replaced."""
+        """Start an empty group, which looks at the file."""
         if not self._is_woken:
             self._is_woken = True
             self._queue.put(Work(lambda _: None, writes=False))

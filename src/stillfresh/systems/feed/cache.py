@@ -277,9 +277,8 @@ class FeedCache:
         """A reader for this thread; StoreError if the file cannot be read."""
         self.check_open()
         if time.monotonic() > self._look_at:
+            self._writer.check_file()
             self._look_at = time.monotonic() + sqlite.LOOK_EVERY
-            if sqlite.identity_of(self.path) != self._writer.database.identity:
-                self._writer.wake()
         reader = self._take()
         try:
             yield reader
@@ -306,17 +305,9 @@ class FeedCache:
         return reader
 
     def _connect(self) -> FeedReader:
-        """A new reader. The lock keeps other processes from renaming the file meanwhile.
-
-        The caller may be on an event loop, so it waits for the lock only for a moment.
-        """
+        """A new reader."""
         epoch = self._epoch  # before connecting: if the file is opened again, the reader is too old
-        path = sqlite.real(self.path)
-        with sqlite.translated(path), sqlite.locked(path, sqlite.READ_PATIENCE):
-            if sqlite.identity_of(path) != self._writer.database.identity:
-                self._writer.wake()
-                raise StoreError(f"{path}: was replaced; try again: the new file is opened next")
-            connection = sqlite.connect_reader(path)
+        connection = self._writer.connect_reader()
         add_missing_tables(connection)
         return FeedReader(connection, epoch)
 
