@@ -2,10 +2,14 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import pytest
@@ -13,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillfresh import Cache, Clock, ConfigError
-from stillfresh.bounded import BESIDE, SLICE
+from stillfresh.bounded import BESIDE, SLICE, Room
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -25,7 +29,9 @@ from stillfresh.stores.contract import (
     Unread,
 )
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.sqlite import OWN, SqliteStore
+from stillfresh.stores.sqlite import store as sqlite_store
+from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
 from tests.kit.examples import examples
@@ -239,15 +245,13 @@ class TestE23Stores:
         assert await kept(store, ["a", "b", "large"]) == {"a", "b"}
 
     async def test_nothing_but_leases(self, store: Store, clock: ManualClock) -> None:
-        """Nothing may go: it stays as it is, and nothing spins."""
+        """Nothing may go: it stays as it is."""
         for number in range(30):
             await publish(store, clock, f"{number}")
             await lease(store, f"{number}")
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(await kept(store, [str(number) for number in range(30)])) == 30
-        room = getattr(store, "_room", None)
-        assert room is None or room._loop is None
 
     @settings(max_examples=examples(20), deadline=None)
     @given(
@@ -308,6 +312,15 @@ async def step(store: Store, clock: ManualClock, name: str, id_: str, size: int)
             await store.invalidate("post", [id_])
 
 
+def noted_ids(bounds: FileBounds) -> list[str]:
+    """The ids whose use the next jobs would write."""
+    ids: list[str] = []
+    for job in bounds.uses():
+        assert isinstance(job, partial)
+        ids += job.keywords["ids"]
+    return ids
+
+
 class TestE23File:
     async def test_the_file_stays_near_its_limit(self, tmp_path: Path, clock: ManualClock) -> None:
         """While ever new keys are published: 1.5 times max_bytes, and the log beside it."""
@@ -329,11 +342,14 @@ class TestE23File:
             assert ((await store.stats()).evicted or 0) > 2_000_000
         assert 800_000 < largest < 1_500_000
 
-    async def test_a_read_writes_nothing(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_a_read_writes_nothing(
+        self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Uses are noted in memory; all of a minute are one group, and each copy is in it once."""
         async with opened("sqlite", tmp_path / "cache.db", clock) as store:
             assert isinstance(store, SqliteStore)
-            assert store._bounds is not None
+            now = SimpleNamespace(monotonic=lambda: 1e9)
+            monkeypatch.setattr(sqlite_store, "time", now)
             for id_ in ("a", "b"):
                 await publish(store, clock, id_)
             await store.read("post", ["a"])
@@ -343,7 +359,8 @@ class TestE23File:
                 store.read_now("post", ["a"])
                 store.read_now("post", ["a", "b", "none"])
             assert await store.run(lambda file: file.total_changes(), writes=False) == changes
-            store._write_uses()
+            now.monotonic = lambda: 1e9 + 1.1 * WRITTEN_EVERY
+            store.read_now("post", ["a"])
             assert await store.run(lambda file: file.total_changes(), writes=False) <= changes + 3
 
     async def test_what_was_read_before_closing_stays(
@@ -419,20 +436,57 @@ class TestE23File:
         """No step drops more than so many copies or bytes, however much is over."""
         async with opened("sqlite", tmp_path / "cache.db", clock, 50_000_000) as store:
             assert isinstance(store, SqliteStore)
-            assert store._bounds is not None
             for number in range(12):
                 await publish(store, clock, f"{number}", 900_000)
-            before = (await store.stats()).evicted or 0
-            store._bounds._most, store._bounds._goal = 2_000_000, 1_800_000.0
-            store._bounds._is_shrinking = False
-            assert await store.run(store._bounds.shrink)
-            after = (await store.stats()).evicted or 0
-            assert 4_000_000 <= after - before <= 5_000_000
-            store._shrink_soon()
-            assert await shrunk(store, 2_000_000) <= 2_000_000
+            bounds = FileBounds(2_000_000, OWN, clock)
+            evicted = [(await store.stats()).evicted or 0]
+            while await store.run(bounds.shrink):
+                evicted.append((await store.stats()).evicted or 0)
+            assert 4_000_000 <= evicted[1] - evicted[0] <= 5_000_000
+            assert ((await store.stats()).held or 0) <= 2_000_000
+
+    async def test_uses_may_be_noted_by_many_threads(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """While another one writes them: none is lost, and none is written twice."""
+        bounds = FileBounds(MOST, OWN, clock)
+        written: list[str] = []
+        kinds = [f"kind{number}" for number in range(8)]
+        has_ended = threading.Event()
+
+        def note(kind: str) -> None:
+            for number in range(2_000):
+                bounds.note(kind, [f"{kind}-{number}"])
+
+        def write() -> None:
+            while not has_ended.is_set():
+                written.extend(noted_ids(bounds))
+
+        with ThreadPoolExecutor(len(kinds) + 1) as threads:
+            writing = threads.submit(write)
+            list(threads.map(note, kinds))
+            has_ended.set()
+            writing.result()
+        written.extend(noted_ids(bounds))
+        assert len(written) == len(set(written)) == 2_000 * len(kinds)
 
 
 class TestE23Slices:
+    async def test_room_that_cannot_be_freed_is_tried_once(self) -> None:
+        """Nothing spins while everything is in use."""
+        tries: list[float] = []
+
+        def free() -> bool:
+            tries.append(room.held)
+            return False
+
+        room = Room(100, free)
+        room.held = 200
+        room.shrink()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert tries == [200]
+
     async def test_memory_goes_in_slices(self, clock: ManualClock) -> None:
         """A turn of the loop drops no more than a slice."""
         async with opened("memory", Path(), clock, 5_000 * BESIDE) as store:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from heapq import merge
 from itertools import islice
+from threading import Lock
 from typing import Final
 
 import apsw
@@ -62,16 +63,48 @@ def _sql(name: str, kind: str) -> str:
     return _TEXTS[name].format(kind=kind, used=_USED, **sizes)
 
 
+class ReadNotes:
+    """The copies that were read since their use was last written. Any thread may call this."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._ids: defaultdict[str, set[str]] = defaultdict(set)
+        self._left = MOST_NOTED
+
+    def add(self, kind: str, ids: Iterable[str]) -> None:
+        with self._lock:
+            noted = self._ids[kind]
+            for id_ in ids:
+                if id_ not in noted and self._left:
+                    noted.add(id_)
+                    self._left -= 1
+
+    def take(self) -> dict[str, list[str]]:
+        """All ids by kind; from now on, none is noted."""
+        with self._lock:
+            noted = self._ids
+            self._ids = defaultdict(set)
+            self._left = MOST_NOTED
+        return {kind: list(ids) for kind, ids in noted.items()}
+
+    def has(self, kind: str, id_: str) -> bool:
+        with self._lock:
+            return id_ in self._ids[kind]
+
+    def remove(self, kind: str, ids: Iterable[str]) -> None:
+        with self._lock:
+            self._ids[kind].difference_update(ids)
+
+
 class FileBounds:
-    """The part of one process. Readers' threads may call `note`, the writer's thread the rest."""
+    """The part of one process. Any thread may call `note` and `uses`, the writer's the rest."""
 
     def __init__(self, most: int, layout: Layout, clock: Clock) -> None:
         self._most = most
         self._goal = 0.9 * most
         self._layout = layout
         self._clock = clock
-        self._noted: defaultdict[str, set[str]] = defaultdict(set)
-        self._left = MOST_NOTED
+        self._notes = ReadNotes()
         self._connection: apsw.Connection | None = None
         self._ready: set[str] = set()
         """Kinds that are counted in this file."""
@@ -79,20 +112,12 @@ class FileBounds:
 
     def note(self, kind: str, ids: Iterable[str]) -> None:
         """Note that these copies were read."""
-        noted = self._noted[kind]
-        for id_ in ids:
-            if id_ not in noted and self._left:
-                noted.add(id_)
-                self._left -= 1
+        self._notes.add(kind, ids)
 
     def uses(self) -> list[Callable[[apsw.Connection], None]]:
         """Jobs that write the notes since the last time, one slice each."""
-        noted = self._noted
-        self._noted = defaultdict(set)
-        self._left = MOST_NOTED
         jobs: list[Callable[[apsw.Connection], None]] = []
-        for kind, kind_ids in noted.items():
-            ids = list(kind_ids)
+        for kind, ids in self._notes.take().items():
             jobs += [
                 partial(self._use, kind=kind, ids=ids[start : start + SLICE])
                 for start in range(0, len(ids), SLICE)
@@ -148,7 +173,7 @@ class FileBounds:
         for _, kind, id_, size in islice(self._oldest(connection, kinds), min(most, SLICE)):
             if excess <= 0 or allowed <= 0:
                 break
-            if id_ in self._noted[kind]:
+            if self._notes.has(kind, id_):
                 used[kind][id_] = size
                 continue
             dropped[kind][id_] = size
@@ -159,7 +184,7 @@ class FileBounds:
             dropped[kind] = dict([sizes.popitem()])
         for kind, ids in used.items():
             self._use(connection, kind, ids)
-            self._noted[kind].difference_update(ids)
+            self._notes.remove(kind, ids)
         for kind, sizes in dropped.items():
             self._drop(connection, kind, sizes)
         return excess > 0 and bool(dropped or used)
