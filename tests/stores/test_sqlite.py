@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -223,6 +223,10 @@ class TestS4Reads:
         assert 0.0005 <= min(pauses) < 0.001 <= pauses[0] <= max(pauses) <= 0.005
 
 
+def query_plan(text: str, bindings: tuple[object, ...], file: apsw.Connection) -> list[Any]:
+    return file.execute(f"EXPLAIN QUERY PLAN {text}", bindings).fetchall()
+
+
 class TestS4Listing:
     async def test_follows_the_tables_own_order(self, path: Path) -> None:
         """No sorting, and no walk over what was listed already."""
@@ -230,7 +234,7 @@ class TestS4Listing:
             await publish(store, "a")
             sql = statements("post")
             for text, bindings in ((sql.stretch, ("a", 9)), (sql.listed, ("a", "b", "", 9))):
-                steps = store._execute(f"EXPLAIN QUERY PLAN {text}", bindings).fetchall()
+                steps = await store.run(partial(query_plan, text, bindings), writes=False)
                 plan = " ".join(str(step[3]) for step in steps)
                 assert "SEARCH" in plan
                 assert "TEMP B-TREE" not in plan
@@ -327,8 +331,8 @@ class TestS4Writer:
             await publish(store, "a")
             outcomes = await asyncio.gather(
                 store.acquire("post", [Ask("b")], 10),
-                store._opened().run(fails),
-                store._opened().run(is_refused),
+                store.run(fails),
+                store.run(is_refused),
                 store.acquire("post", [Ask("c")], 10),
                 return_exceptions=True,
             )
@@ -535,35 +539,44 @@ class TestS8GivenUp:
     """S8, S13: nothing acts after its caller gave up."""
 
     async def test_a_queued_step_of_a_cancelled_caller_is_never_done(
-        self, path: Path, step: str
+        self, path: Path, step: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The caller is told at once; the file is as it was."""
+        """The caller is told at once; the file is as it was, and no place is lost."""
+        monkeypatch.setattr("stillfresh.stores.sqlite.writer.MAX_QUEUED", 2)
         async with opened(path) as store:
             await publish(store, "a", tags=("eu",))
-            async with busy(store) as running:
-                task = asyncio.ensure_future(GIVEN_UP[step](store))
-                await turns()
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                assert not running.done()
-            await store.invalidate("post", ["unknown"])
+            for _ in range(2):
+                async with busy(store) as running:
+                    task = asyncio.ensure_future(GIVEN_UP[step](store))
+                    await turns()
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                    assert not running.done()
+            async with asyncio.timeout(20):
+                await store.invalidate("post", ["unknown"])
             copy = copy_in(store)
             assert copy is not None
             assert (copy.value, copy.mark) == (b"value", Mark.NONE)
-            assert store._opened()._room._value == MAX_QUEUED
 
     async def test_a_step_that_waits_for_a_locked_file_has_not_begun(
-        self, path: Path, step: str
+        self, path: Path, step: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Another process writes: what it does after the caller gave up stays."""
         async with opened(path) as store:
             await publish(store, "a", tags=("eu",))
+            waits = threading.Event()
+            pause = Patience.__call__
+
+            def note_wait(self: Patience, attempt: int) -> bool:
+                waits.set()
+                return pause(self, attempt)
+
+            monkeypatch.setattr(Patience, "__call__", note_wait)
             other = apsw.Connection(str(path))
             other.execute("BEGIN IMMEDIATE")
             task = asyncio.ensure_future(GIVEN_UP[step](store))
-            await turns()
-            while store._opened()._queue.qsize():
+            while not waits.is_set():
                 await asyncio.sleep(0.001)
             task.cancel()
             began = time.monotonic()
@@ -581,11 +594,14 @@ class TestS8GivenUp:
         self, path: Path, step: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """However often it is cancelled; then the step is done, and no place is lost."""
+        monkeypatch.setattr("stillfresh.stores.sqlite.writer.MAX_QUEUED", 1)
         async with opened(path) as store:
             await publish(store, "a", tags=("eu",))
-            writer, slow = store._opened(), Slow()
-            run = writer.run
-            monkeypatch.setattr(writer, "run", lambda job, **how: run(slow.job(job), **how))
+            slow = Slow()
+            run = Writer.run
+            monkeypatch.setattr(
+                Writer, "run", lambda self, job, **how: run(self, slow.job(job), **how)
+            )
             task = asyncio.ensure_future(GIVEN_UP[step](store))
             await slow.began()
             for _ in range(3):
@@ -597,11 +613,12 @@ class TestS8GivenUp:
                 await task
             assert not was_done
             copy = copy_in(store)
-            found = None if copy is None else (copy.value, copy.mark)
+            stored = None if copy is None else (copy.value, copy.mark)
             hard = (b"value", Mark.HARD)
             expected = {"put": (b"put", Mark.NONE), "delete": None}
-            assert found == expected.get(step, hard)
-            assert writer._room._value == MAX_QUEUED
+            assert stored == expected.get(step, hard)
+            async with asyncio.timeout(20):
+                await store.invalidate("post", ["unknown"])
 
 
 class TestS13Put:
@@ -703,15 +720,16 @@ class TestS8Settled:
     ) -> None:
         """The step was done, and the loop has not told the caller yet."""
         async with opened(path) as store:
-            writer, is_told = store._opened(), threading.Event()
-            tell = writer._tell
+            loop = asyncio.get_running_loop()
+            call_soon = loop.call_soon_threadsafe
+            is_told = threading.Event()
 
-            def telling(callback: Callable[[object], None], argument: object) -> bool:
-                is_open = tell(callback, argument)
+            def note_call(callback: Callable[..., object], *arguments: Any) -> asyncio.Handle:
+                handle = call_soon(callback, *arguments)
                 is_told.set()
-                return is_open
+                return handle
 
-            monkeypatch.setattr(writer, "_tell", telling)
+            monkeypatch.setattr(loop, "call_soon_threadsafe", note_call)
             task = asyncio.create_task(store.invalidate("post", ["a"]))
             await asyncio.sleep(0)
             assert is_told.wait(20)  # the loop stands still meanwhile
@@ -796,13 +814,6 @@ class TestS4OpenAndClose:
         """Closing a file of Python's own would drop the locks that SQLite has on it."""
         elsewhere(ALONE, path)
 
-    async def test_closing_ends_the_thread(self, path: Path) -> None:
-        """When it returns, not some time later."""
-        async with opened(path) as store:
-            thread = store._opened()._thread
-            assert thread.is_alive()
-        assert not thread.is_alive()
-
     async def test_leaves_nothing_behind(self, path: Path) -> None:
         """No log, no thread; what was queued is done."""
         threads = threading.active_count()
@@ -879,19 +890,20 @@ class TestS4OpenAndClose:
 
     def test_a_loop_that_ends_without_closing(self, path: Path) -> None:
         """The thread sees at its next step that nobody is left, and ends."""
+        threads = threading.active_count()
         store = SqliteStore(path)
 
         async def forgets_to_close() -> None:
             await store.open()
 
         asyncio.run(forgets_to_close())
-        writer = store._writer
-        assert writer is not None
-        writer.wake()
-        writer._thread.join(10)
-        assert not writer._thread.is_alive()
-        assert store._reader is not None
-        store._reader.close()
+        path.unlink()
+        until = time.monotonic() + 20
+        while threading.active_count() > threads:
+            assert time.monotonic() < until, "its thread does not end"
+            with suppress(StoreError):
+                store.read_now("post", ["a"])  # which finds that the file was deleted
+            time.sleep(0.001)
 
     async def test_opened_by_several_at_once(self, path: Path) -> None:
         """One thread, one file."""

@@ -29,6 +29,7 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite.steps import own_tables
+from stillfresh.stores.sqlite.writer import Writer
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
 from tests.kit.old_sqlite import (
@@ -110,20 +111,20 @@ class TestS13Layout:
     ) -> None:
         """The writer is asked once, however often the table is read meanwhile."""
         async with opened(path) as store:
-            writer, asked = store._opened(), list[object]()
-            put_job = writer.put
+            jobs: list[object] = []
+            put_job = Writer.put
 
-            def noted(job: Callable[[apsw.Connection], object]) -> bool:
-                asked.append(job)
-                return put_job(job)
+            def note_job(self: Writer, job: Callable[[apsw.Connection], object]) -> bool:
+                jobs.append(job)
+                return put_job(self, job)
 
-            monkeypatch.setattr(writer, "put", noted)
+            monkeypatch.setattr(Writer, "put", note_job)
             for _ in range(3):
                 assert store.read_now("post", IDS) == RECORDS
             await store.invalidate("page", ["unknown"])  # behind it in the queue
             assert columns(path)[-2:] == ["version", "changed"]
             assert store.read_now("post", IDS) == RECORDS
-            assert len(asked) == 1
+            assert len(jobs) == 1
 
     async def test_a_changed_link_may_lead_to_another_file_of_layout_1(self, path: Path) -> None:
         """It is carried over as well."""

@@ -56,37 +56,35 @@ class TestE20SqliteThreads:
         assert there == store.read_now(KIND, ["a"])
         await store.close()
 
-    async def test_connections_are_few_and_go_with_the_store(self, tmp_path: Path) -> None:
+    async def test_connections_are_few_and_closed_when_they_are_given_back(
+        self, tmp_path: Path
+    ) -> None:
         """More threads than connections: the others are told, and ask the loop instead."""
-        store = await stored(tmp_path / "cache.db", "a")
-        spare = store._spare
-        assert spare is not None
+        path = tmp_path / "cache.db"
+        store = await stored(path, "a")
+        spare = SpareReaders(path, partial(connect_reader, path))
         taken = [spare.take() for _ in range(MOST)]
-        failed: list[Exception] = []
-
-        def read() -> None:
-            try:
-                store.read_now(KIND, ["a"])
-            except (StoreError, NotOpen) as exc:
-                failed.append(exc)
-
-        def in_thread() -> None:
-            thread = threading.Thread(target=read)
-            thread.start()
-            thread.join(20)
-
-        in_thread()
-        assert "16 threads read it already" in str(failed.pop())
-        for reader in taken[:-1]:
+        with pytest.raises(StoreError, match=rf"cache\.db: {MOST} threads"):
+            spare.take()
+        spare.give_back(taken[0])
+        assert spare.take() is taken[0]
+        spare.close()
+        for reader in taken:
+            assert reader.execute("SELECT 1").get == 1
             spare.give_back(reader)
-        in_thread()
-        assert failed == []
-        await store.close()
-        spare.give_back(taken[-1])
+            with pytest.raises(apsw.ConnectionClosedError):
+                reader.execute("SELECT 1")
         with pytest.raises(StoreError):
             spare.take()
-        in_thread()
-        assert isinstance(failed.pop(), NotOpen)
+        await store.close()
+
+    async def test_threads_are_told_that_the_store_is_closed(self, tmp_path: Path) -> None:
+        """As the loop is."""
+        store = await stored(tmp_path / "cache.db", "a")
+        assert await asyncio.to_thread(store.read_now, KIND, ["a"])
+        await store.close()
+        with pytest.raises(NotOpen):
+            await asyncio.to_thread(store.read_now, KIND, ["a"])
 
     async def test_the_last_to_close_leaves_no_log(self, tmp_path: Path) -> None:
         """Readers that threads borrowed do not keep it."""
@@ -175,15 +173,11 @@ class TestE20SqliteThreads:
         """SQLite would take the parent's locks for its own; the parent reads and writes on."""
         store = await stored(tmp_path / "cache.db", "a")
         await asyncio.to_thread(store.read_now, KIND, ["a"])
-        spare = store._spare
-        assert spare is not None
-        if (child := os.fork()) == 0:
-            try:
-                spare.take()
-            except StoreError:
-                os._exit(7)
-            finally:
-                os._exit(1)
+        child = os.fork()
+        if child == 0:
+            with ThreadPoolExecutor(1) as threads:
+                error = threads.submit(store.read_now, KIND, ["a"]).exception()
+                os._exit(7 if isinstance(error, StoreError) else 1)
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 7
         found = await asyncio.to_thread(store.read_now, KIND, ["a"])

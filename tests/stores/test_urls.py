@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ class TestG18FileNames:
         """Where an address is taken, as `sqlite:///` and the name."""
         store = store_for(address, time.time)
         assert isinstance(store, SqliteStore)
-        assert store._path == Path(file).absolute()
+        assert store.path == Path(file).absolute()
 
     @pytest.mark.parametrize(
         "name",
@@ -209,18 +208,14 @@ class TestS5Address:
         """As people write it: none of them may turn the check off by accident."""
         store = store_for(f"rediss://host?ssl_check_hostname={said}", time.time)
         assert isinstance(store, RedisStore)
-        assert isinstance(store._new_link, partial)
-        assert store._new_link.keywords["options"] == {"ssl_check_hostname": means}
+        assert store.options == {"ssl_check_hostname": means}
 
     @pytest.mark.parametrize("said", ["none", "optional", "required", "Required", "CERT_REQUIRED"])
     def test_which_certificates_are_asked_for(self, said: str) -> None:
         """In any case, and as Python names them."""
         store = store_for(f"rediss://host?ssl_cert_reqs={said}", time.time)
         assert isinstance(store, RedisStore)
-        assert isinstance(store._new_link, partial)
-        assert store._new_link.keywords["options"] == {
-            "ssl_cert_reqs": said.lower().removeprefix("cert_")
-        }
+        assert store.options == {"ssl_cert_reqs": said.lower().removeprefix("cert_")}
 
     def test_without_the_library_it_says_what_to_install(self) -> None:
         """Named at the cache, in words; nothing else needs it."""

@@ -130,6 +130,8 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
         super().__init__(Places(prefix), timeout, clock)
+        self.options = dict(options or {})
+        """Of the connections, as `redis-py` names them."""
         self._new_link = partial(
             _new_link,
             url,
@@ -138,11 +140,11 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             self._place.bases,
             most=checked_whole("max_connections", max_connections),
             timeout=self._timeout,
-            options=dict(options or {}),
+            options=self.options,
             wait_replicas=checked_whole("wait_replicas", wait_replicas, 0),
         )
         self.reads_in_threads = not nodes and service is None
-        self._threads = ThreadReads(url, timeout=self._timeout, options=options or {})
+        self._threads = ThreadReads(url, timeout=self._timeout, options=self.options)
         self._given_up = GivenUpRequests(ASKER)
 
     async def close(self) -> None:

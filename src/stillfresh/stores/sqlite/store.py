@@ -84,7 +84,7 @@ class SqliteStore(Store):
             raise ConfigError(
                 f"path: must name a file, not {shown(path)}; to keep copies in memory, use memory://"
             )
-        self._path = Path(path).absolute()
+        self.path = Path(path).absolute()
         self._patience = patience
         self._writer: Writer | None = None
         self._reader: apsw.Connection | None = None
@@ -115,7 +115,7 @@ class SqliteStore(Store):
         if self._writer is None:
             loop = asyncio.get_running_loop()
             file_format = self._layout.format
-            self._writer = Writer(self._path, file_format, self._adopt, loop, self._patience)
+            self._writer = Writer(self.path, file_format, self._adopt, loop, self._patience)
         writer = self._writer
         try:
             await writer.opened()
@@ -146,7 +146,7 @@ class SqliteStore(Store):
         old = self._reader
         self._carried.clear()
         self._read_from(reader)
-        self._replace_spare_readers(SpareReaders(self._path, self._writer.connect_reader))
+        self._replace_spare_readers(SpareReaders(self.path, self._writer.connect_reader))
         if old is not None:
             abandon(old)
 
@@ -166,7 +166,7 @@ class SqliteStore(Store):
         if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
             self._writer.mend(self._reader)
         elif not str(exc).startswith("no such table"):
-            raise explained(self._path, exc) from exc
+            raise explained(self.path, exc) from exc
 
     def _look(self) -> None:
         """Is it still our file, and are there uses to write? StoreError if the file is lost."""

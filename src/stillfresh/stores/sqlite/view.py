@@ -42,17 +42,17 @@ class SqliteView(SqliteStore):
         self._check_place()
         self._look_at = math.inf  # the opened file is read to the end, whatever takes its name
         try:
-            check_log(real(self._path), *self._layout.format.application_ids)
-            self._read_from(connect_viewer(self._path))
-            is_begun = self.look(lambda file: self._layout.format.is_begun(file, self._path))
+            check_log(real(self.path), *self._layout.format.application_ids)
+            self._read_from(connect_viewer(self.path))
+            is_begun = self.look(lambda file: self._layout.format.is_begun(file, self.path))
         except FAILED as exc:
-            raise explained(self._path, exc) from exc
+            raise explained(self.path, exc) from exc
         except BaseException:
             await self.close()
             raise
         if not is_begun:
             await self.close()
-            raise StoreError(f"{self._path}: is empty, and not a store yet")
+            raise StoreError(f"{self.path}: is empty, and not a store yet")
 
     async def close(self) -> None:
         """Close the file. If it had no log before, it has none afterwards."""
@@ -61,12 +61,12 @@ class SqliteView(SqliteStore):
         await super().close()
 
     def _check_place(self) -> None:
-        if not self._path.exists():
-            raise StoreError(f"{self._path}: there is no such file")
-        if not self._path.is_file():
-            raise StoreError(f"{self._path}: is not a file")
-        if not os.access(self._path, os.R_OK):
-            raise StoreError(f"{self._path}: permission denied")
+        if not self.path.exists():
+            raise StoreError(f"{self.path}: there is no such file")
+        if not self.path.is_file():
+            raise StoreError(f"{self.path}: is not a file")
+        if not os.access(self.path, os.R_OK):
+            raise StoreError(f"{self.path}: permission denied")
 
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
@@ -81,7 +81,7 @@ class SqliteView(SqliteStore):
         try:
             return job(self._reader)
         except FAILED as exc:
-            raise explained(self._path, exc) from exc
+            raise explained(self.path, exc) from exc
 
 
 async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str]) -> Path:
