@@ -57,13 +57,6 @@ class TestI13Seats:
         assert not rooms.has("/a", "2", 0.0)
         assert rooms.has("/b", "2", 0.0)
 
-    def test_a_clock_set_back_does_not_keep_new_names_out(self) -> None:
-        """Times in the future count as now."""
-        names = BoundedNames(1)
-        assert names.has("a", 10_000.0)
-        assert not names.has("b", 0.0)
-        assert names.has("b", UNUSED_FOR)
-
 
 class TestI13Bounds:
     async def test_a_new_variant_replaces_one_that_nobody_requests(
