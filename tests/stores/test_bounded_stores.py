@@ -116,7 +116,9 @@ class TestE23Sqlite(StoreConformance):
 
 
 class TestE23Stores:
-    async def test_the_least_recently_used_go(self, store: Store, clock: ManualClock) -> None:
+    async def test_the_least_recently_used_copies_are_dropped(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         """Of copies that were published alike, those that were read stay."""
         ids = [f"{number:03}" for number in range(20)]
         for id_ in ids:
@@ -131,7 +133,9 @@ class TestE23Stores:
         assert await kept(store, ids[:5]) == set(ids[:5])
         assert await kept(store, ids[5:10]) == set()
 
-    async def test_until_nine_tenths_are_used(self, store: Store, clock: ManualClock) -> None:
+    async def test_copies_are_dropped_until_nine_tenths_are_used(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         """One copy too many makes room for more than one; what went is counted."""
         number, held, evicted = 0, 0, 0
         while not evicted:
@@ -158,7 +162,7 @@ class TestE23Stores:
             await shrunk(store)
         assert await kept(store, ["leased"]) == set()
 
-    async def test_where_all_are_in_use_some_go_still(
+    async def test_copies_are_dropped_even_if_all_are_in_use(
         self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The limit holds, though every copy was read since it was looked at."""
@@ -173,7 +177,9 @@ class TestE23Stores:
         assert 0.5 * MOST < await shrunk(store) <= MOST
         assert (await store.stats()).evicted
 
-    async def test_nothing_is_left_of_what_went(self, store: Store, clock: ManualClock) -> None:
+    async def test_nothing_is_left_of_a_dropped_copy(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         """Its tags are gone with it."""
         for number in range(60):
             await publish(store, clock, f"{number}", 4_000, "all", f"tag-{number}")
@@ -182,7 +188,7 @@ class TestE23Stores:
         tagged = {id_ for _, id_ in await store.invalidate_tag("all")}
         assert tagged == await kept(store, [str(number) for number in range(60)])
 
-    async def test_a_copy_that_is_too_large_goes_alone(
+    async def test_only_a_copy_that_is_too_large_is_dropped(
         self, store: Store, clock: ManualClock
     ) -> None:
         """It was published, and nothing else goes for it; what was there before it is gone."""
@@ -211,7 +217,7 @@ class TestE23Stores:
             await shrunk(store)
             assert await kept(store, ["large"]) == expected
 
-    async def test_s13_what_is_put_is_counted(self, store: Store, clock: ManualClock) -> None:
+    async def test_s13_a_put_value_is_counted(self, store: Store, clock: ManualClock) -> None:
         """A larger value, a smaller one, and a new time for the same value."""
         held = []
         for value in (b"x" * 1_000, b"x" * 3_000, UNREAD, b"x" * 500):
@@ -244,7 +250,9 @@ class TestE23Stores:
         await shrunk(store)
         assert await kept(store, ["a", "b", "large"]) == {"a", "b"}
 
-    async def test_nothing_but_leases(self, store: Store, clock: ManualClock) -> None:
+    async def test_copies_with_live_leases_are_all_kept(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         """Nothing may go: it stays as it is."""
         for number in range(30):
             await publish(store, clock, f"{number}")
@@ -363,7 +371,7 @@ class TestE23File:
             store.read_now("post", ["a"])
             assert await store.run(lambda file: file.total_changes(), writes=False) <= changes + 3
 
-    async def test_what_was_read_before_closing_stays(
+    async def test_copies_that_were_read_before_closing_are_kept(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """The last reads are written when the file is closed."""
@@ -381,7 +389,7 @@ class TestE23File:
             assert await shrunk(store) <= MOST
             assert await kept(store, ids[:10]) == set(ids[:5])
 
-    async def test_what_another_process_used_stays(
+    async def test_a_copy_that_another_process_used_is_kept(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """Its uses are written when it closes, or after a minute."""
@@ -405,7 +413,9 @@ class TestE23File:
             await shrunk(store)
             assert await kept(store, ["002", "003", "004"]) == {"003"}
 
-    async def test_what_others_write_is_counted(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_copies_that_others_write_are_counted(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """Copies from before the limit, and of processes without one."""
         path = tmp_path / "cache.db"
         free = SqliteStore(path, clock=clock)
@@ -422,7 +432,9 @@ class TestE23File:
             assert await kept(store, ["000", "last"]) == {"last"}
         await free.close()
 
-    async def test_a_file_that_is_set_aside(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_a_new_file_is_counted_from_the_beginning(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """The new one is counted from the beginning."""
         path = tmp_path / "cache.db"
         async with opened("sqlite", path, clock) as store:
@@ -432,7 +444,9 @@ class TestE23File:
             stats = await store.stats()
             assert (stats.copies, stats.held) == (1, 200 + 3 + 4_000)
 
-    async def test_slices_are_short(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_a_step_drops_no_more_than_a_slice(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """No step drops more than so many copies or bytes, however much is over."""
         async with opened("sqlite", tmp_path / "cache.db", clock, 50_000_000) as store:
             assert isinstance(store, SqliteStore)
@@ -487,7 +501,7 @@ class TestE23Slices:
             await asyncio.sleep(0)
         assert tries == [200]
 
-    async def test_memory_goes_in_slices(self, clock: ManualClock) -> None:
+    async def test_the_memory_store_drops_copies_in_slices(self, clock: ManualClock) -> None:
         """A turn of the loop drops no more than a slice."""
         async with opened("memory", Path(), clock, 5_000 * BESIDE) as store:
             assert isinstance(store, MemoryStore)
@@ -521,12 +535,12 @@ class TestE23Addresses:
             ("memory://?max_bytes=1&max_bytes=2", "its options are"),
         ],
     )
-    def test_a_mistake_is_named(self, url: str, says: str) -> None:
+    def test_a_mistake_in_max_bytes_is_named(self, url: str, says: str) -> None:
         """Also where the limit is another program's: then what to do there."""
         with pytest.raises(ConfigError, match=says):
             Cache(url)
 
-    def test_beside_a_tenant(self) -> None:
+    def test_max_bytes_may_stand_beside_a_tenant(self) -> None:
         """In any order."""
         for query in ("tenant=acme&max_bytes=2GB", "max_bytes=2GB&tenant=acme"):
             assert store_for(f"memory://?{query}", lambda: 0.0).max_bytes == 2_000_000_000

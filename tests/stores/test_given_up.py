@@ -58,7 +58,9 @@ class TestS15GivenUpRequests:
         requests.note_end("ours-1")
         assert requests.is_left_behind("ours-2")
 
-    def test_so_many_are_remembered_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_limited_number_of_given_up_requests_is_remembered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The oldest are forgotten: their leases end by themselves."""
         monkeypatch.setattr(given_up, "MOST_REMEMBERED", 3)
         requests = GivenUpRequests(1)

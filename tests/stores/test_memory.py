@@ -52,7 +52,7 @@ class TestS3MemoryStore(StoreConformance):
     async def new_store(self, clock: Clock) -> MemoryStore:
         return MemoryStore(clock=clock)
 
-    async def test_holds_no_more_than_it_may(self) -> None:
+    async def test_the_memory_store_holds_at_most_max_copies(self) -> None:
         """One more publication drops the oldest; what is being loaded stays."""
         store = MemoryStore(clock=self.clock, max_copies=3)
         await store.open()
@@ -62,7 +62,7 @@ class TestS3MemoryStore(StoreConformance):
         assert set(await store.read("price", ["loading", *"abcd"])) == {"loading", "c", "d"}
         assert await store.publish("price", {"loading": (loading, self.copy(loading))}) == set()
 
-    async def test_leaves_nothing_of_what_is_forgotten(self) -> None:
+    async def test_nothing_is_left_of_leases_without_a_copy(self) -> None:
         """Leases that end without a copy, and tags of deleted ids, take no room."""
         store = MemoryStore(clock=self.clock)
         await store.open()
@@ -77,7 +77,7 @@ class TestS3MemoryStore(StoreConformance):
             assert await store.invalidate_tag(f"t{number}") == []
 
     @pytest.mark.parametrize("limit", [0, -1])
-    def test_refuses_a_bad_limit(self, limit: int) -> None:
+    def test_a_limit_below_one_is_refused(self, limit: int) -> None:
         """A store for nothing is a mistake."""
         with pytest.raises(ConfigError, match="max_copies: must be a whole number of 1 or more"):
             MemoryStore(max_copies=limit)
@@ -115,7 +115,7 @@ class TestE28Growth:
         assert await store.publish("price", copies) == set()
         return store
 
-    async def test_stats_touch_no_row(
+    async def test_stats_of_the_memory_store_touch_no_row(
         self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They are counters, kept by whatever changes a copy or a lease."""
@@ -142,7 +142,7 @@ class TestE28Growth:
         assert turns >= MANY / SLICE
         assert (await store.stats()).copies == 1
 
-    async def test_what_took_the_place_of_a_gone_copy_stays(self, clock: ManualClock) -> None:
+    async def test_a_copy_published_during_an_eviction_stays(self, clock: ManualClock) -> None:
         """It was deleted and published again while the eviction went on."""
         store = MemoryStore(clock=clock, max_copies=10 * MANY)  # in one part, seen as a whole
         await store.open()
@@ -265,7 +265,7 @@ class TestS3Rows:
         assert rows.is_past(lease, ("y",))
         assert not rows.is_past(lease, ())
 
-    async def test_steps_say_hard_unless_they_are_told_otherwise(self, clock: ManualClock) -> None:
+    async def test_invalidations_are_hard_by_default(self, clock: ManualClock) -> None:
         """E6: an invalidation is hard by default, and lists have 100 entries."""
         store = MemoryStore(clock=clock)
         await store.open()

@@ -92,7 +92,7 @@ TIMES = """
 
 
 class TestS4Schema:
-    async def test_is_what_the_documentation_says(self, path: Path) -> None:
+    async def test_the_schema_is_what_the_documentation_says(self, path: Path) -> None:
         """Any SQLite reads it: a table of copies, one of times in milliseconds, one of tags."""
         async with opened(path) as store:
             generation = await publish(store, "a")
@@ -118,7 +118,7 @@ class TestS4Schema:
         finally:
             found.close()
 
-    async def test_its_connections_are_set_up(
+    async def test_every_connection_has_our_settings(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Plans that stay, no schema that is trusted; `synchronous=NORMAL` for who writes."""
@@ -135,7 +135,7 @@ class TestS4Schema:
     @pytest.mark.parametrize(
         "kind", ["", "Post", "1st", "a-b", 'a"b', "post_ttl", "sqlite_x", "stillfresh_tags", "é"]
     )
-    async def test_refuses_a_kind_that_cannot_name_a_table(self, path: Path, kind: str) -> None:
+    async def test_a_kind_that_cannot_name_a_table_is_refused(self, path: Path, kind: str) -> None:
         """Reading and writing both say what is allowed; the store goes on."""
         async with opened(path) as store:
             with pytest.raises(ConfigError, match="kind: must be"):
@@ -145,7 +145,7 @@ class TestS4Schema:
             await publish(store, "a")
 
     @pytest.mark.parametrize("kind", ["select", "order", "x", "ttl", "stillfresh", "a_1"])
-    async def test_takes_words_that_sql_has_too(self, path: Path, kind: str) -> None:
+    async def test_a_kind_may_be_a_word_of_sql(self, path: Path, kind: str) -> None:
         """A kind is a name, whatever it means in SQL."""
         async with opened(path) as store:
             await publish(store, "a", kind=kind)
@@ -162,7 +162,7 @@ class TestS4Schema:
             assert await store.renew("post", [lease], 1) == set()
         assert (at_least(0.1 + 0.2), at_most(0.1 + 0.2)) == (300, 300)
 
-    def test_refuses_a_path_that_names_no_file(self) -> None:
+    def test_a_path_that_names_no_file_is_refused(self) -> None:
         """For memory there is a store of its own."""
         with pytest.raises(ConfigError, match="must name a file"):
             SqliteStore(":memory:")
@@ -183,7 +183,7 @@ class TestS4Reads:
             assert store.read_now("post", []) == {}
             assert store.read_now("page", ids) == {}
 
-    async def test_a_mark_is_seen_by_who_has_the_value(self, path: Path) -> None:
+    async def test_a_mark_is_seen_by_a_reader_that_has_the_value(self, path: Path) -> None:
         """E9: the value is left out, what another process changed about it is not."""
         async with opened(path) as store, opened(path) as other:
             generation = await publish(store, "a")
@@ -207,7 +207,7 @@ class TestS4Reads:
             await writing
             assert value(store) == b"new"
 
-    def test_patience_ends(self) -> None:
+    def test_a_step_gives_up_waiting_for_a_locked_file_when_its_patience_ends(self) -> None:
         """Short pauses, shorter for who has waited longer, and not for ever."""
         clock, pauses = ManualClock(), []
 
@@ -228,7 +228,7 @@ def query_plan(text: str, bindings: tuple[object, ...], file: apsw.Connection) -
 
 
 class TestS4Listing:
-    async def test_follows_the_tables_own_order(self, path: Path) -> None:
+    async def test_a_listing_follows_the_order_of_the_tables(self, path: Path) -> None:
         """No sorting, and no walk over what was listed already."""
         async with opened(path) as store:
             await publish(store, "a")
@@ -239,7 +239,7 @@ class TestS4Listing:
                 assert "SEARCH" in plan
                 assert "TEMP B-TREE" not in plan
 
-    async def test_writers_pass_between_its_slices(
+    async def test_writers_pass_between_the_slices_of_a_listing(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A search through many entries is many small jobs."""
@@ -253,7 +253,7 @@ class TestS4Listing:
 
 
 class TestE28Stats:
-    async def test_writers_pass_between_its_slices(
+    async def test_writers_pass_between_the_slices_of_a_count(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A count of many ids is many small jobs, and exact."""
@@ -339,7 +339,7 @@ class TestS4Writer:
             assert [type(outcome) for outcome in outcomes] == [dict, ValueError, StoreError, dict]
             assert set(store.read_now("post", ["a", "b", "c"])) == {"a", "b", "c"}
 
-    async def test_a_step_that_only_reads_tells_its_error(self, path: Path) -> None:
+    async def test_the_error_of_a_step_that_only_reads_is_raised(self, path: Path) -> None:
         """The file's errors name it; others come as they are."""
 
         def broken(_: apsw.Connection) -> None:
@@ -432,7 +432,7 @@ class TestS4Writer:
         readers[0].close()
         writer.stop()
 
-    async def test_more_than_fits_in_the_queue(self, path: Path) -> None:
+    async def test_more_steps_than_fit_in_the_queue_are_all_done(self, path: Path) -> None:
         """They wait for room and all are done; a burst takes several groups."""
         number = MAX_QUEUED + 2 * MAX_GROUP
         async with opened(path) as store:
@@ -442,7 +442,9 @@ class TestS4Writer:
             assert len(grants) == number
             assert (await store.stats()).leases == number
 
-    async def test_evicts_in_slices(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_eviction_goes_in_slices(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """However many there are, others' steps pass between the slices."""
         monkeypatch.setattr("stillfresh.stores.sqlite.store.SLICE", 5)
         ids = [f"id-{number}" for number in range(501)]
@@ -814,7 +816,7 @@ class TestS4OpenAndClose:
         """Closing a file of Python's own would drop the locks that SQLite has on it."""
         elsewhere(ALONE, path)
 
-    async def test_leaves_nothing_behind(self, path: Path) -> None:
+    async def test_a_closed_store_leaves_no_log_and_no_thread(self, path: Path) -> None:
         """No log, no thread; what was queued is done."""
         threads = threading.active_count()
         store = SqliteStore(path, clock=ManualClock(NOW))
@@ -828,7 +830,7 @@ class TestS4OpenAndClose:
         assert neighbours(path) == set()
         assert threading.active_count() == threads
 
-    async def test_closed_everything_says_so(self, path: Path) -> None:
+    async def test_every_method_of_a_closed_store_raises_not_open(self, path: Path) -> None:
         """Every method, before opening and after closing."""
         store = SqliteStore(path)
         for _ in range(2):
@@ -851,7 +853,9 @@ class TestS4OpenAndClose:
             await store.open()
             await store.close()
 
-    async def test_who_waits_for_room_is_told(self, path: Path) -> None:
+    async def test_steps_that_wait_for_room_are_refused_when_the_store_closes(
+        self, path: Path
+    ) -> None:
         """Closing while the queue is full: what was queued is done, the rest is refused."""
         store = SqliteStore(path)
         await store.open()
@@ -863,7 +867,7 @@ class TestS4OpenAndClose:
         assert {type(outcome) for outcome in outcomes} == {dict, NotOpen}
         assert all(isinstance(outcome, dict) for outcome in outcomes[:MAX_QUEUED])
 
-    async def test_opened_while_it_closes(self, path: Path) -> None:
+    async def test_a_store_may_be_opened_while_it_closes(self, path: Path) -> None:
         """It is closed first, then opened again."""
         store = SqliteStore(path, clock=ManualClock(NOW))
         await store.open()
@@ -875,7 +879,7 @@ class TestS4OpenAndClose:
         assert value(store) == b"value"
         await store.close()
 
-    def test_opens_again_on_another_loop(self, path: Path) -> None:
+    def test_a_store_opens_again_on_another_loop(self, path: Path) -> None:
         """What was published is there."""
         store = SqliteStore(path, clock=ManualClock(NOW))
 
@@ -888,7 +892,7 @@ class TestS4OpenAndClose:
 
         assert [asyncio.run(once()) for _ in range(2)] == [..., b"value"]
 
-    def test_a_loop_that_ends_without_closing(self, path: Path) -> None:
+    def test_the_writer_ends_after_a_loop_that_ended_without_closing(self, path: Path) -> None:
         """The thread sees at its next step that nobody is left, and ends."""
         threads = threading.active_count()
         store = SqliteStore(path)
@@ -905,7 +909,7 @@ class TestS4OpenAndClose:
                 store.read_now("post", ["a"])  # which finds that the file was deleted
             time.sleep(0.001)
 
-    async def test_opened_by_several_at_once(self, path: Path) -> None:
+    async def test_a_store_that_several_tasks_open_has_one_thread(self, path: Path) -> None:
         """One thread, one file."""
         store = SqliteStore(path)
         threads = threading.active_count()
@@ -913,7 +917,7 @@ class TestS4OpenAndClose:
         assert threading.active_count() == threads + 1
         await store.close()
 
-    async def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
+    async def test_a_place_where_no_file_can_be_is_refused(self, tmp_path: Path) -> None:
         """Said with the path and what to do; nothing is made, and nothing stays open."""
         threads = threading.active_count()
         for path, words in (
@@ -929,7 +933,7 @@ class TestS4OpenAndClose:
         assert not Path(f"{tmp_path}.lock").exists()
         assert threading.active_count() == threads
 
-    async def test_a_link_leads_to_the_file(self, path: Path) -> None:
+    async def test_a_symbolic_link_leads_to_the_same_store(self, path: Path) -> None:
         """Two names, one store."""
         link = path.with_name("link.db")
         link.symlink_to(path)
@@ -939,7 +943,7 @@ class TestS4OpenAndClose:
 
 
 class TestS4View:
-    async def test_reads_and_never_writes(self, path: Path) -> None:
+    async def test_a_view_reads_and_never_writes(self, path: Path) -> None:
         """Beside a process that writes; a step that would write is refused."""
         async with opened(path) as store:
             await publish(store, "a")
@@ -960,7 +964,7 @@ class TestS4View:
             with pytest.raises(NotOpen):
                 value(view)
 
-    async def test_reads_the_opened_file_to_the_end(self, path: Path) -> None:
+    async def test_a_view_reads_the_opened_file_to_the_end(self, path: Path) -> None:
         """Even if another takes its place."""
         other = path.with_name("other.db")
         for file, ids in ((path, ["a"]), (other, ["b"])):
@@ -972,7 +976,7 @@ class TestS4View:
         assert (value(view), value(view, "b")) == (b"value", ...)
         await view.close()
 
-    async def test_a_damaged_file_is_an_error_and_not_empty(self, damaged: Path) -> None:
+    async def test_a_view_of_a_damaged_file_raises(self, damaged: Path) -> None:
         """It is left as it is."""
         view = SqliteView(damaged)
         await view.open()
@@ -982,7 +986,7 @@ class TestS4View:
         await view.close()
         assert neighbours(damaged) == set()
 
-    async def test_what_cannot_be_viewed_is_said(
+    async def test_a_file_that_cannot_be_viewed_is_refused_with_the_reason(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing is made, begun or renamed."""
@@ -998,7 +1002,7 @@ class TestS4View:
         monkeypatch.setattr(os, "access", lambda *_: False)
         await _refused(path, "permission denied")
 
-    async def test_a_file_of_others_is_refused(self, path: Path) -> None:
+    async def test_a_view_of_another_applications_file_is_refused(self, path: Path) -> None:
         """And left at once."""
         elsewhere(BEGIN_THEIRS, path)
         view = SqliteView(path)
@@ -1121,7 +1125,9 @@ class TestS4OtherVersion:
             ("PRAGMA application_id = 7", r"application_id 7\)"),
         ],
     )
-    async def test_is_refused_and_left_alone(self, path: Path, statements: str, words: str) -> None:
+    async def test_a_file_of_another_version_is_refused_and_left_alone(
+        self, path: Path, statements: str, words: str
+    ) -> None:
         """Another version's file, or somebody else's, is not ours to change."""
         with sqlite3.connect(path) as theirs:
             theirs.executescript(statements)
@@ -1139,7 +1145,7 @@ class TestS4OtherVersion:
             (games_id, "a games file of stillfresh"),
         ],
     )
-    async def test_a_file_of_another_part_is_named(
+    async def test_a_file_of_another_part_of_stillfresh_is_named(
         self, path: Path, application_id: int, words: str
     ) -> None:
         """A coordinator's or a games file is ours, but no store: the error says which it is."""
@@ -1149,7 +1155,7 @@ class TestS4OtherVersion:
         with pytest.raises(ConfigError, match=f"cache.db: is {words}.*; name another file"):
             await SqliteStore(path).open()
 
-    async def test_a_damaged_file_of_others_is_theirs_too(self, path: Path) -> None:
+    async def test_a_damaged_file_of_another_application_is_left_alone(self, path: Path) -> None:
         """A valid header without our mark is refused, whatever state the rest is in."""
         with sqlite3.connect(path) as theirs:
             theirs.executescript("CREATE TABLE theirs(x); CREATE TABLE more(x)")
@@ -1198,7 +1204,7 @@ class TestS4Corrupt:
             b"%PDF-1.7\n%\xe2\xe3",
         ],
     )
-    async def test_g18_what_is_plainly_another_thing_is_left_alone(
+    async def test_g18_a_file_that_is_plainly_no_database_is_left_alone(
         self, path: Path, head: bytes
     ) -> None:
         """A text, an image, an archive: refused, not renamed, and not a byte of it is changed."""
@@ -1215,7 +1221,7 @@ class TestS4Corrupt:
             await publish(store, "a")
         assert len(neighbours(path)) == 1
 
-    async def test_at_opening_it_is_set_aside(
+    async def test_a_file_that_is_corrupt_at_opening_is_set_aside(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """No database at all: renamed, logged as an error, a new one begun."""
@@ -1230,7 +1236,7 @@ class TestS4Corrupt:
         assert record.levelname == "ERROR"
         assert aside in record.getMessage()
 
-    async def test_found_by_a_reader_it_holds_nothing(self, damaged: Path) -> None:
+    async def test_corruption_that_a_reader_finds_counts_as_empty(self, damaged: Path) -> None:
         """The answer is empty; the next step finds a new file."""
         async with opened(damaged) as store:
             assert store.read_now("post", ["id-1"]) == {}
@@ -1242,7 +1248,9 @@ class TestS4Corrupt:
         assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
 
     @pytest.mark.parametrize("step", ["acquire", "invalidate", "evict", "stats"])
-    async def test_found_by_a_step_it_is_tried_again(self, damaged: Path, step: str) -> None:
+    async def test_a_step_that_finds_corruption_is_done_on_a_new_file(
+        self, damaged: Path, step: str
+    ) -> None:
         """On the new file: who asked does not notice."""
         async with opened(damaged) as store:
             match step:
@@ -1257,7 +1265,9 @@ class TestS4Corrupt:
             await publish(store, "b")
         assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
 
-    async def test_a_file_that_took_its_place_is_not_set_aside(self, damaged: Path) -> None:
+    async def test_a_file_that_took_the_place_of_a_corrupt_one_is_not_set_aside(
+        self, damaged: Path
+    ) -> None:
         """Another process may have mended it already."""
         readers = list[apsw.Connection]()
         database = WriteDatabase(damaged, STORE, readers.append)
@@ -1274,7 +1284,7 @@ class TestS4Corrupt:
         readers[2].close()
         database.close()
 
-    async def test_of_several_one_sets_it_aside(self, damaged: Path) -> None:
+    async def test_one_of_several_stores_sets_a_corrupt_file_aside(self, damaged: Path) -> None:
         """The others open the new file, and share it."""
         async with opened(damaged) as one, opened(damaged) as other, opened(damaged) as third:
             stores = [one, other, third]
@@ -1284,7 +1294,7 @@ class TestS4Corrupt:
             assert [value(store, "id-1") for store in stores] == [b"shared"] * 3
         assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
 
-    async def test_a_file_that_was_deleted_is_begun_again(self, path: Path) -> None:
+    async def test_a_deleted_file_is_begun_anew_for_readers_and_writers(self, path: Path) -> None:
         """Somebody emptied the cache with `rm`: noticed by who only reads, and by who writes."""
         async with opened(path) as store, opened(path) as writing:
             await publish(store, "a")
@@ -1300,7 +1310,9 @@ class TestS4Corrupt:
 
 
 class TestS4FullDisk:
-    async def test_reads_go_on_and_room_is_noticed(self, small_disk: Path) -> None:
+    async def test_reads_go_on_while_the_disk_is_full_and_room_is_noticed(
+        self, small_disk: Path
+    ) -> None:
         """Writes raise StoreError while there is no room, and work again when there is."""
         ballast = small_disk / "ballast"
         ballast.write_bytes(b"x" * 2_000_000)
@@ -1337,7 +1349,7 @@ class TestS4FullDisk:
             assert results["a"].outcome is PutOutcome.STORED
             assert value(store) == b"new"
 
-    async def test_one_that_does_not_fit_takes_no_other_with_it(self, small_disk: Path) -> None:
+    async def test_a_step_that_does_not_fit_on_the_disk_fails_alone(self, small_disk: Path) -> None:
         """They shared a transaction; the others are committed."""
         async with opened(small_disk / "cache.db") as store:
             grants = await store.acquire("post", [Ask("big"), Ask("small")], 10)
@@ -1354,7 +1366,9 @@ class TestS4FullDisk:
 
 
 class TestS4ReadOnly:
-    async def test_reads_go_on_and_room_is_noticed(self, small_disk: Path) -> None:
+    async def test_reads_go_on_while_the_file_is_read_only_and_its_end_is_noticed(
+        self, small_disk: Path
+    ) -> None:
         """Opened on a read-only medium: reads answer, writes raise, until it is writable."""
         path = small_disk / "cache.db"
         async with opened(path) as store:
@@ -1372,7 +1386,7 @@ class TestS4ReadOnly:
             assert copy is not None
             assert copy.mark == Mark.HARD
 
-    async def test_nothing_can_be_begun(self, small_disk: Path) -> None:
+    async def test_no_file_can_be_begun_on_a_read_only_medium(self, small_disk: Path) -> None:
         """Said with the path."""
         remount(small_disk, "ro")
         with pytest.raises(StoreError, match=r"cache\.db: cannot be opened"):
@@ -1387,7 +1401,7 @@ class TestS4ReadOnly:
             (apsw.SQLITE_IOERR_FSYNC, "IOError"),
         ],
     )
-    def test_says_what_to_do(self, path: Path, code: int, words: str) -> None:
+    def test_an_error_of_the_file_says_what_to_do(self, path: Path, code: int, words: str) -> None:
         """In words that name the file, never "database is locked"."""
         assert str(explained(path, apsw.exception_for(code))).startswith(f"{path}: {words}")
 
@@ -1422,11 +1436,13 @@ class TestS4NetworkFilesystem:
             ("/sandbox/cache.db", None),
         ],
     )
-    def test_is_known_by_its_mount(self, path: str, expected: str | None) -> None:
+    def test_a_network_filesystem_is_known_by_its_mount(
+        self, path: str, expected: str | None
+    ) -> None:
         """The deepest mount over a path decides, and of two on one point the later."""
         assert network_filesystem(MOUNTS, Path(path)) == expected
 
-    async def test_is_refused_with_the_reason(
+    async def test_a_file_on_a_network_filesystem_is_refused_with_the_reason(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Locks and shared memory do not work there."""

@@ -101,7 +101,7 @@ class TestS13Layout:
             assert [entry.id for entry in await store.entries()] == IDS
             assert (await store.stats()).copies == 2
 
-    async def test_threads_read_them_too(self, path: Path) -> None:
+    async def test_threads_read_rows_of_layout_1(self, path: Path) -> None:
         """E20: by connections of their own."""
         async with opened(path) as store:
             assert await asyncio.to_thread(store.read_now, "post", IDS) == RECORDS
@@ -143,7 +143,9 @@ class TestS13Layout:
             await store.invalidate("page", ["unknown"])
             assert columns(other)[-2:] == ["version", "changed"]
 
-    async def test_a_full_disk_leaves_it_as_it_is(self, path: Path, small_disk: Path) -> None:
+    async def test_a_full_disk_leaves_a_file_of_layout_1_as_it_is(
+        self, path: Path, small_disk: Path
+    ) -> None:
         """It is opened and read; a write raises, and carries it over when there is room."""
         moved = small_disk / "cache.db"
         shutil.copy(path, moved)
@@ -158,7 +160,7 @@ class TestS13Layout:
             assert (await put(store, version=7)).outcome is PutOutcome.STORED
             assert value(store) == b"put"
 
-    async def test_a_read_only_medium_leaves_it_as_it_is(
+    async def test_a_read_only_medium_leaves_a_file_of_layout_1_as_it_is(
         self, path: Path, small_disk: Path
     ) -> None:
         """It is opened and read; a write raises."""
@@ -173,7 +175,7 @@ class TestS13Layout:
                     await put(store)
 
     @pytest.mark.parametrize("step", ["acquire", "put", "invalidate", "evict", "delete"])
-    async def test_any_first_write_keeps_the_rows(self, path: Path, step: str) -> None:
+    async def test_any_first_write_keeps_the_rows_of_layout_1(self, path: Path, step: str) -> None:
         """Values, marks, failures, leases and tags are as they were."""
         async with opened(path) as store:
             match step:
@@ -192,7 +194,9 @@ class TestS13Layout:
         async with opened(path) as store:
             assert value(store) == b"value"
 
-    async def test_a_lease_of_before_publishes_after(self, path: Path) -> None:
+    async def test_a_lease_from_before_the_carrying_over_publishes_after_it(
+        self, path: Path
+    ) -> None:
         """The load was under way when the file was carried over."""
         async with opened(path) as store:
             await put(store, id_="other")
@@ -201,7 +205,7 @@ class TestS13Layout:
             assert await store.publish("post", {"leased": (lease, copy)}) == set()
             assert store.read_now("post", ["leased"]) == {"leased": Record(copy)}
 
-    async def test_versions_work_on_it(self, path: Path) -> None:
+    async def test_versions_work_on_a_file_of_layout_1(self, path: Path) -> None:
         """A row of before has none; positions go up."""
         async with opened(path) as store:
             results = [await put(store, version=number) for number in (7, 3, 9)]
@@ -210,7 +214,7 @@ class TestS13Layout:
             assert 0 < results[0].stamp < results[2].stamp
             assert results[1] == PutResult(PutOutcome.KEPT, packed_version(7))
 
-    async def test_a_limit_of_bytes_counts_them(self, path: Path) -> None:
+    async def test_a_limit_of_bytes_counts_rows_of_layout_1(self, path: Path) -> None:
         """E23: the column of the last use stands beside those of layout 2."""
         store = SqliteStore(path, clock=ManualClock(NOW), max_bytes=100_000)
         await store.open()
@@ -219,7 +223,9 @@ class TestS13Layout:
         await store.close()
         assert set(columns(path)) > {"version", "changed", "last_used_at"}
 
-    async def test_a_file_that_cannot_be_written_is_read_as_it_is(self, path: Path) -> None:
+    async def test_a_file_of_layout_1_that_cannot_be_written_is_read_as_it_is(
+        self, path: Path
+    ) -> None:
         """A view never changes a file."""
         before = path.read_bytes()
         view = SqliteView(path, clock=ManualClock(NOW))
@@ -240,7 +246,7 @@ class TestS13Layout:
             assert (await put(other, b"second", version=2)).outcome is PutOutcome.STORED
             assert value(store) == value(other) == b"second"
 
-    async def test_processes_that_open_it_at_once_agree(self, path: Path) -> None:
+    async def test_processes_that_open_a_file_of_layout_1_at_once_agree(self, path: Path) -> None:
         """Four real processes write it at once; each write is there, and so are the old rows."""
         with ExitStack() as stack:
             url = f"sqlite:///{path}"
@@ -262,7 +268,7 @@ class TestS13Layout:
 class TestS13MixedFleet:
     """A process of the old release has the file open, while this one uses it."""
 
-    async def test_the_old_release_goes_on(self, path: Path) -> None:
+    async def test_the_old_release_goes_on_using_the_file(self, path: Path) -> None:
         """Its load replaces a put, keeps the version, and its invalidation marks the copy."""
         with closing(apsw.Connection(str(path))) as old:
             assert len(old.execute(OLD_READ).fetchall()) == 4

@@ -156,7 +156,7 @@ class TestS12Lock:
             await SqliteStore(path).open()
         assert not path.with_name("elsewhere").exists()
 
-    def test_the_holder_is_found_by_its_inode(self, path: Path) -> None:
+    def test_the_holder_of_a_lock_is_found_by_the_inode(self, path: Path) -> None:
         """The kernel's list names it; a list without it, or none, does not."""
         path.touch()
         lock = path.stat()
@@ -186,14 +186,14 @@ def modes(path: Path) -> dict[str, int]:
 @pytest.mark.usefixtures("usual_umask")
 class TestS12Private:
     @pytest.mark.parametrize("kind", FILES)
-    async def test_new_files_are_their_owners_alone(self, path: Path, kind: str) -> None:
+    async def test_new_files_are_private(self, path: Path, kind: str) -> None:
         """The file, its log, its index and its lock: 0600 where the umask is 022."""
         async with FILES[kind](path):
             found = modes(path)
         assert {"cache.db", "cache.db-wal", "cache.db-shm"} <= found.keys()
         assert set(found.values()) == {0o600}
 
-    async def test_a_file_that_is_there_keeps_its_mode(self, path: Path) -> None:
+    async def test_an_existing_file_keeps_its_mode(self, path: Path) -> None:
         """Somebody shares it with a group: so are its log and its index."""
         async with opened(path):
             pass
@@ -203,7 +203,7 @@ class TestS12Private:
         assert found.pop("cache.db.lock") == 0o600
         assert set(found.values()) == {0o664}
 
-    async def test_what_follows_a_damaged_file_is_private(self, path: Path) -> None:
+    async def test_the_file_after_a_damaged_one_is_private(self, path: Path) -> None:
         """The set-aside file keeps its mode; the new one is 0600."""
         path.write_bytes(b"no\0database\xff" * 1_000)
         path.chmod(0o640)
@@ -213,7 +213,7 @@ class TestS12Private:
         assert found.pop(aside) == 0o640
         assert set(found.values()) == {0o600}
 
-    async def test_a_link_to_a_file_that_is_not_there_yet(self, path: Path) -> None:
+    async def test_a_link_to_a_missing_file_makes_a_private_one(self, path: Path) -> None:
         """The file that it leads to is made, 0600."""
         (path.parent / "real").mkdir()
         path.symlink_to(path.parent / "real" / "target.db")
@@ -295,7 +295,7 @@ class TestS12Link:
         file.close()
 
     @pytest.mark.parametrize("kind", LOCKED)
-    async def test_it_leads_to_a_file_that_is_not_there(self, path: Path, kind: str) -> None:
+    async def test_a_changed_link_to_a_missing_file_begins_it(self, path: Path, kind: str) -> None:
         """That file is begun, and what was written before stays where it is."""
         old, new = path.with_name("old.db"), path.with_name("new.db")
         path.symlink_to(old)
@@ -355,7 +355,7 @@ LOOKS = {"view": viewed, "feed": asked_for_a_feed, "copy": copied}
 
 class TestS12Foreign:
     @pytest.mark.parametrize("kind", FILES)
-    async def test_moved_over_an_open_file_it_is_left_alone(
+    async def test_another_applications_file_moved_over_an_open_one_is_left_alone(
         self, path: Path, kind: str, foreign: Path
     ) -> None:
         """Writes fail with the reason until the file is opened again; not a byte changes."""
@@ -374,7 +374,7 @@ class TestS12Foreign:
         assert path.with_name("theirs.db").read_bytes() == before
 
     @pytest.mark.parametrize("kind", LOCKED)
-    async def test_a_link_that_leads_to_it_is_not_followed(
+    async def test_a_link_to_another_applications_file_is_not_followed(
         self, path: Path, kind: str, foreign: Path
     ) -> None:
         """Writes fail with the reason; not a byte changes; afterwards a new file is begun."""
@@ -391,7 +391,7 @@ class TestS12Foreign:
         assert foreign.read_bytes() == before
 
     @pytest.mark.parametrize("kind", ["store", "coordinator", "games"])
-    async def test_beside_a_log_that_a_killed_process_left(
+    async def test_another_applications_file_beside_our_log_is_refused(
         self, path: Path, kind: str, foreign: Path
     ) -> None:
         """It is refused before SQLite would replay the log into it."""
@@ -405,7 +405,9 @@ class TestS12Foreign:
                 pass
         assert path.read_bytes() == before
 
-    async def test_a_look_from_outside_leaves_it_alone_too(self, path: Path, foreign: Path) -> None:
+    async def test_a_view_of_another_applications_file_beside_our_log_changes_nothing(
+        self, path: Path, foreign: Path
+    ) -> None:
         """`stillfresh inspect` on a file whose log is another's."""
         async with a_store(path):
             shutil.copy(f"{path}-wal", path.with_name("kept"))
@@ -418,7 +420,7 @@ class TestS12Foreign:
         assert neighbours(path) == {"cache.db-wal"}
 
     @pytest.mark.parametrize("look", LOOKS)
-    async def test_no_look_writes_our_log_into_it(
+    async def test_no_look_writes_our_log_into_another_applications_file(
         self, path: Path, foreign: Path, look: str
     ) -> None:
         """By a view of a link, by the question whether it is a feed, by a copy: it is unchanged."""
@@ -505,7 +507,7 @@ async def impatient(path: Path) -> AsyncIterator[SqliteStore]:
 
 
 class TestS12Stopped:
-    async def test_after_the_first_failure_nobody_waits(
+    async def test_no_step_waits_for_a_locked_file_after_the_first_failure(
         self, path: Path, tries: list[int], caplog: pytest.LogCaptureFixture
     ) -> None:
         """Steps fail at once, but for one in a while; reads go on; then it works by itself."""
@@ -528,7 +530,7 @@ class TestS12Stopped:
             "can be written again",
         ]
 
-    async def test_steps_that_waited_fail_with_the_first(
+    async def test_steps_that_waited_for_a_locked_file_fail_with_the_first(
         self, path: Path, tries: list[int]
     ) -> None:
         """More than one transaction takes: they are not tried group after group."""
@@ -540,7 +542,7 @@ class TestS12Stopped:
         assert {type(outcome) for outcome in outcomes} == {StoreError}
         assert len(tries) <= 2
 
-    async def test_closing_does_not_wait_for_it_as_long_as_a_step_would(
+    async def test_closing_waits_for_a_locked_file_not_as_long_as_a_step(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A step that waits already gives up, too."""
@@ -554,7 +556,7 @@ class TestS12Stopped:
             with pytest.raises(StoreError, match="another process"):
                 await step
 
-    async def test_an_invalidation_is_tried_every_time(self, path: Path) -> None:
+    async def test_an_invalidation_is_tried_every_time_on_a_locked_file(self, path: Path) -> None:
         """It raises while it cannot be delivered, and is delivered as soon as it can."""
         async with impatient(path) as store:
             with stopped_while_writing(path) as go_on:
@@ -567,7 +569,9 @@ class TestS12Stopped:
             assert copy is not None
             assert copy.mark == Mark.HARD
 
-    async def test_threads_that_wait_for_a_step_are_told_too(self, path: Path) -> None:
+    async def test_threads_that_wait_for_a_step_on_a_locked_file_get_the_error(
+        self, path: Path
+    ) -> None:
         """The feed's writer is the same: a step that can be done without fails at once."""
         readers: list[apsw.Connection] = []
         writer = Writer(path, STORE, readers.append, patience=0.1)
@@ -581,7 +585,7 @@ class TestS12Stopped:
         readers[0].close()
         writer.stop()
 
-    async def test_a_cache_answers_from_memory_and_its_loader(
+    async def test_a_cache_on_a_locked_file_answers_from_memory_and_its_loader(
         self, path: Path, tries: list[int]
     ) -> None:
         """Copies are read, cold keys are loaded, invalidations raise; afterwards all is stored."""
@@ -681,7 +685,7 @@ class TestS12Copy:
         assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found.close()
 
-    async def test_of_two_that_copy_to_one_target_one_succeeds(
+    async def test_one_of_two_copies_to_one_target_succeeds(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The other is told that the target exists, and leaves it alone."""
@@ -726,7 +730,7 @@ class TestS12Copy:
             assert not copy.exists()
             assert await read_only_copy(path, copy) == copy
 
-    async def test_what_cannot_be_copied_is_said(self, path: Path) -> None:
+    async def test_a_file_that_cannot_be_copied_raises_with_the_reason(self, path: Path) -> None:
         """No file, a target that exists, a target without a directory: nothing is left behind."""
         with pytest.raises(StoreError, match=r"cache\.db: there is no such file"):
             await read_only_copy(path, path.with_name("copy.db"))

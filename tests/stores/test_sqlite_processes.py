@@ -55,7 +55,7 @@ class TestS13PutsAtOnce:
                 worker.say("")
                 worker.finish()
 
-    async def test_killed_while_putting_leaves_a_whole_copy(self, path: Path) -> None:
+    async def test_a_process_killed_while_putting_leaves_a_whole_copy(self, path: Path) -> None:
         """The old one or the new one; value and generation always belong together."""
         dice, generations = random.Random(13), set[str]()
         store = await opened_store(path)
@@ -91,7 +91,7 @@ def damage(path: Path) -> None:
 
 
 class TestS4CorruptForSeveral:
-    async def test_one_of_several_processes_sets_it_aside(self, path: Path) -> None:
+    async def test_one_of_several_processes_sets_a_corrupt_file_aside(self, path: Path) -> None:
         """All meet the damage; one renames, the others open the new file, one gets the lease."""
         store = SqliteStore(path)
         await store.open()

@@ -86,7 +86,7 @@ class TestE20SqliteThreads:
         with pytest.raises(NotOpen):
             await asyncio.to_thread(store.read_now, KIND, ["a"])
 
-    async def test_the_last_to_close_leaves_no_log(self, tmp_path: Path) -> None:
+    async def test_the_last_store_to_close_leaves_no_log(self, tmp_path: Path) -> None:
         """Readers that threads borrowed do not keep it."""
         store = await stored(tmp_path / "cache.db", "a")
         assert await asyncio.to_thread(store.read_now, KIND, ["a"])
@@ -185,7 +185,7 @@ class TestE20SqliteThreads:
         await store.invalidate(KIND, ["a"])
         await store.close()
 
-    async def test_what_a_child_lets_go_of(self, tmp_path: Path) -> None:
+    async def test_a_forked_child_closes_all_connections(self, tmp_path: Path) -> None:
         """All connections, of readers and of the writer; none if a step did not end in time."""
         path, readers = tmp_path / "cache.db", list[apsw.Connection]()
         writer = Writer(path, STORE, readers.append)

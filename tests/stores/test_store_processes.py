@@ -63,7 +63,7 @@ async def taken_over(store: Store, key: str) -> Lease:
     "url", ["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.proof)], indirect=True
 )
 class TestS7Contention:
-    async def test_eight_processes_agree(self, url: str) -> None:
+    async def test_eight_processes_on_one_store_agree(self, url: str) -> None:
         """No error, no two holders, no lost publication, and the law, for a second together."""
         with ExitStack() as stack:
             workers = [stack.enter_context(working("hammer", url, 1, n)) for n in range(8)]
@@ -164,7 +164,7 @@ class TestS7Death:
         assert (kept.generation, kept.value) == (lease.token, b"the new one's")
         await store.close()
 
-    async def test_killed_while_publishing_leaves_a_whole_copy(self, url: str) -> None:
+    async def test_a_process_killed_while_publishing_leaves_a_whole_copy(self, url: str) -> None:
         """The old one or the new one; value and generation always belong together."""
         store = await opened(url)
         dice, generations = random.Random(7), set()

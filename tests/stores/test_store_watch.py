@@ -44,7 +44,7 @@ async def heard(watch: Watch[str, Price]) -> dict[str, int]:
 
 
 class TestC14Stores:
-    async def test_what_two_watch_is_loaded_once(self, url: str) -> None:
+    async def test_keys_that_two_caches_watch_are_loaded_once(self, url: str) -> None:
         """E5: whoever has the lease loads, and the other hears of the copy too."""
         upstream = Upstream()
         async with Cache(url) as first, Cache(url) as second:
@@ -60,7 +60,7 @@ class TestC14Stores:
         assert [*seen] == [dict.fromkeys(KEYS, 1)] * 2
         assert sorted(key for call in upstream.calls for key in call) == sorted(KEYS)
 
-    async def test_what_is_invalidated_is_loaded_at_once(self, url: str) -> None:
+    async def test_a_watched_key_that_is_invalidated_is_loaded_at_once(self, url: str) -> None:
         """E6: the news is the new value, long before the old one's time was up."""
         upstream = Upstream()
         async with Cache(url) as cache:

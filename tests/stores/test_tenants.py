@@ -19,7 +19,9 @@ class TestI17TenantStore(StoreConformance):
 
 
 class TestS2TenantIsUnsure:
-    async def test_by_its_own_ids(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_tenants_store_is_unsure_by_its_own_ids(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What may have been stored is told under the names that the tenant uses."""
         store = MemoryStore(clock=ManualClock())
 
@@ -52,7 +54,7 @@ class TestI17Loops:
 
 
 class TestI17Listing:
-    async def test_turns_page_by_page_past_the_others(self) -> None:
+    async def test_a_tenants_listing_turns_pages_past_other_tenants(self) -> None:
         """A page of a listing is full, however many entries of others stand between."""
         clock = ManualClock()
         store = MemoryStore(clock=clock)
@@ -70,7 +72,7 @@ class TestI17Listing:
         assert [entry.id for entry in await mine.entries("page", "07")] == ["07"]
         assert await mine.entries("page", "TENANT") == []
 
-    def test_reads_on_the_spot_where_the_store_does(self) -> None:
+    def test_a_tenants_store_reads_inline_if_its_store_does(self) -> None:
         """A wrapped store is as quick as the one inside, and offers no more than that one."""
         assert TenantStore(MemoryStore(), "a").reads_inline
         assert TenantStore(RedisStore("redis://localhost"), "a").reads_in_threads

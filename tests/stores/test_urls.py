@@ -56,12 +56,12 @@ class TestG18FileNames:
             "sqlite:///a%00",
         ],
     )
-    def test_another_name_is_refused(self, name: str) -> None:
+    def test_a_name_that_is_no_database_file_is_refused(self, name: str) -> None:
         """It would make a file that nobody meant."""
         with pytest.raises(ConfigError, match=r"write memory://, sqlite:///path/to/file\.db"):
             store_for(name, time.time)
 
-    def test_one_tenant_is_named(self) -> None:
+    def test_an_address_names_at_most_one_tenant(self) -> None:
         """Or none."""
         assert store_for("memory://?tenant=a", time.time).tenant == "a"
         with pytest.raises(ConfigError, match="names a tenant more than once"):
@@ -131,7 +131,7 @@ class TestS5Address:
             "valkeys://cache.example?ssl_check_hostname=false",
         ],
     )
-    def test_names_a_store(self, url: str) -> None:
+    def test_a_redis_address_names_a_store(self, url: str) -> None:
         """Nothing is connected by naming it."""
         assert isinstance(store_for(url, time.time), RedisStore)
 
@@ -163,7 +163,7 @@ class TestS5Address:
             ("rediss://host?ssl_cert_reqs=", "ssl_cert_reqs is none, optional or required"),
         ],
     )
-    def test_a_mistake_is_named(self, url: str, says: str) -> None:
+    def test_a_mistake_in_a_redis_address_is_named(self, url: str, says: str) -> None:
         """When it is written, not when it is used."""
         with pytest.raises(ConfigError, match=says):
             Cache(url)
@@ -177,7 +177,7 @@ class TestS5Address:
             {"prefix": "a b"},
         ],
     )
-    def test_so_is_one_in_a_store_made_by_hand(self, wrong: dict[str, Any]) -> None:
+    def test_a_mistake_in_a_redis_store_made_by_hand_is_named(self, wrong: dict[str, Any]) -> None:
         """Not when it is opened."""
         with pytest.raises(ConfigError) as caught:
             RedisStore(**{"url": "redis://host", **wrong})
@@ -191,7 +191,7 @@ class TestS5Address:
         assert "redis://***@host/0" in str(caught.value)
 
     @pytest.mark.parametrize("query", ["password=hidden", "prefix=a&Pass=hidden", "timeout=hidden"])
-    def test_not_even_one_that_stands_in_the_wrong_place(self, query: str) -> None:
+    def test_no_password_behind_the_question_mark_is_in_an_error(self, query: str) -> None:
         """Behind ? nothing is shown but the name of what was wrong."""
         with pytest.raises(ConfigError) as caught:
             Cache(f"redis://host/0?{query}")
@@ -204,20 +204,20 @@ class TestS5Address:
             *[(said, False) for said in ("false", "False", "0", "no", "NO")],
         ],
     )
-    def test_whether_the_host_is_checked(self, said: str, means: bool) -> None:
+    def test_ssl_check_hostname_is_read_as_people_write_it(self, said: str, means: bool) -> None:
         """As people write it: none of them may turn the check off by accident."""
         store = store_for(f"rediss://host?ssl_check_hostname={said}", time.time)
         assert isinstance(store, RedisStore)
         assert store.options == {"ssl_check_hostname": means}
 
     @pytest.mark.parametrize("said", ["none", "optional", "required", "Required", "CERT_REQUIRED"])
-    def test_which_certificates_are_asked_for(self, said: str) -> None:
+    def test_ssl_cert_reqs_is_read_in_any_case(self, said: str) -> None:
         """In any case, and as Python names them."""
         store = store_for(f"rediss://host?ssl_cert_reqs={said}", time.time)
         assert isinstance(store, RedisStore)
         assert store.options == {"ssl_cert_reqs": said.lower().removeprefix("cert_")}
 
-    def test_without_the_library_it_says_what_to_install(self) -> None:
+    def test_a_redis_address_without_the_library_says_what_to_install(self) -> None:
         """Named at the cache, in words; nothing else needs it."""
         script = """
 import sys
@@ -244,7 +244,7 @@ class TestS11Address:
             "postgresql:///shop?host=/run/postgresql&tenant=acme",
         ],
     )
-    def test_names_a_store(self, url: str) -> None:
+    def test_a_postgresql_address_names_a_store(self, url: str) -> None:
         """Nothing is connected by naming it."""
         store = store_for(url, time.time)
         assert isinstance(store.inner if isinstance(store, TenantStore) else store, PostgresStore)
@@ -266,7 +266,7 @@ class TestS11Address:
             ("postgresql://host?max_bytes=2GB", "max_bytes is for memory"),
         ],
     )
-    def test_a_mistake_is_named(self, url: str, says: str) -> None:
+    def test_a_mistake_in_a_postgresql_address_is_named(self, url: str, says: str) -> None:
         """When it is written, not when it is used; and without the password."""
         with pytest.raises(ConfigError, match=says) as caught:
             Cache(url if "hidden" in url else url.replace("//", "//user:hidden@", 1))
