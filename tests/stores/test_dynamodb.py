@@ -257,7 +257,7 @@ async def bench(aws: Aws) -> AsyncIterator[Bench]:
 
 
 class TestS6Closing:
-    async def test_lets_requests_under_way_end(self, aws: Aws) -> None:
+    async def test_closing_lets_requests_under_way_end(self, aws: Aws) -> None:
         """Nobody who was not cancelled is told so: served, or told that the store is closed."""
         async with bench_on(aws) as bench:
             ids = [str(number) for number in range(40)]
@@ -280,7 +280,7 @@ class TestS6Closing:
                 task for task in asyncio.all_tasks() if task is not asyncio.current_task()
             ] == []
 
-    async def test_opens_once_for_many_who_ask(self, aws: Aws) -> None:
+    async def test_a_store_is_opened_once_for_many_callers(self, aws: Aws) -> None:
         """One of them opens it, and closing it once leaves no connection behind."""
         store = aws.store(aws.new_table())
         await asyncio.gather(*(store.open() for _ in range(3)))
@@ -319,7 +319,7 @@ class TestI2Interop:
         stored = await bench.raw.s3.get_object(Bucket="pages", Key=s3_key)
         assert await stored["Body"].read() == b"<h1>"
 
-    async def test_a_tenants_rows(self, aws: Aws) -> None:
+    async def test_a_tenants_rows_have_its_name_in_front(self, aws: Aws) -> None:
         """The same behind its name; another tenant does not see them."""
         async with bench_on(aws, tenant="acme") as bench:
             await bench.publish(await bench.lease())
@@ -397,7 +397,7 @@ class TestI2Interop:
 
 
 class TestI3Invalidate:
-    async def test_as_other_languages_see_it(self, bench: Bench) -> None:
+    async def test_an_invalidated_row_is_stale_for_other_languages_too(self, bench: Bench) -> None:
         """LOCK is gone, `revalidate_seconds` is zero, the rest is as it was, but for our own."""
         copy = await bench.publish(await bench.lease())
         before = await bench.raw.row("META")
@@ -440,7 +440,7 @@ class TestI3Invalidate:
         assert copy is not None
         assert copy.policy.verdict(copy.fetched_at, bench.clock()) == "fresh"
 
-    async def test_keeps_a_failure_that_has_no_copy(self, bench: Bench) -> None:
+    async def test_an_invalidation_keeps_a_failure_that_has_no_copy(self, bench: Bench) -> None:
         """The row of the lease goes on remembering it; nobody holds it any more."""
         failure = Failure(2, NOW + 4.5, "TimeoutError: upstream")
         await bench.store.release(PAGE, [await bench.lease()], {"/pricing": failure})
@@ -617,7 +617,7 @@ class TestI6Tags:
         }
         assert rows[0]["tags"] == {"SS": ["shop"]}
 
-    async def test_of_any_text(self, bench: Bench) -> None:
+    async def test_a_tag_may_be_any_text(self, bench: Bench) -> None:
         """Empty ones and odd ones are found, and leave nothing behind."""
         tags = ["", "\0", "\0\0", "ü", "x" * 3_000]
         await bench.publish(await bench.lease(None, *tags))
@@ -626,7 +626,7 @@ class TestI6Tags:
         await bench.store.delete(PAGE, ["/pricing"])
         assert await bench.raw.rows() == []
 
-    async def test_not_of_half_a_character(self, bench: Bench) -> None:
+    async def test_a_tag_with_half_a_character_is_refused(self, bench: Bench) -> None:
         """Refused before anything is written; an id without tags is only hashed."""
         for ask in (Ask("\ud800", None, ("eu",)), Ask("a", None, ("eu", "\ud800"))):
             with pytest.raises(ConfigError, match="lone surrogates"):
@@ -638,7 +638,7 @@ class TestI6Tags:
             1, NOW + 9, "bad: ?"
         )
 
-    async def test_outlives_its_copy(self, bench: Bench) -> None:
+    async def test_a_tag_row_lives_as_long_as_its_copy(self, bench: Bench) -> None:
         """A copy with long terms takes its tags along."""
         await bench.publish(await bench.lease(None, "shop"), error_for=90 * 86400)
         meta, tag = await bench.raw.rows()
@@ -658,7 +658,9 @@ class TestI6Tags:
         assert await bench.store.invalidate_tag("shop") == []
         assert await bench.raw.rows() == []
 
-    async def test_who_wins_late_looks_once_more(self, bench: Bench) -> None:
+    async def test_a_caller_that_wins_the_lease_late_reads_the_row_once_more(
+        self, bench: Bench
+    ) -> None:
         """The lease was free, and the copy not the one seen: released, and the copy served."""
         seen = await bench.record()
         copy = await bench.publish(await bench.lease())
@@ -1022,7 +1024,7 @@ class TestS13OldRows:
         }
         await bench.raw.put(**row, **({"mark": mark} if mark else {}))
 
-    async def test_are_served_and_replaced(self, bench: Bench) -> None:
+    async def test_old_rows_are_served_and_replaced(self, bench: Bench) -> None:
         """Without a version, so that any is stored."""
         await self.write(bench)
         copy = (await bench.record()).copy
@@ -1033,7 +1035,9 @@ class TestS13OldRows:
         assert (await bench.put(version=packed_version(6))).outcome is KEPT
 
     @pytest.mark.parametrize("mark", [0, 1, 2])
-    async def test_are_invalidated_deleted_and_loaded(self, bench: Bench, mark: int) -> None:
+    async def test_old_rows_are_invalidated_deleted_and_loaded(
+        self, bench: Bench, mark: int
+    ) -> None:
         """Each as a row of today, marked or not."""
         await self.write(bench, mark)
         await bench.store.invalidate(PAGE, ["/pricing"])

@@ -198,7 +198,7 @@ class TestS13LatePuts:
     @pytest.mark.parametrize("before", [(), (load,), (invalidate,)], ids=["cold", "warm", "void"])
     @pytest.mark.parametrize("name", ["invalidate", "invalidate_tag", "delete"])
     @pytest.mark.parametrize("operation", ["PutItem", "UpdateItem", "DeleteItem"])
-    async def test_what_was_given_up_voids_no_later_put(
+    async def test_a_change_that_was_given_up_voids_no_later_put(
         self, late: Late, before: tuple[Step, ...], name: str, operation: str
     ) -> None:
         """E35: whichever request of it arrives late: what it would change is not as it was read."""

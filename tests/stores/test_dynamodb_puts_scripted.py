@@ -65,7 +65,7 @@ class Puts(Steps):
 
 
 class TestS13Put:
-    async def test_is_one_look_one_body_and_one_transaction(self) -> None:
+    async def test_a_put_is_one_read_one_body_and_one_transaction(self) -> None:
         """Put META, delete LOCK, each if it is missing as it was read; its name is its own."""
         its = Puts(both(), {}, {})
         assert await its.put(a_put(version=SEVEN)) == PutResult(STORED, SEVEN)
@@ -210,13 +210,13 @@ class TestS13Touch:
         assert (await its.put(a_put(UNREAD))).outcome is STORED
         assert its.script.operations.count("copy_object") == 1
 
-    async def test_of_an_absence_stays_one(self) -> None:
+    async def test_a_touched_absence_stays_an_absence(self) -> None:
         """There is no body to copy."""
         its = Puts(both(meta() | {"absent": {"BOOL": True}}), {})
         assert (await its.put(a_put(UNREAD))).outcome is STORED
         assert its.stored()["absent"] == {"BOOL": True}
 
-    async def test_of_a_value_that_is_gone_is_refused(self) -> None:
+    async def test_touching_a_value_that_is_gone_is_refused(self) -> None:
         """Unless it went because the copy was replaced: then the new one is touched."""
         its = Puts(both(meta()), GONE, both(meta()))
         assert (await its.put(a_put(UNREAD))).outcome is REFUSED
@@ -355,7 +355,7 @@ class TestS13Refused:
 
 
 class TestS13Tags:
-    async def test_are_written_before_the_transaction(self) -> None:
+    async def test_tags_of_a_put_are_written_before_its_transaction(self) -> None:
         """E8, I26: of the key and of the value, by the put itself, for longer than the copy."""
         its = Puts(both(), {}, {}, {}, {})
         assert (await its.put(a_put(tags=("eu",), late=("us",)))).outcome is STORED
@@ -380,7 +380,7 @@ class TestS13Tags:
         assert its.script.operations.count("put_item") == 2
         assert "delete_item" not in its.script.operations
 
-    async def test_those_that_were_replaced_are_dropped_afterwards(self) -> None:
+    async def test_tags_of_a_replaced_copy_are_dropped_after_the_put(self) -> None:
         """By the names of the writers that the two rows tell; tags of the value may stay."""
         row = meta() | {"tags": {"SS": ["eu", "us"]}, "late_tags": {"SS": ["shop"]}}
         its = Puts(both(lock("x"), row), {}, {}, {}, {}, {}, {})
@@ -409,7 +409,7 @@ class TestS13Tags:
         assert sorted(it["S"] for it in given[0]) == ["g", OWN, "x"]
         assert sorted(it["S"] for it in given[1]) == ["later", OWN]
 
-    async def test_are_written_again_in_each_attempt(self) -> None:
+    async def test_tags_are_written_again_in_each_attempt_of_a_put(self) -> None:
         """Between two attempts a load may have dropped the rows of an earlier writer."""
         its = Puts(both(meta()), {}, {}, met(renewed(2)), {}, {})
         assert (await its.put(a_put(tags=("eu",)))).outcome is STORED
@@ -424,7 +424,7 @@ class TestS13Tags:
         assert its.transactions() == []
         assert its.script.answers == []
 
-    async def test_of_a_put_that_is_not_stored_are_not_written(self) -> None:
+    async def test_tags_of_a_put_that_is_not_stored_are_not_written(self) -> None:
         """Else an invalidation by tag would reach the copy that stayed."""
         row = meta() | {VERSION: {"B": EIGHT}}
         its = Puts(both(row), {})

@@ -31,14 +31,14 @@ PK = "CACHE#" + sha256(b"/pricing").hexdigest()
 
 
 class TestI1Keys:
-    def test_of_one_tenant(self) -> None:
+    def test_the_key_of_a_row_is_the_hash_of_the_cache_key(self) -> None:
         """`CACHE#` and the SHA-256 of the cache key, in hex."""
         assert cache_pk("/pricing") == PK
         assert cache_pk("") == (
             "CACHE#e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
         )
 
-    def test_of_many_tenants(self) -> None:
+    def test_the_key_of_a_tenants_row_begins_with_the_tenant(self) -> None:
         """The tenant stands in front."""
         assert cache_pk("/pricing", "acme") == f"TENANT#acme#{PK}"
         assert tag_pk("shop", "acme") == f"TENANT#acme#TAG#{sha256(b'shop').hexdigest()}"
@@ -94,7 +94,7 @@ class TestI20RawKeys:
         assert names.pk("price", "/a") == Names("t").pk("price", "/a")
 
     @pytest.mark.parametrize("key", ["k" * 2_043, "\u00e9" * 1_022, "\ud800", "a" * 64])
-    def test_what_cannot_stand_there_is_hashed(self, key: str) -> None:
+    def test_a_raw_key_that_dynamodb_cannot_hold_is_hashed(self, key: str) -> None:
         """Longer than DynamoDB takes, no Unicode, or like a hash: it could be another's."""
         assert cache_pk(key, raw=True) == cache_pk(key)
 
@@ -151,7 +151,7 @@ class TestI20RawKeys:
 
 
 class TestI18Metadata:
-    def test_by_facetheorys_names(self) -> None:
+    def test_metadata_has_the_names_of_facetheory(self) -> None:
         """Literally."""
         fields = {"content-type": "application/json", "content-security-policy": "default-src *"}
         assert object_metadata(404, fields) == {
@@ -187,7 +187,7 @@ class TestI18Metadata:
 
 
 class TestI2Records:
-    def test_are_named_as_in_every_language(self) -> None:
+    def test_attributes_are_named_as_in_every_language(self) -> None:
         """Field by field, in order."""
         names = [field.name for field in fields(FaceTheoryCacheMetadata)]
         assert names == ["pk", "sk", "s3_key", "generated_at", "revalidate_seconds", "etag", "ttl"]
@@ -250,7 +250,7 @@ class TestI2Records:
         mark=st.sampled_from(Mark),
         value=st.sampled_from([None, UNREAD]),
     )
-    def test_what_is_written_is_read(
+    def test_a_written_row_is_read_to_the_last_digit(
         self, fetched: float, terms: tuple[float, float, float], mark: Mark, value: Any
     ) -> None:
         """To the last digit, whatever the times and terms."""
@@ -325,7 +325,7 @@ class TestI2Records:
 
 
 class TestI3Times:
-    def test_fresh_up_to_the_end(self) -> None:
+    def test_a_page_is_fresh_up_to_the_end_of_its_revalidate_seconds(self) -> None:
         """Iff `now < generated_at + revalidate_seconds`; `ttl` has no say in it."""
         meta = FaceTheoryCacheMetadata(PK, "META", "k", int(NOW), 60, ttl=int(NOW) - 10)
         fresh = [meta.is_fresh(NOW + age) for age in (-60, 0, 59.9, 60)]

@@ -136,7 +136,7 @@ class TestS1Requests:
         assert asked.keys().isdisjoint({"ExclusiveStartKey", "Limit"})
         assert not asked["ConsistentRead"]
 
-    async def test_of_many_steps_all_run_to_their_end(self) -> None:
+    async def test_all_of_many_steps_run_to_their_end(self) -> None:
         """Then the first error is raised; each key once, in its order."""
         done = list[int]()
 
@@ -364,7 +364,7 @@ class TestI5Bodies:
         with pytest.raises(AwsRefused):
             await bodies.get("key")
 
-    async def test_what_is_told_of_an_object(self) -> None:
+    async def test_metadata_of_an_object_has_nothing_empty(self) -> None:
         """Nothing that is empty."""
         script = Script({}, {})
         bodies = S3Bodies(cast("AwsService", script), "b")
@@ -520,7 +520,9 @@ class TestI7Scanning:
             ([key_of(PK, META) | attributes(s3_key="x")], NOW + 999, False),
         ],
     )
-    async def test_what_is_gone(self, rows: list[Item], before: float, *, gone: bool) -> None:
+    async def test_a_row_is_gone_if_it_has_no_copy_no_load_and_no_cooldown(
+        self, rows: list[Item], before: float, *, gone: bool
+    ) -> None:
         """Nothing can be served, no load runs, no cooldown lasts; rows of others stay."""
         found = {row["sk"]["S"]: row for row in rows}
         assert scan_of(Script())._is_gone(found, before) is gone
@@ -825,7 +827,7 @@ class TestI4Steps:
         its = Steps(begun, {}, {"Items": [row]}, {"Items": [meta()]}, {})
         assert await its.run.invalidate_tag("eu", Mark.HARD) == [("post", "a")]
 
-    async def test_renewing_and_ending(self) -> None:
+    async def test_renewing_tells_a_lost_lease_and_ending_stores_a_failure(self) -> None:
         """A lost lease is told; a failure goes with the end."""
         lease = Lease("a", "t1", NOW + 10, 5)
         its = Steps({}, refused(lock("other")))
@@ -1141,7 +1143,9 @@ class TestI4Aws:
             aws_error("RequestTimeout"),
         ],
     )
-    async def test_what_is_worth_another_attempt(self, error: ClientError) -> None:
+    async def test_conflicts_and_errors_of_the_service_are_tried_again(
+        self, error: ClientError
+    ) -> None:
         """A conflict of transactions, and any error of the service itself."""
         service = Service(error, {})
         assert await service.ask("get_item") == {}

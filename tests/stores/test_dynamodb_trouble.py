@@ -199,7 +199,7 @@ class TestI4Errors:
 
 
 class TestS6Throttling:
-    async def test_is_waited_out_with_jitter(self, aws: Aws) -> None:
+    async def test_throttling_is_waited_out_with_jitter(self, aws: Aws) -> None:
         """Growing, uneven pauses; then it works."""
         async with troubled(aws, dice=random.Random(1).random) as (store, proxy, pauses):
             proxy.refuse["GetItem"] = (4, "ProvisionedThroughputExceededException")
@@ -209,7 +209,7 @@ class TestS6Throttling:
                 assert 0.025 <= pause / 2**number <= 0.05
             assert len({round(pause / 2**n, 6) for n, pause in enumerate(pauses.asked)}) == 4
 
-    async def test_is_an_error_in_the_end(self, aws: Aws) -> None:
+    async def test_throttling_is_an_error_after_five_attempts(self, aws: Aws) -> None:
         """After five times; the store says so and is none the worse for it."""
         async with troubled(aws) as (store, proxy, _):
             steps: dict[str, Callable[[], Awaitable[object]]] = {
@@ -224,7 +224,7 @@ class TestS6Throttling:
                     await ask()
                 await ask()
 
-    async def test_what_a_batch_left_out_is_asked_again(self) -> None:
+    async def test_keys_that_a_batch_left_out_are_asked_for_again(self) -> None:
         """At once where some came; after a pause where none did; an error in the end."""
         left, asked, pauses = [2, 2, 0, *[2] * 5], list[int](), Pauses()
 
@@ -265,7 +265,7 @@ class TestS6Throttling:
 
 
 class TestS6BadInput:
-    async def test_a_missing_table(self, aws: Aws) -> None:
+    async def test_a_missing_table_is_reported_with_what_to_do(self, aws: Aws) -> None:
         """Told when it is opened, with what to do; and by use, should it go later."""
         store = aws.store("not-there")
         with pytest.raises(StoreError, match="table 'not-there': there is no such table; make it"):
@@ -289,7 +289,7 @@ class TestS6BadInput:
         with pytest.raises(StoreError, match=r"they must be pk \(HASH, S\) and sk \(RANGE, S\)"):
             await store.open()
 
-    async def test_a_missing_bucket(self, aws: Aws) -> None:
+    async def test_a_missing_bucket_is_reported_and_the_lease_is_kept(self, aws: Aws) -> None:
         """Said by the first who needs it; the lease is not lost by it."""
         store = aws.store(aws.new_table(), bucket="no-such-bucket")
         await store.open()
@@ -299,7 +299,7 @@ class TestS6BadInput:
         await store.release(KIND, [lease])
         await store.close()
 
-    async def test_no_permission(self, aws: Aws) -> None:
+    async def test_a_denied_action_is_named(self, aws: Aws) -> None:
         """The action that was denied is named; looking at the table is not required."""
         async with lossy(aws.endpoint) as proxy:
             proxy.refuse["DescribeTable"] = (1, "AccessDeniedException")
@@ -311,7 +311,7 @@ class TestS6BadInput:
             await store.close()
 
     @pytest.mark.usefixtures("aws")
-    async def test_nobody_answers(self) -> None:
+    async def test_a_store_opens_while_its_server_is_away_and_each_step_fails(self) -> None:
         """A store can be opened while it is unavailable; until it is back each step fails."""
         pauses = Pauses()
         store = Aws("http://127.0.0.1:9", "http://127.0.0.1:9").store("table", sleep=pauses)
@@ -355,7 +355,7 @@ class TestS6BadInput:
         assert isinstance(named, DynamoStore)
         assert named._names.table == "own"
 
-    async def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_missing_region_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Neither in the address nor in the settings."""
         monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
         monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
@@ -368,7 +368,9 @@ class TestS6BadInput:
         with pytest.raises(ConfigError, match=r"table 'prices': Invalid endpoint: nowhere"):
             await DynamoStore("prices", bucket="b", endpoint="nowhere").open()
 
-    async def test_no_credentials(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_missing_credentials_are_reported_with_what_to_set(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The error says what to set."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
@@ -419,7 +421,7 @@ async def silent() -> AsyncIterator[str]:
 
 
 class TestS6Away:
-    async def test_costs_no_more_than_patience(
+    async def test_a_silent_server_costs_no_more_than_the_patience(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server that accepts and does not answer: all attempts together end with it."""
@@ -432,7 +434,7 @@ class TestS6Away:
                     await store.invalidate(KIND, ["a"])
             await store.close()
 
-    async def test_is_asked_by_one_in_a_while(
+    async def test_a_server_that_is_away_is_asked_by_one_caller_in_a_while(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The others are told at once; an invalidation is always tried; an answer ends it. The log

@@ -57,7 +57,7 @@ async def values_in(store: Store, *ids: str) -> dict[str, object]:
 @pytest.mark.parametrize("impossible", IMPOSSIBLE)
 @pytest.mark.parametrize("column", DURATIONS)
 class TestS15ImpossibleDurations:
-    async def test_it_is_a_miss_and_heals(
+    async def test_a_row_with_impossible_durations_is_a_miss_and_heals(
         self, store: Store, url: str, postgres: PostgresServer, column: str, impossible: str
     ) -> None:
         """Alone and in a batch: the others are read, and the next load is stored."""
@@ -67,7 +67,7 @@ class TestS15ImpossibleDurations:
         await load(store, "a", b"healed")
         assert await values_in(store, *"ab") == {"a": b"healed", "b": b"loaded"}
 
-    async def test_it_is_not_listed_and_is_evicted(
+    async def test_a_row_with_impossible_durations_is_not_listed_and_is_evicted(
         self, store: Store, url: str, postgres: PostgresServer, column: str, impossible: str
     ) -> None:
         """And does not keep others from being listed, counted and evicted."""

@@ -112,7 +112,7 @@ async def mark_in(store: Store) -> Mark | None:
 class TestS2LostAnswer:
     """An answer that got lost is settled by asking again, never guessed."""
 
-    async def test_every_step(
+    async def test_every_step_whose_answer_was_lost_is_done_once(
         self, store: Store, other: Store, proxy: FlakyProxy, loss: Loss
     ) -> None:
         """A lease is known to be ours, a publication to be done; a failure is noted once."""
@@ -141,7 +141,7 @@ class TestS2LostAnswer:
         assert proxy.lost == 7
         assert await other.read(KIND, ["a", "c"]) == {"c": Record(None, None, failure)}
 
-    async def test_what_cannot_be_settled_is_an_error(
+    async def test_an_outcome_that_cannot_be_known_is_an_error(
         self, store: Store, proxy: FlakyProxy, loss: Loss
     ) -> None:
         """Nothing is claimed: neither that it was done, nor that it was not."""
@@ -154,7 +154,7 @@ class TestS2LostAnswer:
 
 
 class TestS2Silence:
-    async def test_it_ends_with_the_time_out(
+    async def test_a_silent_server_is_an_error_after_the_time_out(
         self, other: Store, proxy: FlakyProxy, url: str
     ) -> None:
         """What was done and not answered is asked again; what is never answered is an error."""
@@ -399,7 +399,7 @@ class TestS11Connections:
             await connection.close()
         assert hosts[0] == f"{at}{postgres.port}"
 
-    async def test_closed_it_says_so(self, url: str) -> None:
+    async def test_a_closed_store_says_that_it_is_closed(self, url: str) -> None:
         async with opened(url) as store:
             pass
         with pytest.raises(NotOpen):
@@ -460,7 +460,7 @@ class TestS11Refused:
         async with opened(app):
             pass
 
-    async def test_what_is_refused_is_not_shown(self, url: str) -> None:
+    async def test_a_refused_value_is_not_shown_in_the_error(self, url: str) -> None:
         """The server would show the row, with the value, to all who read the log."""
         async with opened(url) as store:
             lease = await lease_of(store)
@@ -547,7 +547,7 @@ class TestS11Refused:
 
 
 class TestS11Schema:
-    async def test_one_that_is_missing_is_told(self, postgres: PostgresServer, url: str) -> None:
+    async def test_a_missing_schema_is_reported(self, postgres: PostgresServer, url: str) -> None:
         """At open, and while it runs; made again, it works again."""
         schema = schema_of(url)
         async with opened(url) as store:
@@ -560,7 +560,7 @@ class TestS11Schema:
             await create(url)
             await store.invalidate(KIND, ["a"])
 
-    async def test_one_that_was_emptied_is_told(self, postgres: PostgresServer, url: str) -> None:
+    async def test_an_emptied_schema_is_reported(self, postgres: PostgresServer, url: str) -> None:
         """By somebody who emptied all tables: an error of the store, that reads fall back from."""
         postgres.execute(f"TRUNCATE {schema_of(url)}.setting")
         with pytest.raises(StoreError, match=r"\.setting is empty; drop the schema and run"):
@@ -644,7 +644,7 @@ class TestS11Away:
                 assert (await prices.get("a")).origin is not Origin.LOADED
         assert caplog.text.count("the PostgreSQL server answers again") >= 1
 
-    async def test_it_opens_without_a_server(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_store_opens_without_a_server(self, caplog: pytest.LogCaptureFixture) -> None:
         """It begins without one, and says so."""
         with caplog.at_level(logging.WARNING):
             async with opened(f"postgresql://postgres@{HOST}:{free_port()}/postgres") as store:

@@ -144,7 +144,9 @@ class TestS11FromVersion1:
         assert state.version == 1
 
     @pytest.mark.parametrize("unlogged", [None, True])
-    async def test_what_it_has_is_served(self, old: OldStore, unlogged: bool | None) -> None:
+    async def test_entries_of_an_old_schema_are_served(
+        self, old: OldStore, unlogged: bool | None
+    ) -> None:
         """Copies, marks, leases, failures, tags of keys and of values, long ids."""
         state = await create(old.url, unlogged=unlogged)
         assert (state.version, state.is_unlogged, state.pushes) == (VERSION, bool(unlogged), True)
@@ -161,7 +163,7 @@ class TestS11FromVersion1:
             reached = await store.invalidate_tag("eu", soft=True)
             assert tagged | {(KIND, "failed"), (KIND, "held")} == set(reached)
 
-    async def test_it_takes_puts_loads_and_deletions(self, old: OldStore) -> None:
+    async def test_an_old_schema_takes_puts_loads_and_deletions(self, old: OldStore) -> None:
         """S13: with versions; what was there has none."""
         await create(old.url)
         async with opened(old.url) as store:

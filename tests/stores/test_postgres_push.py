@@ -65,7 +65,9 @@ class TestS10PostgresChannel:
             await channel.beat()
             assert told[-1] == ("", f"unknown {id_}", None)
 
-    async def test_what_was_not_done_is_not_told(self, postgres: PostgresServer) -> None:
+    async def test_changes_that_were_not_made_are_not_announced(
+        self, postgres: PostgresServer
+    ) -> None:
         """A publication that was superseded; another schema's; another tenant's by its name."""
         url, told = postgres.new_store(), Told()
         async with (
@@ -126,7 +128,7 @@ class TestS10PostgresChannel:
                 with pytest.raises(StoreError):
                     await channel.beat()
 
-    async def test_it_can_be_turned_off_for_all(self, postgres: PostgresServer) -> None:
+    async def test_push_can_be_turned_off_for_all_processes(self, postgres: PostgresServer) -> None:
         """Not for one process: another one would trust a memory that it was not told about."""
         url = postgres.new_store()
         await create(url, pushes=False)

@@ -367,7 +367,7 @@ class TestS2LostPuts:
     """The server did it, and its answer got lost."""
 
     @pytest.mark.parametrize("changes", [0, 1, 5])
-    async def test_it_is_recognised_or_put_once_more(
+    async def test_a_put_without_an_answer_is_recognised_or_put_once_more(
         self, store: Store, other: Store, proxy: FlakyProxy, changes: int
     ) -> None:
         """S2: by its generation, or among the last four that were replaced. It is in progress."""
@@ -397,7 +397,7 @@ class TestS2LostPuts:
             await put_unanswered(store, other, proxy, late, changes=5)
         assert await shown(other) == b"later 4"
 
-    async def test_without_any_answer_it_is_an_error(
+    async def test_a_put_that_is_never_answered_is_an_error(
         self, store: Store, other: Store, proxy: FlakyProxy
     ) -> None:
         """S2: nothing is claimed, and the next put works."""
@@ -472,7 +472,7 @@ class TestS13RoundTrips:
             stamps.append(result.stamp)
         assert stamps == sorted(set(stamps))
 
-    async def test_what_others_change_for_ever_is_an_error(
+    async def test_an_invalidation_of_a_key_that_others_change_for_ever_is_an_error(
         self, store: PostgresStore, other: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """S8: an invalidation asks again for a while, and says that it was not done."""
@@ -615,7 +615,7 @@ class TestS13Crashes:
             assert result.stamp > before.stamp
             assert await shown(store) == b"new"
 
-    async def test_what_another_server_said_counts_for_nothing(
+    async def test_stamps_of_another_server_count_for_nothing(
         self, mortal: PostgresServer, url: str
     ) -> None:
         """S13: its stamps may be higher. The put is asked for again, and done."""

@@ -383,7 +383,9 @@ class TestS11Schema:
         ((_, given),) = [it for it in made.ran if it[0].startswith("UPDATE")]
         assert given == (VERSION, False, expected)
 
-    async def test_what_is_there_is_not_made_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_tables_that_exist_are_not_created_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Tables are logged unless it is said, and change that only if they have another."""
         new = await self.made(SchemaState("shop"), monkeypatch, unlogged=True)
         assert new.starting("CREATE SCHEMA") == ['CREATE SCHEMA "shop"']

@@ -203,7 +203,7 @@ class TestS5Layout:
         await one.close()
         await two.close()
 
-    async def test_who_knows_a_copy_is_not_sent_its_value(
+    async def test_a_reader_that_knows_a_copy_is_not_sent_its_value(
         self, store: RedisStore, raw: "Redis", clock: ManualClock
     ) -> None:
         """A megabyte that the reader has already does not travel again."""
@@ -458,7 +458,7 @@ class TestS5Listing:
         await raw.set(wrong + place.member, b"SF\0\1" + bytes(500))
         assert await store.entries() == []
 
-    async def test_what_goes_while_it_is_listed_ends_no_page(
+    async def test_an_entry_deleted_while_it_is_listed_ends_no_page(
         self, store: RedisStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Deleted between its name and its row: the next ones take its place."""

@@ -294,7 +294,9 @@ class TestS9MovingSlots:
         assert await store.publish(KIND, {"a": (lease, copy_by(lease))}, tags) == set()
         assert await store.invalidate_tag("late") == [(KIND, "a")]
 
-    async def test_a_deletion_forgets(self, store: RedisStore, move: Callable[[], Move]) -> None:
+    async def test_a_deletion_while_a_slot_moves_leaves_no_copy(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
         """Wherever it is."""
         await published(store, "a", "eu")
         move()
@@ -533,7 +535,7 @@ class TestS2LostRepliesWhileASlotMoves:
         assert await copy_in(store, "a") == put.copy
 
     @pytest.mark.parametrize("goes_over", ["before the update", "during the update"])
-    async def test_an_update(
+    async def test_an_update_while_a_slot_moves_is_applied_once(
         self,
         cluster: ClusterServers,
         prefix: str,
@@ -788,7 +790,7 @@ class TestS9Failover:
             assert await store.invalidate_tag("eu") == [(KIND, "a")]
 
     @pytest.mark.parametrize("wait_replicas", ["0", "1"])
-    async def test_what_a_replica_never_saw_a_failover_undoes(
+    async def test_a_failover_undoes_what_the_replica_never_received(
         self, mended: ClusterServers, prefix: str, wait_replicas: str
     ) -> None:
         """An acknowledged invalidation is lost; with `wait_replicas` it is not acknowledged."""
@@ -817,7 +819,7 @@ class TestS9Failover:
     @pytest.mark.parametrize(
         "step", ["invalidate", "delete", "a page", "publish", "acquire", "put"]
     )
-    async def test_what_was_done_before_is_not_confirmed_either(
+    async def test_an_earlier_change_that_no_replica_has_is_not_confirmed(
         self, mended: ClusterServers, prefix: str, step: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By another process, or by a request whose answer was lost: no replica has it yet."""
@@ -883,7 +885,7 @@ class TestS9Failover:
                 again = await ours.put(KIND, {"a": Put(new_copy(ours))})
                 assert again["a"].outcome is PutOutcome.AGAIN
 
-    async def test_it_opens_with_any_of_its_nodes(
+    async def test_a_cluster_opens_with_any_of_its_nodes(
         self, mended: ClusterServers, prefix: str
     ) -> None:
         """A seed that is unavailable is passed over, and one node's name leads to all."""
@@ -893,7 +895,7 @@ class TestS9Failover:
                 await published(store, f"sku-{number}")
             assert (await store.stats()).copies == 64
 
-    async def test_it_opens_before_the_cluster_is_formed(
+    async def test_a_store_opens_before_its_cluster_is_formed(
         self, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         """A node without slots is no reason not to begin; it is asked again."""

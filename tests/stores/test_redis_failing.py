@@ -92,7 +92,7 @@ async def copy_in(store: RedisStore, id_: str = "a") -> Copy | None:
 class TestS2LostReply:
     """An answer that got lost is settled by looking again, never guessed."""
 
-    async def test_a_lease(
+    async def test_a_lease_whose_reply_was_lost_is_known_to_be_ours(
         self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
     ) -> None:
         """Who was granted it learns so, and it is nobody else's."""
@@ -103,7 +103,7 @@ class TestS2LostReply:
         assert isinstance((await other.acquire(KIND, [Ask("a")], 30))["a"], Held)
         assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
 
-    async def test_a_publication(
+    async def test_a_publication_whose_reply_was_lost_is_done_once(
         self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
     ) -> None:
         """Done once, and known to be done."""
@@ -130,7 +130,7 @@ class TestS2LostReply:
         assert proxy.lost == 2
         assert await store.read(KIND, ["a"]) == {"a": Record(None, None, failure)}
 
-    async def test_an_invalidation(
+    async def test_an_invalidation_whose_reply_was_lost_is_delivered(
         self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
     ) -> None:
         """Delivered, by key and by tag."""
@@ -180,7 +180,7 @@ class TestS2LostReply:
         assert superseded == {"a"}
         assert not superseded.unsure
 
-    async def test_what_cannot_be_settled_is_an_error(
+    async def test_an_outcome_that_cannot_be_known_is_an_error(
         self, store: RedisStore, proxy: FlakyProxy, loss: Loss
     ) -> None:
         """Nothing is claimed: neither that it was done, nor that it was not."""
@@ -233,12 +233,12 @@ class TestS2Settled:
 
 
 class TestS5Breaker:
-    def test_it_lets_everything_pass_while_all_is_well(self) -> None:
+    def test_a_closed_breaker_lets_every_request_pass(self) -> None:
         """Closed."""
         breaker = Breaker()
         assert all(breaker.allows(now) for now in (0.0, 1.0, 1.0))
 
-    def test_after_a_failure_one_passes_for_each_pause(self) -> None:
+    def test_after_a_failure_one_request_passes_for_each_pause(self) -> None:
         """The others are told at once."""
         breaker = Breaker()
         breaker.failed(began=0.0, now=1.0)
@@ -347,7 +347,7 @@ class TestS5Away:
         assert busy.done()
         await connections.close()
 
-    async def test_who_waits_for_a_connection_to_a_lost_server_is_not_kept(self) -> None:
+    async def test_callers_that_wait_for_a_lost_server_are_told_together(self) -> None:
         """One finds out; those who waited behind it do not find out one by one."""
         came: list[asyncio.StreamWriter] = []
 
@@ -371,7 +371,7 @@ class TestS5Away:
             await store.read(KIND, [str(number) for number in range(100)])
         assert "cmdstat_mget:calls=5," in mortal.command("INFO commandstats")
 
-    async def test_it_opens_without_a_server(
+    async def test_a_store_opens_without_a_server(
         self, mortal: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It begins without one, says so, and works when there is one."""
@@ -508,7 +508,7 @@ class TestS5Refused:
             mortal.command("REPLICAOF NO ONE")
             await store.invalidate(KIND, ["a"])
 
-    async def test_after_a_failover_it_finds_the_new_primary(
+    async def test_after_a_failover_the_store_finds_the_new_primary(
         self, valkey: Server, mortal: Server, store: RedisStore, proxy: FlakyProxy
     ) -> None:
         """The address leads to another server now; the old one refuses to write, and is left."""
@@ -579,7 +579,7 @@ class TestS5Refused:
             await store.read(KIND, ["a"])
             assert store._opened().drops_keys
 
-    async def test_what_the_docs_allow_is_enough(self, mortal: Server) -> None:
+    async def test_the_permissions_that_the_docs_list_are_enough(self, mortal: Server) -> None:
         """A user with the commands that docs/stores.md lists, and no others."""
         page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
         allowed = re.findall(r"\+[a-z|]+", page.partition("With an ACL")[2])

@@ -232,7 +232,7 @@ class TestS5Layout:
         assert most == failure_fields(Failure(MOST_FAILURES, 9.5, "no"))
         assert most[1] == b"no"
 
-    def test_what_is_enough_for_a_reader(self) -> None:
+    def test_the_first_bytes_are_enough_if_the_value_is_known_or_short(self) -> None:
         """The first bytes, if the value is known or all of it is there."""
         short, long = a_string(), a_string(value=b"v" * GLANCE)[:GLANCE]
         assert is_enough(None, "gen")
@@ -330,7 +330,7 @@ class TestS5RoundTrips:
         with pytest.raises(StoreError, match="0 of 2 replicas"):
             confirmed([again, [1, 7, b""], 0], wait)
 
-    def test_who_refused_is_not_away(self) -> None:
+    def test_a_server_that_refuses_is_not_away(self) -> None:
         """Only without an answer may the step have been done or not."""
         error = StoreError("x")
         assert is_away(error)
@@ -400,7 +400,7 @@ class TestS13Heard:
             assert heard.as_of(BASE) == expected
         assert heard._good_until() > 0
 
-    def test_what_is_read_is_heard(self) -> None:
+    def test_every_key_of_a_command_is_noted(self) -> None:
         """By the keys of the command, of whatever kind it is; what is no string is passed over."""
         text, keys = a_string(extra=an_extra()), [BASE + b"a", b"p:v2:{25}:b"]
         for command, reply in (

@@ -335,7 +335,7 @@ class TestS15EvictionIsSwitchedOn:
             with pytest.raises(StoreError, match="drops keys"):
                 await asyncio.to_thread(store.read_now, KIND, ["a"])
 
-    async def test_it_is_not_looked_at_with_every_read(self, keeping: Server) -> None:
+    async def test_the_eviction_setting_is_read_once_a_second(self, keeping: Server) -> None:
         """Once a second, in a request that is sent anyway."""
         store = RedisStore(keeping.address, prefix="shop", timeout=30)
         async with opened_store(store), Redis.from_url(keeping.address) as client:

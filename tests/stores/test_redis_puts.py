@@ -185,7 +185,7 @@ class TestS13RoundTrips:
             assert await copy_in(store) is not None
             assert await attempt(store, new_put(store, tags=tags)) is STORED
 
-    async def test_what_this_process_did_costs_no_second_attempt(self, store: RedisStore) -> None:
+    async def test_a_put_after_own_changes_needs_no_second_attempt(self, store: RedisStore) -> None:
         """Its own puts, loads, invalidations and deletions are heard by their answers."""
         assert await attempt(store, new_put(store)) is STORED
         lease = await lease_of(store)
@@ -516,7 +516,7 @@ class TestS15Damaged:
         assert await copy_in(store) is None
         return store
 
-    async def test_there_is_no_live_copy(self, damaged: RedisStore) -> None:
+    async def test_a_damaged_row_has_no_live_copy(self, damaged: RedisStore) -> None:
         assert await put(damaged, when=When.NO_LIVE_COPY, value=b"new") is STORED
         copy = await copy_in(damaged)
         assert copy is not None
@@ -528,10 +528,10 @@ class TestS15Damaged:
         assert await attempt(damaged, touched) is REFUSED
         assert await put(damaged, when=When.LIVE_COPY) is REFUSED
 
-    async def test_nothing_was_seen(self, damaged: RedisStore) -> None:
+    async def test_a_damaged_row_counts_as_not_seen(self, damaged: RedisStore) -> None:
         assert await put(damaged, when=When.UNCHANGED, value=b"new") is STORED
 
-    async def test_its_version_says_nothing(self, damaged: RedisStore) -> None:
+    async def test_the_version_of_a_damaged_row_is_ignored(self, damaged: RedisStore) -> None:
         assert await put(damaged, version=packed_version("a")) is STORED
 
     @pytest.mark.parametrize(
@@ -628,7 +628,7 @@ class TestS8LatePuts:
     @pytest.mark.parametrize(
         "change", ["invalidate", "soft", "tag", "late tag", "delete", "put", "load"]
     )
-    async def test_it_does_nothing_to_what_came_after_it(
+    async def test_a_late_put_does_nothing_to_what_came_after_it(
         self,
         store: RedisStore,
         other: RedisStore,
@@ -662,7 +662,7 @@ class TestS8LatePuts:
             await late()
             assert await other.read(KIND, ["a"]) == expected
 
-    async def test_it_acts_only_if_nothing_has_happened_since(
+    async def test_a_late_put_acts_only_if_nothing_has_happened_since(
         self, store: RedisStore, other: RedisStore, proxy: FlakyProxy
     ) -> None:
         """Its caller was told that the outcome is not known; a load under way is superseded."""
@@ -714,7 +714,7 @@ class TestS8LatePuts:
                 await proxy.deliver()
                 assert await other.read(KIND, ["a"]) == expected
 
-    async def test_after_the_trace_is_gone_it_is_too_old(
+    async def test_a_late_put_is_too_old_when_the_trace_is_gone(
         self,
         store: RedisStore,
         other: RedisStore,

@@ -496,13 +496,13 @@ class TestS9Routes:
             await its.cluster.run([GET_B])
         assert await its.cluster.run([GET_A]) == ["n1"]
 
-    async def test_what_one_node_does_not_know_another_may(self) -> None:
+    async def test_a_slot_that_one_node_does_not_know_is_looked_up_at_another(self) -> None:
         """Both tables together are the cluster's; who was asked first counts."""
         its = Nodes()
         its.n1.table, its.n2.table = SLOTS[:1], [[SLOT_A, SLOT_A, [b"n3", 1]], SLOTS[1]]
         assert await its.cluster.run([GET_A, GET_B]) == ["n1", "n2"]
 
-    async def test_greeting_asks_the_next_if_one_is_away(self) -> None:
+    async def test_a_greeting_asks_the_next_node_if_one_is_away(self) -> None:
         """And is content with one that accepts us."""
         its = Nodes()
         its.n1.is_away = True
@@ -661,7 +661,7 @@ class TestS5Steps:
         assert b"value" in commands[0]
         assert b"" in commands[1]
 
-    async def test_what_must_be_delivered_is_urgent(self) -> None:
+    async def test_invalidations_and_deletions_are_urgent(self) -> None:
         """Invalidations and deletions, hard unless it is said; not renewals and releases."""
         link = Replies([[1, 7]], [[1, 7]], [[1, 7]], [1, 0], [1])
         store, lease = a_store(link), Lease("a", "t", 9.0)
@@ -706,7 +706,7 @@ class TestS5Steps:
         with pytest.raises(StoreError, match="other processes keep changing these entries"):
             await a_store(link, timeout=1e-9).invalidate_tag("eu")
 
-    async def test_s8_what_has_changed_is_invalidated_again_for_a_while(self) -> None:
+    async def test_s8_a_changed_key_is_invalidated_again_for_a_while(self) -> None:
         """Those that were done are not; for ever none is."""
         link = Replies([[1, 7], [AGAIN, 8]], [[1, 9]])
         await a_store(link).invalidate("post", ["a", "b"])

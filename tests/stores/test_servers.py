@@ -58,7 +58,7 @@ class TestI7Meter:
         assert set(astuple(Costs())) == {0}
         assert CostMeter().costs() == Costs()
 
-    def test_what_is_charged_is_counted(self) -> None:
+    def test_every_charged_request_is_counted(self) -> None:
         """Reads and writes in units, requests to S3 one by one, refused writes too."""
         meter = CostMeter()
         for operation in ("get_object", "put_object", "put_object", "list_objects_v2", "get_item"):
@@ -210,7 +210,9 @@ class TestS5Link:
             await link.run()
         assert await link.run() == 5
 
-    async def test_greeting(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_refused_greeting_is_raised_and_an_absent_server_is_tried_later(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """A refusal is raised; a server that is away is tried again later."""
         with pytest.raises(StoreError, match="refused: ValueError"):
             await ScriptedLink(ValueError()).greet()
