@@ -59,6 +59,8 @@ PURE = re.compile(
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
+WITHOUT_CORE = {"systems.coordinator", "systems.waiting"}
+"""Parts that use a resource by its public methods alone."""
 NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 7,
@@ -146,6 +148,17 @@ class TestEveryModule:
             if level(other) >= level(here)
         ]
         assert upward == []
+
+    def test_no_system_reaches_into_a_resource(self) -> None:
+        """A system uses the engine's public methods: `.core` is the inside of a resource."""
+        reaching = [
+            (name(path), node.lineno)
+            for path in MODULES
+            if part(path) in WITHOUT_CORE
+            for node in nodes(path)
+            if isinstance(node, ast.Attribute) and node.attr == "core"
+        ]
+        assert reaching == []
 
     def test_rule_modules_are_pure(self) -> None:
         """What decides has no clock, randomness, logging, SQL or `await` in it."""

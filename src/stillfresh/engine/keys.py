@@ -181,7 +181,10 @@ def no_loader(_: object) -> NoReturn:
 
 
 class Spec(Generic[K, V]):
-    """The declaration of a resource. Raises ConfigError for an option that cannot be used."""
+    """The declaration of a resource. Raises ConfigError for an option that cannot be used.
+
+    `terms` and `max_batch` may be set again while the cache is open: the next loads have them.
+    """
 
     def __init__(
         self,

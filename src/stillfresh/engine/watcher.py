@@ -96,6 +96,10 @@ class Driver(ABC, Generic[K]):
         await asyncio.sleep(0)
         return True
 
+    def plan(self, times: Mapping[K, float]) -> None:
+        """Note when keys that are being renewed are stale again, so that none is looked up."""
+        self._stale_at |= times
+
     def note(self, times: Mapping[K, float]) -> None:
         """Queue stale keys, unless they cool down; fresh keys wait for their time."""
         now = self.clock()

@@ -2,13 +2,14 @@
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import apsw
 import msgspec
 import pytest
 
-from stillfresh import Cache, Policy, StoreError
+from stillfresh import Cache, LoadFailed, Policy, StoreError
 from stillfresh.stores.contract import Copy, Put
 from stillfresh.systems.coordinator import TtlConfig, database
 from stillfresh.systems.coordinator.database import FIRST_RELEASE
@@ -85,6 +86,85 @@ class TestC15OnTheEngine:
             await asyncio.gather(fetching, waiting)
             assert await other.version("a:1") == 1
         assert (site.nexus.posts, other.nexus.posts) == ([["a:1"]], [])
+
+    @pytest.mark.parametrize("forced", [False, True])
+    async def test_no_row_is_read_after_a_batch_is_stored(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, forced: bool
+    ) -> None:
+        """The load's result says what was stored, and when each id is stale again."""
+        await site.ttl.tick()
+        subscribe(site, 1, 2)
+        ids = ["a:1", "a:2"]
+        refresh = site.controller.force_refresh("post", ids) if forced else site.ttl.tick()
+        refreshing = await site.nexus.holding(refresh)
+        looked = look_ups(site, monkeypatch)
+        site.nexus.let_go()
+        await refreshing
+        assert looked == []
+        assert site.told == [("updated", "post", ids)]
+        site.clock.advance(300)
+        await site.ttl.tick()
+        assert site.nexus.posts == [ids]
+        site.clock.advance(0.001)
+        await site.ttl.tick()
+        assert site.nexus.posts == [ids, ids]
+
+    async def test_no_row_is_read_after_a_batch_has_failed(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """C9: each id cools down all the same."""
+        await site.ttl.tick()
+        subscribe(site, 1, 2)
+        site.nexus.error = ConnectionError()
+        ticking = await site.nexus.holding(site.ttl.tick())
+        looked = look_ups(site, monkeypatch)
+        site.nexus.let_go()
+        await ticking
+        assert looked == []
+        assert site.ttl.snapshot().cooling["post"].keys() == {"a:1", "a:2"}
+
+    @pytest.mark.parametrize("absent", [False, True])
+    async def test_a_view_that_another_process_fetched_for_another_viewer_is_not_shown(
+        self, site: Site, absent: bool
+    ) -> None:
+        """C2: nor is its absence. Its viewer has signed in there, and holds the lease."""
+        other = made(site.folder, site.clock)
+        other.nexus.absent = {"a:1"} if absent else set()
+        await site.ttl.tick()
+        async with other.controller:
+            other.ttl.sign_in("another")
+            theirs = other.controller.force_refresh("post", ["a:1"])
+            fetching = await other.nexus.holding(theirs)
+            refresh = site.controller.force_refresh("post", ["a:1"])
+            waiting = asyncio.create_task(refresh)
+            while not (await site.controller.cache.stats()).resources["post"].leases_denied:
+                await asyncio.sleep(0)
+            other.nexus.let_go()
+            await fetching
+            with pytest.raises(LoadFailed, match="another viewer"):
+                await waiting
+        assert site.nexus.posts == []
+        assert site.told == []
+
+    async def test_an_edit_keeps_the_view_that_another_process_has_stored_meanwhile(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """C11: `touch` without a view means the view that is stored at that moment."""
+        database = site.controller.database
+        put = database.put
+
+        async def put_late(kind: str, puts: Mapping[str, Put]) -> object:
+            monkeypatch.setattr(database, "put", put)
+            async with made(site.folder, site.clock).controller as other:
+                await other.force_refresh_posts_by_ids(["a:1"], VIEWER)
+            return await put(kind, puts)
+
+        subscribe(site, 1)
+        site.nexus.version = 7
+        await site.ttl.tick()
+        monkeypatch.setattr(database, "put", put_late)
+        await site.controller.touch("post", "a:1")
+        assert await site.version("a:1") == 1
 
     async def test_a_cooldown_outlives_the_process(
         self, tmp_path: Path, clock: ManualClock

@@ -368,8 +368,8 @@ class TestC13Lifecycle:
             subscribe(other, 1)
             await other.nexus.asked.wait()
             subscribe(site, 1)
-            counts = site.controller.tracks["post"].core.memory.counts
-            await until(lambda: counts.leases_denied == 1)
+            while not (await site.controller.cache.stats()).resources["post"].leases_denied:
+                await asyncio.sleep(0)
             ticks = {it for it in asyncio.all_tasks() if it.get_name() == "stillfresh-tick"}
             await site.ttl.stop()
             assert [it.done() for it in ticks].count(True) == 1

@@ -1,7 +1,7 @@
 """TtlController: fetches and stores whole views for the signed-in viewer.
 
-Each kind is a resource of one cache, whose store is the `Database`. A forced refresh is the
-engine's `reload`, a local edit its `put`; the sign-in of another viewer empties the file.
+Each kind is a resource of one cache, whose store is the `Database`. A forced refresh is its
+`refresh_many`, a local edit its `update`; the sign-in of another viewer empties the file.
 """
 
 import time
@@ -15,7 +15,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Cache
 from stillfresh.engine.keys import checked_id
 from stillfresh.engine.rules import ABSENT
-from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
+from stillfresh.errors import ConfigError, LoadFailed, error_text, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.systems.coordinator.config import (
     POST,
@@ -28,7 +28,7 @@ from stillfresh.systems.coordinator.config import (
 )
 from stillfresh.systems.coordinator.database import KEPT_FOR, Database
 from stillfresh.systems.coordinator.rules import View, check_post_id
-from stillfresh.systems.coordinator.track import Outcome, Track, ViewerSession, ViewKey
+from stillfresh.systems.coordinator.track import Outcome, Track, ViewerSession
 
 
 class TtlController:
@@ -181,20 +181,9 @@ class TtlController:
         track = self.track(kind)
         session = track.session
         self.checked_item(kind, id)
-
-        def check_owner() -> None:
-            if not track.owns(session):
-                raise StillfreshError(
-                    f"{kind}: the edit of {id!r} is not stored: the file belongs to another viewer"
-                )
-
         await self.prepare(session)
         _check_here(track, session)
-        check_owner()
-        edited = track.view(id) if view is None else view
-        views = {ViewKey(id, session): (track.owner(session), edited)}
-        await track.core.put(views, check=check_owner)
-        track.note_refreshed([id])
+        await track.edit(id, session, view)
 
     async def force_refresh_posts_by_ids(
         self, post_ids: Iterable[str], viewer_id: str | None
@@ -246,17 +235,19 @@ class TtlController:
         wanted = self._checked_items(name, ids)
         size = track.kind.max_batch
         outcomes: dict[str, Outcome] = {}
+        times: dict[str, float] = {}
         with self._session_for(track, viewer_id) as session:
             for start in range(0, len(wanted), size):
                 await self.prepare(session)
-                loaded, _ = await track.load(wanted[start : start + size], session)
+                loaded, stale_at = await track.load(wanted[start : start + size], session)
                 outcomes |= loaded
+                times |= stale_at
                 _check_here(track, session)
             failed = {
                 id_: outcome for id_, outcome in outcomes.items() if isinstance(outcome, LoadFailed)
             }
             if session is track.session:
-                track.note_refreshed([id_ for id_ in outcomes if id_ not in failed])
+                track.note_refreshed([id_ for id_ in outcomes if id_ not in failed], times)
                 track.cool(failed, 0, track.clock())
                 track.refer(outcomes)
         for id_, error in failed.items():

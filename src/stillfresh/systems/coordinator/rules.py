@@ -26,18 +26,31 @@ GUEST: Final = "guest"
 def stale_at(record: Record, ttl: float, longest: float, now: float) -> float:
     """When a new view is wanted: at once if the row is missing, too old or from the future.
 
-    A view exactly as old as its TTL is fresh. A cooldown that ends later than any cooldown can was
-    written before the clock was set back; it is ignored.
+    A view exactly as old as its TTL is fresh.
     """
     copy = record.copy
     failure = record.failure
-    if copy is not None and copy.mark is Mark.NONE and copy.fetched_at < now + BETWEEN:
-        until = copy.fetched_at + ttl + BETWEEN
+    if copy is not None and copy.mark is Mark.NONE:
+        until = fresh_until(copy.fetched_at, ttl, now)
         if until > now:
             return until
-    if failure is not None and now < failure.retry_at <= now + longest:
-        return failure.retry_at
-    return NEVER
+    return NEVER if failure is None else cools_until(failure.retry_at, longest, now)
+
+
+def fresh_until(fetched_at: float, ttl: float, now: float) -> float:
+    """When a view that was requested at that time is stale; NEVER if that is in the future."""
+    return fetched_at + ttl + BETWEEN if fetched_at < now + BETWEEN else NEVER
+
+
+def cools_until(retry_at: float | None, longest: float, now: float) -> float:
+    """When an id that failed may be tried again; NEVER if it need not wait.
+
+    A cooldown that ends later than any cooldown can was written before the clock was set back; it
+    is ignored.
+    """
+    if retry_at is None or not now < retry_at <= now + longest:
+        return NEVER
+    return retry_at
 
 
 def kept_fresh(kind: "Kind", config: "TtlConfig") -> int:

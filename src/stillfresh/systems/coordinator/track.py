@@ -7,14 +7,27 @@ A key holds its viewer's session, so the engine never mixes the loads of two vie
 whose views it holds. Before a request is sent, `_load` checks that the file still belongs to the
 session's viewer. At that time the engine holds the leases: if another viewer signs in after the
 check, the sign-in deletes the leases, and the views that arrive later are not stored.
+
+The result of a refresh says what was stored, and so when an id is stale again. A row is read again
+only if the result does not say it: if another change came first.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from stillfresh.engine import Answer, Dropped, MsgpackCodec, Spec
+from stillfresh.engine import (
+    Answer,
+    Dropped,
+    MsgpackCodec,
+    Origin,
+    Refreshed,
+    RefreshEnd,
+    Resource,
+    Spec,
+)
 from stillfresh.engine.loader import looked_at
 from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, pause_of, results_of, stamped
 from stillfresh.engine.watcher import Driver
@@ -23,12 +36,20 @@ from stillfresh.freshness import Policy, Verdict
 from stillfresh.stores.contract import Record
 from stillfresh.systems.coordinator.config import Kind
 from stillfresh.systems.coordinator.database import KEPT_FOR
-from stillfresh.systems.coordinator.rules import View, original_of, owner_of, stale_at
+from stillfresh.systems.coordinator.rules import (
+    View,
+    cools_until,
+    fresh_until,
+    original_of,
+    owner_of,
+    stale_at,
+)
 
 if TYPE_CHECKING:
     from stillfresh.systems.coordinator.controller import TtlController
 
 LONGEST_COOLDOWN: Final = 300.0
+SERVES_ANOTHER: Final = "the file serves another viewer, who signed in last"
 
 Stored: TypeAlias = tuple[str, View]
 """A view and its owner; no other viewer sees it."""
@@ -36,6 +57,7 @@ Outcome: TypeAlias = Stored | Absent | LoadFailed | None
 """How a refresh ended; None: a newer change came first, or the viewer has left."""
 Outcomes: TypeAlias = dict[str, Outcome]
 Rows: TypeAlias = Mapping[str, Record]
+NOT_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +106,12 @@ class Track(Driver[str]):
         """Requests of ticks, and the ids in them."""
         self._controller = controller
         self._everybody = ViewerSession(None)
-        spec: Spec[ViewKey, Stored] = Spec(
+        self._fetch_timeout = fetch_timeout
+        self._codec: MsgpackCodec[Stored] = MsgpackCodec(tuple[str, View], kind.name)
+        self._spec: Spec[ViewKey, Stored] = Spec(
             kind=kind.name,
             load=self._load,
-            codec=MsgpackCodec(tuple[str, View], kind.name),
+            codec=self._codec,
             terms=_terms(kind, 0.0),
             tags=None,
             max_batch=kind.max_batch,
@@ -95,9 +119,9 @@ class Track(Driver[str]):
             max_entries=100,  # decoded: the file is read on the spot
             load_timeout=fetch_timeout,
         )
-        self.core = controller.cache.declare(
-            spec, lambda key: key.id, lambda id_: ViewKey(id_, self.session)
-        ).core
+        self._views: Resource[ViewKey, Stored] = controller.cache.declare(
+            self._spec, lambda key: key.id, lambda id_: ViewKey(id_, self.session)
+        )
 
     @property
     def session(self) -> ViewerSession:
@@ -107,8 +131,8 @@ class Track(Driver[str]):
     def configure(self, kind: Kind, cooldown: float) -> None:
         """Change the settings. Every subscribed id is looked up again."""
         self.kind = kind
-        self.core.spec.terms = _terms(kind, cooldown)
-        self.core.spec.max_batch = kind.max_batch
+        self._spec.terms = _terms(kind, cooldown)
+        self._spec.max_batch = kind.max_batch
         self.lane.cooldown = cooldown
         self.lane.recheck()
 
@@ -150,18 +174,28 @@ class Track(Driver[str]):
         if copy is None or not isinstance(copy.value, bytes):
             return None
         try:
-            return self.core.spec.codec.decode(copy.value)
+            return self._codec.decode(copy.value)
         except Exception:  # noqa: BLE001 (bytes of anybody are a miss, not a crash)
             return None
 
-    def times(self, ids: Collection[str], rows: Rows | None = None) -> dict[str, float]:
-        """When each is stale. While nobody is signed in, nothing is refreshed."""
+    def times(self, ids: Sequence[str], known: Mapping[str, float] = NOT_KNOWN) -> dict[str, float]:
+        """When each is stale: its time in `known`, or by its row.
+
+        While nobody is signed in, nothing is refreshed.
+        """
         if self._controller.session.viewer_id is None:
             return dict.fromkeys(ids, float("inf"))
-        rows = self.rows([*ids], self.session) if rows is None else rows
+        others = [id_ for id_ in ids if id_ not in known]
+        rows = self.rows(others, self.session) if others else {}
         now = self.clock()
-        longest = max(LONGEST_COOLDOWN, self.lane.cooldown)
-        return {id_: stale_at(rows.get(id_, NOTHING), self.kind.ttl, longest, now) for id_ in ids}
+        ttl = self.kind.ttl
+        longest = self._longest_cooldown
+        times = {id_: stale_at(rows.get(id_, NOTHING), ttl, longest, now) for id_ in others}
+        return {**known, **times}
+
+    @property
+    def _longest_cooldown(self) -> float:
+        return max(LONGEST_COOLDOWN, self.lane.cooldown)
 
     async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
         return self.times(keys)
@@ -171,8 +205,8 @@ class Track(Driver[str]):
         self.requests += 1
         self.requested += len(keys)
         try:
-            outcomes, rows = await self.load(keys, self.session)
-            self._stale_at |= self.times(rows, rows)  # so that they are not read once more
+            outcomes, times = await self.load(keys, self.session)
+            self.plan(times)
         except StillfreshError as exc:
             outcomes = dict.fromkeys(keys, LoadFailed(str(exc)))
         yield {id_: None if _is_dropped(outcome) else outcome for id_, outcome in outcomes.items()}
@@ -185,60 +219,100 @@ class Track(Driver[str]):
         for id_, error in failed.items():
             self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
 
-    async def load(self, ids: Sequence[str], session: ViewerSession) -> tuple[Outcomes, Rows]:
-        """Refresh views; return how each refresh ended, and the rows as they are now.
+    async def load(
+        self, ids: Sequence[str], session: ViewerSession
+    ) -> tuple[Outcomes, dict[str, float]]:
+        """Refresh views; return how each refresh ended, and when ids are stale again.
 
-        Ticks and forced refreshes both use this.
+        The time of an id whose refresh does not tell it is left out: its row does. Ticks and forced
+        refreshes both use this.
         """
         if session.viewer_id is None and not self.owns(session):
             return await self._load_for_guest(ids, session), {}
-        answers = await self.core.answers([ViewKey(id_, session) for id_ in ids], anew=True)
+        results = await self._views.refresh_many([ViewKey(id_, session) for id_ in ids])
         if session.is_over:
             return dict.fromkeys(ids), {}
-        rows = self.rows(ids, session)
-        outcomes = {
-            key.id: self._outcome(answer, rows.get(key.id, NOTHING))
-            for key, answer in answers.items()
-        }
+        outcomes = {key.id: self._outcome(result, session) for key, result in results.items()}
+        times = self._times_of(results, outcomes)
         self._controller.tell(self.kind.name, outcomes)
-        if session.is_over:  # a listener signed another viewer in: the rows are not for that one
+        if session.is_over:  # a listener signed another viewer in: the times are not for that one
             return outcomes, {}
-        return outcomes, rows
+        return outcomes, times
 
-    def _outcome(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
-        """How a load ended, by its answer and by what the file holds now.
-
-        A view that could not be stored has failed. If the file holds a newer view, or an edit, the
-        outcome is None.
-        """
-        copy = record.copy
-        if isinstance(answer, LoadFailed):
-            return answer
-        if copy is None or copy.fetched_at < answer.fetched_at:
-            if answer.verdict is Verdict.FRESH or answer.unverified:
+    def _outcome(self, result: Refreshed[Stored], session: ViewerSession) -> Outcome:
+        """How a refresh ended. A view that could not be stored is not shown: it has failed."""
+        answer = result.answer
+        match result.end:
+            case RefreshEnd.STORED:
+                if not self._is_for(answer, session):
+                    return LoadFailed(f"{self.kind.name}: {SERVES_ANOTHER}")
+                return answer.value if answer.found else ABSENT
+            case RefreshEnd.SUPERSEDED:
+                return None
+            case RefreshEnd.UNSTORED:
                 return LoadFailed(f"{self.kind.name}: what was fetched is not stored")
-            return None
-        value = self.core.spec.codec.encode(answer.value) if answer.found else None
-        if copy.fetched_at > answer.fetched_at or copy.value != value:
-            return None
-        return answer.value if answer.found else ABSENT
+            case RefreshEnd.FAILED:
+                return answer.error
+
+    def _is_for(self, answer: Answer[Stored], session: ViewerSession) -> bool:
+        """False if another process fetched it for another viewer, who has signed in meanwhile."""
+        if answer.found:
+            return answer.value[0] == self.owner(session)
+        return answer.origin is not Origin.ANOTHER or self.owns(session)
+
+    def _times_of(
+        self, results: Mapping[ViewKey, Refreshed[Stored]], outcomes: Outcomes
+    ) -> dict[str, float]:
+        """When ids are stale again, by how their refreshes ended."""
+        now = self.clock()
+        times: dict[str, float] = {}
+        for key, result in results.items():
+            outcome = outcomes[key.id]
+            if isinstance(outcome, LoadFailed):
+                times[key.id] = cools_until(outcome.retry_at, self._longest_cooldown, now)
+            elif outcome is not None and result.answer.verdict is Verdict.FRESH:
+                times[key.id] = fresh_until(result.answer.fetched_at, self.kind.ttl, now)
+        return self.times([*times], times)
+
+    async def edit(self, id_: str, session: ViewerSession, view: View | None) -> None:
+        """Store an edited view, or the stored one as if it were new, for the session's viewer."""
+        owner = self.owner(session)
+
+        def edited(present: Answer[Stored] | None) -> Stored:
+            # Called just before it is stored: another viewer may have signed in meanwhile.
+            if not self.owns(session):
+                raise StillfreshError(
+                    f"{self.kind.name}: the edit of {id_!r} is not stored: "
+                    "the file belongs to another viewer"
+                )
+            if view is not None or present is None or not present.found:
+                return owner, view
+            stored_owner, stored_view = present.value
+            return owner, stored_view if stored_owner == owner else None
+
+        answer = await self._views.update(ViewKey(id_, session), edited)
+        times: dict[str, float] = {}
+        if answer is not None:
+            times[id_] = fresh_until(answer.fetched_at, self.kind.ttl, self.clock())
+        self.note_refreshed([id_], times)
 
     async def _load_for_guest(self, ids: Sequence[str], session: ViewerSession) -> Outcomes:
         """Fetch and do not store: the file still holds the views of the last viewer."""
-        async with asyncio.timeout(self.core.spec.load_timeout):
+        async with asyncio.timeout(self._fetch_timeout):
             results = await self._results(list(ids), session)
         return {
             id_: LoadFailed(error_text(result)) if isinstance(result, BaseException) else result
             for id_, result in results.items()
         }
 
-    def note_refreshed(self, ids: Sequence[str]) -> None:
+    def note_refreshed(self, ids: Sequence[str], known: Mapping[str, float]) -> None:
         """Note ids that were refreshed by force or edited: their cooldown ends, and they are looked
-        up again when they become stale.
+        up again when they become stale. `known`: when that is, as far as it is known.
         """
+        times = self.times(ids, known)
         now = self.clock()
-        for id_, at in self.times(ids).items():
-            self.lane.refreshed(id_, at, now)
+        for id_ in ids:
+            self.lane.refreshed(id_, times[id_], now)
 
     def refer(self, outcomes: Mapping[str, Outcome]) -> None:
         """With `follow_reposts`, the stale originals of reposts join the queue."""
@@ -263,8 +337,7 @@ class Track(Driver[str]):
             if session.is_over:
                 results: Mapping[str, object] = dict.fromkeys(ids, Dropped())
             elif not self.owns(session):
-                error = LoadFailed("the file serves another viewer, who signed in last")
-                results = dict.fromkeys(ids, error)
+                results = dict.fromkeys(ids, LoadFailed(SERVES_ANOTHER))
             else:
                 results = await self._results(ids, session)
             loaded |= {ViewKey(id_, session): result for id_, result in results.items()}
