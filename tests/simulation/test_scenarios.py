@@ -22,6 +22,14 @@ def test_c5_an_id_taken_from_the_queue_is_always_requested() -> None:
     simulate(SCENARIOS["of_a_coordinator"], seed=100506)
 
 
+def test_c9_the_last_failure_says_when_an_id_is_tried_again() -> None:
+    """C9, seed 930026: after a forced refresh failed, a longer cooldown of another process counted.
+
+    That process's clock was ahead.
+    """
+    simulate(SCENARIOS["of_a_coordinator"], seed=930026)
+
+
 def test_t2_every_system_has_a_scenario() -> None:
     """The engine in several scenarios, every system on it in one at least."""
     assert len(SCENARIOS) * EACH >= SEEDS

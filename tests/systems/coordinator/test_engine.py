@@ -180,6 +180,23 @@ class TestC15OnTheEngine:
                 await site.ttl.tick()
             assert site.nexus.posts == asked
 
+    async def test_a_forced_refresh_that_fails_replaces_a_longer_cooldown(self, site: Site) -> None:
+        """C9: another process wrote that one, perhaps with a clock that is ahead."""
+        later = milliseconds(site.clock) + 200_000
+        await site.ttl.tick()
+        site.write(
+            "INSERT INTO post_ttl(id, failures, retry_at, error) VALUES ('a:1', 1, ?, 'no')", later
+        )
+        subscribe(site, 1)
+        site.nexus.error = ConnectionError()
+        with pytest.raises(LoadFailed):
+            await site.controller.force_refresh("post", ["a:1"])
+        site.nexus.error = None
+        site.clock.advance(20.001)
+        await site.ttl.tick()
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["a:1"]]
+
     async def test_the_file_is_a_stores(self, site: Site) -> None:
         """A cache opens it, and sees what the coordinator keeps in it."""
         subscribe(site, 1)

@@ -249,6 +249,8 @@ class TtlController:
             if session is track.session:
                 track.note_refreshed([id_ for id_ in outcomes if id_ not in failed], times)
                 track.cool(failed, 0, track.clock())
+                # Another process's cooldown may have been longer: the new one counts.
+                track.note({id_: times[id_] for id_ in failed if id_ in times})
                 track.refer(outcomes)
         for id_, error in failed.items():
             raise LoadFailed(
