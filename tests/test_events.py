@@ -7,7 +7,7 @@ import pytest
 from stillfresh.events import Events
 
 
-def test_tells_each_listener_in_order() -> None:
+def test_listeners_are_called_in_the_order_of_their_subscription() -> None:
     """Everyone who subscribed is told, first come first."""
     events, told = Events[str](), list[str]()
     events.subscribe(lambda event: told.append(f"first {event}"))
@@ -47,7 +47,7 @@ def test_a_listener_that_raises_is_logged_and_the_others_run(
     assert "broken listener" in caplog.text
 
 
-def test_a_listener_may_unsubscribe_while_told() -> None:
+def test_a_listener_may_unsubscribe_while_it_is_called() -> None:
     """Listeners change during an emit; those subscribed when it began are told."""
     events, told = Events[int](), list[int]()
 

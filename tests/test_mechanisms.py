@@ -33,14 +33,14 @@ from stillfresh.events import Events
 
 class TestChecks:
     @pytest.mark.parametrize("value", [0, -1, 11, True, 1.0, "1", None])
-    def test_what_is_no_number_within_the_bounds_is_refused(self, value: object) -> None:
+    def test_a_value_that_is_no_number_within_the_bounds_is_refused(self, value: object) -> None:
         """The error says the name, the bounds and the value."""
         says = f"^size: must be a whole number from 1 to 10, not {value!r}$"
         assert not is_whole(value, 1, 10)
         with pytest.raises(ConfigError, match=says):
             checked_whole("size", value, 1, 10)
 
-    def test_the_bounds_themselves_are_allowed(self) -> None:
+    def test_numbers_sizes_and_shares_may_equal_their_bounds(self) -> None:
         """Of numbers, of sizes and of shares, which are more than nothing."""
         assert [checked_whole("size", value, 1, 10) for value in (1, 10)] == [1, 10]
         assert [checked_bytes("size", value, 1000) for value in (1000, "1KB")] == [1000, 1000]
@@ -52,31 +52,33 @@ class TestChecks:
             checked_share("share", 0)
 
     @pytest.mark.parametrize("value", [-0.1, 1.1, True, "1", None, float("nan")])
-    def test_a_share_is_a_number_up_to_1(self, value: object) -> None:
+    def test_a_share_is_a_number_above_0_and_up_to_1(self, value: object) -> None:
         """And above nothing."""
         assert checked_share("share", 0.001) == 0.001
         with pytest.raises(ConfigError, match="share: must be a number above 0, up to 1, not"):
             checked_share("share", value)
 
-    def test_without_a_most_any_larger_number_will_do(self) -> None:
+    def test_without_an_upper_bound_any_larger_number_is_allowed(self) -> None:
         """The error then says "or more"."""
         assert checked_whole("size", 10**30) == 10**30
         with pytest.raises(ConfigError, match=r"^size: must be a whole number of 1 or more, not 0"):
             checked_whole("size", 0)
 
-    def test_a_flag_is_true_or_false(self) -> None:
+    def test_a_flag_must_be_true_or_false(self) -> None:
         """1 is not True."""
         assert checked_flag("on", value=True)
         with pytest.raises(ConfigError, match=r"^on: must be True or False, not 1$"):
             checked_flag("on", 1)
 
-    def test_a_function_can_be_called(self) -> None:
+    def test_a_function_that_cannot_be_called_is_refused_with_the_kind_that_was_wanted(
+        self,
+    ) -> None:
         """The error says which kind of function was wanted."""
         assert checked_function("load", len) is len
         with pytest.raises(ConfigError, match=r"^load: must be an async function, not 1$"):
             checked_function("load", 1, "an async function")
 
-    def test_half_a_character_is_no_text(self) -> None:
+    def test_a_lone_surrogate_is_refused_as_text(self) -> None:
         """A lone surrogate cannot be written as UTF-8."""
         assert checked_unicode("name", "é") == b"\xc3\xa9"
         with pytest.raises(ConfigError, match="lone surrogates"):
@@ -116,7 +118,7 @@ class TestBounds:
         known.note("e", b"1" * 10)
         assert [*known] == ["e"]
 
-    def test_a_rate_allows_a_burst_and_then_so_many_a_second(self) -> None:
+    def test_a_rate_limit_allows_a_burst_and_then_so_many_a_second(self) -> None:
         """What is over is made up for by waiting; a clock that goes back changes nothing."""
         rate = MessageRate(rate=2, burst=3, now=100.0)
         assert [rate.spend(100.0) for _ in range(4)] == [True, True, True, False]
@@ -126,7 +128,7 @@ class TestBounds:
         assert rate.spend(1_000.0, cost=3)
         assert not rate.spend(1_000.0)
 
-    def test_tags_have_their_keys_in_order(self) -> None:
+    def test_a_tag_index_keeps_the_keys_of_a_tag_in_order(self) -> None:
         """One key, many, and none again; a key may be 0."""
         index = TagIndex[int]()
         index.add(0, ["x", None])
@@ -143,7 +145,7 @@ class TestBounds:
         index.remove(1, ["x"])
         assert index._keys == {}
 
-    def test_tags_are_freed_one_at_each_step(self) -> None:
+    def test_a_tag_index_is_freed_one_key_at_each_step(self) -> None:
         """A key of many, and a tag."""
         index = TagIndex[int]()
         for key in range(3):
@@ -178,7 +180,7 @@ class TestBounds:
         await asyncio.sleep(0)
         assert freed[3:] == [95]
 
-    async def test_where_nothing_may_be_dropped_nobody_tries_on(self) -> None:
+    async def test_making_room_stops_if_nothing_may_be_dropped(self) -> None:
         """Until it is asked again."""
         calls = list[int]()
 
@@ -213,26 +215,26 @@ class TestBounds:
 
 
 class TestErrors:
-    def test_what_is_long_is_cut(self) -> None:
+    def test_a_long_value_is_cut_in_error_texts(self) -> None:
         """At 60 characters of its repr; a number that Python does not print is described."""
         assert shown("a" * 58) == f"'{'a' * 58}'"
         assert shown("a" * 59) == f"'{'a' * 59}…"
         assert shown(10**5000) == "a int too long to print"
 
-    def test_an_address_has_no_password_and_no_options(self) -> None:
+    def test_an_address_is_shown_without_password_and_options(self) -> None:
         """Options may be secrets, too."""
         assert shown_address("redis://me:secret@host/0") == "'redis://***@host/0'"
         assert shown_place("redis://me:secret@host/0?password=x") == "'redis://***@host/0?…'"
         assert shown_place("redis://host/0") == "'redis://host/0'"
 
-    def test_a_text_for_logs_has_no_query_and_no_credentials(self) -> None:
+    def test_a_text_for_logs_is_shown_without_queries_and_credentials(self) -> None:
         """What stands around them stays."""
         said = "GET (https://me:secret@host/a?token=1). Really?!"
         assert without_secrets(said) == "GET (https://***@host/a?***). Really?!"
         assert without_secrets("no // and https://host/a") == "no // and https://host/a"
         assert without_secrets("Cookie: a=b\nBearer abcdefgh") == "Cookie: ***\nBearer ***"
 
-    def test_a_library_that_is_missing_is_named(self) -> None:
+    def test_a_missing_library_is_named_with_what_to_install(self) -> None:
         """With what to install; a module of our own that is missing is our mistake."""
         says = r"^a page needs foo: install stillfresh\[isr\]$"
         with pytest.raises(MissingExtra, match=says), needs("isr", "a page"):
@@ -246,7 +248,7 @@ class TestErrors:
                 raise error
             assert caught.value is error
 
-    def test_a_method_that_is_missing_says_what_to_write(self) -> None:
+    def test_a_missing_method_is_named_with_what_to_write(self) -> None:
         """By the name of the object, or else of its class."""
 
         class Shop:
@@ -259,12 +261,12 @@ class TestErrors:
         with pytest.raises(AttributeError, match="write async with prices"):
             named.open  # noqa: B018
 
-    def test_a_lease_of_another_says_until_when(self) -> None:
+    def test_a_lease_held_error_has_the_time_at_which_the_lease_ends(self) -> None:
         """Beside its text."""
         error = LeaseHeld("held by another", 12.5)
         assert (str(error), error.until) == ("held by another", 12.5)
 
-    def test_a_change_that_is_not_confirmed_says_what_to_do(self) -> None:
+    def test_the_error_of_an_unconfirmed_change_says_what_to_do(self) -> None:
         """The error itself is raised."""
         error = StoreError("away")
         with pytest.raises(StoreError) as caught, unconfirmed():

@@ -53,7 +53,9 @@ def expired(clock: ManualClock, count: int, **options: Any) -> TtlCache[int, int
 
 
 class TestM8Sweeper:
-    async def test_sweeps_every_cache_while_the_block_runs(self, clock: ManualClock) -> None:
+    async def test_the_sweeper_sweeps_every_cache_after_each_pause(
+        self, clock: ManualClock
+    ) -> None:
         """After each pause of `every`, and not before, all caches are swept."""
         pause = Pause()
         caches = [expired(clock, 3), expired(clock, 5)]
@@ -68,12 +70,12 @@ class TestM8Sweeper:
             assert [cache.stats().expired for cache in caches] == [4, 5]
         assert pause.asked == [300, 300, 300]
 
-    def test_cleanup_expired_is_the_sum(self, clock: ManualClock) -> None:
+    def test_cleanup_expired_returns_the_sum_of_all_caches(self, clock: ManualClock) -> None:
         """One number for all caches, as in the seed's `WsState`; no event loop needed."""
         sweeper = Sweeper(expired(clock, 3), expired(clock, 5), expired(clock, 0), every=1)
         assert [sweeper.cleanup_expired(), sweeper.cleanup_expired()] == [8, 0]
 
-    async def test_yields_to_the_loop_between_slices(self, clock: ManualClock) -> None:
+    async def test_the_sweeper_yields_to_the_loop_between_slices(self, clock: ManualClock) -> None:
         """While 10,000 entries are dropped, another task runs at least every 1,000."""
         seen = []
         cache = expired(clock, 10_000)
@@ -91,7 +93,7 @@ class TestM8Sweeper:
         assert max(steps) <= 1_000
         assert len(seen) >= 10
 
-    async def test_survives_a_broken_cache(
+    async def test_a_broken_cache_is_logged_and_tried_again_next_time(
         self, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is logged, the others are swept, and it is tried again next time."""
@@ -104,7 +106,7 @@ class TestM8Sweeper:
         assert caplog.text.count("RuntimeError: broken cache") == 2
 
     @pytest.mark.parametrize("how", ["cancelled", "none", "raises"])
-    async def test_survives_whatever_a_cache_does(
+    async def test_a_cache_that_raises_or_returns_no_number_is_logged_and_passed_over(
         self, clock: ManualClock, how: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """One that raises CancelledError, or answers with no number, is logged and passed over."""
@@ -137,7 +139,7 @@ class TestM8Sweeper:
         tick.cancel()
         await asyncio.wait([tick])
 
-    async def test_ends_with_its_block(self) -> None:
+    async def test_the_sweeper_ends_with_its_block_and_can_be_entered_again(self) -> None:
         """No task is left, also when the block raises; and it can be entered again."""
         sweeper = Sweeper(every=1, sleep=Pause())
         with pytest.raises(KeyError):
@@ -148,7 +150,7 @@ class TestM8Sweeper:
             assert len(asyncio.all_tasks()) == 2
         assert len(asyncio.all_tasks()) == 1
 
-    async def test_ends_cleanly_when_cancelled(self, clock: ManualClock) -> None:
+    async def test_cancelling_the_block_ends_the_sweeper(self, clock: ManualClock) -> None:
         """The application's task is cancelled inside the block: the sweeper's task goes with it."""
         pause = Pause()
 
@@ -163,7 +165,9 @@ class TestM8Sweeper:
             await task
         assert len(asyncio.all_tasks()) == 1
 
-    async def test_ends_in_the_middle_of_a_sweep(self, clock: ManualClock) -> None:
+    async def test_leaving_the_block_does_not_wait_for_a_sweep_to_end(
+        self, clock: ManualClock
+    ) -> None:
         """Leaving the block does not wait for a million entries."""
         cache, pause = expired(clock, 5_000), Pause()
         async with Sweeper(cache, every=1, sleep=pause):
@@ -173,13 +177,13 @@ class TestM8Sweeper:
                 await asyncio.sleep(0)
         assert cache.stats().expired < 5_000
 
-    async def test_runs_once_at_a_time(self) -> None:
+    async def test_entering_a_sweeper_twice_raises(self) -> None:
         """Entering it twice is a mistake that is named."""
         async with Sweeper(every=1, sleep=Pause()) as sweeper:
             with pytest.raises(StillfreshError, match="already running"):
                 await sweeper.__aenter__()
 
-    async def test_says_so_when_its_sleep_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_sleep_that_fails_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         """It cannot go on, but nobody should find out from a full memory."""
 
         async def broken(_seconds: float) -> None:
@@ -190,7 +194,7 @@ class TestM8Sweeper:
                 while "broken sleep" not in caplog.text:
                     await asyncio.sleep(0)
 
-    async def test_says_which_cleanup_gave_no_number(
+    async def test_a_cleanup_that_returns_no_number_is_named_in_the_log(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A cleanup that returns None is a common mistake: the log says what it has to return."""
@@ -201,13 +205,13 @@ class TestM8Sweeper:
         assert await Sweeper(Silent(), every=1).tick() == 0  # type: ignore[arg-type]
         assert "must return how many entries it dropped, not None" in caplog.text
 
-    def test_refuses_a_list_of_caches(self, clock: ManualClock) -> None:
+    def test_a_list_of_caches_is_refused(self, clock: ManualClock) -> None:
         """A natural mistake, named at the door."""
         with pytest.raises(ConfigError, match="one by one"):
             Sweeper([expired(clock, 1)], every=1)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("every", [0, "never", -1])
-    def test_refuses_a_bad_interval(self, every: Any) -> None:
+    def test_a_bad_interval_of_the_sweeper_is_refused(self, every: Any) -> None:
         """A sweeper without a pause would never let go of the loop."""
         with pytest.raises(ConfigError, match="every: "):
             Sweeper(every=every)
@@ -259,7 +263,9 @@ class Needy:
 
 
 class TestM13Sweepable:
-    async def test_sweeps_the_state_of_the_seed(self, clock: ManualClock) -> None:
+    async def test_an_async_cleanup_without_a_limit_is_called_once_a_sweep(
+        self, clock: ManualClock
+    ) -> None:
         """An async method without a limit is called once a sweep, and its number counts."""
         state, pause = WsState(clock), Pause()
         async with Sweeper(state, every="5m", sleep=pause) as sweeper:
@@ -267,7 +273,9 @@ class TestM13Sweepable:
             assert (state.calls, len(state.pending_staging_requests)) == (1, 0)
             assert await sweeper.tick() == 0
 
-    async def test_sweeps_whatever_can_clean_up(self, clock: ManualClock) -> None:
+    async def test_a_cleanup_with_a_limit_is_called_in_slices_and_others_once(
+        self, clock: ManualClock
+    ) -> None:
         """With `limit` in slices, without it once; another argument of it is left alone."""
         sync, limited = Sync(), AsyncLimited()
         inner = Sweeper(expired(clock, 3), every=1)
@@ -275,7 +283,7 @@ class TestM13Sweepable:
         assert (sync.calls, limited.limits) == (1, [1_000, 1_000, 1_000])
         assert Sweeper(sync, every=1).cleanup_expired() == 5_000
 
-    async def test_a_limit_may_be_needed(self) -> None:
+    async def test_a_cleanup_that_needs_a_limit_always_gets_one(self) -> None:
         """It is always given: a slice at a tick, None in one go."""
         limits = []
 
@@ -288,7 +296,9 @@ class TestM13Sweepable:
         assert (await sweeper.tick(), sweeper.cleanup_expired()) == (7, 7)
         assert limits == [1_000, None]
 
-    async def test_only_a_tick_can_await(self, clock: ManualClock) -> None:
+    async def test_cleanup_expired_refuses_an_async_cache_before_any_is_swept(
+        self, clock: ManualClock
+    ) -> None:
         """In one go, without an event loop, an async cache is refused before any is swept."""
         cache = expired(clock, 3)
         with pytest.raises(StillfreshError, match=r"await sweeper\.tick\(\)"):
@@ -296,7 +306,7 @@ class TestM13Sweepable:
         assert cache.stats().expired == 0
 
     @pytest.mark.parametrize("how", ["cancelled", "raises", "late"])
-    async def test_survives_whatever_an_async_cache_does(
+    async def test_an_async_cleanup_that_fails_or_takes_too_long_is_logged(
         self, clock: ManualClock, how: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """One that fails, is cancelled from within, or takes longer than `every` is logged."""
@@ -318,7 +328,7 @@ class TestM13Sweepable:
         assert ("within 0.001 s" in caplog.text) is (how == "late")
         assert ended == [how]
 
-    async def test_one_that_refuses_to_be_cancelled_holds_up_nothing(
+    async def test_an_async_cleanup_that_cannot_be_cancelled_delays_no_other_cache(
         self, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The others are swept, now and later; it is left alone until it ends."""
@@ -344,7 +354,7 @@ class TestM13Sweepable:
                 await asyncio.sleep(0)
         assert await sweeper.tick() == 5
 
-    async def test_ends_in_the_middle_of_an_async_sweep(self) -> None:
+    async def test_leaving_the_block_cancels_an_async_cleanup(self) -> None:
         """Leaving the block cancels the cleanup that is under way, and no task is left."""
         began, pause = asyncio.Event(), Pause()
 
@@ -371,7 +381,9 @@ class TestM13Sweepable:
         ],
         ids=lambda given: getattr(given, "__name__", type(given).__name__),
     )
-    def test_refuses_what_cannot_be_swept(self, wrong: Any, clock: ManualClock) -> None:
+    def test_an_object_that_cannot_be_swept_is_refused_at_construction(
+        self, wrong: Any, clock: ManualClock
+    ) -> None:
         """At construction, with what is allowed; not at the first sweep, hours later."""
         with pytest.raises(
             ConfigError, match=r"has no cleanup_expired\(\) without arguments, or with limit= "

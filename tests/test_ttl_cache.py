@@ -46,18 +46,20 @@ def filled(clock: ManualClock, count: int, **options: Any) -> TtlCache[int, int]
 
 
 class TestM1Insert:
-    def test_stores(self, cache: TtlCache[str, object]) -> None:
+    def test_an_inserted_value_is_there(self, cache: TtlCache[str, object]) -> None:
         """What was inserted is there."""
         cache.insert("a", 1)
         assert cache.get("a") == 1
 
-    def test_replaces(self, cache: TtlCache[str, object]) -> None:
+    def test_an_insert_replaces_the_value_of_its_key(self, cache: TtlCache[str, object]) -> None:
         """The last value counts, and there is one entry."""
         cache.insert("a", 1)
         cache.insert("a", 2)
         assert (cache.get("a"), len(cache)) == (2, 1)
 
-    def test_restarts_the_ttl(self, cache: TtlCache[str, object], clock: ManualClock) -> None:
+    def test_an_insert_restarts_the_ttl_of_its_key(
+        self, cache: TtlCache[str, object], clock: ManualClock
+    ) -> None:
         """A replaced entry lives a full TTL from then."""
         cache.insert("a", 1)
         clock.advance(59)
@@ -67,7 +69,7 @@ class TestM1Insert:
         clock.advance(1)
         assert cache.get("a") is None
 
-    def test_a_restarted_entry_holds_nobody_up(
+    def test_a_restarted_entry_goes_to_the_end_of_the_order(
         self, cache: TtlCache[str, object], clock: ManualClock
     ) -> None:
         """After a restart the entry goes to the end of the order: older ones are dropped first."""
@@ -79,7 +81,7 @@ class TestM1Insert:
         assert cache.cleanup_expired() == 1
         assert list(cache) == ["a"]
 
-    def test_frees_the_replaced_value(self, cache: TtlCache[str, object]) -> None:
+    def test_a_replaced_value_is_freed(self, cache: TtlCache[str, object]) -> None:
         """Nothing keeps a value that nobody can get any more."""
         value = Box()
         alive = weakref.ref(value)
@@ -90,7 +92,7 @@ class TestM1Insert:
 
 
 class TestM2Time:
-    def test_lives_before_the_ttl_and_not_at_it(
+    def test_an_entry_lives_before_its_ttl_and_not_at_it(
         self, cache: TtlCache[str, object], clock: ManualClock
     ) -> None:
         """At exactly `ttl` it is expired."""
@@ -102,7 +104,9 @@ class TestM2Time:
 
     @pytest.mark.parametrize("start", [0.0, 0.1, 1e9 + 0.3, 123456.789])
     @pytest.mark.parametrize("ttl", [0.1, 0.3, 59.7])
-    def test_at_exactly_the_ttl_from_any_start(self, start: float, ttl: float) -> None:
+    def test_an_entry_is_expired_at_exactly_its_ttl_for_any_clock_reading(
+        self, start: float, ttl: float
+    ) -> None:
         """Rounding of large clock readings grants nobody an extra moment."""
         clock = ManualClock(start)
         cache = TtlCache[str, int](ttl, clock=clock)
@@ -119,7 +123,7 @@ class TestM2Time:
         assert cache._clock is time.monotonic
 
     @pytest.mark.parametrize("ttl", ["1h", 3600, 3600.0, timedelta(hours=1)])
-    def test_takes_any_duration(self, ttl: Any) -> None:
+    def test_the_ttl_may_be_any_duration(self, ttl: Any) -> None:
         """One hour, however it is written."""
         clock = ManualClock()
         cache = TtlCache[str, int](ttl, clock=clock)
@@ -145,7 +149,7 @@ class TestM3ExpiredMeansAbsent:
         ],
         ids=["get", "remove", "in", "iter", "items", "len", "stats", "repr"],
     )
-    def test_everywhere(
+    def test_no_method_finds_an_expired_entry(
         self,
         cache: TtlCache[str, object],
         clock: ManualClock,
@@ -159,14 +163,14 @@ class TestM3ExpiredMeansAbsent:
         clock.advance(60)
         assert look(cache) == absent
 
-    def test_len_counts_the_live_among_the_expired(self, clock: ManualClock) -> None:
+    def test_len_counts_only_live_entries(self, clock: ManualClock) -> None:
         """Of ten entries, four past their time, six are left; none was dropped by asking."""
         cache = filled(clock, 10)
         clock.advance(1000 - 10 + 3)
         assert len(cache) == 6
         assert cache.cleanup_expired() == 4
 
-    def test_iteration_leaves_out_what_goes_meanwhile(
+    def test_iteration_leaves_out_entries_that_expire_or_are_removed_meanwhile(
         self, cache: TtlCache[str, object], clock: ManualClock
     ) -> None:
         """A slow loop over the entries never meets one that has expired or was removed."""
@@ -185,14 +189,16 @@ class TestM3ExpiredMeansAbsent:
 
 
 class TestM4Get:
-    def test_never_deletes(self, cache: TtlCache[str, object], clock: ManualClock) -> None:
+    def test_get_never_deletes_an_expired_entry(
+        self, cache: TtlCache[str, object], clock: ManualClock
+    ) -> None:
         """Asking for an expired entry leaves the dropping to others, who then count it."""
         cache.insert("a", 1)
         clock.advance(60)
         assert cache.get("a") is None
         assert cache.cleanup_expired() == 1
 
-    def test_never_locks(self, cache: TtlCache[str, object]) -> None:
+    def test_get_reads_while_a_writer_holds_the_lock(self, cache: TtlCache[str, object]) -> None:
         """While a writer holds the lock, readers read."""
         cache.insert("a", 1)
         with ThreadPoolExecutor(1) as pool, cache._lock:
@@ -209,12 +215,12 @@ class TestM4Get:
 
 
 class TestM5Remove:
-    def test_gives_the_value_once(self, cache: TtlCache[str, object]) -> None:
+    def test_remove_returns_the_value_once(self, cache: TtlCache[str, object]) -> None:
         """The first gets it, the second does not."""
         cache.insert("a", 1)
         assert [cache.remove("a"), cache.remove("a")] == [1, None]
 
-    def test_never_hands_out_an_expired_value(
+    def test_remove_never_returns_an_expired_value(
         self, cache: TtlCache[str, object], clock: ManualClock
     ) -> None:
         """A request cannot be approved after its time."""
@@ -222,13 +228,13 @@ class TestM5Remove:
         clock.advance(60)
         assert cache.remove("request") is None
 
-    def test_frees_the_value(self, cache: TtlCache[str, object]) -> None:
+    def test_a_removed_value_is_freed(self, cache: TtlCache[str, object]) -> None:
         """The cache keeps nothing of what it handed out."""
         cache.insert("a", Box())
         alive = weakref.ref(cache.remove("a"))
         assert alive() is None
 
-    def test_of_many_threads_one_gets_it(self) -> None:
+    def test_of_many_threads_that_remove_a_key_one_gets_the_value(self) -> None:
         """Eight threads race for each of 2,000 values: 2,000 get one, the others None."""
         cache = TtlCache[int, int](ttl="1h")
         for key in range(2_000):
@@ -245,27 +251,29 @@ class TestM5Remove:
 
 
 class TestM6Cleanup:
-    def test_says_how_many_it_dropped(self, clock: ManualClock) -> None:
+    def test_cleanup_returns_how_many_entries_it_dropped(self, clock: ManualClock) -> None:
         """Only what has expired goes."""
         cache = filled(clock, 10)
         clock.advance(1000 - 10 + 3)
         assert [cache.cleanup_expired(), cache.cleanup_expired()] == [4, 0]
         assert sorted(cache) == [4, 5, 6, 7, 8, 9]
 
-    def test_with_a_limit_drops_no_more(self, clock: ManualClock) -> None:
+    def test_cleanup_with_a_limit_drops_no_more_than_that(self, clock: ManualClock) -> None:
         """Seven expired in slices of three: three, three, one."""
         cache = filled(clock, 7)
         clock.advance(2000)
         assert [cache.cleanup_expired(limit=3) for _ in range(4)] == [3, 3, 1, 0]
 
     @pytest.mark.parametrize("limit", [0, -1])
-    def test_with_no_room_drops_nothing(self, clock: ManualClock, limit: int) -> None:
+    def test_cleanup_with_a_limit_below_one_drops_nothing(
+        self, clock: ManualClock, limit: int
+    ) -> None:
         """A budget that is used up is a limit like any other."""
         cache = filled(clock, 3)
         clock.advance(2000)
         assert cache.cleanup_expired(limit) == 0
 
-    def test_drops_more_than_one_slice(self, clock: ManualClock) -> None:
+    def test_cleanup_without_a_limit_drops_more_than_one_slice(self, clock: ManualClock) -> None:
         """Without a limit everything expired goes, however much."""
         cache = TtlCache[int, int](ttl=1, clock=clock)
         for number in range(2_500):
@@ -273,7 +281,9 @@ class TestM6Cleanup:
         clock.advance(1)
         assert cache.cleanup_expired() == 2_500
 
-    def test_costs_what_it_drops_not_what_it_keeps(self, clock: ManualClock) -> None:
+    def test_cleanup_costs_by_what_it_drops_and_not_by_what_it_keeps(
+        self, clock: ManualClock
+    ) -> None:
         """The instructions run for ten expired are the same among a hundred and ten thousand."""
 
         def cost(live: int) -> int:
@@ -299,7 +309,9 @@ class TestM6Cleanup:
 
         assert cost(live=10_000) == cost(live=100)
 
-    def test_an_entry_removed_before_its_time_is_not_counted(self, clock: ManualClock) -> None:
+    def test_cleanup_does_not_count_an_entry_that_was_removed_before(
+        self, clock: ManualClock
+    ) -> None:
         """Taking entries out anywhere in the order leaves the rest of it whole."""
         cache = filled(clock, 9)
         for key in (0, 4, 8):
@@ -317,21 +329,25 @@ class TestM7Bounded:
             cache.insert(1_000 + number, 0)
         assert cache.stats().expired == 100
 
-    def test_full_drops_the_oldest_first(self, clock: ManualClock) -> None:
+    def test_a_full_cache_drops_the_oldest_entry_first(self, clock: ManualClock) -> None:
         """The newest stay, and a restarted entry counts as new."""
         cache = filled(clock, 3, max_entries=3)
         cache.insert(0, 0)
         cache.insert(3, 3)
         assert sorted(cache) == [0, 2, 3]
 
-    def test_a_cache_of_one(self, cache: TtlCache[str, object], clock: ManualClock) -> None:
+    def test_a_cache_for_one_entry_holds_the_last_insert(
+        self, cache: TtlCache[str, object], clock: ManualClock
+    ) -> None:
         """The smallest limit holds the last insert."""
         cache = TtlCache(ttl=60, max_entries=1, clock=clock)
         for key in "abc":
             cache.insert(key, key)
         assert list(cache.items()) == [("c", "c")]
 
-    def test_tells_what_it_drops_and_why(self, clock: ManualClock) -> None:
+    def test_on_evict_is_called_with_each_dropped_entry_and_the_reason(
+        self, clock: ManualClock
+    ) -> None:
         """`expired` or `full`, with key and value; once each, and never for a remove or replace."""
         told: Evictions = []
         cache = TtlCache[str, object](
@@ -349,7 +365,9 @@ class TestM7Bounded:
         assert told == [("a", 2, "full"), ("c", 4, "expired")]
 
     @pytest.mark.parametrize("meet", ["insert", "remove"])
-    def test_tells_of_an_expired_entry_met_by_its_key(self, clock: ManualClock, meet: str) -> None:
+    def test_on_evict_is_called_for_an_expired_entry_that_is_replaced_or_removed(
+        self, clock: ManualClock, meet: str
+    ) -> None:
         """Replacing or removing what has expired is an expiry too, told and counted once."""
         told: Evictions = []
         cache = TtlCache[str, object](60, clock=clock, on_evict=lambda *args: told.append(args))
@@ -416,7 +434,7 @@ class TestM7Bounded:
             assert cache.remove("last words") == 1
             assert "b" not in cache
 
-    def test_gives_memory_back_after_a_burst(self, clock: ManualClock) -> None:
+    def test_memory_is_given_back_after_a_burst(self, clock: ManualClock) -> None:
         """The table that held ten thousand shrinks again while a few entries come and go."""
         cache = TtlCache[int, int](1, clock=clock)
         for number in range(10_000):
@@ -429,7 +447,7 @@ class TestM7Bounded:
             cache.insert(number, number)
         assert sys.getsizeof(cache._data) < burst / 100
 
-    def test_clear_forgets_everything_and_tells_nobody(self, clock: ManualClock) -> None:
+    def test_clear_drops_every_entry_and_does_not_call_on_evict(self, clock: ManualClock) -> None:
         """As a remove of every key; the cache goes on."""
         told: Evictions = []
         cache = filled(clock, 3, on_evict=lambda *args: told.append(args))
@@ -440,7 +458,7 @@ class TestM7Bounded:
 
 
 class TestM9Stats:
-    def test_counts_what_became_of_the_entries(self, clock: ManualClock) -> None:
+    def test_stats_count_what_became_of_the_entries(self, clock: ManualClock) -> None:
         """Size is what lives; the rest adds up."""
         cache = filled(clock, 5, max_entries=4)
         cache.remove(4)
@@ -450,7 +468,7 @@ class TestM9Stats:
         cache.cleanup_expired()
         assert (cache.stats().size, cache.stats().expired) == (2, 1)
 
-    def test_tells_how_many_expired_entries_are_still_held(self, clock: ManualClock) -> None:
+    def test_stats_say_how_many_expired_entries_are_still_held(self, clock: ManualClock) -> None:
         """M13: what a sweep would free; they are absent from everything else."""
         cache = filled(clock, 5)
         assert cache.stats().expired_held == 0
@@ -459,13 +477,13 @@ class TestM9Stats:
         cache.cleanup_expired(limit=2)
         assert (cache.stats().expired, cache.stats().expired_held) == (2, 3)
 
-    def test_reads_are_counted_only_where_asked_for(self, clock: ManualClock) -> None:
+    def test_reads_are_counted_only_with_count_reads(self, clock: ManualClock) -> None:
         """Counting costs; without `count_reads` there is no number, not a wrong one."""
         cache = TtlCache[str, int](60, clock=clock)
         cache.get("a")
         assert (cache.stats().hits, cache.stats().misses) == (None, None)
 
-    def test_counts_hits_and_misses(self, clock: ManualClock) -> None:
+    def test_stats_count_hits_and_misses(self, clock: ManualClock) -> None:
         """An expired entry is a miss, and so is one that never was."""
         cache = TtlCache[str, int](60, clock=clock, count_reads=True)
         cache.insert("a", 1)
@@ -474,14 +492,14 @@ class TestM9Stats:
         assert cache.get("a") is None
         assert (cache.stats().hits, cache.stats().misses) == (2, 2)
 
-    def test_looking_is_not_reading(self, clock: ManualClock) -> None:
+    def test_only_get_counts_as_a_read(self, clock: ManualClock) -> None:
         """Only `get` counts: sweeps, iteration and `in` are the owner's."""
         cache = TtlCache[str, int](60, clock=clock, count_reads=True)
         cache.insert("a", 1)
         assert (len(cache), "a" in cache, list(cache.items())) == (1, True, [("a", 1)])
         assert (cache.stats().hits, cache.stats().misses) == (0, 0)
 
-    def test_counts_every_thread(self) -> None:
+    def test_reads_of_every_thread_are_counted(self) -> None:
         """Eight threads, ten thousand reads each, none lost."""
         cache = TtlCache[str, int](ttl="1h", count_reads=True)
         cache.insert("a", 1)
@@ -499,31 +517,31 @@ class TestM9Stats:
 
 class TestM10BadInput:
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), "5 parsecs", "0s", None])
-    def test_a_ttl_that_is_none(self, ttl: Any) -> None:
+    def test_a_bad_ttl_is_refused(self, ttl: Any) -> None:
         """Refused at the door, with the value."""
         with pytest.raises(ConfigError, match="ttl: ") as caught:
             TtlCache[str, int](ttl)
         assert repr(ttl) in str(caught.value)
 
     @pytest.mark.parametrize("limit", [0, -5])
-    def test_a_limit_that_is_none(self, limit: int) -> None:
+    def test_a_limit_below_one_entry_is_refused(self, limit: int) -> None:
         """A cache for less than one entry is a mistake."""
         with pytest.raises(ConfigError, match=rf"max_entries: .* 1 or more, .* not {limit}"):
             TtlCache[str, int](60, max_entries=limit)
 
     @pytest.mark.parametrize("limit", [2.5, "10", [1]])
-    def test_a_limit_that_is_no_number(self, limit: Any) -> None:
+    def test_a_limit_that_is_no_whole_number_is_refused(self, limit: Any) -> None:
         """Refused too."""
         with pytest.raises((ConfigError, TypeError), match=r"max_entries|int or None"):
             TtlCache[str, int](60, max_entries=limit)
 
     @pytest.mark.parametrize("clock", [5, None, ManualClock, str])
-    def test_a_clock_that_is_none(self, clock: Any) -> None:
+    def test_a_bad_clock_is_refused(self, clock: Any) -> None:
         """Also the class where an instance was meant."""
         with pytest.raises(ConfigError, match="clock: must be a callable that returns seconds"):
             TtlCache[str, int](60, clock=clock)
 
-    def test_a_callback_that_is_none(self) -> None:
+    def test_a_bad_on_evict_is_refused(self) -> None:
         """A coroutine function would never be awaited."""
 
         async def on_evict(*_: object) -> None: ...
@@ -532,7 +550,7 @@ class TestM10BadInput:
             with pytest.raises(ConfigError, match="on_evict: must be a plain function"):
                 TtlCache[str, int](60, on_evict=callback)  # type: ignore[arg-type]
 
-    def test_an_unhashable_key(self) -> None:
+    def test_an_unhashable_key_is_a_type_error_in_every_method(self) -> None:
         """TypeError from every method, and the cache goes on."""
         cache = TtlCache[Any, int](60)
         cache.insert("a", 1)
@@ -546,7 +564,7 @@ class TestM10BadInput:
                 method([])
         assert list(cache.items()) == [("a", 1)]
 
-    def test_any_hashable_key(self) -> None:
+    def test_any_hashable_key_behaves_as_in_a_dict(self) -> None:
         """None and equal keys of other types behave as in a dict."""
         cache = TtlCache[Any, str](60)
         cache.insert(None, "none")

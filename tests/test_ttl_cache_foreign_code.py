@@ -61,7 +61,9 @@ class Key:
 class TestM5KeysThatRunCode:
     @pytest.mark.parametrize("which", range(3))
     @pytest.mark.parametrize("method", ["remove", "insert", "cleanup_expired"])
-    def test_an_exception_in_a_hash_breaks_nothing(self, which: int, method: str) -> None:
+    def test_an_exception_in_the_hash_of_a_key_leaves_the_order_whole(
+        self, which: int, method: str
+    ) -> None:
         """Wherever it strikes, the call fails and the order stays whole."""
         clock = ManualClock()
         cache = TtlCache[Key, int](1, clock=clock)
@@ -79,7 +81,7 @@ class TestM5KeysThatRunCode:
         cache.cleanup_expired()
         assert (len(cache), len(cache._data)) == (0, 0)
 
-    def test_a_key_that_removes_itself_while_it_expires(self) -> None:
+    def test_a_key_that_removes_itself_while_it_expires_is_taken_out_once(self) -> None:
         """It is taken out once, and nothing is left in its place."""
         clock, leaving = ManualClock(), list[TtlCache[Key, int]]()
 
@@ -96,7 +98,7 @@ class TestM5KeysThatRunCode:
         cache.cleanup_expired()
         assert (leaving, cache._data, order_is_whole(cache)) == ([], {}, True)
 
-    def test_finalizers_that_use_the_cache_at_any_moment(self) -> None:
+    def test_finalizers_may_use_the_cache_at_any_moment(self) -> None:
         """Garbage whose `__del__` removes and inserts, collected inside the cache's own steps."""
         clock = ManualClock()
         cache = TtlCache[Key, object](50, max_entries=40, clock=clock)
@@ -130,7 +132,7 @@ class TestM5KeysThatRunCode:
         assert order_is_whole(cache)
         assert len(cache) == 0
 
-    def test_a_rival_waits_for_the_lock_not_for_luck(self) -> None:
+    def test_no_other_thread_enters_while_remove_waits_for_the_hash_of_a_key(self) -> None:
         """While one thread is inside `remove`, held up in the key's hash, no other gets in."""
         entered, go_on = Event(), Event()
 
@@ -165,7 +167,7 @@ class TestM5KeysThatRunCode:
 
 
 class TestM7ValuesAndCallbacksThatRunCode:
-    def test_values_die_outside_the_lock(self) -> None:
+    def test_dropped_values_are_freed_outside_the_lock(self) -> None:
         """Also those of a second slice: their finalizer may wait for a thread that inserts."""
         clock = ManualClock()
         cache = TtlCache[int, object](1, clock=clock)
@@ -227,7 +229,7 @@ class TestM7ValuesAndCallbacksThatRunCode:
         assert cache.cleanup_expired() == 1
         assert told == [0, 1]
 
-    def test_a_limit_of_more_than_a_slice(self) -> None:
+    def test_cleanup_with_a_limit_above_one_slice_drops_exactly_that_many(self) -> None:
         """M6: 2,500 expired, at most 1,500: exactly 1,500."""
         clock = ManualClock()
         cache = TtlCache[int, int](1, clock=clock)
@@ -236,7 +238,7 @@ class TestM7ValuesAndCallbacksThatRunCode:
         clock.advance(1)
         assert [cache.cleanup_expired(limit=1_500), cache.cleanup_expired()] == [1_500, 1_000]
 
-    def test_a_clock_that_fails_loses_nothing(self) -> None:
+    def test_a_clock_that_fails_during_remove_loses_no_entry(self) -> None:
         """`remove` asks the time before it takes anything out."""
         failing = False
 

@@ -30,7 +30,7 @@ NUMBERS = [
 
 
 class TestC1Environment:
-    def test_defaults(self) -> None:
+    def test_an_empty_environment_gives_the_default_settings(self) -> None:
         """An empty environment gives the defaults of the contract."""
         config = TtlConfig.from_env({})
         assert config == TtlConfig()
@@ -40,11 +40,13 @@ class TestC1Environment:
         assert (config.refresh_when_hidden, config.max_batches_per_tick) == (False, 1)
 
     @pytest.mark.parametrize("name", NUMBERS)
-    def test_each_variable_is_read(self, name: str) -> None:
+    def test_each_environment_variable_sets_the_field_of_its_name(self, name: str) -> None:
         """The field of the same name has the value."""
         assert getattr(TtlConfig.from_env({name: " 42 "}), name.lower()) == 42
 
-    def test_the_process_environment_is_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_an_argument_the_process_environment_is_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Without an argument, os.environ is read."""
         monkeypatch.setitem(os.environ, "POST_TTL_MS", "7")
         assert TtlConfig.from_env().post_ttl_ms == 7
@@ -57,7 +59,7 @@ class TestC1Environment:
             TtlConfig.from_env({name: text})
 
     @pytest.mark.parametrize("name", NUMBERS)
-    def test_zero_is_refused_but_for_the_cooldown(self, name: str) -> None:
+    def test_zero_is_refused_for_all_settings_but_the_cooldown(self, name: str) -> None:
         """No interval, TTL or batch of nothing; a cooldown of nothing is a choice."""
         if name == "COOLDOWN_MS":
             assert TtlConfig.from_env({name: "0"}).cooldown_ms == 0
@@ -66,18 +68,20 @@ class TestC1Environment:
             TtlConfig.from_env({name: "0"})
 
     @pytest.mark.parametrize(("text", "value"), [("true", True), ("OFF", False), ("1", True)])
-    def test_a_flag(self, text: str, value: bool) -> None:
+    def test_a_flag_is_read_as_people_write_it(self, text: str, value: bool) -> None:
         """As people write it."""
         assert TtlConfig.from_env({"REFRESH_WHEN_HIDDEN": text}).refresh_when_hidden is value
 
     @pytest.mark.parametrize("text", ["", "maybe", "2"])
-    def test_a_bad_flag(self, text: str) -> None:
+    def test_a_bad_flag_names_its_variable(self, text: str) -> None:
         """The error names the variable."""
         with pytest.raises(ConfigError, match="REFRESH_WHEN_HIDDEN: must be True or False"):
             TtlConfig.from_env({"REFRESH_WHEN_HIDDEN": text})
 
     @given(st.dictionaries(st.sampled_from([*NUMBERS, "REFRESH_WHEN_HIDDEN"]), st.text()))
-    def test_any_environment_is_read_or_refused(self, environ: dict[str, str]) -> None:
+    def test_any_environment_gives_settings_or_a_config_error(
+        self, environ: dict[str, str]
+    ) -> None:
         """Never anything but a TtlConfig or a ConfigError."""
         try:
             TtlConfig.from_env(environ)
@@ -87,7 +91,9 @@ class TestC1Environment:
 
 class TestC1Code:
     @pytest.mark.parametrize("value", [True, 1.5, "5", None, 0, -1])
-    def test_a_bad_value_from_code(self, value: object) -> None:
+    def test_a_bad_value_from_code_is_refused_like_one_of_the_environment(
+        self, value: object
+    ) -> None:
         """Checked the same way as the environment."""
         with pytest.raises(ConfigError, match="POST_TTL_MS"):
             TtlConfig(post_ttl_ms=value)  # type: ignore[arg-type]
@@ -109,7 +115,7 @@ class TestC1Code:
             {"fetch": None},
         ],
     )
-    def test_a_bad_kind(self, wrong: dict[str, object]) -> None:
+    def test_a_bad_kind_is_refused_where_it_is_declared(self, wrong: dict[str, object]) -> None:
         """Each mistake is refused where the kind is declared."""
 
         async def fetch(ids: list[str]) -> dict[str, int]:
@@ -119,7 +125,9 @@ class TestC1Code:
         with pytest.raises(ConfigError):
             Kind(given.pop("name"), **given)  # type: ignore[arg-type]
 
-    async def test_a_kind_twice_and_a_kind_unknown(self, tmp_path: Path) -> None:
+    async def test_a_kind_declared_twice_and_an_unknown_kind_are_refused(
+        self, tmp_path: Path
+    ) -> None:
         """One name, one kind; what is not declared is refused with what there is."""
 
         async def fetch(ids: list[str]) -> dict[str, int]:
@@ -206,7 +214,7 @@ class TestC1Configure:
             ("per_viewer", lambda _: KIND("a", fetch=print, fresh_for=1, per_viewer="no")),
         ],
     )
-    async def test_what_is_given_is_of_its_type(
+    async def test_an_argument_of_a_wrong_type_is_refused_by_its_name(
         self, site: Site, name: str, wrong: Callable[[Any], object]
     ) -> None:
         """Refused where it is given, by its name."""

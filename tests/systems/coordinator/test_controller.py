@@ -18,7 +18,9 @@ from tests.kit.coordinator import VIEWER, Nexus, Site, made, milliseconds, post,
 
 
 class TestC10ForceRefresh:
-    async def test_fetches_whole_views_even_when_a_copy_is_present(self, site: Site) -> None:
+    async def test_a_forced_refresh_fetches_whole_views_even_when_a_copy_is_present(
+        self, site: Site
+    ) -> None:
         """Details, counts, relationships, tags and bookmark, as the server has them now."""
         await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         site.nexus.version = 2
@@ -27,7 +29,7 @@ class TestC10ForceRefresh:
         assert await site.controller.get("post", "a:1") == post("a:1", 2)
         assert site.rows("post_ttl") == {"a:1": milliseconds(site.clock)}
 
-    async def test_more_than_a_batch_are_split(self, site: Site) -> None:
+    async def test_a_forced_refresh_of_more_than_a_batch_is_split(self, site: Site) -> None:
         """A single id takes the same path; the same id twice is asked for once."""
         users = [f"u{number}" for number in range(41)]
         await site.controller.force_refresh_users_by_ids([*users, "u0"], VIEWER)
@@ -35,7 +37,9 @@ class TestC10ForceRefresh:
         assert [len(batch) for batch in site.nexus.users] == [20, 20, 1, 1]
         assert set(site.nexus.viewers) == {VIEWER}
 
-    async def test_a_failure_is_raised_when_all_have_ended(self, site: Site) -> None:
+    async def test_a_forced_refresh_raises_a_failure_when_all_batches_have_ended(
+        self, site: Site
+    ) -> None:
         """What could be fetched is stored."""
         site.nexus.failing = {"a:0"}
         ids = [f"a:{number}" for number in range(25)]
@@ -44,20 +48,26 @@ class TestC10ForceRefresh:
         assert isinstance(caught.value.__cause__, ConnectionError)
         assert len(site.rows("post_ttl")) == 5
 
-    async def test_a_value_that_is_not_equal_to_itself_is_told(self, site: Site) -> None:
+    async def test_a_view_that_is_not_equal_to_itself_is_reported_as_updated(
+        self, site: Site
+    ) -> None:
         """A `nan` is stored, returned and announced as any other value."""
         site.nexus.special["a:1"] = post("a:1", score=float("nan"))
         views = await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         assert set(views) == {"a:1"}
         assert site.told == [("updated", "post", ["a:1"])]
 
-    async def test_an_absent_one_is_missing_from_the_result(self, site: Site) -> None:
+    async def test_an_absent_post_is_missing_from_the_result_of_a_forced_refresh(
+        self, site: Site
+    ) -> None:
         """It does not exist; that is no failure."""
         site.nexus.absent = {"a:2"}
         views = await site.controller.force_refresh_posts_by_ids(["a:1", "a:2"], VIEWER)
         assert set(views) == {"a:1"}
 
-    async def test_what_is_subscribed_waits_a_full_ttl_from_then(self, site: Site) -> None:
+    async def test_a_subscribed_post_waits_a_full_ttl_after_a_forced_refresh(
+        self, site: Site
+    ) -> None:
         """The coordinator need not ask again, and a cooldown is over."""
         site.nexus.error = ConnectionError()
         site.ttl.subscribe_post(composite_post_id="a:1")
@@ -82,7 +92,9 @@ class TestC10ForceRefresh:
             await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         assert site.rows("post_ttl") == {}
 
-    async def test_bad_input(self, site: Site) -> None:
+    async def test_a_forced_refresh_refuses_one_text_another_viewer_and_an_empty_id(
+        self, site: Site
+    ) -> None:
         """A text where many ids belong, another viewer than the one who is signed in."""
         with pytest.raises(ConfigError, match="takes many ids"):
             await site.controller.force_refresh_posts_by_ids("a:1", VIEWER)
@@ -92,7 +104,9 @@ class TestC10ForceRefresh:
             await site.controller.force_refresh_users_by_ids([""])
         assert site.nexus.viewers == []
 
-    async def test_without_a_coordinator(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_without_a_coordinator_the_viewer_is_that_of_the_last_call(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """The viewer is who it was asked for; nobody else is shown their views."""
         nexus, database = Nexus(), Database(tmp_path / "a.db")
         async with TtlController(nexus=nexus, database=database, clock=clock) as controller:
@@ -126,13 +140,15 @@ class TestC10ForceRefresh:
             (7, None),
         ],
     )
-    def test_which_post_is_reposted(self, reposted: object, original: str | None) -> None:
+    def test_the_original_of_a_repost_is_read_from_its_uri_or_its_id(
+        self, reposted: object, original: str | None
+    ) -> None:
         """By the URI that Nexus gives, or by a composite id."""
         view = post("a:1", relationships={"reposted": reposted})
         assert original_of(view) == original
 
     @given(st.recursive(st.none() | st.text() | st.integers(), st.lists))
-    def test_any_view_at_all(self, part: object) -> None:
+    def test_no_view_breaks_the_search_for_its_original(self, part: object) -> None:
         """What a server says is never a reason to crash."""
         original_of(part)
         original_of({"relationships": part})
@@ -140,7 +156,9 @@ class TestC10ForceRefresh:
 
 
 class TestC17Reposts:
-    async def test_nobody_fetches_what_nobody_subscribed_to(self, site: Site) -> None:
+    async def test_the_original_of_a_repost_is_not_fetched_unless_it_is_subscribed(
+        self, site: Site
+    ) -> None:
         """The original of a repost is not on the screen, unless it is subscribed itself."""
         site.nexus.special = {"a:1": reposting("a:1", "b:9")}
         site.ttl.subscribe_post(composite_post_id="a:1")
@@ -161,7 +179,7 @@ class TestC17Reposts:
         assert site.subscribed() == {"a:1": 1}
         assert await site.version("b:9") == 1
 
-    async def test_the_original_of_a_forced_repost_too_unless_it_is_fresh(
+    async def test_the_original_of_a_forced_repost_joins_the_queue_unless_it_is_fresh(
         self, following: Site
     ) -> None:
         """C10: it joins the queue of the coordinator that is running."""
@@ -174,7 +192,7 @@ class TestC17Reposts:
         await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         assert site.queued() == ()
 
-    async def test_the_original_of_what_was_forced_before_the_start_too(
+    async def test_the_original_of_a_repost_that_was_forced_before_the_start_joins_the_queue(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """It waits in the queue for the first tick."""
@@ -246,7 +264,9 @@ class TestC11LocalWritesWin:
         assert await site.version("a:1") == 2
         assert site.rows("post_ttl") == {"a:1": milliseconds(site.clock)}
 
-    async def test_touching_what_is_unknown(self, site: Site) -> None:
+    async def test_an_edit_of_a_new_post_makes_its_row_and_an_undeclared_kind_is_refused(
+        self, site: Site
+    ) -> None:
         """An edit of a new post makes its row; an undeclared kind is refused."""
         await site.controller.touch("post", "a:1")
         site.ttl.subscribe_post(composite_post_id="a:1")
@@ -269,7 +289,7 @@ class TestC2File:
         assert await site.version("a:1") == 1
         assert list(site.folder.glob("app.db.corrupt-*"))
 
-    async def test_who_gives_up_waiting_closes_it_for_nobody(
+    async def test_a_caller_that_gives_up_waiting_closes_the_file_for_nobody_else(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """While it is being opened, and when it is open."""
@@ -303,7 +323,9 @@ class TestC2File:
         with pytest.raises(ConfigError, match="another application"):
             await Database(path).open()
 
-    async def test_what_nobody_looked_at_can_be_dropped(self, site: Site) -> None:
+    async def test_evict_deletes_views_and_rows_that_are_older_than_asked_for(
+        self, site: Site
+    ) -> None:
         """Views and rows that are older than asked for, in slices."""
         ids = [f"u{number}" for number in range(700)]
         site.ttl.configure(user_max_batch_size=1000)
@@ -314,7 +336,7 @@ class TestC2File:
         assert set(site.rows("user_ttl")) == {"u5"}
         assert await site.controller.get("user", "u6") is None
 
-    async def test_two_processes_with_different_viewers(
+    async def test_with_two_processes_the_file_serves_the_viewer_that_signed_in_last(
         self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The file serves who signed in last; the other stores nothing in it and sees nothing."""
@@ -358,7 +380,9 @@ class TestC2Viewers:
         site.ttl.sign_in(VIEWER)
         assert await site.version("a:1") == 1
 
-    async def test_a_guest_has_views_of_their_own(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_the_views_of_a_guest_are_not_shown_to_a_viewer_who_signs_in(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """Gone when somebody signs in: they were nobody's."""
         site = made(tmp_path, clock)
         async with site.controller:
@@ -370,7 +394,7 @@ class TestC2Viewers:
 
 
 class TestC7OneSession:
-    async def test_a_force_of_many_batches_is_for_one_viewer(self, site: Site) -> None:
+    async def test_a_forced_refresh_of_many_batches_is_for_one_viewer(self, site: Site) -> None:
         """Who came meanwhile is not asked for, and their views are not returned."""
         site.nexus.hold()
         ids = [f"a:{number}" for number in range(40)]
@@ -382,7 +406,7 @@ class TestC7OneSession:
             await forcing
         assert site.nexus.viewers == [VIEWER]
 
-    async def test_a_force_that_a_sign_out_dropped_says_so(self, site: Site) -> None:
+    async def test_a_forced_refresh_that_a_sign_out_dropped_raises(self, site: Site) -> None:
         """Nothing found is another answer."""
         site.nexus.hold()
         forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER))
@@ -407,7 +431,9 @@ class TestC7OneSession:
         assert site.nexus.viewers == [VIEWER, "another"]
         assert await site.version("a:1") == 1
 
-    async def test_an_edit_is_its_viewers(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_an_edit_is_not_given_to_a_viewer_that_signs_in_meanwhile(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """Who signs in while it is on its way does not get it."""
         site = made(tmp_path, clock)
         async with site.controller:
@@ -445,7 +471,7 @@ class TestC7OneSession:
         assert set(site.rows("user_ttl")) == {"ann"}
         assert site.nexus.viewers == [VIEWER, None]
 
-    async def test_a_force_for_somebody_signs_nobody_in(self, site: Site) -> None:
+    async def test_a_forced_refresh_for_a_viewer_signs_nobody_in(self, site: Site) -> None:
         """It is stored for them, and shown when they come."""
         site.ttl.sign_out()
         await site.controller.force_refresh_posts_by_ids(["a:1"], "ann")
@@ -494,7 +520,7 @@ class TestC7OneSession:
         assert await site.version("a:1") == 1
 
     @pytest.mark.parametrize("when", ["before the write", "after the write"])
-    async def test_a_viewer_who_leaves_while_the_views_are_stored(
+    async def test_the_views_of_a_viewer_who_leaves_while_they_are_stored_are_not_reported(
         self, site: Site, when: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The next viewer is told nothing of it, and no id of it is cooling for them."""
@@ -527,7 +553,7 @@ class TestC7OneSession:
             TtlCoordinator(site.controller)
 
     @pytest.mark.parametrize("wrong", [b"a:1", 5, None])
-    async def test_an_id_is_text(self, site: Site, wrong: str) -> None:
+    async def test_an_id_and_a_viewer_must_be_text(self, site: Site, wrong: str) -> None:
         """And so is a viewer's."""
         with pytest.raises(ConfigError, match="must be text"):
             await site.controller.get("post", wrong)
@@ -543,7 +569,7 @@ class TestC7OneSession:
 class TestC19GetMany:
     """C19: many stored views at once, as `get` reads one."""
 
-    async def test_reads_the_stored_views_by_id(self, site: Site) -> None:
+    async def test_get_many_reads_the_stored_views_by_id(self, site: Site) -> None:
         """Fresh or not; an id without a view is left out, and nothing is fetched."""
         site.nexus.absent = {"a:2"}
         await site.controller.force_refresh_posts_by_ids(["a:1", "a:2", "a:3"], VIEWER)
@@ -554,13 +580,13 @@ class TestC19GetMany:
         assert len(site.nexus.posts) == requests
         assert await site.controller.get_many("post", []) == {}
 
-    async def test_takes_any_iterable(self, site: Site) -> None:
+    async def test_get_many_takes_any_iterable(self, site: Site) -> None:
         """A generator as well."""
         await site.controller.force_refresh_users_by_ids(["ann", "ben"], VIEWER)
         views = await site.controller.get_many("user", (name for name in ("ben", "eve")))
         assert views == {"ben": user("ben")}
 
-    async def test_reads_more_than_one_query_can_name(self, tmp_path: Path) -> None:
+    async def test_get_many_reads_more_ids_than_one_query_can_name(self, tmp_path: Path) -> None:
         """In slices, between which other tasks run."""
 
         async def fetch(ids: list[str]) -> dict[str, str]:
@@ -578,13 +604,13 @@ class TestC19GetMany:
             assert await reading == {id_: id_ for id_ in ids}
             assert turns > 3
 
-    async def test_another_viewer_sees_nothing_of_it(self, site: Site) -> None:
+    async def test_get_many_shows_another_viewer_none_of_the_views(self, site: Site) -> None:
         """The views are those of the viewer that is signed in."""
         await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         site.ttl.sign_in("another")
         assert await site.controller.get_many("post", ["a:1"]) == {}
 
-    async def test_a_viewer_that_leaves_meanwhile_gets_no_mixture(self, site: Site) -> None:
+    async def test_get_many_raises_if_the_viewer_leaves_meanwhile(self, site: Site) -> None:
         """Part of the views would be another viewer's."""
         ids = [f"a:{number}" for number in range(3_000)]
         reading = asyncio.create_task(site.controller.get_many("post", ids))
@@ -594,19 +620,23 @@ class TestC19GetMany:
             await reading
 
     @pytest.mark.parametrize("wrong", ["a:1", b"a:1", 5, None])
-    async def test_one_id_is_not_many(self, site: Site, wrong: Any) -> None:
+    async def test_get_many_refuses_one_id_and_says_how_to_write_it(
+        self, site: Site, wrong: Any
+    ) -> None:
         """Refused with how to write it."""
         with pytest.raises(ConfigError, match=r"post: takes many ids; write \["):
             await site.controller.get_many("post", wrong)
 
-    async def test_an_undeclared_kind_is_refused(self, site: Site) -> None:
+    async def test_get_many_refuses_an_undeclared_kind(self, site: Site) -> None:
         """With the kinds that there are."""
         with pytest.raises(ConfigError, match="not declared; there are: post, user"):
             await site.controller.get_many("price", ["sku-1"])
 
 
 class TestC11Edits:
-    async def test_a_forced_request_sent_before_an_edit_is_stored(self, site: Site) -> None:
+    async def test_a_forced_request_that_was_sent_before_an_edit_does_not_overwrite_it(
+        self, site: Site
+    ) -> None:
         """It does not overwrite it either, however late its answer comes."""
         await site.ttl.tick()
         site.nexus.hold()
@@ -618,7 +648,7 @@ class TestC11Edits:
         await asyncio.gather(forcing, touching)
         assert await site.version("a:1") == 99
 
-    async def test_an_edit_that_is_not_stored_is_told(
+    async def test_an_edit_for_a_file_of_another_viewer_raises(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """The file is another viewer's by now, of another process."""
@@ -630,7 +660,9 @@ class TestC11Edits:
             with pytest.raises(StillfreshError, match="another viewer"):
                 await first.controller.touch("post", "a:1", post("a:1"))
 
-    async def test_a_view_that_cannot_be_stored_marks_nothing(self, site: Site) -> None:
+    async def test_an_edit_that_cannot_be_stored_is_refused_and_the_refresh_in_flight_is_kept(
+        self, site: Site
+    ) -> None:
         """It is refused, and the refresh in flight is kept."""
         site.ttl.subscribe_post(composite_post_id="a:1")
         site.nexus.hold()

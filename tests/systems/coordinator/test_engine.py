@@ -197,7 +197,7 @@ class TestC15OnTheEngine:
         await site.ttl.tick()
         assert site.nexus.posts == [["a:1"], ["a:1"]]
 
-    async def test_the_file_is_a_stores(self, site: Site) -> None:
+    async def test_a_cache_opens_the_file_of_a_coordinator(self, site: Site) -> None:
         """A cache opens it, and sees what the coordinator keeps in it."""
         subscribe(site, 1)
         await site.ttl.tick()
@@ -252,7 +252,7 @@ class TestC18Neighbours:
         assert sorted(site.nexus.posts[-1]) == ["a:11", "a:7", "a:9"]
         assert set(looked) == {"a:7", "a:9", "a:11"}
 
-    async def test_what_nobody_subscribed_to_is_not(
+    async def test_an_id_that_nobody_subscribed_to_is_not_looked_up_when_another_process_writes_it(
         self, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A neighbour's screen is its own."""
@@ -262,7 +262,7 @@ class TestC18Neighbours:
         await site.ttl.tick()
         assert looked == []
 
-    async def test_more_than_is_remembered_makes_all_be_looked_up(
+    async def test_all_ids_are_looked_up_after_more_changes_than_the_file_remembers(
         self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The file remembers the last changes only, so it does not grow with them."""
@@ -328,7 +328,7 @@ def first_release(path: Path, owner: str, now: int) -> apsw.Connection:
 
 class TestC15FirstRelease:
     @pytest.mark.parametrize("killed", [False, True])
-    async def test_its_views_rows_and_owner_are_carried_over(
+    async def test_views_rows_and_owner_of_a_first_release_file_are_carried_over(
         self, tmp_path: Path, clock: ManualClock, killed: bool
     ) -> None:
         """Fresh ones are not fetched again; also of a process that left its log behind."""
@@ -348,7 +348,7 @@ class TestC15FirstRelease:
             assert site.nexus.posts == [["a:2"]]
             assert await site.version("a:3") is None
 
-    async def test_another_viewer_sees_nothing_of_it(
+    async def test_a_first_release_file_shows_another_viewer_nothing(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """It was carried over for its owner."""
@@ -360,7 +360,7 @@ class TestC15FirstRelease:
             await site.controller.prepare()
             assert site.rows("post_ttl") == {}
 
-    async def test_what_was_refreshed_lately_is_not_evicted(
+    async def test_rows_of_a_first_release_file_are_evicted_only_when_they_are_old(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """As if this release had written it."""
@@ -425,7 +425,7 @@ class TestC15Layout:
             assert site.nexus.posts == [["a:2"]]
             assert (await site.version("a:1"), await site.version("a:2")) == (7, 1)
 
-    async def test_another_process_is_told_of_a_put(
+    async def test_a_put_into_a_carried_over_file_is_among_the_changes_for_another_process(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """C18: a new id and an old one, in a file that was carried over."""

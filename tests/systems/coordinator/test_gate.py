@@ -22,7 +22,7 @@ def subscribe(site: Site, *numbers: int) -> None:
 
 class TestC7Gate:
     @pytest.mark.parametrize("missing", ["start", "sign_in", "set_visible"])
-    async def test_nothing_happens_unless_all_three_are_given(
+    async def test_nothing_is_fetched_unless_started_signed_in_and_visible(
         self, tmp_path: Path, clock: ManualClock, missing: str
     ) -> None:
         """Started, signed in, and visible; visibility is not assumed."""
@@ -44,7 +44,7 @@ class TestC7Gate:
             await until(lambda: site.nexus.posts == [["a:1"]])
             await site.ttl.stop()
 
-    async def test_a_function_is_asked_once_everything_is_said(
+    async def test_the_first_tick_comes_at_once_if_the_page_is_shown_right_after_the_start(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """The first tick is not one interval late since a window was shown after the start."""
@@ -57,7 +57,9 @@ class TestC7Gate:
             shown[0] = True
             await until(lambda: site.nexus.posts == [["a:1"]])
 
-    async def test_a_function_can_be_asked(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_the_visible_function_is_asked_at_every_tick_and_an_error_means_hidden(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """`visible=` is asked at every tick; one that fails is taken for hidden."""
         answers: list[bool | Exception] = [False]
 
@@ -81,7 +83,7 @@ class TestC7Gate:
         with pytest.raises(ConfigError, match="visible"):
             made(tmp_path, clock, visible=True)
 
-    async def test_hidden_it_may_refresh_if_it_is_told_to(
+    async def test_a_hidden_page_is_refreshed_with_refresh_when_hidden(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """REFRESH_WHEN_HIDDEN, also when it is turned on later."""
@@ -108,7 +110,9 @@ class TestC7Gate:
         site.ttl.set_visible(True)
         await until(lambda: len(site.nexus.posts) == 2)
 
-    async def test_signing_out_stops_and_resets_and_signing_in_resumes(self, site: Site) -> None:
+    async def test_signing_out_stops_and_resets_and_signing_in_resumes_without_a_start(
+        self, site: Site
+    ) -> None:
         """Without another start; the views are kept for the same viewer."""
         subscribe(site, 1)
         await site.ttl.tick()
@@ -169,7 +173,7 @@ class TestC7Gate:
         await site.ttl.tick()
         assert set(site.rows("post_ttl")) == {"a:2"}
 
-    async def test_the_same_viewer_again_changes_nothing(self, site: Site) -> None:
+    async def test_signing_the_same_viewer_in_again_changes_nothing(self, site: Site) -> None:
         """Signing in twice is signing in."""
         subscribe(site, 1)
         site.ttl.sign_in(VIEWER)
@@ -222,7 +226,7 @@ class TestC16Hidden:
             ({"config": TtlConfig(batch_interval_ms=1, refresh_when_hidden=True)}, None),
         ],
     )
-    async def test_one_that_was_told_says_nothing(
+    async def test_a_coordinator_that_knows_its_visibility_logs_nothing(
         self,
         tmp_path: Path,
         clock: ManualClock,
@@ -241,7 +245,7 @@ class TestC16Hidden:
             await turns()
         assert caplog.text == ""
 
-    async def test_who_is_told_a_moment_later_hears_nothing(
+    async def test_a_coordinator_that_is_shown_within_the_first_interval_logs_nothing(
         self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A page that says within the first interval that it is visible has forgotten nothing."""
@@ -304,7 +308,7 @@ class TestC8Route:
 
 
 class TestC13Lifecycle:
-    async def test_start_and_stop_in_any_order(self, site: Site) -> None:
+    async def test_start_and_stop_may_be_called_in_any_order(self, site: Site) -> None:
         """Twice started is started; stopped it forgets subscriptions, not the viewer."""
         await site.ttl.stop()
         await site.ttl.stop()
@@ -377,7 +381,7 @@ class TestC13Lifecycle:
             assert not caplog.records
             other.nexus.let_go()
 
-    async def test_who_waits_for_a_tick_that_stop_cancelled_goes_on(
+    async def test_a_caller_that_waits_for_a_tick_goes_on_when_stop_cancels_the_tick(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """Nobody cancelled them."""
@@ -405,7 +409,7 @@ class TestC13Lifecycle:
         await asyncio.wait([stopping])
         await until(lambda: len(asyncio.all_tasks()) == 1)
 
-    async def test_nothing_is_queued_while_nobody_is_signed_in(
+    async def test_a_batch_that_fails_after_the_sign_out_queues_nothing(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """Also not by a batch that fails then."""
@@ -430,7 +434,7 @@ class TestC13Lifecycle:
             await ttl.tick()
             assert site.queued("price") == ()
 
-    async def test_started_again_while_it_stops(self, site: Site) -> None:
+    async def test_a_start_during_a_stop_keeps_it_running(self, site: Site) -> None:
         """What it does next is what was asked for last."""
         site.nexus.hold()
         subscribe(site, 1)
@@ -443,7 +447,7 @@ class TestC13Lifecycle:
         await stopping
         await until(lambda: site.nexus.posts == [["a:1"], ["a:2"]])
 
-    async def test_the_state_can_be_looked_at(self, site: Site) -> None:
+    async def test_a_snapshot_shows_the_state_of_each_kind(self, site: Site) -> None:
         """Subscribed, queued, in flight, cooling, the last tick, requests made and saved."""
         subscribe(site, *range(30))
         site.ttl.subscribe_user(pubky="ann")
@@ -457,7 +461,9 @@ class TestC13Lifecycle:
         assert (state.in_flight["post"], state.cooling["post"]) == ((), {})
         assert (state.last_tick, state.requests_made, state.requests_saved) == (began, 2, 19)
 
-    async def test_many_are_managed_together(self, site: Site) -> None:
+    async def test_the_manager_starts_routes_and_stops_its_coordinators_together(
+        self, site: Site
+    ) -> None:
         """Started, routed and stopped as one; one that fails to stop keeps none running."""
         calls: list[str] = []
 
@@ -486,7 +492,7 @@ class TestC13Lifecycle:
         with pytest.raises(ConfigError, match="one by one"):
             CoordinatorsManager([site.ttl])  # type: ignore[arg-type]
 
-    async def test_a_start_that_is_tried_for_ever_leaves_nothing(self, site: Site) -> None:
+    async def test_a_start_that_fails_again_and_again_leaves_no_task(self, site: Site) -> None:
         """Whoever tries again until it works keeps no task of each time."""
 
         class Broken:
@@ -504,7 +510,9 @@ class TestC13Lifecycle:
             await until(lambda: len(manager._undoing) <= 1)
         await manager.stop()
 
-    async def test_all_are_started_or_none(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_the_manager_starts_all_coordinators_or_none(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """One that cannot start leaves those before it as they were."""
 
         class Broken:
@@ -670,7 +678,7 @@ class TestC19Managed:
         assert plain.calls == ["start", "stop"]
         assert site.subscribed() == {}
 
-    async def test_those_before_a_start_that_fails_are_stopped(
+    async def test_coordinators_before_one_whose_start_fails_are_stopped(
         self, site: Site, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Plain or not; one that cannot be stopped is logged, and the start's error is raised."""
@@ -705,7 +713,7 @@ class TestC19Managed:
         assert plain.calls == ["start", "stop"]
 
     @pytest.mark.parametrize("wrong", [None, "ttl", [PlainStream()], PlainStream])
-    def test_what_is_no_coordinator_is_refused(self, wrong: Any) -> None:
+    def test_the_manager_refuses_an_object_that_is_no_coordinator(self, wrong: Any) -> None:
         """With what it was, and what is allowed."""
         says = r"takes coordinators one by one.*start\(\), stop\(\) and set_route\(route\), not "
         with pytest.raises(ConfigError, match=says):

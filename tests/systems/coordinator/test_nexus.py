@@ -41,32 +41,40 @@ async def client(server: NexusServer) -> AsyncIterator[NexusClient]:
 
 
 class TestC12Requests:
-    async def test_posts(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_posts_are_requested_with_their_ids_and_the_viewer(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """`POST v0/stream/posts/by_ids {post_ids, viewer_id}`."""
         assert await client.posts_by_ids(["a:1", "b:2"], "ann") == [post("a:1"), post("b:2")]
         asked = {"post_ids": ["a:1", "b:2"], "viewer_id": "ann"}
         assert server.asked == [("v0/stream/posts/by_ids", asked)]
 
-    async def test_users_without_a_viewer(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_a_request_for_users_without_a_viewer_leaves_the_viewer_out(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """`POST v0/stream/users/by_ids {user_ids}`: the viewer is left out, not null."""
         assert await client.users_by_ids(["ann"]) == [user("ann")]
         assert server.asked == [("v0/stream/users/by_ids", {"user_ids": ["ann"]})]
 
-    async def test_a_base_url_with_a_path(self, server: NexusServer) -> None:
+    async def test_the_path_of_a_base_url_is_kept_without_a_double_slash(
+        self, server: NexusServer
+    ) -> None:
         """A slash at its end is not doubled."""
         async with NexusClient(f"{server.url}/api/") as client:
             with pytest.raises(LoadFailed, match="HTTP 404"):
                 await client.users_by_ids(["ann"])
         assert server.asked[0][0] == "api/v0/stream/users/by_ids"
 
-    async def test_nothing_found(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_a_204_and_an_empty_list_mean_that_all_are_absent(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """204, or an empty list: all of them are absent."""
         server.status, server.body = 204, b""
         assert await client.posts_by_ids(["a:1"]) == []
         server.status, server.body = 200, b"[]"
         assert await client.posts_by_ids(["a:1"]) == []
 
-    async def test_no_connection_is_left_open(
+    async def test_the_nexus_client_leaves_no_connection_open(
         self, server: NexusServer, client: NexusClient
     ) -> None:
         """Nobody has to close the client for that."""
@@ -75,14 +83,16 @@ class TestC12Requests:
             while server.open:
                 await asyncio.sleep(0)
 
-    async def test_a_client_of_ones_own(self, server: NexusServer) -> None:
+    async def test_an_http_client_of_your_own_is_used_with_its_headers(
+        self, server: NexusServer
+    ) -> None:
         """With its headers, proxies and certificates."""
         own = httpx.AsyncClient(headers={"x-app": "mine"})
         async with NexusClient(server.url, client=own) as client:
             assert await client.posts_by_ids(["a:1"]) == [post("a:1")]
         assert own.is_closed
 
-    async def test_a_client_of_httpx_that_fails(self) -> None:
+    async def test_an_error_of_an_httpx_client_fails_the_load(self) -> None:
         """Its errors are the load's, as those of httpx2 are."""
         async with nexus_server() as gone:
             url = gone.url
@@ -90,7 +100,7 @@ class TestC12Requests:
             with pytest.raises(LoadFailed, match="ConnectError"):
                 await client.posts_by_ids(["a:1"])
 
-    def test_what_is_no_client(self) -> None:
+    def test_an_object_that_is_no_http_client_is_refused(self) -> None:
         """It is refused before anything is asked."""
         wrong: Any = "httpx"
         with pytest.raises(ConfigError, match="client: must be an httpx2"):
@@ -99,13 +109,17 @@ class TestC12Requests:
 
 class TestC12BadAnswers:
     @pytest.mark.parametrize("status", [199 + 102, 400, 404, 429, 500, 503])
-    async def test_a_status(self, server: NexusServer, client: NexusClient, status: int) -> None:
+    async def test_any_status_but_200_fails_the_batch(
+        self, server: NexusServer, client: NexusClient, status: int
+    ) -> None:
         """Anything but 200 has failed, a redirect too."""
         server.status, server.headers = status, {"location": "/elsewhere"}
         with pytest.raises(LoadFailed, match=f"HTTP {status}"):
             await client.posts_by_ids(["a:1"])
 
-    async def test_told_when_to_come_back(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_a_retry_after_in_seconds_is_obeyed(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """`Retry-After` in seconds is listened to; a date, or nonsense, is not."""
         server.status, server.headers = 503, {"retry_after": "120"}
         with pytest.raises(RetryAfter) as caught:
@@ -119,7 +133,7 @@ class TestC12BadAnswers:
         "body",
         [b"{}", b"null", b"<html>", b"[", b"\xff\xfe", b'"a:1"', b"[" * 50_000, b"[1e999999999]"],
     )
-    async def test_another_shape(
+    async def test_an_answer_of_another_shape_fails_the_batch_or_its_entries(
         self, server: NexusServer, client: NexusClient, body: bytes
     ) -> None:
         """Not a list of views: the whole batch has failed, or its entries have."""
@@ -132,7 +146,9 @@ class TestC12BadAnswers:
             found = by_id("post", ["a:1"], views, post_id)
             assert isinstance(found["a:1"], LoadFailed)
 
-    async def test_too_long(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_an_answer_that_is_too_long_fails_and_is_not_read_to_its_end(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """No more is read than is allowed, whatever the server goes on to send."""
         sent = 0
 
@@ -149,7 +165,9 @@ class TestC12BadAnswers:
             await client.posts_by_ids(["a:1"])
         assert sent < 100_000_000
 
-    async def test_packed(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_a_gzip_answer_is_unpacked_within_the_limit(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """gzip is understood; what it unpacks to is bounded too, and nonsense has failed."""
         server.headers = {"content_encoding": "gzip"}
         server.body = gzip.compress(json.dumps([post("a:1")]).encode())
@@ -164,7 +182,9 @@ class TestC12BadAnswers:
         with pytest.raises(LoadFailed, match="not as gzip"):
             await client.posts_by_ids(["a:1"])
 
-    async def test_too_slow_to_begin_and_to_end(self, server: NexusServer) -> None:
+    async def test_an_answer_that_is_too_slow_fails_even_if_bytes_keep_coming(
+        self, server: NexusServer
+    ) -> None:
         """The time-out is for the whole answer: one byte now and then does not extend it."""
 
         async def never(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -182,7 +202,9 @@ class TestC12BadAnswers:
                 with pytest.raises(LoadFailed):
                     await client.posts_by_ids(["a:1"])
 
-    async def test_cut_off(self, server: NexusServer, client: NexusClient) -> None:
+    async def test_an_answer_that_is_shorter_than_announced_fails(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
         """Less than was announced is no answer."""
 
         async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -215,7 +237,7 @@ class TestC12BadAnswers:
         with pytest.raises(LoadFailed):
             await client.posts_by_ids(["a:1"])
 
-    async def test_told_to_come_back_in_a_thousand_years(
+    async def test_a_retry_after_of_a_thousand_years_counts_as_one_day(
         self, server: NexusServer, client: NexusClient
     ) -> None:
         """However many digits it has."""
@@ -224,7 +246,7 @@ class TestC12BadAnswers:
             await client.posts_by_ids(["a:1"])
         assert caught.value.seconds == 86_400
 
-    async def test_nobody_there(self) -> None:
+    async def test_a_refused_connection_and_an_unknown_name_fail_the_load(self) -> None:
         """A refused connection, and a name that does not exist."""
         async with nexus_server() as gone:
             url = gone.url
@@ -233,7 +255,7 @@ class TestC12BadAnswers:
                 await client.posts_by_ids(["a:1"])
 
     @pytest.mark.parametrize("url", ["", "nexus", "ftp://nexus", None])
-    def test_a_bad_url(self, url: str) -> None:
+    def test_a_bad_url_and_a_bad_limit_are_refused_at_construction(self, url: str) -> None:
         """Refused where it is given, and so is a bad limit."""
         with pytest.raises(ConfigError, match="url"):
             NexusClient(url)
@@ -255,7 +277,9 @@ class TestC12BrokenEntries:
         assert isinstance(found.pop("a:2"), LoadFailed)
         assert found == {"a:1": post("a:1"), "a:3": post("a:3")}
 
-    async def test_in_the_coordinator(self, server: NexusServer, tmp_path: Path) -> None:
+    async def test_one_batch_of_a_nexus_server_is_stored_failed_and_absent_by_id(
+        self, server: NexusServer, tmp_path: Path
+    ) -> None:
         """From the server to the file: stored, failed alone, and absent, in one batch."""
         clock = ManualClock(START)
         views = [post("a:1"), {**post("a:2"), "tags": {}}]
@@ -281,7 +305,7 @@ class TestC12BrokenEntries:
                 assert await controller.get("post", "a:2") == post("a:2")
         assert server.asked[0][1]["viewer_id"] == VIEWER
 
-    async def test_views_of_ones_own_nexus_are_taken_as_they_are(self, tmp_path: Path) -> None:
+    async def test_views_of_a_nexus_of_your_own_are_not_checked(self, tmp_path: Path) -> None:
         """What shape a view has is said of a Nexus server's, not of anybody's."""
         views = {
             "a:1": {**post("a:1"), "tags": ("x", "y")},
@@ -302,7 +326,7 @@ class TestC12BrokenEntries:
             users = await controller.force_refresh_users_by_ids(["u"], VIEWER)
             assert users == {"u": {**user("u"), "bookmark": True}}
 
-    async def test_parts_of_another_kind_are_fields_of_others(
+    async def test_parts_are_checked_only_for_the_kind_that_has_them(
         self, server: NexusServer, client: NexusClient
     ) -> None:
         """Only a post has a bookmark, and only a user one relationship."""
@@ -318,7 +342,9 @@ class TestC12BrokenEntries:
             )
         )
     )
-    def test_whatever_json_can_say(self, entries: list[Any]) -> None:
+    def test_any_json_gives_views_or_failures_and_no_false_absence(
+        self, entries: list[Any]
+    ) -> None:
         """Each entry is somebody's view, or what was asked for has failed and is not absent."""
         for id_of in (post_id, user_id):
             found = by_id("kind", ["asked"], entries, id_of)

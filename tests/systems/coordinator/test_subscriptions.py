@@ -18,7 +18,7 @@ from tests.kit.coordinator import START, VIEWER, Site, made, milliseconds
 
 
 class TestC3Subscribe:
-    async def test_a_missing_row_is_queued_at_once(self, site: Site) -> None:
+    async def test_a_subscribed_id_without_a_row_is_queued_at_once(self, site: Site) -> None:
         """Nothing is known of it, so it is the next batch's."""
         site.ttl.subscribe_post(composite_post_id="a:1")
         assert site.queued() == ("a:1",)
@@ -26,7 +26,9 @@ class TestC3Subscribe:
     @pytest.mark.parametrize(
         ("age", "queued"), [(-1, True), (0, False), (300_000, False), (300_001, True)]
     )
-    async def test_the_row_decides(self, site: Site, age: int, queued: bool) -> None:
+    async def test_the_age_of_the_row_decides_whether_a_subscribed_id_is_queued(
+        self, site: Site, age: int, queued: bool
+    ) -> None:
         """Fresh up to and at the TTL; stale past it, and from the future."""
         await site.ttl.tick()
         row = milliseconds(site.clock) - age
@@ -34,7 +36,7 @@ class TestC3Subscribe:
         site.ttl.subscribe_post(composite_post_id="a:1")
         assert site.queued() == (("a:1",) if queued else ())
 
-    async def test_what_is_fresh_is_looked_at_when_its_time_comes(self, site: Site) -> None:
+    async def test_a_fresh_id_is_fetched_by_the_first_tick_after_its_ttl(self, site: Site) -> None:
         """Not fetched before it is stale, and fetched by the first tick after."""
         await site.ttl.tick()
         site.write_row("post", "a:1", milliseconds(site.clock) - 1000)
@@ -46,7 +48,7 @@ class TestC3Subscribe:
         await site.ttl.tick()
         assert site.nexus.posts == [["a:1"]]
 
-    async def test_before_the_file_is_open_it_is_looked_up_by_the_first_tick(
+    async def test_an_id_subscribed_before_the_file_is_open_is_looked_up_by_the_first_tick(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """Nobody waits for the disk, and nothing is forgotten."""
@@ -91,7 +93,9 @@ class TestC3Subscribe:
         assert site.subscribed("user") == {}
         assert site.nexus.users == []
 
-    async def test_posts_are_a_set(self, site: Site) -> None:
+    async def test_a_post_subscribed_twice_is_gone_at_the_first_unsubscribe(
+        self, site: Site
+    ) -> None:
         """Subscribed twice, gone at the first unsubscribe."""
         site.ttl.subscribe_post(composite_post_id="a:1")
         site.ttl.subscribe_post(composite_post_id="a:1")
@@ -99,7 +103,7 @@ class TestC3Subscribe:
         assert site.subscribed() == {}
         assert site.queued() == ()
 
-    async def test_posts_are_counted_on_demand(self, site: Site) -> None:
+    async def test_a_post_is_counted_if_the_call_asks_for_it(self, site: Site) -> None:
         """For a post that stands on the screen twice."""
         for _ in range(2):
             site.ttl.subscribe_post(composite_post_id="a:1", counted=True)
@@ -115,7 +119,9 @@ class TestC3Subscribe:
         site.ttl.subscribe_post(composite_post_id="a:1")
         assert site.subscribed() == {"a:1": 2}
 
-    async def test_users_are_counted(self, site: Site) -> None:
+    async def test_a_user_stays_subscribed_until_every_subscriber_has_left(
+        self, site: Site
+    ) -> None:
         """One for each call: a header and a sidebar may show the same one."""
         site.ttl.subscribe_user(pubky="ann")
         site.ttl.subscribe_user(pubky="ann")
@@ -124,7 +130,9 @@ class TestC3Subscribe:
         site.ttl.unsubscribe_user(pubky="ann")
         assert site.subscribed("user") == {}
 
-    async def test_any_number_of_kinds(self, tmp_path: Path, clock: ManualClock) -> None:
+    async def test_a_declared_kind_has_its_own_terms_batches_and_table(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
         """A declared kind has its own terms, batches and table, and is fetched without a viewer."""
         asked: list[list[str]] = []
 
@@ -146,7 +154,9 @@ class TestC3Subscribe:
             assert await site.controller.get("price", "a") == 5
             assert set(site.rows("price_ttl")) == {"a", "b", "c"}
 
-    async def test_a_kind_declared_later(self, site: Site) -> None:
+    async def test_a_kind_that_is_declared_while_it_runs_is_looked_up_and_fetched(
+        self, site: Site
+    ) -> None:
         """While it runs: it is looked up and fetched like the others."""
 
         async def fetch(ids: list[str]) -> dict[str, int]:
@@ -218,7 +228,9 @@ async def _awaited(result: Any) -> None:
 
 
 class TestC4Unsubscribe:
-    async def test_it_leaves_the_subscriptions_and_the_queue(self, site: Site) -> None:
+    async def test_an_unsubscribed_id_leaves_the_subscriptions_and_the_queue(
+        self, site: Site
+    ) -> None:
         """Scrolled away before its batch: it is never fetched."""
         site.ttl.subscribe_post(composite_post_id="a:1")
         site.ttl.subscribe_post(composite_post_id="a:2")
@@ -226,7 +238,9 @@ class TestC4Unsubscribe:
         await site.ttl.tick()
         assert site.nexus.posts == [["a:2"]]
 
-    async def test_unknown_and_often(self, site: Site) -> None:
+    async def test_unsubscribing_an_unknown_id_or_too_often_changes_nothing(
+        self, site: Site
+    ) -> None:
         """Counts never go below zero."""
         for _ in range(3):
             site.ttl.unsubscribe_user(pubky="ann")
@@ -234,7 +248,9 @@ class TestC4Unsubscribe:
         site.ttl.subscribe_user(pubky="ann")
         assert site.subscribed("user") == {"ann": 1}
 
-    async def test_in_flight_it_completes_is_kept_and_is_not_queued_again(self, site: Site) -> None:
+    async def test_an_id_unsubscribed_in_flight_is_stored_and_not_queued_again(
+        self, site: Site
+    ) -> None:
         """The data is still of use; the id is not asked for again."""
         site.nexus.hold()
         site.ttl.subscribe_post(composite_post_id="a:1")
@@ -248,7 +264,9 @@ class TestC4Unsubscribe:
         await site.ttl.tick()
         assert len(site.nexus.posts) == 1
 
-    async def test_back_on_screen_in_flight_it_is_not_fetched_twice(self, site: Site) -> None:
+    async def test_an_id_that_is_subscribed_again_in_flight_is_not_fetched_twice(
+        self, site: Site
+    ) -> None:
         """The fetch under way is as good for who came back."""
         site.nexus.hold()
         site.ttl.subscribe_post(composite_post_id="a:1")
@@ -264,7 +282,9 @@ class TestC4Unsubscribe:
         assert len(site.nexus.posts) == 2
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from("ab"))))
-    def test_counts_are_those_of_a_naive_model(self, calls: list[tuple[bool, bool, str]]) -> None:
+    def test_counts_of_subscriptions_match_a_naive_model(
+        self, calls: list[tuple[bool, bool, str]]
+    ) -> None:
         """Counted or not, in any order, they match a plain count that stops at zero."""
         lane: Lane[str] = Lane(cooldown=1, longest_cooldown=1)
         counts = dict.fromkeys("ab", 0)
@@ -278,7 +298,7 @@ class TestC4Unsubscribe:
             assert lane.subscribed == {key: count for key, count in counts.items() if count}
 
 
-def test_the_clock_is_a_wall_clock_in_seconds(tmp_path: Path) -> None:
+def test_a_clock_that_cannot_be_called_is_refused(tmp_path: Path) -> None:
     """C3: a clock without its parentheses is refused."""
     with pytest.raises(ConfigError, match="clock"):
         made(tmp_path, START)  # type: ignore[arg-type]

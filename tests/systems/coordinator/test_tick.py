@@ -40,7 +40,7 @@ def count_look_ups(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class TestC2Tables:
-    async def test_the_schema_is_the_seeds(self, site: Site) -> None:
+    async def test_the_tables_are_those_of_the_seed(self, site: Site) -> None:
         """`post_ttl` and `user_ttl` hold an id and milliseconds, beside the views."""
         subscribe(site, 1)
         site.ttl.subscribe_user(pubky="ann")
@@ -53,7 +53,9 @@ class TestC2Tables:
         assert await site.version("ann", "user") == 1
 
     @given(st.integers(0, 2**41), st.integers(1, 10**9), st.integers(-(10**9), 10**9))
-    def test_stale_is_past_the_ttl_or_from_the_future(self, row: int, ttl: int, age: int) -> None:
+    def test_a_row_is_stale_past_its_ttl_or_if_it_is_from_the_future(
+        self, row: int, ttl: int, age: int
+    ) -> None:
         """Equality is fresh; the next millisecond is the first that is stale."""
 
         def is_stale(now: int) -> bool:
@@ -97,7 +99,7 @@ class TestC5Tick:
             f"a:{number}" for number in range(count)
         ]
 
-    async def test_more_batches_a_tick(self, site: Site) -> None:
+    async def test_a_tick_makes_as_many_batches_as_configured(self, site: Site) -> None:
         """As many as the configuration allows, one after the other."""
         site.ttl.configure(max_batches_per_tick=3)
         subscribe(site, *range(70))
@@ -114,7 +116,7 @@ class TestC5Tick:
         site.nexus.let_go()
         await site.ttl.tick()
 
-    async def test_the_row_is_the_time_the_request_was_sent(self, site: Site) -> None:
+    async def test_a_row_has_the_time_at_which_the_request_was_sent(self, site: Site) -> None:
         """Not when the answer came."""
         sent = milliseconds(site.clock)
         site.nexus.hold()
@@ -125,7 +127,7 @@ class TestC5Tick:
         await site.ttl.tick()
         assert site.rows("post_ttl") == {"a:1": sent}
 
-    async def test_what_became_stale_joins_the_queue(self, site: Site) -> None:
+    async def test_ids_that_became_stale_join_the_queue(self, site: Site) -> None:
         """All that were refreshed together are due together, once their TTL has passed."""
         subscribe(site, *range(5))
         await site.ttl.tick()
@@ -136,7 +138,9 @@ class TestC5Tick:
         await site.ttl.tick()
         assert [sorted(batch) for batch in site.nexus.posts] == [[f"a:{n}" for n in range(5)]] * 2
 
-    async def test_another_processs_refresh_is_seen(self, site: Site) -> None:
+    async def test_a_queued_id_that_another_process_refreshed_is_not_fetched(
+        self, site: Site
+    ) -> None:
         """What waits in the queue is checked once more, and not fetched for nothing."""
         site.ttl.set_visible(False)
         subscribe(site, 1, 2)
@@ -146,7 +150,9 @@ class TestC5Tick:
         await site.ttl.tick()
         assert site.nexus.posts == [["a:2"]]
 
-    async def test_another_processs_write_makes_all_be_looked_up(self, site: Site) -> None:
+    async def test_a_row_that_another_process_removed_is_noticed_by_the_next_tick(
+        self, site: Site
+    ) -> None:
         """A row that was removed or set back elsewhere is noticed by the next tick."""
         subscribe(site, 1, 2)
         await site.ttl.tick()
@@ -155,7 +161,9 @@ class TestC5Tick:
         await site.ttl.tick()
         assert site.nexus.posts == [["a:1", "a:2"], ["a:2"]]
 
-    async def test_a_batch_is_filled_up_when_some_of_it_are_fresh(self, site: Site) -> None:
+    async def test_a_batch_is_filled_up_when_another_writer_refreshed_part_of_it(
+        self, site: Site
+    ) -> None:
         """Those that another writer refreshed take no place."""
         site.ttl.set_visible(False)
         subscribe(site, *range(30))
@@ -178,7 +186,7 @@ class TestC5Tick:
         await asyncio.gather(*ticks)
         assert len(site.nexus.posts) == 1
 
-    async def test_start_ticks_at_once_and_then_by_itself(self, tmp_path: Path) -> None:
+    async def test_start_ticks_at_once_and_then_at_every_interval(self, tmp_path: Path) -> None:
         """Without a call of tick: the first at once, the next an interval after its end."""
         site = made(tmp_path, ManualClock(1e9), TtlConfig(batch_interval_ms=1))
         site.ttl.sign_in(VIEWER)
@@ -282,7 +290,7 @@ class TestC6Cost:
         assert len(lane._times) <= 2 * len(lane) + 64
         assert len(lane._planned) <= len(lane)
 
-    def test_every_state_can_be_left(self) -> None:
+    def test_every_state_of_the_lane_can_be_left(self) -> None:
         """The table of states has no dead end, and names no state twice."""
         assert set(NEXT) == set(LaneState)
         assert all(NEXT[state] for state in LaneState)
@@ -291,7 +299,7 @@ class TestC6Cost:
 
 
 class TestC9Failure:
-    async def test_rows_are_untouched_and_each_id_cools(
+    async def test_a_failed_batch_leaves_its_rows_and_each_id_cools_down(
         self, site: Site, caplog: pytest.LogCaptureFixture
     ) -> None:
         """One line in the log; still subscribed, not queued until the cooldown is over."""
@@ -345,7 +353,9 @@ class TestC9Failure:
         await site.ttl.tick()
         assert len(site.nexus.posts) == 2
 
-    async def test_twenty_that_always_fail_do_not_starve_the_twenty_first(self, site: Site) -> None:
+    async def test_twenty_ids_that_always_fail_do_not_starve_the_twenty_first(
+        self, site: Site
+    ) -> None:
         """The failing ones queue behind it when their cooldown is over."""
         site.nexus.failing = {"a:0"}
         subscribe(site, *range(21))
@@ -356,7 +366,7 @@ class TestC9Failure:
 
     @pytest.mark.parametrize("cooldown", [0, 10_000])
     @pytest.mark.parametrize("failing", [1, 19, 20])
-    async def test_ids_that_poison_their_batch_are_told_apart(
+    async def test_ids_that_fail_their_batch_are_found_by_halving_it(
         self, site: Site, failing: int, cooldown: int
     ) -> None:
         """What failed beside them is tried in halves, down to one by one."""
@@ -368,7 +378,9 @@ class TestC9Failure:
             site.clock.advance(5)
         assert len(site.rows("post_ttl")) == 21 - failing
 
-    async def test_what_failed_is_never_beside_what_did_not(self, site: Site) -> None:
+    async def test_ids_that_failed_are_never_in_a_batch_with_ids_that_did_not(
+        self, site: Site
+    ) -> None:
         """Also when there is room for both in one batch."""
         site.nexus.failing = {"a:0"}
         subscribe(site, 0, 1)
@@ -488,7 +500,7 @@ class TestC9Failure:
         assert len(lane.cooling(1)) == 10_000
         assert 0 not in lane.cooling(1)
 
-    def test_ids_nobody_asked_for_are_a_mistake_not_an_absence(self) -> None:
+    def test_an_answer_with_ids_nobody_asked_for_is_a_failure_and_no_absence(self) -> None:
         """A server that names its posts in another way loses nobody's view."""
         found = by_id("post", ["a:1"], [{"details": {"author": "b", "id": "1"}}], post_id)
         assert isinstance(results_of("post", ["a:1"], found)["a:1"], LoadFailed)

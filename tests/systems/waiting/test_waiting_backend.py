@@ -50,7 +50,7 @@ def kinds(told: list[Happened]) -> list[tuple[str, type]]:
 class TestW12Order:
     """W12: humans first, then longest waiting, then id; at most five; ours only."""
 
-    async def test_orders_by_humans_then_time_then_id(
+    async def test_waiting_games_are_ordered_by_humans_then_time_then_id(
         self, games: Games, clock: ManualClock
     ) -> None:
         """Each criterion decides where those before it do not."""
@@ -62,13 +62,13 @@ class TestW12Order:
         await games.start("w-early", [ME, YOU])
         assert games.waiting_longest("me") == ["w-early", "x-late", "y-late", "z-bots"]
 
-    async def test_shows_at_most_five(self, games: Games) -> None:
+    async def test_at_most_five_waiting_games_are_listed(self, games: Games) -> None:
         """Those that wait longest."""
         for name in "gfedcba":
             await games.start(name, [ME, YOU])
         assert games.waiting_longest("me") == list("abcde")
 
-    async def test_leaves_out_what_is_not_ours(self, games: Games) -> None:
+    async def test_games_that_do_not_wait_for_the_user_are_left_out(self, games: Games) -> None:
         """Another's turn, a game that is over, one that we left; and a bot has no list."""
         await games.start("theirs", [YOU, ME])
         await games.start("over", [ME, YOU])
@@ -93,7 +93,9 @@ class TestW12Order:
         await games.move("a", "you")
         assert games.waiting_longest("me") == ["b", "a"]
 
-    async def test_whoever_leaves_makes_it_a_game_against_bots(self, games: Games) -> None:
+    async def test_a_game_whose_other_human_leaves_counts_as_one_against_bots(
+        self, games: Games
+    ) -> None:
         """Until they rejoin: the number of humans is always true."""
         await games.start("a", [ME, YOU, BOT])
         await games.start("b", [ME, YOU])
@@ -103,7 +105,7 @@ class TestW12Order:
         assert games.waiting_longest("me") == ["a", "b"]
 
     @pytest.mark.parametrize("seed", range(3))
-    async def test_agrees_with_a_plain_sort(
+    async def test_the_list_agrees_with_a_plain_sort_of_all_games(
         self, games: Games, clock: ManualClock, seed: int
     ) -> None:
         """Whatever was played, by whomever."""
@@ -157,7 +159,7 @@ def sorted_by_hand(games: Games, user: str) -> list[str]:
 class TestW12Index:
     """W12: one walk along an index."""
 
-    async def test_no_scan_no_sort_no_query_for_each_game(self, games: Games) -> None:
+    async def test_the_list_is_one_walk_along_an_index(self, games: Games) -> None:
         """The plan: the index in its order, and each game's membership by its key."""
         connection = games._reader
         assert connection is not None
@@ -167,7 +169,9 @@ class TestW12Index:
         assert steps[0].startswith("SEARCH g USING INDEX games_waiting (actor=?")
         assert steps[1].startswith("SEARCH m USING PRIMARY KEY (game_id=? AND user_id=?")
 
-    async def test_asking_costs_the_same_among_many_games(self, games: Games) -> None:
+    async def test_the_list_costs_the_same_among_two_hundred_games_as_among_ten(
+        self, games: Games
+    ) -> None:
         """One statement, and SQLite's steps are as many among two hundred games as among ten."""
         connection = games._reader
         assert connection is not None
@@ -225,7 +229,7 @@ class TestW12Events:
         invalidated = [user for user, kind in kinds(told) if kind is InvalidatedNews]
         assert invalidated == ["you", "me"]
 
-    async def test_a_turn_that_is_left_passes_on(self, games: Games) -> None:
+    async def test_the_turn_of_a_player_who_leaves_passes_on(self, games: Games) -> None:
         """Who becomes the actor is told; when nobody is left, nobody is the actor."""
         await games.start("g", [ME, YOU])
         told = heard(games)
@@ -273,7 +277,7 @@ class TestW12Refused:
             await games.move("nowhere", "me")
         assert (games.view("g"), told) == (before, [])
 
-    async def test_a_refusal_that_nobody_waits_for_is_not_complained_of(self, games: Games) -> None:
+    async def test_a_refusal_that_nobody_waits_for_is_not_logged(self, games: Games) -> None:
         """Whoever had moved was cancelled before the refusal came."""
         complaints: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
@@ -292,7 +296,7 @@ class TestW12Refused:
         gc.collect()
         assert complaints == []
 
-    async def test_a_game_that_is_over_is_over(self, games: Games) -> None:
+    async def test_a_game_that_is_over_refuses_moves_and_a_second_end(self, games: Games) -> None:
         """No move, no second end."""
         await games.start("g", [ME, YOU])
         await games.abandon("g")
@@ -300,7 +304,9 @@ class TestW12Refused:
             with pytest.raises(GameError, match="abandoned"):
                 await step
 
-    async def test_games_that_cannot_be_are_refused(self, games: Games) -> None:
+    async def test_a_game_with_a_used_id_a_doubled_player_or_no_players_is_refused(
+        self, games: Games
+    ) -> None:
         """One id, one game; one seat for each; somebody must play."""
         await games.start("g", [ME, YOU])
         with pytest.raises(GameError, match="exists"):
@@ -313,7 +319,7 @@ class TestW12Refused:
             await games.rejoin("g", "me")
         assert games.waiting_longest("me") == ["g"]
 
-    async def test_closed_games_say_so(self, tmp_path: Path) -> None:
+    async def test_calls_before_opening_and_after_closing_raise(self, tmp_path: Path) -> None:
         """Before they are opened, and after."""
         games = Games(tmp_path / "games.db")
         with pytest.raises(NotOpen):
@@ -339,7 +345,9 @@ class TestW12Refused:
                 pass
         assert path.read_bytes() == before
 
-    async def test_a_place_that_cannot_be_is_refused(self, tmp_path: Path) -> None:
+    async def test_a_path_that_cannot_be_opened_is_refused_with_what_to_do(
+        self, tmp_path: Path
+    ) -> None:
         """With what to do."""
         with pytest.raises(StoreError, match="there is no directory"):
             async with Games(tmp_path / "nowhere" / "games.db"):
@@ -390,7 +398,9 @@ class TestW12Kept:
         assert path.read_bytes() == b"\xffnot any more" * 1000
         assert {found.name for found in tmp_path.iterdir()} <= {"games.db", "games.db.lock"}
 
-    async def test_corruption_that_a_move_meets_is_told(self, games: Games, tmp_path: Path) -> None:
+    async def test_a_move_that_meets_corruption_raises_until_the_file_is_mended(
+        self, games: Games, tmp_path: Path
+    ) -> None:
         """And goes on being told, until somebody has mended the file."""
         await games.start("g", [ME, YOU])
         assert games._writer is not None
@@ -445,7 +455,7 @@ class TestW12Kept:
         assert (await move).actor == "you"
         assert kinds(told) == [("you", YourTurnNews)]
 
-    async def test_a_commit_is_on_disk(self, games: Games) -> None:
+    async def test_a_commit_is_synced_to_the_disk(self, games: Games) -> None:
         """Not only with the operating system: what was told outlives a power cut."""
         assert games._writer is not None
         assert await games._writer.run(lambda it: it.pragma("synchronous"), writes=False) == 2
@@ -458,7 +468,9 @@ class TestW12Kept:
             assert games.view("g").version >= max(told)
 
     @pytest.mark.parametrize("is_there", [False, True])
-    async def test_a_log_without_its_file_is_kept(self, tmp_path: Path, is_there: bool) -> None:
+    async def test_a_log_whose_file_is_missing_is_kept(
+        self, tmp_path: Path, is_there: bool
+    ) -> None:
         """SQLite would delete it, and the moves in it, for an empty file."""
         path, log = tmp_path / "games.db", tmp_path / "games.db-wal"
         told = told_until_killed(path)
@@ -478,7 +490,7 @@ class TestW12Kept:
 class TestW12Endpoint:
     """W12: `GET /api/games/waiting-longest`, over real HTTP."""
 
-    async def test_answers_for_the_user_who_is_signed_in(self, tmp_path: Path) -> None:
+    async def test_the_endpoint_answers_for_the_signed_in_user_only(self, tmp_path: Path) -> None:
         """One user's games are nobody else's, and no cache's."""
         async with served(tmp_path) as service:
             await service.games.start("g", [ME, YOU])
@@ -487,7 +499,7 @@ class TestW12Endpoint:
         assert mine == (200, {"game_ids": ["g", "h"]}, "private, no-store")
         assert yours == (200, {"game_ids": []}, "private, no-store")
 
-    async def test_nobody_gets_nothing(self, tmp_path: Path) -> None:
+    async def test_the_endpoint_refuses_a_request_without_a_user(self, tmp_path: Path) -> None:
         """Sign in first."""
         async with served(tmp_path) as service:
             status, _, _ = await self.ask(service, None)

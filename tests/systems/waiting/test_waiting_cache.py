@@ -39,13 +39,15 @@ async def turns(count: int = 10) -> None:
 class TestW11Navigation:
     """W11: reading, which asks nobody."""
 
-    async def test_shows_the_pool_with_its_proof(self, cache: WaitingCache) -> None:
+    async def test_navigation_shows_the_pool_with_its_proof(self, cache: WaitingCache) -> None:
         """As the seed renders it: the pool without the current game."""
         expected = Navigation(("b", "c"), Proof.SERVER, pending=False)
         assert cache.navigation(current="a") == expected
         assert cache.navigation().games == cache.state.pool == ("a", "b", "c")
 
-    async def test_before_the_first_answer_nothing_is_known(self, backend: Backend) -> None:
+    async def test_before_the_first_answer_the_pool_is_empty_and_pending(
+        self, backend: Backend
+    ) -> None:
         """Empty, and pending as soon as it was started."""
         backend.slow = True
         async with WaitingCache(backend.fetch) as cache:
@@ -63,7 +65,7 @@ class TestW11Navigation:
         cache.move_sent("b")
         assert seen == [("b", "c")]
 
-    async def test_a_listener_may_act(self, cache: WaitingCache) -> None:
+    async def test_a_listener_may_send_events_to_the_cache(self, cache: WaitingCache) -> None:
         """What it does is done when it returns, and others are told of the newest state."""
         seen = []
 
@@ -80,7 +82,7 @@ class TestW11Navigation:
 class TestW3Flights:
     """W3: one call of `fetch` at a time."""
 
-    async def test_a_burst_is_one_flight_and_one_that_follows(
+    async def test_a_burst_of_events_makes_one_fetch_and_one_that_follows(
         self, cache: WaitingCache, backend: Backend
     ) -> None:
         """However many events come."""
@@ -96,7 +98,7 @@ class TestW3Flights:
         await cache.settled()
         assert (backend.calls, cache.state.pool) == (3, ("a", "b"))
 
-    async def test_settled_waits_for_what_follows(
+    async def test_settled_waits_for_the_fetch_that_follows_as_well(
         self, cache: WaitingCache, backend: Backend
     ) -> None:
         """Not only for the answer that is under way."""
@@ -135,7 +137,7 @@ class TestW3Flights:
         await turns()
         assert (cache.state.pool, cache.navigation().pending) == (("z",), False)
 
-    async def test_a_success_makes_pauses_short_again(
+    async def test_after_a_success_the_pauses_between_retries_begin_short_again(
         self, cache: WaitingCache, backend: Backend, sleeper: Sleeper
     ) -> None:
         """The next failure begins anew."""
@@ -148,7 +150,7 @@ class TestW3Flights:
             await turns()
         assert sleeper.slept == [0.5, 0.5]
 
-    async def test_the_next_event_asks_at_once(
+    async def test_the_next_event_ends_a_pause_and_fetches_at_once(
         self, cache: WaitingCache, backend: Backend, sleeper: Sleeper
     ) -> None:
         """The pause is given up, and asks nothing later."""
@@ -176,7 +178,7 @@ class TestW3Flights:
             frozenset("ab"),
         ],
     )
-    async def test_an_answer_that_is_none_is_a_failure(
+    async def test_an_invalid_answer_of_fetch_is_a_failure(
         self, sleeper: Sleeper, answer: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Logged, with what was wrong; the pool stays."""
@@ -225,7 +227,7 @@ class TestW3Flights:
             await until(cache, lambda: not cache.navigation().pending)
             assert cache.state.pool == ("a", "b", "c")
 
-    async def test_a_sleep_that_fails_costs_the_retry_not_the_cache(
+    async def test_a_sleep_that_fails_loses_the_retry_and_the_next_event_fetches(
         self, backend: Backend, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is logged, and the next event asks."""
@@ -243,7 +245,7 @@ class TestW3Flights:
             await cache.settled()
             assert cache.state.pool == ("a", "b", "c")
 
-    async def test_a_move_that_stays_unconfirmed_makes_no_storm(
+    async def test_a_move_that_stays_unconfirmed_causes_no_storm_of_fetches(
         self, backend: Backend, sleeper: Sleeper
     ) -> None:
         """W5: an answer that our moves empty is asked for again at once, then slowly."""
@@ -275,7 +277,9 @@ class TestW14Worth:
             assert cache.navigation("c").games == ("a", "b")
         assert backend.calls == 2
 
-    async def test_alternation_asks_every_time(self, cache: WaitingCache, backend: Backend) -> None:
+    async def test_two_games_played_by_turns_are_fetched_every_time(
+        self, cache: WaitingCache, backend: Backend
+    ) -> None:
         """As the seed says it should: nobody here knows which of two waits longer."""
         for number in range(10):
             game = "ab"[number % 2]
@@ -288,7 +292,9 @@ class TestW14Worth:
 class TestW1Driver:
     """W1: it only carries out what the rules decide, and ends cleanly."""
 
-    async def test_closing_ends_what_is_under_way(self, backend: Backend) -> None:
+    async def test_closing_ends_a_fetch_and_the_callers_that_wait_for_it(
+        self, backend: Backend
+    ) -> None:
         """No task is left, and who waits for rest is let go."""
         backend.slow = True
         cache = WaitingCache(backend.fetch)
@@ -317,7 +323,9 @@ class TestW1Driver:
             cache.your_turn("a")
         assert cache.navigation("a").games == ("b", "c")
 
-    def test_without_a_loop_nothing_changes(self, backend: Backend) -> None:
+    def test_an_event_outside_a_running_loop_is_refused_and_changes_nothing(
+        self, backend: Backend
+    ) -> None:
         """An event outside a running loop is refused before it is applied."""
         cache = WaitingCache(backend.fetch)
         with pytest.raises(RuntimeError):
@@ -340,7 +348,7 @@ class TestW1Driver:
             (lambda cache: cache.your_turn("a", version=2.0), "version: must be a whole number"),
         ],
     )
-    async def test_bad_input_is_refused(
+    async def test_a_bad_argument_is_refused_and_changes_nothing(
         self, cache: WaitingCache, act: Callable[[Any], object], says: str
     ) -> None:
         """With what was wrong and what is allowed; nothing changes."""
@@ -350,7 +358,7 @@ class TestW1Driver:
         assert cache.state == before
 
     @pytest.mark.parametrize("name", ["fetch", "sleep"])
-    def test_what_is_called_must_be_callable(self, name: str) -> None:
+    def test_a_function_that_cannot_be_called_is_refused_at_construction(self, name: str) -> None:
         """Found out where it is declared."""
 
         async def fetch() -> list[str]:
@@ -360,7 +368,7 @@ class TestW1Driver:
         with pytest.raises(ConfigError, match=name):
             WaitingCache(options["fetch"], sleep=options["sleep"])
 
-    async def test_numbers_are_ids_as_well(self) -> None:
+    async def test_game_ids_may_be_numbers(self) -> None:
         """Many backends number their games."""
 
         async def fetch() -> list[int]:

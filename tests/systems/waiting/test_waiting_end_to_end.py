@@ -59,7 +59,9 @@ def saw(client: WaitingClient, version: int) -> Callable[[], bool]:
 class TestW12EndToEnd:
     """W9, W12: backend, events, client and cache together; moves that fail, lost connections."""
 
-    async def test_an_evening_of_three(self, service: Served) -> None:
+    async def test_three_players_see_the_order_of_the_backend_at_every_rest(
+        self, service: Served
+    ) -> None:
         """What each sees is the backend's order, at every rest, and most turns ask nobody."""
         games = service.games
         async with AsyncExitStack() as stack:
@@ -118,7 +120,9 @@ class TestW12EndToEnd:
             await games.end("g1")
             await until(ann.cache, shows(ann, "g2"))
 
-    async def test_a_second_device_hears_the_same(self, service: Served) -> None:
+    async def test_a_game_that_is_played_on_a_second_device_leaves_the_pool(
+        self, service: Served
+    ) -> None:
         """A game that is on screen here and played there leaves the pool."""
         await service.games.start("g1", [ANN, BEN])
         await service.games.start("g2", [ANN, BEN])
@@ -160,7 +164,7 @@ class TestW12EndToEnd:
             await until(ann.cache, shows(ann, "g1", "g2", "g3"))
             assert ann.cache.state.pending == ()
 
-    async def test_what_happens_while_the_wire_is_cut_is_caught_up_with(
+    async def test_changes_during_a_lost_connection_are_caught_up_with(
         self, service: Served, wire: Wire
     ) -> None:
         """Growing pauses until the service is there again; then everything is asked anew."""
@@ -190,7 +194,7 @@ class TestW12EndToEnd:
             assert ann.cache.state.screen is not None
             assert ann.cache.state.screen.my_turn
 
-    async def test_looking_at_what_is_not_there(self, service: Served) -> None:
+    async def test_looking_at_an_unknown_game_is_refused(self, service: Served) -> None:
         """Refused with the reason; what was looked at still is."""
         await service.games.start("g1", [ANN, BEN])
         async with client_of("ann", service.url) as ann:
@@ -242,7 +246,7 @@ class TestW12EndToEnd:
         gc.collect()
         assert "never retrieved" not in caplog.text
 
-    async def test_a_client_that_is_not_open_says_so(self, service: Served) -> None:
+    async def test_a_client_that_is_not_open_raises(self, service: Served) -> None:
         """Before and after: nothing is being tried. Who waits is let go."""
         client = client_of("ann", service.url)
         with pytest.raises(NotOpen, match="not open"):
@@ -258,7 +262,7 @@ class TestW12EndToEnd:
             with pytest.raises(NotOpen, match="not open"):
                 await act("g1")
 
-    async def test_nobody_who_is_not_signed_in_hears_anything(
+    async def test_a_client_that_is_not_signed_in_receives_nothing(
         self, service: Served, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The client keeps trying, slower and slower, and says so."""
@@ -297,7 +301,7 @@ class TestW12Rude:
     @pytest.mark.parametrize(
         "said", [b"\x00\xff", "not json", '{"type": "rob"}', '{"type": "move", "game_id": 5}']
     )
-    async def test_nonsense_ends_that_connection_only(
+    async def test_an_invalid_message_ends_only_its_own_connection(
         self, service: Served, said: str | bytes
     ) -> None:
         """Others go on as if nothing had happened."""
@@ -314,7 +318,7 @@ class TestW12Rude:
             await service.games.move("g1", "ben")
             await until(ann.cache, shows(ann, "g1"))
 
-    async def test_a_service_that_talks_nonsense_is_left_and_tried_again(
+    async def test_a_service_that_sends_invalid_messages_is_left_and_tried_again(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """After a pause; nothing of it reaches the cache."""
@@ -332,7 +336,7 @@ class TestW12Rude:
                 assert ann.cache.state.pool == ()
         assert "sent an invalid message" in caplog.text
 
-    def test_an_address_must_be_one(self) -> None:
+    def test_a_bad_address_is_refused_at_construction(self) -> None:
         """Refused where it is declared."""
         with pytest.raises(ConfigError, match="http://"):
             WaitingClient("ws://somewhere")

@@ -8,7 +8,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[3] / "examples" / "next_game.py"
 
 
-async def test_an_evening_is_played_as_told(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_example_prints_what_each_turn_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """A hundred turns of one game ask once; two games by turns ask each time."""
     spec = importlib.util.spec_from_file_location("next_game", EXAMPLE)
     assert spec is not None

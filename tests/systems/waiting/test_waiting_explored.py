@@ -93,11 +93,11 @@ class TestW13Explored:
         assert rests > 20
 
     @pytest.mark.parametrize("name", from_rules())
-    def test_the_page_is_current(self, name: str) -> None:
+    def test_the_tables_of_the_waiting_page_are_current(self, name: str) -> None:
         """Tables and diagrams of docs/waiting.md are as `waiting_page.py` would write them."""
         assert marked(name, from_rules()[name]()) in PAGE.read_text()
 
-    def test_the_page_adds_up(self) -> None:
+    def test_the_states_on_the_waiting_page_add_up(self) -> None:
         """The states of all explorations together."""
         counts = re.findall(r"^\| .* \| ([\d,]+) \|$", PAGE.read_text(), re.MULTILINE)
         *parts, total = (int(count.replace(",", "")) for count in counts)
@@ -126,7 +126,7 @@ def settles(label: str) -> bool:
 class TestW13World:
     """W13: the model is the world that it claims to be."""
 
-    def test_equal_worlds_become_the_same(self) -> None:
+    def test_worlds_that_differ_only_in_version_numbers_are_one_state(self) -> None:
         """Versions count by their order only."""
         start = world.settled("A", "B", "C", "D", limit=3)
         client = rules.step(start.client, Opened("A", my_turn=True, version=8)).state
@@ -137,7 +137,7 @@ class TestW13World:
         """The order is the backend's: W12."""
         assert world.came(("B", "D"), "A") == ("B", "A", "D")
 
-    def test_a_rest_is_reached_again_and_again(self) -> None:
+    def test_a_world_at_rest_comes_to_rest_again(self) -> None:
         """Promises about the rest are not kept by never resting."""
         start = world.settled("A", "B", "C", "D", limit=3)
         assert world.is_at_rest(start)

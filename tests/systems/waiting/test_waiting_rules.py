@@ -67,7 +67,7 @@ ORDERS = {
 class TestW1Pure:
     """W1: frozen state in, state and effects out."""
 
-    def test_begins_with_nothing(self) -> None:
+    def test_the_first_state_has_an_empty_pool_and_no_snapshot(self) -> None:
         """An empty pool that does not claim to be complete, and no snapshot."""
         state = State()
         assert (state.pool, state.is_complete_from_server, state.snapshot) == ((), False, None)
@@ -79,7 +79,9 @@ class TestW1Pure:
             State().pool = ("a",)  # type: ignore[misc]
 
     @given(st.lists(EVENTS, max_size=30))
-    def test_whatever_happens(self, events: list[Event]) -> None:
+    def test_any_events_lead_to_one_state_of_at_most_five_games_and_one_flight(
+        self, events: list[Event]
+    ) -> None:
         """The same events lead to the same state; five games at most, none twice, one flight."""
         first, second, flights = State(), State(), 0
         for event in events:
@@ -103,12 +105,12 @@ class TestW1Pure:
 class TestW2Answer:
     """W2: what the server's answer becomes."""
 
-    def test_duplicates_are_dropped_and_the_rest_is_cut(self) -> None:
+    def test_an_answer_is_cut_to_five_games_without_duplicates(self) -> None:
         """Five games at most, each once, in the order in which they came."""
         assert Rules("a", "b", "a", "c", "d", "e", "f").state.pool == ("a", "b", "c", "d", "e")
 
     @pytest.mark.parametrize("count", range(8))
-    def test_is_complete_if_fewer_than_five_came(self, count: int) -> None:
+    def test_a_pool_is_complete_if_fewer_than_five_games_came(self, count: int) -> None:
         """Five may have been cut."""
         rules = Rules()
         rules.hear(Started())
@@ -238,7 +240,9 @@ class TestW5MoveSent:
         assert with_snapshot("c").hear(MoveSent("a")).snapshot is None
         assert with_snapshot("c").hear(MoveSent("c")).snapshot is not None
 
-    def test_a_starved_pool_asks_unless_it_is_complete(self) -> None:
+    def test_a_move_that_starves_the_pool_causes_a_refetch_unless_the_pool_is_complete(
+        self,
+    ) -> None:
         """Fewer than two, and the answer may have been cut: without a snapshot."""
         rules = Rules(*"abcde")
         rules.hear(*map(MoveSent, "abc"))
@@ -282,7 +286,7 @@ class TestW5MoveSent:
 class TestW6NotMyTurn:
     """W6, R3."""
 
-    def test_changes_nothing_after_our_own_move(self) -> None:
+    def test_a_lost_turn_changes_nothing_after_our_own_move(self) -> None:
         """The game left when the move was sent."""
         rules = with_snapshot("c")
         rules.hear(Opened("c", my_turn=True), MoveSent("c"))
@@ -297,7 +301,7 @@ class TestW6NotMyTurn:
         state = rules.hear(Opened("a", my_turn=True), GameState("a", my_turn=False, version=2))
         assert (state.pool, state.snapshot) == (("b", "c"), None)
 
-    def test_and_no_answer_under_way_brings_it_back(self) -> None:
+    def test_an_answer_in_flight_does_not_bring_back_a_game_that_was_played_elsewhere(self) -> None:
         """That answer may be older than the state; the next one is not."""
         rules = Rules("a", "b", "c")
         rules.hear(Opened("a", my_turn=True), Invalidated(), GameState("a", my_turn=False))
@@ -305,7 +309,7 @@ class TestW6NotMyTurn:
         rules.hear(Invalidated())
         assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
 
-    def test_a_starved_pool_asks(self) -> None:
+    def test_a_game_played_elsewhere_that_starves_the_pool_causes_a_refetch(self) -> None:
         """As by R2."""
         rules = Rules(*"abcde")
         rules.hear(*map(MoveSent, "abc"), Opened("d", my_turn=True))
@@ -313,7 +317,7 @@ class TestW6NotMyTurn:
         rules.hear(GameState("d", my_turn=False))
         assert rules.asked() == 1
 
-    def test_it_settles_moves_of_its_own_game_only(self) -> None:
+    def test_news_of_a_game_settles_moves_of_that_game_only(self) -> None:
         """A move in another game is still to be confirmed."""
         rules = Rules("a", "b", "c")
         rules.hear(MoveSent("a", 1), MoveSent("b", 1))
@@ -351,7 +355,7 @@ class TestW7YourTurn:
         assert rules.state.snapshot is not None
         assert rules.hear(YourTurn("c")).snapshot is None
 
-    def test_our_own_loop_costs_nothing(self) -> None:
+    def test_a_game_that_we_played_and_that_comes_back_restores_the_snapshot(self) -> None:
         """Played by ourselves and back: pool and completeness are put back, nobody is asked."""
         rules = with_snapshot("c")
         for _ in range(3):
@@ -384,7 +388,7 @@ class TestW7YourTurn:
         rules.asked()
         assert rules.hear(YourTurn("c", 5)).in_flight == RefetchRequest("c")
 
-    def test_but_where_answers_are_cut_it_may_be_beyond_the_cut(self) -> None:
+    def test_a_snapshot_of_a_cut_answer_is_put_back_though_it_misses_its_game(self) -> None:
         """A loop in the sixth game costs nothing either."""
         rules = with_snapshot("z", *"abcde")
         rules.hear(MoveSent("z"), YourTurn("z"), MoveSent("z"), YourTurn("z"))
@@ -423,7 +427,7 @@ class TestW7YourTurn:
         rules.hear(YourTurn("c", 7))
         assert rules.asked() == 2
 
-    def test_the_next_turn_counts_again(self) -> None:
+    def test_a_turn_after_one_that_ended_counts_again(self) -> None:
         """A turn that ended in between is not the same turn."""
         rules = Rules("a", "b", "c")
         rules.hear(Opened("c", my_turn=False), GameState("c", my_turn=True))
@@ -431,7 +435,7 @@ class TestW7YourTurn:
         rules.hear(GameState("c", my_turn=False), YourTurn("c"))
         assert rules.asked() == 2
 
-    def test_a_late_message_asks_nothing(self) -> None:
+    def test_a_message_that_is_not_newer_than_the_known_version_asks_nothing(self) -> None:
         """Not newer than the last version known of that game; a newer one counts."""
         rules = Rules("a", "b", "c")
         rules.hear(YourTurn("c", 5))
@@ -449,7 +453,9 @@ class TestW7YourTurn:
         assert rules.asked() == 0
 
     @pytest.mark.parametrize(("opened_at", "asks"), [(None, 0), (5, 1)])
-    def test_a_turn_that_was_only_looked_at(self, opened_at: int | None, asks: int) -> None:
+    def test_the_message_of_a_turn_that_was_seen_on_screen_is_no_news(
+        self, opened_at: int | None, asks: int
+    ) -> None:
         """Its message is no news; unless we know that it was opened before the message came."""
         rules = Rules("a", "b")
         rules.hear(Opened("c", my_turn=True, version=opened_at))
@@ -476,7 +482,7 @@ class TestW8GameState:
         rules.hear(Opened("c", my_turn=False))
         assert rules.hear(GameState("c", my_turn=True, version=1)).in_flight == RefetchRequest("c")
 
-    def test_a_turn_that_was_ours_all_along_is_nothing(self) -> None:
+    def test_opening_a_game_whose_turn_is_ours_changes_nothing(self) -> None:
         """`prev` begins with what was opened: looking at a game changes nothing."""
         rules = Rules("a", "b", "c")
         rules.hear(Opened("x", my_turn=True), GameState("x", my_turn=True, version=1))
@@ -529,7 +535,7 @@ class TestW8GameState:
         assert rules.hear(GameState("a", my_turn=False, version=4)) == before
         assert rules.hear(GameState("a", my_turn=False, version=5)).pool == ("b", "c")
 
-    def test_prev_moves_with_every_applied_state(self) -> None:
+    def test_the_previous_turn_is_that_of_the_last_applied_state(self) -> None:
         """Ours, theirs, ours: the second rise counts as the first would."""
         rules = Rules("a", "b", "c")
         rules.hear(Opened("c", my_turn=True), GameState("c", my_turn=False, version=1))
@@ -547,7 +553,7 @@ class TestW9Trouble:
         assert (state.pending, state.in_flight) == ((), RefetchRequest())
         assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
 
-    def test_a_refusal_is_of_one_move(self) -> None:
+    def test_a_refusal_takes_back_one_move_of_two(self) -> None:
         """Tapped twice, the first refused: the second is still under way, and hides the game."""
         rules = Rules("a", "b", "c")
         rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"), MoveSent("a"))
@@ -603,19 +609,19 @@ class TestW9Trouble:
 class TestW10Snapshots:
     """W10: where they come from and where they go."""
 
-    def test_come_only_from_a_refetch_that_asked_for_one(self) -> None:
+    def test_a_snapshot_comes_only_from_a_refetch_that_asked_for_one(self) -> None:
         """An answer to any other refetch leaves none, not even an old one."""
         rules = with_snapshot("c")
         rules.hear(MoveFailed("z"))
         assert rules.answer("a", "b", "c").snapshot is None
 
-    def test_never_come_from_local_additions(self) -> None:
+    def test_a_snapshot_never_contains_a_game_that_was_appended_here(self) -> None:
         """What was appended here is not the backend's order."""
         rules = Rules("a")
         assert rules.hear(YourTurn("b")).snapshot is None
 
     @given(st.lists(EVENTS, max_size=40))
-    def test_are_always_an_answer_for_one_game(self, events: list[Event]) -> None:
+    def test_a_snapshot_is_always_the_answer_to_its_own_request(self, events: list[Event]) -> None:
         """Whatever happens, a snapshot is what an answer to its own request became."""
         state = State()
         for event in events:
@@ -637,7 +643,7 @@ class TestW11Navigation:
         assert navigation(state, "b").games == ("a", "c")
         assert navigation(state, "x").games == navigation(state, None).games == ("a", "b", "c")
 
-    def test_proofs(self) -> None:
+    def test_an_order_is_proved_by_the_server_a_snapshot_or_by_being_irrelevant(self) -> None:
         """SERVER, also with a game taken out; SNAPSHOT once put back; IRRELEVANT for two."""
         rules = with_snapshot("d", "a", "b", "c", "d")
         events: list[tuple[Event, ...]] = [
@@ -743,7 +749,7 @@ class TestW16Confirmed:
         assert rules.hear(YourTurn("c", 3)).pool == ("a", "b", "c")
         assert rules.asked() == 0
 
-    def test_every_later_answer_shows_the_game(self) -> None:
+    def test_a_confirmed_game_is_shown_by_every_later_answer(self) -> None:
         """The reported case: play chess, open go; the state of chess comes."""
         rules = Rules("chess", "go")
         rules.hear(Opened("chess", my_turn=True, version=1), MoveSent("chess"))
@@ -861,7 +867,7 @@ class TestW16Confirmed:
         rules.hear(GameState("a", my_turn=True, version=2), MoveSent("a", 2))
         assert rules.hear(MoveFailed("a", 1)).pending == ("a",)
 
-    def test_what_a_snapshot_needs_is_public(self) -> None:
+    def test_the_types_of_a_snapshot_are_exported_by_the_waiting_package(self) -> None:
         """The mapping page names them under `stillfresh.systems.waiting`."""
         assert waiting.RefetchRequest is RefetchRequest
         assert waiting.Screen is Screen
