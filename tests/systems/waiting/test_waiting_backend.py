@@ -6,8 +6,7 @@ import os
 import random
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,32 @@ ME, YOU, BOT = Player("me"), Player("you"), Player("bot", is_human=False)
 
 
 @pytest.fixture
-async def games(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Games]:
-    async with Games(tmp_path / "games.db", clock=clock) as games:
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "games.db"
+
+
+@pytest.fixture
+def connections() -> Iterator[list[apsw.Connection]]:
+    """Every connection that is opened from now on."""
+    opened: list[apsw.Connection] = []
+    apsw.connection_hooks.append(opened.append)
+    yield opened
+    apsw.connection_hooks.remove(opened.append)
+
+
+@pytest.fixture
+async def games(
+    path: Path, clock: ManualClock, connections: list[apsw.Connection]
+) -> AsyncIterator[Games]:
+    assert connections == []
+    async with Games(path, clock=clock) as games:
         yield games
+
+
+def writer_of(connections: list[apsw.Connection]) -> apsw.Connection:
+    """The connection of the games that may write."""
+    (writer,) = (each for each in connections if not each.pragma("query_only"))
+    return writer
 
 
 @pytest.fixture
@@ -106,7 +128,7 @@ class TestW12Order:
 
     @pytest.mark.parametrize("seed", range(3))
     async def test_the_list_agrees_with_a_plain_sort_of_all_games(
-        self, games: Games, clock: ManualClock, seed: int
+        self, games: Games, path: Path, clock: ManualClock, seed: int
     ) -> None:
         """Whatever was played, by whomever."""
         dice = random.Random(seed)
@@ -118,8 +140,8 @@ class TestW12Order:
             clock.advance(dice.randrange(2))
             await self.any_step(games, dice)
         for user in ("me", "you", "she"):
-            assert games.waiting_longest(user, 100) == sorted_by_hand(games, user)
-            assert games.waiting_longest(user) == sorted_by_hand(games, user)[:5]
+            assert games.waiting_longest(user, 100) == sorted_by_hand(path, user)
+            assert games.waiting_longest(user) == sorted_by_hand(path, user)[:5]
 
     async def any_step(self, games: Games, dice: random.Random) -> None:
         game = games.view(f"g{dice.randrange(12)}-{dice.choice([2, 3])}")
@@ -138,16 +160,16 @@ class TestW12Order:
             pass
 
 
-def sorted_by_hand(games: Games, user: str) -> list[str]:
+def sorted_by_hand(path: Path, user: str) -> list[str]:
     """The contract's sentence, game by game."""
-    connection = games._reader
-    assert connection is not None
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     members = connection.execute(
         "SELECT game_id, user_id FROM memberships WHERE is_human AND is_active"
     ).fetchall()
     rows: list[tuple[Any, ...]] = connection.execute(
         "SELECT waiting_since, game_id FROM games WHERE status = 'active' AND actor = ?", (user,)
     ).fetchall()
+    connection.close()
 
     def order(row: tuple[Any, ...]) -> tuple[bool, int, str]:
         others = [one for game, one in members if game == row[1] and one != user]
@@ -159,27 +181,29 @@ def sorted_by_hand(games: Games, user: str) -> list[str]:
 class TestW12Index:
     """W12: one walk along an index."""
 
-    async def test_the_list_is_one_walk_along_an_index(self, games: Games) -> None:
+    async def test_the_list_is_one_walk_along_an_index(self, games: Games, path: Path) -> None:
         """The plan: the index in its order, and each game's membership by its key."""
-        connection = games._reader
-        assert connection is not None
+        assert games.waiting_longest("me") == []
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {WAITING_LONGEST}", ("me", 5)).fetchall()
+        connection.close()
         steps = [str(step) for *_, step in plan]
         assert len(steps) == 2
         assert steps[0].startswith("SEARCH g USING INDEX games_waiting (actor=?")
         assert steps[1].startswith("SEARCH m USING PRIMARY KEY (game_id=? AND user_id=?")
 
     async def test_the_list_costs_the_same_among_two_hundred_games_as_among_ten(
-        self, games: Games
+        self, games: Games, connections: list[apsw.Connection]
     ) -> None:
         """One statement, and SQLite's steps are as many among two hundred games as among ten."""
-        connection = games._reader
-        assert connection is not None
         costs: list[int] = []
-        connection.trace_v2(
-            apsw.SQLITE_TRACE_PROFILE,
-            lambda event: costs.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]),
-        )
+
+        def note_cost(event: dict[str, Any]) -> None:
+            costs.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
+
+        for connection in connections:
+            if connection.pragma("query_only"):
+                connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, note_cost)
         for count in (10, 200):
             for number in range(count):
                 await games.start(f"g{count}-{number}", [ME, YOU])
@@ -277,20 +301,20 @@ class TestW12Refused:
             await games.move("nowhere", "me")
         assert (games.view("g"), told) == (before, [])
 
-    async def test_a_refusal_that_nobody_waits_for_is_not_logged(self, games: Games) -> None:
+    async def test_a_refusal_that_nobody_waits_for_is_not_logged(
+        self, games: Games, path: Path
+    ) -> None:
         """Whoever had moved was cancelled before the refusal came."""
         complaints: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
-        assert games._writer is not None
-        may_go_on = threading.Event()
-        busy = asyncio.create_task(games._writer.run(lambda _: may_go_on.wait(10)))
+        other_writer = apsw.Connection(str(path))
+        other_writer.execute("BEGIN IMMEDIATE")
         moving = asyncio.create_task(games.move("nowhere", "me"))
         await asyncio.sleep(0)
         moving.cancel()
         await asyncio.wait([moving])
         del moving
-        may_go_on.set()
-        await busy
+        other_writer.close()
         await games.start("g", [ME, YOU])
         await asyncio.sleep(0)
         gc.collect()
@@ -399,17 +423,19 @@ class TestW12Kept:
         assert {found.name for found in tmp_path.iterdir()} <= {"games.db", "games.db.lock"}
 
     async def test_a_move_that_meets_corruption_raises_until_the_file_is_mended(
-        self, games: Games, tmp_path: Path
+        self, games: Games, connections: list[apsw.Connection], tmp_path: Path
     ) -> None:
         """And goes on being told, until somebody has mended the file."""
         await games.start("g", [ME, YOU])
-        assert games._writer is not None
+        writer = writer_of(connections)
 
-        def damaged(_: apsw.Connection) -> None:
+        def find_damage(*_: object) -> bool:
             raise apsw.CorruptError("a page")
 
+        writer.exec_trace = find_damage
         with pytest.raises(StoreError, match="corrupt"):
-            await games._writer.run(damaged)
+            await games.move("g", "me")
+        writer.exec_trace = None
         with pytest.raises(StoreError, match=r"corrupt.*restore"):
             await games.move("g", "me")
         assert games.view("g").actor == "me"
@@ -455,10 +481,12 @@ class TestW12Kept:
         assert (await move).actor == "you"
         assert kinds(told) == [("you", YourTurnNews)]
 
-    async def test_a_commit_is_synced_to_the_disk(self, games: Games) -> None:
+    async def test_a_commit_is_synced_to_the_disk(
+        self, games: Games, connections: list[apsw.Connection]
+    ) -> None:
         """Not only with the operating system: what was told outlives a power cut."""
-        assert games._writer is not None
-        assert await games._writer.run(lambda it: it.pragma("synchronous"), writes=False) == 2
+        await games.start("g", [ME, YOU])
+        assert writer_of(connections).pragma("synchronous") == 2
 
     async def test_a_move_that_was_told_survives_kill_9(self, tmp_path: Path) -> None:
         """The file has every version that anybody heard of."""
