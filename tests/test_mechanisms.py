@@ -35,7 +35,7 @@ class TestChecks:
     @pytest.mark.parametrize("value", [0, -1, 11, True, 1.0, "1", None])
     def test_a_value_that_is_no_number_within_the_bounds_is_refused(self, value: object) -> None:
         """The error says the name, the bounds and the value."""
-        says = f"^size: must be a whole number from 1 to 10, not {value!r}$"
+        says = f"^size: .* from 1 to 10, .*{value!r}$"
         assert not is_whole(value, 1, 10)
         with pytest.raises(ConfigError, match=says):
             checked_whole("size", value, 1, 10)
@@ -48,26 +48,26 @@ class TestChecks:
         assert checked_share("share", 1) == 1.0
         with pytest.raises(ConfigError, match="at least 1,000, not 999"):
             checked_bytes("size", 999, 1000)
-        with pytest.raises(ConfigError, match="must be a number above 0, up to 1, not 0"):
+        with pytest.raises(ConfigError, match=r"share: .*above 0, up to 1, .*0"):
             checked_share("share", 0)
 
     @pytest.mark.parametrize("value", [-0.1, 1.1, True, "1", None, float("nan")])
     def test_a_share_is_a_number_above_0_and_up_to_1(self, value: object) -> None:
         """And above nothing."""
         assert checked_share("share", 0.001) == 0.001
-        with pytest.raises(ConfigError, match="share: must be a number above 0, up to 1, not"):
+        with pytest.raises(ConfigError, match=r"share: .*above 0, up to 1"):
             checked_share("share", value)
 
     def test_without_an_upper_bound_any_larger_number_is_allowed(self) -> None:
         """The error then says "or more"."""
         assert checked_whole("size", 10**30) == 10**30
-        with pytest.raises(ConfigError, match=r"^size: must be a whole number of 1 or more, not 0"):
+        with pytest.raises(ConfigError, match=r"^size: .*1 or more, .*0"):
             checked_whole("size", 0)
 
     def test_a_flag_must_be_true_or_false(self) -> None:
         """1 is not True."""
         assert checked_flag("on", value=True)
-        with pytest.raises(ConfigError, match=r"^on: must be True or False, not 1$"):
+        with pytest.raises(ConfigError, match=r"^on: .*True or False.*1$"):
             checked_flag("on", 1)
 
     def test_a_function_that_cannot_be_called_is_refused_with_the_kind_that_was_wanted(
@@ -75,7 +75,7 @@ class TestChecks:
     ) -> None:
         """The error says which kind of function was wanted."""
         assert checked_function("load", len) is len
-        with pytest.raises(ConfigError, match=r"^load: must be an async function, not 1$"):
+        with pytest.raises(ConfigError, match=r"^load: .*an async function.*1$"):
             checked_function("load", 1, "an async function")
 
     def test_a_lone_surrogate_is_refused_as_text(self) -> None:

@@ -203,7 +203,8 @@ class TestM8Sweeper:
             def cleanup_expired(self) -> None: ...
 
         assert await Sweeper(Silent(), every=1).tick() == 0  # type: ignore[arg-type]
-        assert "must return how many entries it dropped, not None" in caplog.text
+        assert "how many" in caplog.text
+        assert "None" in caplog.text
 
     def test_a_list_of_caches_is_refused(self, clock: ManualClock) -> None:
         """A natural mistake, named at the door."""
@@ -385,7 +386,5 @@ class TestM13Sweepable:
         self, wrong: Any, clock: ManualClock
     ) -> None:
         """At construction, with what is allowed; not at the first sweep, hours later."""
-        with pytest.raises(
-            ConfigError, match=r"has no cleanup_expired\(\) without arguments, or with limit= "
-        ):
+        with pytest.raises(ConfigError, match=r"cleanup_expired\(\).*limit="):
             Sweeper(expired(clock, 1), wrong, every=1)

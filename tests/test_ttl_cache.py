@@ -539,7 +539,7 @@ class TestM10BadInput:
     @pytest.mark.parametrize("clock", [5, None, ManualClock, str])
     def test_a_bad_clock_is_refused(self, clock: Any) -> None:
         """Also the class where an instance was meant."""
-        with pytest.raises(ConfigError, match="clock: must be a callable that returns seconds"):
+        with pytest.raises(ConfigError, match=r"^clock: .*returns seconds"):
             TtlCache[str, int](60, clock=clock)
 
     def test_a_bad_on_evict_is_refused(self) -> None:
@@ -548,7 +548,7 @@ class TestM10BadInput:
         async def on_evict(*_: object) -> None: ...
 
         for callback in (on_evict, "print"):
-            with pytest.raises(ConfigError, match="on_evict: must be a plain function"):
+            with pytest.raises(ConfigError, match=r"^on_evict: .*plain function"):
                 TtlCache[str, int](60, on_evict=callback)  # type: ignore[arg-type]
 
     def test_an_unhashable_key_is_a_type_error_in_every_method(self) -> None:

@@ -55,7 +55,7 @@ class TestC1Environment:
     @pytest.mark.parametrize("text", ["", "five", "5.0", "5m", "-1", "1e3", "٣", "9" * 30])
     def test_a_bad_number_names_its_variable(self, name: str, text: str) -> None:
         """What was given and what is allowed are in the error."""
-        with pytest.raises(ConfigError, match=f"^{name}: must be a whole number"):
+        with pytest.raises(ConfigError, match=f"^{name}: .*whole number"):
             TtlConfig.from_env({name: text})
 
     @pytest.mark.parametrize("name", NUMBERS)
@@ -75,7 +75,7 @@ class TestC1Environment:
     @pytest.mark.parametrize("text", ["", "maybe", "2"])
     def test_a_bad_flag_names_its_variable(self, text: str) -> None:
         """The error names the variable."""
-        with pytest.raises(ConfigError, match="REFRESH_WHEN_HIDDEN: must be True or False"):
+        with pytest.raises(ConfigError, match=r"^REFRESH_WHEN_HIDDEN: .*True or False"):
             TtlConfig.from_env({"REFRESH_WHEN_HIDDEN": text})
 
     @given(st.dictionaries(st.sampled_from([*NUMBERS, "REFRESH_WHEN_HIDDEN"]), st.text()))
@@ -153,7 +153,7 @@ class TestC17Environment:
         assert controller.kinds["post"].ttl_ms == 7
         monkeypatch.setitem(os.environ, "POST_TTL_MS", "soon")
         other = TtlController(nexus=Nexus(), database=Database(tmp_path / "b.db"))
-        with pytest.raises(ConfigError, match=r"^POST_TTL_MS: must be a whole number"):
+        with pytest.raises(ConfigError, match=r"^POST_TTL_MS: .*whole number"):
             TtlCoordinator(other)
         TtlCoordinator(other, TtlConfig())
         assert other.kinds["post"].ttl_ms == 300_000

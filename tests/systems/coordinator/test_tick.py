@@ -307,9 +307,9 @@ class TestC9Failure:
         subscribe(site, 1, 2)
         await site.ttl.tick()
         assert site.rows("post_ttl") == {}
-        lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
-        assert len(lines) == 1
-        assert "2 of 2 failed; post 'a:1': loading failed: ConnectionError: nobody" in caplog.text
+        (line,) = (one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING)
+        for part in ("2 of 2", "post 'a:1'", "ConnectionError: nobody there"):
+            assert part in line
         assert site.ttl.snapshot().cooling["post"] == dict.fromkeys(
             ["a:1", "a:2"], site.clock() + 10
         )
