@@ -190,8 +190,10 @@ class Track(Driver[str]):
         now = self.clock()
         ttl = self.kind.ttl
         longest = self._longest_cooldown
-        times = {id_: stale_at(rows.get(id_, NOTHING), ttl, longest, now) for id_ in others}
-        return {**known, **times}
+        times = {id_: known[id_] for id_ in ids if id_ in known}
+        for id_ in others:
+            times[id_] = stale_at(rows.get(id_, NOTHING), ttl, longest, now)
+        return times
 
     @property
     def _longest_cooldown(self) -> float:
