@@ -308,16 +308,6 @@ def all_answered(
     }
 
 
-def refreshed(
-    outcome: Outcome[V], not_stored: RefreshEnd | None, clock: Callable[[], float]
-) -> Refreshed[V]:
-    """The result of a refresh. `not_stored`: why the store does not have the copy, if so."""
-    answer = outcome if isinstance(outcome, Answer) else answered(outcome, clock)
-    if answer.error is not None:
-        return Refreshed(answer, RefreshEnd.FAILED)
-    return Refreshed(answer, not_stored or RefreshEnd.STORED)
-
-
 def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], float]) -> Answer[V]:
     """The answer after a failure: the copy that can still be shown, if any, with the error."""
     if known is None or isinstance(known, LoadFailed):

@@ -4,6 +4,7 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 Everything else is in `core.py`.
 """
 
+import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from functools import update_wrapper
@@ -21,9 +22,10 @@ from stillfresh.engine.model import (
     Outcome,
     OwnTerms,
     Refreshed,
+    RefreshEnd,
     Stored,
     all_answered,
-    refreshed,
+    answered,
 )
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import FOR_EVER
@@ -254,10 +256,20 @@ class Resource(Face[K, V]):
         waiter: Waiter[K, V] = Waiter()
         outcomes = await self.core.answers(wanted, waiter, anew=True)
         results: dict[K, Refreshed[V]] = {}
-        async for batch in sliced(wanted):
-            for key in batch:
-                results[key] = refreshed(outcomes[key], waiter.not_stored.get(key), self._clock)
+        for start in range(0, len(wanted), SLICE):
+            if start > 0:
+                await asyncio.sleep(0)
+            for key in wanted[start : start + SLICE]:
+                results[key] = self._refreshed(outcomes[key], waiter.not_stored.get(key))
         return results
+
+    def _refreshed(self, outcome: Outcome[V], not_stored: RefreshEnd | None) -> Refreshed[V]:
+        """`not_stored`: why the store does not have the copy, if so."""
+        if isinstance(outcome, LoadFailed):
+            return Refreshed(answered(outcome, self._clock), RefreshEnd.FAILED)
+        if outcome.error is not None:
+            return Refreshed(outcome, RefreshEnd.FAILED)
+        return Refreshed(outcome, not_stored or RefreshEnd.STORED)
 
     async def put(
         self,
@@ -383,8 +395,9 @@ class Resource(Face[K, V]):
             why = f"{method}: takes many keys; write {method}([{keys!r}])"
             raise ConfigError(f"{self.core.spec.kind}.{why}")
         listed = list(keys)
-        async for batch in sliced(listed if len(listed) > SLICE else ()):
-            self.core.check(batch)  # before anything is done with one
+        if len(listed) > SLICE:
+            async for batch in sliced(listed):
+                self.core.check(batch)  # before anything is done with one
         try:
             return listed if len(set(listed)) == len(listed) else list(dict.fromkeys(listed))
         except TypeError:
