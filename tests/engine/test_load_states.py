@@ -15,7 +15,7 @@ import pytest
 
 from stillfresh import Answer, LoadFailed, Origin, Policy, Verdict
 from stillfresh.engine import MsgpackCodec
-from stillfresh.stores.contract import Copy, Lease
+from stillfresh.stores.contract import Copy, Failure, Lease
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -135,6 +135,13 @@ class Bench:
         lease = self._others_lease
         self._others_lease = None
         assert await self.store.inner.publish("price", {"a": (lease, copy)}) == set()
+
+    async def fail_elsewhere(self) -> None:
+        """The process that has the lease, or takes it now, fails to load."""
+        lease = self._others_lease or await lease_of(self.store.inner, "a")
+        self._others_lease = None
+        failure = Failure(1, self.clock() + 60, "down there")
+        await self.store.inner.release("price", [lease], {"a": failure})
 
     @property
     def calls(self) -> int:
@@ -407,6 +414,20 @@ class TestE7Failed:
         assert isinstance(await outcome(late), LoadFailed)
         assert isinstance(await outcome(bench.prices.get("a")), LoadFailed)
         assert bench.calls == 1
+
+    @pytest.mark.parametrize("stage", [ASKING, *ELSEWHERE], ids=stage_name)
+    async def test_a_failure_of_another_process_is_told_to_all_who_wait(self, bench: Bench) -> None:
+        """Also to those that came while the lease was asked for; the cooldown is for all."""
+        early = await bench.stop()
+        late = bench.reader()
+        await turns()
+        await bench.fail_elsewhere()
+        bench.let_go()
+        await bench.settle()
+        for failed in (await outcome(early), await outcome(late)):
+            assert isinstance(failed, LoadFailed)
+            assert "down there" in str(failed)
+        assert bench.calls == 0
 
 
 class TestE13Closed:
