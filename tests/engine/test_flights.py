@@ -139,6 +139,28 @@ class TestE3Flights:
         assert len(upstream.calls) == 2
 
 
+class TestE28Behind:
+    async def test_background_refreshes_that_wait_are_at_most_ten_thousand(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Stale answers are served all the same, and callers that must wait are queued beyond."""
+        keys = [str(number) for number in range(10_100)]
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream, max_batch=1, concurrency=1, max_entries=20_000)
+            await prices.put_many({key: Price(key, 1) for key in keys})
+            clock.advance(31)
+            upstream.hold()
+            answers = await prices.get_many(keys)
+            assert {answer.verdict for answer in answers.values()} == {Verdict.STALE}
+            await turns()
+            queued = (await cache.stats()).resources["price"].queued
+            assert 9_000 < queued <= 10_000
+            waiting = asyncio.create_task(outcome(prices.get("missing")))
+            await turns()
+            assert (await cache.stats()).resources["price"].queued == queued + 1
+        assert isinstance(await waiting, LoadFailed)
+
+
 class TestE3Cancellation:
     @pytest.mark.parametrize("which", [[0], [2], [4], [0, 1, 2, 3]])
     async def test_cancelling_some_waiters_never_touches_the_others(
