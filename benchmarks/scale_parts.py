@@ -32,6 +32,7 @@ from benchmarks.scale_kit import (
 from benchmarks.scale_worker import SECONDS
 from stillfresh import Cache, Resource, Watch
 from stillfresh.pages import Page, PageCache
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.urls import store_for
 
 __all__ = ["keys", "pages", "processes", "tags", "viewers", "watched"]
@@ -235,10 +236,13 @@ async def _listened(took: Took, made: Backend, number: int) -> None:
         await writer.open()
         stack.push_async_callback(writer.close)
         stores = [store_for(url, time.time) for _ in range(number)]
-        for it in stores:
-            await it.open()
-            stack.push_async_callback(it.close)
-            await stack.enter_async_context(it.listen(tell))
+        for store in stores:
+            await store.open()
+            stack.push_async_callback(store.close)
+            push = capabilities_of(store).push
+            if push is None:
+                raise ValueError(f"{url} does not push changes")
+            await stack.enter_async_context(push.listen(tell))
         before, used = made.cpu(), time.process_time()
         sent = await made.sent(writer)
         for start in range(0, publications, 100):

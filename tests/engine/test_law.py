@@ -485,7 +485,7 @@ class Unlisted(SteppedStore):
     """As DynamoDB: an entry that has only a lease is not listed."""
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
-        async for page in self.inner.walk(kind):
+        async for page in super().walk(kind):
             yield [entry for entry in page if entry.record.copy is not None]
 
 

@@ -127,7 +127,8 @@ class TestE13Open:
     ) -> None:
         """Now and then, also after a failure; a store whose server sweeps is not asked."""
         monkeypatch.setattr("stillfresh.engine.lifecycle.EVICT_EVERY", 0)
-        store.needs_eviction, store.broken = needs, {"evict"}
+        monkeypatch.setattr(store.inner, "evicts_hourly", needs)
+        store.broken = {"evict"}
         async with shut:
             await turns()
         assert min(store.count("evict"), 2) == (2 if needs else 0)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from stillfresh import Cache, Stored
+from stillfresh.stores import Capabilities, capabilities_by_protocol
 from stillfresh.stores.contract import Ask, Grant, Put, PutResult
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.engine import Price, Upstream, declare, turns
@@ -36,8 +38,10 @@ class SlowToAnswer(MemoryStore):
 class FirstIsSlow(MemoryStore):
     """The first put of a price takes a while; later ones are quick."""
 
-    reads_inline = never_waits = False
     asked = 0
+
+    def capabilities(self) -> Capabilities:
+        return replace(capabilities_by_protocol(self), inline=None)
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         self.asked += 1

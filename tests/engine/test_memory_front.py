@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from stillfresh import Cache, LoadFailed, Origin, Policy, ResourceStats, Verdict
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.explain import explain, listed
 from stillfresh.engine.rules import age_bucket
-from stillfresh.stores.contract import Copy, Failure, Mark, Record, Store, StoredEntry
+from stillfresh.stores.contract import Copy, Failure, Mark, Record, StoredEntry
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.testing import ManualClock
@@ -67,13 +68,15 @@ class Counting:
         return msgspec.msgpack.decode(data, type=Price)
 
 
-def note_reads(store: type[Store], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def note_reads(
+    store: type[MemoryStore | SqliteStore], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """The ids that are read on the spot from now on."""
     asked: list[str] = []
     read_now = store.read_now
 
     def noted(
-        self: Store, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self: Any, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         asked.extend(ids)
         return read_now(self, kind, ids, known)

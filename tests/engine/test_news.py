@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from stillfresh import Cache, Origin, StoreError
 from stillfresh.engine import news
+from stillfresh.stores import Capabilities
 from stillfresh.stores.channel import A_TAG, Channel, Tell
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
@@ -21,10 +23,12 @@ class TellingStore(SteppedStore):
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self.pushes = True
         self.tell: Tell | None = None
         self.is_whole = True
         self.beats = self.opened = 0
+
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), push=self)
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
         return self._listening(tell)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from msgspec import structs
 from playwright.async_api import Page, expect
 from starlette.responses import PlainTextResponse
 
@@ -23,6 +24,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.gateway import Gateway, gateway
 from stillfresh.gateway.server import Board, Worker
 from stillfresh.pages import PageCache
+from stillfresh.stores import Capabilities, capabilities_by_protocol
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind
 from tests.kit.layout import wrong_with
@@ -58,7 +60,9 @@ class Dead(MemoryStore):
         raise StoreError(AWAY)
 
     stats = read = acquire = entries = publish = release = _refuse
-    reads_inline = False
+
+    def capabilities(self) -> Capabilities:
+        return structs.replace(capabilities_by_protocol(self), inline=None)
 
 
 class World:

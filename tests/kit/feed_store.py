@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.freshness import Policy
+from stillfresh.stores import CountsEntries, EvictsEntries, ListsEntries
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -23,6 +24,8 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Newer,
+    Put,
+    PutResult,
     Record,
     Store,
     StoredEntry,
@@ -39,7 +42,7 @@ FIRST = 0xE000
 
 
 @dataclass
-class FeedAsStore(Store):
+class FeedAsStore(Store, ListsEntries, EvictsEntries, CountsEntries):
     """Opens the file and closes it; may be opened again."""
 
     path: Path
@@ -178,6 +181,10 @@ class FeedAsStore(Store):
         keys = [key for _, key in await self.store.invalidate_tag(tag, soft=soft)]
         self.hard.update([] if soft else keys)
         return [self.name(key) for key in keys]
+
+    async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
+        named = {self.key(kind, id_): put for id_, put in puts.items()}
+        return await self.store.put(KIND, named)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self.store.delete(KIND, [self.key(kind, id_) for id_ in ids])

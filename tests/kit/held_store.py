@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from stillfresh import Cache, Policy, StoreError
+from stillfresh.stores import Capabilities, WrappedStore
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -14,7 +17,6 @@ from stillfresh.stores.contract import (
     PutOutcome,
     PutResult,
     Store,
-    WrappedStore,
 )
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper
@@ -23,15 +25,13 @@ T = TypeVar("T")
 
 
 class SteppedStore(WrappedStore):
-    """Any store, without `read_now`: every step takes a turn of the loop, as over a network.
+    """Any store, without inline reads: every step takes a turn of the loop, as over a network.
 
     As on a server, a put that arrives after a change that came after its call is to be put again.
     """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self.reads_inline = type(self).reads_inline
-        self.never_waits = self.outlives_loops = False
         self.calls: list[str] = []
         self.broken: set[str] = set()
         self.alarms: dict[str, BaseException] = {}
@@ -43,6 +43,10 @@ class SteppedStore(WrappedStore):
         self._changed: dict[tuple[str, str], int] = {}
         self._voided: dict[str, int] = {}
         """Of each tag, the number of its last invalidation."""
+
+    def capabilities(self) -> Capabilities:
+        """It is as far away as a server, whatever the store inside is."""
+        return replace(super().capabilities(), inline=None, process=None)
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         as_of = self._stamp

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
-from stillfresh.stores.urls import store_for
+from tests.kit.full_store import PushingStore, pushing_store_for
 
 __all__ = ["KIND", "Told", "opened", "published"]
 
@@ -15,8 +15,8 @@ Told = list[tuple[str, str, str | None]]
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = store_for(url, time.time)
+async def opened(url: str) -> AsyncIterator[PushingStore]:
+    store = pushing_store_for(url, time.time)
     await store.open()
     try:
         yield store

@@ -31,6 +31,7 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
+from tests.kit.full_store import FullStore
 
 IDS = ["a", "b", "c"]
 KINDS = st.sampled_from(["post", "page"])
@@ -67,10 +68,10 @@ class StoreModel(RuleBasedStateMachine):
         self.epochs: dict[str, int] = {}
         """Of the memory store's leases, by their tokens: each store counts for itself (I26)."""
 
-    def new_store(self, clock: Clock, new_token: Callable[[], str]) -> Store:
+    def new_store(self, clock: Clock, new_token: Callable[[], str]) -> FullStore:
         raise NotImplementedError
 
-    def both(self, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
+    def both(self, ask: Callable[[FullStore], Coroutine[Any, Any, Any]]) -> Any:
         """What both answered; they must agree."""
         answer = self.runner.run(ask(self.store))
         assert answer == self.runner.run(ask(self.memory))

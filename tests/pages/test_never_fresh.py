@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stillfresh.pages import PageCache
-from stillfresh.stores.contract import WrappedStore
+from stillfresh.stores import WrappedStore
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, as_it_says

@@ -1,15 +1,18 @@
 """I8, I9, I10, I11, I16: `PageCache.get`, on each store, on a manual clock."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from stillfresh import ConfigError, NotOpen, StoreError, Verdict
 from stillfresh.pages import Page, PageCache
 from stillfresh.pages.model import PageKey
 from stillfresh.pages.page_cache import CONCURRENCY
+from stillfresh.stores import Capabilities, WrappedStore
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -21,6 +24,9 @@ from tests.kit.isr import Site, as_it_says, in_front
 async def idle(pages: PageCache) -> None:
     while (await pages.stats()).resources["page"].loading:
         await asyncio.sleep(0)
+
+
+T = TypeVar("T")
 
 
 class Counting(MemoryStore):
@@ -239,21 +245,20 @@ class Away(MemoryStore):
         return super().__getattribute__(name)
 
 
-class Hanging:
+class Hanging(WrappedStore):
     """A store that can stop to answer."""
 
     def __init__(self, clock: ManualClock) -> None:
-        self.store = MemoryStore(clock=clock)
+        super().__init__(MemoryStore(clock=clock))
         self.is_hanging = False
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "reads_inline":
-            return False
-        found = getattr(self.store, name)
-        return self._never if self.is_hanging and name in HANGS else found
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), inline=None)
 
-    async def _never(self, *_: object, **__: object) -> None:
-        await asyncio.get_running_loop().create_future()
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        if self.is_hanging and name in HANGS:
+            await asyncio.get_running_loop().create_future()
+        return await super().step(name, work)
 
 
 HANGS = {"read", "acquire", "publish", "renew", "release", "invalidate", "invalidate_tag"}
@@ -264,7 +269,7 @@ class TestI10StoreHangs:
         self, site: Site, clock: ManualClock
     ) -> None:
         """What memory has is served; what it has not is rendered, and changes get their answer."""
-        store: Any = Hanging(clock)
+        store = Hanging(clock)
         short: dict[str, Any] = {"store_timeout": 0.01, "lease_for": 0.01}
         async with asyncio.timeout(60), PageCache(store, clock=clock, **short) as pages:
             visit = in_front(site, pages)

@@ -21,7 +21,6 @@ from stillfresh.stores.contract import (
     Put,
     PutOutcome,
     PutResult,
-    Store,
     When,
 )
 from stillfresh.stores.versions import packed_version
@@ -29,6 +28,7 @@ from stillfresh.testing import Process, Promise, Version, World
 from stillfresh.testing.simulator.changes import CALL
 from stillfresh.testing.simulator.nodes import ClusterWire
 from stillfresh.testing.simulator.promises import BrokenPromise
+from stillfresh.testing.simulator.wire import StoreWire
 from tests.simulation.engine_scenarios import impatient
 
 KIND = "price"
@@ -77,7 +77,7 @@ class Writer:
     """One caller of one process."""
 
     process: Process
-    store: Store
+    store: StoreWire
     keys: Sequence[str] = KEYS
     judges_reads: bool = True
     """False: a failover may lose acknowledged invalidations, so a read proves nothing."""
@@ -284,7 +284,7 @@ def _version(copy: Copy) -> Version:
 def launch_writers(
     world: World,
     chances: Chances,
-    new_store: Callable[[Process], Store],
+    new_store: Callable[[Process], StoreWire],
     *,
     keys: Sequence[str] = KEYS,
     processes: int = 3,
@@ -304,15 +304,15 @@ def launch_writers(
     world.launch(app, processes)
 
 
-def one_server(process: Process) -> Store:
+def one_server(process: Process) -> StoreWire:
     return process.store
 
 
-def a_cluster(process: Process) -> Store:
+def a_cluster(process: Process) -> StoreWire:
     return ClusterWire(process)
 
 
-def a_cluster_that_does_not_wait(process: Process) -> Store:
+def a_cluster_that_does_not_wait(process: Process) -> StoreWire:
     store = ClusterWire(process)
     store.waits = False
     return store

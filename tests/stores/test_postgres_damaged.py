@@ -8,7 +8,7 @@ from psycopg.errors import CheckViolation
 
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Put, PutOutcome, Store
-from stillfresh.stores.urls import store_for
+from tests.kit.full_store import PushingStore, pushing_store_for
 from tests.kit.servers.postgres import PostgresServer
 
 KIND = "price"
@@ -22,9 +22,9 @@ def url(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[Store]:
+async def store(url: str) -> AsyncIterator[PushingStore]:
     """A store with the copies of three ids."""
-    store = store_for(url, time.time)
+    store = pushing_store_for(url, time.time)
     await store.open()
     for id_ in "abc":
         await load(store, id_)
@@ -58,7 +58,7 @@ async def values_in(store: Store, *ids: str) -> dict[str, object]:
 @pytest.mark.parametrize("column", DURATIONS)
 class TestS15ImpossibleDurations:
     async def test_a_row_with_impossible_durations_is_a_miss_and_heals(
-        self, store: Store, url: str, postgres: PostgresServer, column: str, impossible: str
+        self, store: PushingStore, url: str, postgres: PostgresServer, column: str, impossible: str
     ) -> None:
         """Alone and in a batch: the others are read, and the next load is stored."""
         damage(postgres, url, f"{column} = '{impossible}'")
@@ -68,7 +68,7 @@ class TestS15ImpossibleDurations:
         assert await values_in(store, *"ab") == {"a": b"healed", "b": b"loaded"}
 
     async def test_a_row_with_impossible_durations_is_not_listed_and_is_evicted(
-        self, store: Store, url: str, postgres: PostgresServer, column: str, impossible: str
+        self, store: PushingStore, url: str, postgres: PostgresServer, column: str, impossible: str
     ) -> None:
         """And does not keep others from being listed, counted and evicted."""
         damage(postgres, url, f"{column} = '{impossible}'", "key < 'c'")
@@ -79,7 +79,7 @@ class TestS15ImpossibleDurations:
         assert await values_in(store, *"abc") == {"c": b"loaded"}
 
     async def test_a_tag_and_a_deletion_reach_it(
-        self, store: Store, url: str, postgres: PostgresServer, column: str, impossible: str
+        self, store: PushingStore, url: str, postgres: PostgresServer, column: str, impossible: str
     ) -> None:
         """They do not fail, and nothing comes back by them."""
         damage(postgres, url, f"{column} = '{impossible}'")
@@ -91,7 +91,7 @@ class TestS15ImpossibleDurations:
 
 class TestS15DamagedFields:
     async def test_an_error_that_is_no_text_fails_nobody(
-        self, store: Store, url: str, postgres: PostgresServer
+        self, store: PushingStore, url: str, postgres: PostgresServer
     ) -> None:
         """It is shown as well as it can be."""
         failure = r"failures = 1, retry_at = 5, error = '\xff6e6f'"
@@ -102,7 +102,7 @@ class TestS15DamagedFields:
         assert records["b"].failure is None
 
     async def test_an_id_that_is_no_text_is_not_listed(
-        self, store: Store, url: str, postgres: PostgresServer
+        self, store: PushingStore, url: str, postgres: PostgresServer
     ) -> None:
         """Nor named by a tag; the others are."""
         damage(postgres, url, r"key = '\x61ff'")
@@ -113,7 +113,7 @@ class TestS15DamagedFields:
 
     @pytest.mark.parametrize("name", ["", "b", r"\xff"])
     async def test_a_whole_name_counts_beside_a_long_key_only(
-        self, store: Store, url: str, postgres: PostgresServer, name: str
+        self, store: PushingStore, url: str, postgres: PostgresServer, name: str
     ) -> None:
         """A short key is the name. Listings, tags and notifications say the right one."""
         told = list[tuple[str, str]]()
@@ -131,7 +131,7 @@ class TestS15DamagedFields:
         assert [id_ for kind, id_ in told if kind == KIND].count("a") == 4
 
     async def test_a_long_name_that_was_damaged_is_written_again(
-        self, store: Store, url: str, postgres: PostgresServer
+        self, store: PushingStore, url: str, postgres: PostgresServer
     ) -> None:
         """Until then it is not listed."""
         long = "long " * 200
@@ -144,7 +144,7 @@ class TestS15DamagedFields:
         assert (KIND, long) in await store.invalidate_tag("eu")
 
     async def test_times_without_end_are_evicted_by_nobody(
-        self, store: Store, url: str, postgres: PostgresServer
+        self, store: PushingStore, url: str, postgres: PostgresServer
     ) -> None:
         """Their sum is more than a number can be: that is no error."""
         endless = "fresh_for = 1.7e308, stale_for = 1.7e308, fetched_at = 1.7e308"
@@ -156,7 +156,7 @@ class TestS15DamagedFields:
 class TestS15DamagedFence:
     @pytest.mark.parametrize("stamp", [2**63 - 1, -(2**63), -1])
     async def test_a_stamp_that_was_never_given_out_stops_nothing(
-        self, store: Store, url: str, postgres: PostgresServer, stamp: int
+        self, store: PushingStore, url: str, postgres: PostgresServer, stamp: int
     ) -> None:
         """S13: puts, invalidations, tags and deletions are done; so are those of other ids."""
         damage(postgres, url, f"changed = {stamp}")
@@ -175,7 +175,7 @@ class TestS15DamagedFence:
 
     @pytest.mark.parametrize("moment", ["NaN", "Infinity", "-Infinity", "1e308"])
     async def test_a_time_of_a_change_that_cannot_be_is_no_reason_to_stay(
-        self, store: Store, url: str, postgres: PostgresServer, moment: str
+        self, store: PushingStore, url: str, postgres: PostgresServer, moment: str
     ) -> None:
         """S13: the empty row that it keeps goes as others do."""
         await store.delete(KIND, [*"abc"])
@@ -187,7 +187,7 @@ class TestS15DamagedFence:
         assert postgres.execute(f"SELECT count(*) FROM {schema}.entry") == [(0,)]
 
     async def test_a_stamp_of_a_tag_that_was_never_given_out_stops_nothing(
-        self, store: Store, url: str, postgres: PostgresServer
+        self, store: PushingStore, url: str, postgres: PostgresServer
     ) -> None:
         """I26: neither a put with the tag nor a load."""
         await store.invalidate_tag("eu")
@@ -200,7 +200,7 @@ class TestS15DamagedFence:
 
     @pytest.mark.parametrize("sql", ["DELETE FROM {}.life", "SELECT setval('{}.stamps', 1)"])
     async def test_a_counter_that_was_set_back_costs_one_more_attempt(
-        self, store: Store, url: str, postgres: PostgresServer, sql: str
+        self, store: PushingStore, url: str, postgres: PostgresServer, sql: str
     ) -> None:
         """S13: what this process had heard is void."""
         await put(store, "a", b"before")

@@ -18,6 +18,7 @@ from stillfresh.stores.postgres import create, describe, link
 from stillfresh.stores.postgres.link import PgLink, connected_to
 from stillfresh.stores.postgres.schema import VERSION
 from stillfresh.stores.urls import store_for
+from tests.kit.full_store import FullStore, full_store_for
 from tests.kit.proxies.flaky import FlakyProxy, Loss
 from tests.kit.servers.postgres import HOST, PostgresServer, postgres_serving
 from tests.kit.servers.valkey import eventually, free_port
@@ -28,8 +29,8 @@ DEADLINE = 30.0
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = store_for(url, time.time)
+async def opened(url: str) -> AsyncIterator[FullStore]:
+    store = full_store_for(url, time.time)
     await store.open()
     try:
         yield store
@@ -69,14 +70,14 @@ def through(proxy: FlakyProxy, url: str) -> str:
 
 
 @pytest.fixture
-async def store(proxy: FlakyProxy, url: str) -> AsyncIterator[Store]:
+async def store(proxy: FlakyProxy, url: str) -> AsyncIterator[FullStore]:
     """Through the proxy."""
     async with opened(through(proxy, url)) as store:
         yield store
 
 
 @pytest.fixture
-async def other(url: str) -> AsyncIterator[Store]:
+async def other(url: str) -> AsyncIterator[FullStore]:
     """Another machine's, straight to the server."""
     async with opened(url) as store:
         yield store

@@ -21,12 +21,12 @@ from stillfresh.stores.contract import (
     Put,
     PutOutcome,
     Record,
-    Store,
 )
 from stillfresh.stores.postgres import create, describe
 from stillfresh.stores.postgres.schema import VERSION, key_of, name_of
 from stillfresh.stores.urls import store_for
 from stillfresh.stores.versions import packed_version
+from tests.kit.full_store import FullStore, full_store_for
 from tests.kit.servers.postgres import PostgresServer
 
 OLD_RELEASE = Path(__file__).parents[1] / "kit" / "servers" / "postgres_version_1.sql"
@@ -125,8 +125,8 @@ def old(postgres: PostgresServer) -> Iterator[OldStore]:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = store_for(url, time.time)
+async def opened(url: str) -> AsyncIterator[FullStore]:
+    store = full_store_for(url, time.time)
     await store.open()
     try:
         yield store

@@ -525,7 +525,7 @@ class TestS13AtOnce:
         def some() -> list[str]:
             return dice.sample(ids, dice.randint(2, len(ids)))
 
-        async def storm(store: Store) -> None:
+        async def storm(store: PostgresStore) -> None:
             while time.monotonic() < until:
                 match dice.randrange(6):
                     case 0 | 1:

@@ -27,6 +27,7 @@ from stillfresh.stores.redis.layout import (
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
+from tests.kit.full_store import full_store_for
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.valkey import HOST, SERVERS, Server, binary_of
 
@@ -191,7 +192,7 @@ class TestS5Layout:
 
     async def test_prefixes_are_apart(self, valkey: Server, clock: ManualClock) -> None:
         """Two caches on one database do not see each other, not even in counts and tags."""
-        one, two = (store_for(valkey.url(), clock) for _ in range(2))
+        one, two = (full_store_for(valkey.url(), clock) for _ in range(2))
         await one.open()
         await two.open()
         await published(one, clock, "a", "eu")

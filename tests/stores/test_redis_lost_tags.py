@@ -330,10 +330,10 @@ class TestS15EvictionIsSwitchedOn:
         monkeypatch.setattr("stillfresh.stores.redis.threads.LOOK_EVERY", 0.0)
         store = RedisStore(keeping.address, prefix="shop", timeout=30)
         async with opened_store(store):
-            assert await asyncio.to_thread(store.read_now, KIND, ["a"]) == {}
+            assert await asyncio.to_thread(store.read_in_thread, KIND, ["a"]) == {}
             await begin_to_drop(keeping, "shop", "fr")
             with pytest.raises(StoreError, match="drops keys"):
-                await asyncio.to_thread(store.read_now, KIND, ["a"])
+                await asyncio.to_thread(store.read_in_thread, KIND, ["a"])
 
     async def test_the_eviction_setting_is_read_once_a_second(self, keeping: Server) -> None:
         """Once a second, in a request that is sent anyway."""

@@ -328,7 +328,7 @@ class TestS13OlderStrings:
         """By the event loop and by threads, also if its generation is known."""
         for found in (
             await store.read(KIND, ["a"]),
-            await asyncio.to_thread(store.read_now, KIND, ["a"]),
+            await asyncio.to_thread(store.read_in_thread, KIND, ["a"]),
         ):
             copy = found["a"].copy
             assert copy is not None

@@ -11,6 +11,7 @@ from redis.exceptions import AskError, MovedError, ReadOnlyError, ResponseError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from stillfresh import ConfigError, NotOpen, Policy, StoreError
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.breaker import FIRST_PAUSE
 from stillfresh.stores.contract import (
     AWAY,
@@ -613,7 +614,7 @@ class TestS5Steps:
         link = Replies()
         link.drops_keys = True
         with pytest.raises(StoreError, match="this Redis server drops keys"):
-            a_store(link).read_now("post", ["a"])
+            a_store(link).read_in_thread("post", ["a"])
 
     async def test_a_copy_that_cannot_be_read_is_deleted_and_leased(self) -> None:
         """No caller can have seen it; one that can be read is the answer."""
@@ -757,8 +758,9 @@ class TestS5Steps:
         for bad in ({"max_connections": 0}, {"wait_replicas": -1}, {"timeout": 0}):
             with pytest.raises(ConfigError):
                 RedisStore("redis://localhost", **bad)  # type: ignore[arg-type]
-        assert RedisStore("redis://localhost", wait_replicas=0).reads_in_threads
-        assert not RedisStore("redis://localhost", service="shop").reads_in_threads
+        one_server = RedisStore("redis://localhost", wait_replicas=0)
+        assert capabilities_of(one_server).threads is one_server
+        assert capabilities_of(RedisStore("redis://localhost", service="shop")).threads is None
 
     async def test_a_tag_that_is_on_another_node_is_invalidated_id_by_id(self) -> None:
         """E6: each step is tried though the server failed a moment ago, and lasts as it is told."""

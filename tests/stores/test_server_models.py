@@ -7,9 +7,8 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from stillfresh.clock import Clock
-from stillfresh.stores.contract import Store
-from stillfresh.stores.urls import store_for
 from tests.kit.examples import examples
+from tests.kit.full_store import FullStore, full_store_for
 from tests.kit.store_model import StoreModel
 
 NewAddress = Callable[[], str]
@@ -30,9 +29,9 @@ def test_s3_a_store_on_a_server_answers_as_memory_does(new_address: NewAddress) 
     """Copies, leases, failures, tags, evictions and counts, to the last bit of every time."""
 
     class OnServer(StoreModel):
-        def new_store(self, clock: Clock, new_token: Callable[[], str]) -> Store:
+        def new_store(self, clock: Clock, new_token: Callable[[], str]) -> FullStore:
             """Tokens are made by the server."""
-            return store_for(new_address(), clock)
+            return full_store_for(new_address(), clock)
 
     steps = settings(max_examples=examples(8), stateful_step_count=35)
     run_state_machine_as_test(OnServer, settings=steps)

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import astuple
 
 from stillfresh import ConfigError, NotOpen, StoreError
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.channel import ServerChannel
 from stillfresh.stores.contract import MOST_LISTED, Costs
@@ -16,6 +17,7 @@ from stillfresh.stores.rules import checked_limit, is_listed
 from stillfresh.stores.server import ServerLink, error_text
 from stillfresh.stores.urls import running, store_for
 from stillfresh.testing import ManualClock
+from tests.kit.full_store import full_store_for
 
 
 class TestS5Breaker:
@@ -282,14 +284,14 @@ class TestS1Listed:
     def test_a_store_that_is_shared_by_name_has_an_address(self) -> None:
         """Without the tenant; memory belongs to one process, and has none."""
         clock = ManualClock()
-        assert store_for("memory://", clock).address is None
+        assert capabilities_of(store_for("memory://", clock)).address is None
         for url in ("sqlite:///a.db?tenant=x", "sqlite:///a.db"):
-            assert store_for(url, clock).address == "sqlite:///a.db"
+            assert capabilities_of(store_for(url, clock)).address == "sqlite:///a.db"
 
     @pytest.mark.parametrize("address", ["redis://localhost:1/0", "postgres://localhost:1/db"])
     async def test_a_server_that_refuses_us_is_let_go(self, address: str) -> None:
         """The next opening begins anew; to open or to close twice is to do it once."""
-        store, link = store_for(address, ManualClock()), ScriptedLink(ValueError("no"), 1)
+        store, link = full_store_for(address, ManualClock()), ScriptedLink(ValueError("no"), 1)
         closed, store._new_link = list[int](), lambda: link  # type: ignore[attr-defined]
 
         async def close() -> None:

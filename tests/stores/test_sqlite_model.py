@@ -7,14 +7,13 @@ from pathlib import Path
 from hypothesis import settings
 
 from stillfresh.clock import Clock
-from stillfresh.stores.contract import Store
 from stillfresh.stores.sqlite import SqliteStore
 from tests.kit.examples import examples
 from tests.kit.store_model import StoreModel
 
 
 class SqliteModel(StoreModel):
-    def new_store(self, clock: Clock, new_token: Callable[[], str]) -> Store:
+    def new_store(self, clock: Clock, new_token: Callable[[], str]) -> SqliteStore:
         self.directory = tempfile.TemporaryDirectory()
         path = Path(self.directory.name) / "cache.db"
         return SqliteStore(path, clock=clock, new_token=new_token)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from stillfresh import Cache, Clock, ConfigError, Policy
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, Superseded, WrappedStore
+from stillfresh.stores import WrappedStore, capabilities_of
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, Superseded
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.tenants import LONGEST_TENANT, TenantStore, checked_tenant, for_tenant
@@ -74,13 +75,13 @@ class TestI17Listing:
 
     def test_a_tenants_store_reads_inline_if_its_store_does(self) -> None:
         """A wrapped store is as quick as the one inside, and offers no more than that one."""
-        assert TenantStore(MemoryStore(), "a").reads_inline
-        assert TenantStore(RedisStore("redis://localhost"), "a").reads_in_threads
+        near = TenantStore(MemoryStore(), "a")
+        assert capabilities_of(near).inline is near
+        one_server = TenantStore(RedisStore("redis://localhost"), "a")
+        assert capabilities_of(one_server).threads is one_server
         far = TenantStore(RedisStore("redis://localhost", nodes=[("localhost", 1)]), "a")
-        assert not far.reads_inline
-        assert not far.reads_in_threads
-        with pytest.raises(TypeError, match="RedisStore does not read inline"):
-            far.read_now("page", ["a"])
+        assert capabilities_of(far).inline is None
+        assert capabilities_of(far).threads is None
 
 
 class TestI17Tenants:
@@ -106,10 +107,13 @@ class TestI17Tenants:
 
     def test_a_store_may_know_tenants_itself(self) -> None:
         """As DynamoDB's does, whose rows have a place for them."""
-        store, own = MemoryStore(), MemoryStore()
-        store.for_tenant = {"a": own}.get  # type: ignore[method-assign, assignment]
-        assert for_tenant(store, "a") is own
-        assert isinstance(for_tenant(store, "b"), TenantStore)
+        store = Partitioned()
+        own = for_tenant(store, "a")
+        assert isinstance(own, Partitioned)
+        assert capabilities_of(own).tenant == "a"
+        assert isinstance(for_tenant(WrappedStore(store), "a"), TenantStore)
+        with pytest.raises(ConfigError, match="the store's own is 'a', and 'b' is named as well"):
+            for_tenant(WrappedStore(own), "b")
 
     async def test_invalidations_reach_their_own_entries(self) -> None:
         """By id and by tag; hard, unless a soft one is asked for."""
@@ -147,9 +151,21 @@ class TestI17Tenants:
         assert asked == ["x"]
 
     def test_a_store_that_does_not_push_says_so(self) -> None:
-        """S10: with its name."""
-        with pytest.raises(TypeError, match="MemoryStore does not push"):
-            TenantStore(MemoryStore(), "a").listen(lambda *_: None)
+        """S10: as the store inside."""
+        assert capabilities_of(TenantStore(MemoryStore(), "a")).push is None
+        pushing = TenantStore(RedisStore("redis://localhost"), "a")
+        assert capabilities_of(pushing).push is pushing
+
+
+class Partitioned(MemoryStore):
+    """A store with a place for tenants."""
+
+    def __init__(self, tenant: str | None = None) -> None:
+        super().__init__()
+        self.tenant = tenant
+
+    def for_tenant(self, tenant: str) -> "Partitioned":
+        return Partitioned(tenant)
 
 
 class Noting(WrappedStore):

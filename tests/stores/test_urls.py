@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from stillfresh import Cache, ConfigError
 from stillfresh.errors import MissingExtra, needs
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.postgres import PostgresStore
 from stillfresh.stores.postgres.address import options_of
 from stillfresh.stores.redis import RedisStore
@@ -63,7 +64,8 @@ class TestG18FileNames:
 
     def test_an_address_names_at_most_one_tenant(self) -> None:
         """Or none."""
-        assert store_for("memory://?tenant=a", time.time).tenant == "a"
+        store = store_for("memory://?tenant=a", time.time)
+        assert capabilities_of(store).tenant == "a"
         with pytest.raises(ConfigError, match="names a tenant more than once"):
             store_for("memory://?tenant=a&tenant=b", time.time)
 

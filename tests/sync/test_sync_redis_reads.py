@@ -151,28 +151,30 @@ class TestE20RedisReads:
         try:
             ids = [f"id-{number}" for number in range(50)]
             server.command("SET", "stillfresh:v2:{6u}:word:odd", "not ours")
-            assert store.read_now("word", [*ids, "odd"]) == await store.read("word", [*ids, "odd"])
+            ids.append("odd")
+            assert store.read_in_thread("word", ids) == await store.read("word", ids)
         finally:
             await store.close()
 
     def test_a_server_that_hangs_costs_one_time_out(self, server: Server) -> None:
         """Further threads are told at once, until its pause is over."""
         store = store_for(server.url(timeout="200ms"), time.time)
+        assert isinstance(store, RedisStore)
         server.pause()
         try:
             for said in ("is unavailable: ", "tries it again"):
                 with pytest.raises(StoreError, match=said):
-                    store.read_now("word", ["a"])
+                    store.read_in_thread("word", ["a"])
         finally:
             server.go_on()
         with ExitStack() as stack:
-            stack.callback(store._threads.close)  # type: ignore[attr-defined]
+            stack.callback(store._threads.close)
             until(lambda: _reads(store))
 
 
 def _reads(store: Any) -> bool:
     try:
-        return not store.read_now("word", ["a"])
+        return not store.read_in_thread("word", ["a"])
     except StoreError:
         return False
 

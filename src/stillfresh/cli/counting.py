@@ -22,6 +22,7 @@ from stillfresh.cli.program import (
 )
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError, StillfreshError, error_text, without_password
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import StoreStats
 
 WITHIN: Final = 10.0
@@ -71,7 +72,7 @@ async def _report_of(target: str) -> dict[str, Any]:
     if target.startswith(("http://", "https://")):
         return {**report, **_counts_of(await _metrics(target))}
     async with opened(target) as store:
-        return {**report, "store": sizes(await store.stats())}
+        return {**report, "store": sizes(await capabilities_of(store).require_statistics().stats())}
 
 
 async def _metrics(url: str) -> str:

@@ -26,6 +26,7 @@ from stillfresh.engine.explain import PAGE, Listed, listed
 from stillfresh.engine.explain import explain as explained
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import MOST_LISTED, Record, StoredEntry, StoreStats
 
 VERDICTS: Final = tuple(Verdict)
@@ -79,9 +80,11 @@ async def inspect(
     hint: str | None = None
     with working("Counting entries:") as advance:
         async with opened(store) as looked_at:
-            seen = Inspected(await looked_at.stats())
+            can = capabilities_of(looked_at)
+            listing = can.require_listing()
+            seen = Inspected(await can.require_statistics().stats())
             while not seen.is_complete and (is_all or seen.counted < most):
-                page = await looked_at.entries(kind, search, after, AT_ONCE)
+                page = await listing.entries(kind, search, after, AT_ONCE)
                 seen.count(listed(page, time.time()), limit)
                 advance(len(page))
                 seen.is_complete = len(page) < AT_ONCE

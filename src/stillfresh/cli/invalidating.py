@@ -9,6 +9,7 @@ import click
 
 from stillfresh.cli.places import about_names, opened, say
 from stillfresh.cli.program import TEXT, as_json, command, print_json, working
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Store
 
 SLICE: Final = 500
@@ -77,8 +78,9 @@ async def invalidate(
 async def _invalidate_kind(
     store: Store, kind: str, advance: Callable[[int], None], *, soft: bool
 ) -> int:
+    listing = capabilities_of(store).require_listing()
     count = 0
-    async for page in store.walk(kind):
+    async for page in listing.walk(kind):
         for first in range(0, len(page), SLICE):
             ids = [entry.id for entry in page[first : first + SLICE]]
             await store.invalidate(kind, ids, soft=soft)
@@ -98,8 +100,11 @@ async def evict(*, store: str, is_json: bool) -> None:
     """
     with working("Evicting"):
         async with opened(store, to_change=True) as changed:
-            await changed.stats()  # one that evicts by itself would not notice that it is away
-            count = await changed.evict(time.time())
+            can = capabilities_of(changed)
+            if can.statistics is not None:
+                # A store that evicts by itself would not notice that its server is away.
+                await can.statistics.stats()
+            count = await can.require_eviction().evict(time.time())
     _tell("evicted", count, is_json=is_json)
 
 

@@ -20,7 +20,7 @@ from stillfresh.cli.program import plain
 from stillfresh.engine.explain import PAGE
 from stillfresh.errors import ConfigError
 from stillfresh.logs import quietly
-from stillfresh.stores import for_tenant, running, split_tenant, store_for
+from stillfresh.stores import capabilities_of, for_tenant, running, split_tenant, store_for
 from stillfresh.stores.contract import Store
 
 TEMPORARY: Final = "sqlite:///"
@@ -98,10 +98,11 @@ def own_file(address: str, command: str) -> Iterator[str]:
 
 async def about_names(store: Store, kind: str) -> str:
     """A hint for an id that the store does not have."""
-    if await store.entries(kind, "", None, 1):
+    listing = capabilities_of(store).require_listing()
+    if await listing.entries(kind, "", None, 1):
         whole = "; a page's id is its whole URL" if kind == PAGE else ""
         return f"the store has no such id; `inspect` lists those it has{whole}"
-    page = await store.entries(None, "", None, LOOKED_AT)
+    page = await listing.entries(None, "", None, LOOKED_AT)
     kinds = sorted({entry.kind for entry in page})
     hint = f"the store has no kind {kind};"
     for similar in get_close_matches(kind, kinds, 1):

@@ -12,7 +12,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -255,14 +255,16 @@ class Cache(Lifecycle):
         On DynamoDB, loads in other processes are reached if their key has a copy or tags. `soft`
         and StoreError are those of `invalidate_tag`.
         """
-        store = (await self.runtime()).store
+        runtime = await self.runtime()
+        store = runtime.store
+        listing = runtime.can.require_listing()
         count = 0
         kind_of = attrgetter("kind")
         await overtake_all(self._known())
         try:
             for core in tuple(self.cores.values()):  # DynamoDB does not list what has only a lease
                 await core.invalidate([*core.under_way()], soft=soft)
-            async for page in store.walk(None):
+            async for page in listing.walk(None):
                 for kind, entries in groupby(sorted(page, key=kind_of), kind_of):
                     ids = [entry.id for entry in entries]
                     with unconfirmed():
@@ -286,16 +288,20 @@ class Cache(Lifecycle):
 
     async def evict(self) -> int:
         """Delete entries from the store that can never be served again; return how many."""
-        return await (await self.runtime()).store.evict(self.clock())
+        runtime = await self.runtime()
+        return await runtime.can.require_eviction().evict(self.clock())
 
     async def stats(self) -> CacheStats:
-        """Return the counts of every resource, and the store's own (None if it failed)."""
+        """Return the counts of every resource, and the store's own.
+
+        These are None if the store failed, or does not count.
+        """
         runtime = await self.runtime()
-        try:
-            store = await runtime.store.stats()
-        except StoreError:
-            store = None
-        return replace(await self.folded(), store=store)
+        store_stats = None
+        if runtime.can.statistics is not None:
+            with suppress(StoreError):
+                store_stats = await runtime.can.statistics.stats()
+        return replace(await self.folded(), store=store_stats)
 
     async def entries(
         self,
@@ -309,7 +315,8 @@ class Cache(Lifecycle):
         `kind`: of one resource. `search`: whose id contains this text. `after`: the kind and id of
         the last entry of the page before.
         """
-        entries = await (await self.runtime()).store.entries(kind, search, after, limit)
+        runtime = await self.runtime()
+        entries = await runtime.can.require_listing().entries(kind, search, after, limit)
         return listed(entries, self.clock())
 
     def bypassed(self) -> AbstractContextManager[None]:

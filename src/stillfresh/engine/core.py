@@ -53,8 +53,11 @@ class Core(Updates[K, V]):
         self.begin_anew(runtime)
         self.loads = Loads(self, runtime)
         if (memory := self.memory).is_private:
-            memory.room.limit(self.spec.max_bytes or runtime.store.max_bytes)
-            runtime.store.before_evicting(self.spec.kind, lambda id_: memory.keeps(self.key(id_)))
+            memory.room.limit(self.spec.max_bytes or runtime.can.max_bytes)
+            if runtime.can.process is not None:
+                runtime.can.process.before_evicting(
+                    self.spec.kind, lambda id_: memory.keeps(self.key(id_))
+                )
 
     def close(self) -> None:
         """Stop answering from memory, and let all waiting callers fail."""
@@ -227,9 +230,10 @@ class Core(Updates[K, V]):
     async def clear(self) -> None:
         """Forget every entry of this resource."""
         runtime = await self.ready()
+        listing = runtime.can.require_listing()
         self.void_puts()
         await self.delete([*self.under_way(), *self.memory.keys()])  # a walk may miss them
-        async for page in runtime.store.walk(self.spec.kind):
+        async for page in listing.walk(self.spec.kind):
             await self.delete([self.key(entry.id) for entry in page])
         self.void_puts()
 

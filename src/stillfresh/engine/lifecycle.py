@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.bounded import sliced
+from stillfresh.clock import Clock
 from stillfresh.engine.counts import CacheStats, Lag
 from stillfresh.engine.loader import looked_at
 from stillfresh.engine.model import Hook
@@ -33,6 +34,7 @@ from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import Stopwatch, Timing
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
+from stillfresh.stores import EvictsEntries, capabilities_of
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Lifecycle:
         """Open blocks of `bypassed()` and `recording()`, in any task."""
         self.recording_to: RecordingBlock | None = None
         self._store = store
+        self._can = capabilities_of(store)
         self._new_runtime = new_runtime
         self.hooks = hooks
         self._times: dict[str, Stopwatch] = {}
@@ -152,10 +155,11 @@ class Lifecycle:
         self.is_closed = True
         self._loop = asyncio.get_running_loop()
         try:
-            await self._close(keeps=keeps and self._store.outlives_loops)
+            await self._close(keeps=keeps and self._is_loop_free)
         finally:
             before = self._store
             self._store = store
+            self._can = capabilities_of(store)
             self.is_private = is_private
             self.is_closed = is_closed
         return before
@@ -224,7 +228,7 @@ class Lifecycle:
         """In the child: the loop, the threads and the connections belong to the parent."""
         is_live = self._loop is not None and not self._loop.is_closed()
         is_left = self._is_left or self._loop is not None
-        if not is_live and not (is_left and not self._store.outlives_loops):
+        if not is_live and not (is_left and not self._is_loop_free):
             return
         for core in self.cores.values():
             core.leave()
@@ -233,9 +237,15 @@ class Lifecycle:
             return
         _LEFT.append((self._store, self._loop, self.opened, self._keeper))
         self._store = self.new_store()
+        self._can = capabilities_of(self._store)
         self._loop = self._opening = self._closing = self._keeper = self._ending = None
         self.opened = None
         self._is_left = False
+
+    @property
+    def _is_loop_free(self) -> bool:
+        """True if the store is bound to no event loop, and stays open when one ends."""
+        return self._can.process is not None
 
     def _check_here(self) -> None:
         """Refuse a call on another loop than the one on which the cache is open."""
@@ -269,13 +279,14 @@ class Lifecycle:
             self._opening = self._loop = None
             raise
         runtime = self.opened = self.apart()
-        if self._store.pushes and not self._is_ended_loop():
-            runtime.news = News(runtime, self.cores)
+        if runtime.can.push is not None and not self._is_ended_loop():
+            runtime.news = News(runtime, runtime.can.push, self.cores)
             runtime.spawn(runtime.news.follow())
         for core in self.cores.values():
             core.open(runtime)
-        if self._store.needs_eviction and not self._is_ended_loop():
-            runtime.spawn(_evict_now_and_then(runtime))
+        eviction = runtime.can.eviction
+        if eviction is not None and runtime.can.evicts_hourly and not self._is_ended_loop():
+            runtime.spawn(_evict_now_and_then(eviction, runtime.clock))
         await self._stay()
         self._opening = None
         return runtime
@@ -296,7 +307,7 @@ class Lifecycle:
                 self._ended_loop = asyncio.get_running_loop()
                 ending = self._ending = self._ended_loop.create_future()
                 try:
-                    await self._end(keeps=self._store.outlives_loops)
+                    await self._end(keeps=self._is_loop_free)
                 finally:
                     ending.set_result(None)
                     self._ending = None
@@ -348,16 +359,16 @@ class Lifecycle:
     async def _close_left(self) -> None:
         """Close the store that a closed loop left open; it may complain about that loop."""
         self._is_left = False
-        if not self._store.outlives_loops:
+        if not self._is_loop_free:
             with suppress(RuntimeError):
                 await self._store.close()
 
 
-async def _evict_now_and_then(runtime: Runtime) -> NoReturn:
+async def _evict_now_and_then(eviction: EvictsEntries, clock: Clock) -> NoReturn:
     """Evict at intervals until cancelled. If the store fails, try again the next time."""
     while True:
         await asyncio.sleep(EVICT_EVERY)
         try:
-            await runtime.store.evict(runtime.clock())
+            await eviction.evict(clock())
         except StoreError as exc:
             logger.warning("the store could not evict: %s", exc)

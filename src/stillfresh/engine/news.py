@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.errors import StoreError
-from stillfresh.stores import A_TAG
+from stillfresh.stores import A_TAG, PushesChanges
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -38,8 +38,11 @@ MOST_NOTED: Final = 10_000
 class News:
     """One channel to the store, for all resources of an open cache."""
 
-    def __init__(self, runtime: "Runtime", cores: "Mapping[str, Core[Any, Any]]") -> None:
+    def __init__(
+        self, runtime: "Runtime", push: PushesChanges, cores: "Mapping[str, Core[Any, Any]]"
+    ) -> None:
         self._runtime = runtime
+        self._push = push
         self._cores = cores
         self._is_wanted = asyncio.Event()
         self.since = float("inf")
@@ -61,7 +64,7 @@ class News:
         failures = 0
         while True:
             try:
-                async with self._runtime.store.listen(self._tell) as channel:
+                async with self._push.listen(self._tell) as channel:
                     self.since = self._checked_from(self._runtime.clock())
                     await self._look_again()
                     while True:

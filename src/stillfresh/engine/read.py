@@ -291,8 +291,8 @@ class Reads(StoreReads[K, V]):
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
         known = {id_: copy.generation for id_, copy in held.items()}
         try:
-            if runtime.read_now is not None:
-                return runtime.store.read_now(self.spec.kind, list(texts.values()), known)
+            if runtime.can.inline is not None:
+                return runtime.can.inline.read_now(self.spec.kind, list(texts.values()), known)
             records = await self._asked(runtime, texts, known, held)
             lost = {key: id_ for key, id_ in texts.items() if records.get(id_) is AWAY}
         except StoreError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from stillfresh.clock import Clock
 from stillfresh.engine.loader import Tasks
@@ -9,7 +10,10 @@ from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
 from stillfresh.engine.spans import Stopwatch, TimedStore
 from stillfresh.engine.threads import LoaderThreads
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Record, Store
+
+ReadNow: TypeAlias = Callable[..., dict[str, Record]]
 
 
 class Runtime(Tasks):
@@ -30,16 +34,19 @@ class Runtime(Tasks):
     ) -> None:
         super().__init__()
         self.loop = asyncio.get_running_loop()
+        can = capabilities_of(store)
         # Timing a step that does not wait would take as long as the step.
-        is_timed = hooks or not store.never_waits
+        is_timed = hooks or can.process is None
         self.store = TimedStore(store, hooks, times) if is_timed else store
+        self.can = capabilities_of(self.store)
+        """What the store can do beside the contract."""
         self.hooks = hooks
-        read_now = store.read_now
-        self.read_now: Callable[..., dict[str, Record]] | None
-        self.read_now = read_now if store.reads_inline else None
+        self.read_now: ReadNow | None = None if can.inline is None else can.inline.read_now
         """Reads inline, if the store can; for hits, so it is not timed."""
-        # The same for a thread, which can wait for a round trip.
-        self.read_in_thread = read_now if store.reads_in_threads else self.read_now
+        self.read_in_thread: ReadNow | None = self.read_now
+        """The same for a thread, which can wait for a round trip."""
+        if can.threads is not None:
+            self.read_in_thread = can.threads.read_in_thread
         self.clock = clock
         self.sleep = sleep
         self.dice = dice

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from stillfresh.clock import monotonic as ticks
 from stillfresh.engine.model import Hook, Origin, Span
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Record, Store, WrappedStore
+from stillfresh.stores import ReadsInline, WrappedStore
+from stillfresh.stores.contract import Generations, Record, Store
 
 if TYPE_CHECKING:
     from stillfresh.engine.queue import Batch, Waiter
@@ -153,6 +154,7 @@ class TimedStore(WrappedStore):
 
     def __init__(self, inner: Store, hooks: Sequence[Hook], times: dict[str, Stopwatch]) -> None:
         super().__init__(inner)
+        self._inline = cast("ReadsInline", inner)  # used only if it reads inline
         self._hooks = hooks
         self._times = times
         for name in STEPS:
@@ -189,13 +191,13 @@ class TimedStore(WrappedStore):
             self._times[name].note(span.seconds)
 
     def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
         if self._hooks:
             with self._span("read", kind, ids):
-                return self.inner.read_now(kind, ids, known)
+                return self._inline.read_now(kind, ids, known)
         began = ticks()
         try:
-            return self.inner.read_now(kind, ids, known)
+            return self._inline.read_now(kind, ids, known)
         finally:
             self._times["read"].note(ticks() - began)

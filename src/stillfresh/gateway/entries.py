@@ -133,8 +133,11 @@ class Listing:
         except ConfigError as exc:
             raise Problem(404, "not_found", "Not found", str(exc)) from exc
         for name, cache in self._caches.items():
-            store = (await cache.runtime()).store
-            if await store.entries(kind, "", None, 1) and await store.read(kind, [id_]):
+            runtime = await cache.runtime()
+            listing = runtime.can.listing
+            if listing is not None and not await listing.entries(kind, "", None, 1):
+                continue
+            if await runtime.store.read(kind, [id_]):
                 return name, cache
         raise Problem(404, "not_found", "Not found", f"no store knows {kind} {id_!r}")
 

@@ -272,9 +272,9 @@ class Gauge:
         began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
-                store = (await self._cache.runtime()).store
-                self.address = store.address
-                stats = await store.stats()
+                can = (await self._cache.runtime()).can
+                self.address = can.address
+                stats = await can.require_statistics().stats()
         except TimeoutError:
             self._last = {"error": f"no answer within {ANSWERS_WITHIN:g} s"}
             return ASKED_EVERY

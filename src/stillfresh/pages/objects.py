@@ -13,6 +13,7 @@ from stillfresh.freshness import Policy
 from stillfresh.http.fields import Raw, field_value, members, values
 from stillfresh.pages.model import Head, PageKey, StoredPage
 from stillfresh.pages.stored import decoded, encoded, packed, parts
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Store
 from stillfresh.stores.dynamodb import ABOUT, object_metadata
 
@@ -112,6 +113,8 @@ def _of_another(body: "Body", terms: Policy) -> Head:
 
 def is_shared(store: Store, terms: Policy) -> bool:
     """True if other services read this store's pages, which are then stored in their form."""
-    if store.shapes is not None:
-        store.shapes.setdefault("page", PageShape(terms))
-    return store.shapes is not None
+    shapes = capabilities_of(store).shapes
+    if shapes is None:
+        return False
+    shapes.setdefault("page", PageShape(terms))
+    return True

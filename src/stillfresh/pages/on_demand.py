@@ -13,7 +13,7 @@ from stillfresh.errors import NotOpen, StillfreshError, without_secrets
 from stillfresh.pages.facetheory import is_variant
 from stillfresh.pages.model import PageKey, StoredPage
 from stillfresh.pages.routes import group_tag, name_in_key, own_tag, page_name, reached
-from stillfresh.stores.contract import Store
+from stillfresh.stores import ListsEntries
 
 if TYPE_CHECKING:
     from stillfresh.pages.page_cache import PageCache
@@ -68,10 +68,14 @@ class OnDemand:
 
         `scanned`: the path or key whose variants are looked for among all pages of the store.
         """
-        store = (await self.cache.runtime()).store
+        runtime = await self.cache.runtime()
         if scanned is not None:
-            own = list(dict.fromkeys([*own, *await self._scan(store, scanned, own)]))
-        records = await store.read(KIND, own) if own else {}
+            own = list(
+                dict.fromkeys(
+                    [*own, *await self._scan(runtime.can.require_listing(), scanned, own)]
+                )
+            )
+        records = await runtime.store.read(KIND, own) if own else {}
         stored = [id_ for id_, record in records.items() if record.copy is not None]
         tagged: list[str] = []
         for tag in tags:
@@ -83,11 +87,11 @@ class OnDemand:
             await self.core.delete([*map(PageKey, dict.fromkeys([*own, *tagged]))])
         return list(dict.fromkeys([*stored, *tagged]))
 
-    async def _scan(self, store: Store, name: str, own: list[str]) -> list[str]:
+    async def _scan(self, listing: ListsEntries, name: str, own: list[str]) -> list[str]:
         """The ids of all pages with this path, or of all variants of the `own` ids."""
         wanted = page_name(name) if name.startswith("/") else None
         ids: list[str] = []
-        async for entries in store.walk(KIND):
+        async for entries in listing.walk(KIND):
             for entry in entries:
                 if wanted is None:
                     is_meant = any(is_variant(entry.id, id_) for id_ in own)

@@ -70,7 +70,7 @@ from stillfresh.pages.stored import (
     site_tags,
     too_busy,
 )
-from stillfresh.stores import MemoryStore, for_tenant, store_for
+from stillfresh.stores import MemoryStore, capabilities_of, for_tenant, store_for
 from stillfresh.stores.contract import Mark, Store
 
 UNSHARED_FOR: Final = 30.0
@@ -171,9 +171,8 @@ class PageCache(OnDemand):
         """True if services in other languages read the pages too."""
         chosen: Store = PageStore(named, self.store_timeout, spec.lease_for)
         if is_private:
-            chosen = MemoryStore(
-                clock=clock, max_copies=spec.max_entries, max_bytes=named.max_bytes
-            )
+            limit = capabilities_of(named).max_bytes
+            chosen = MemoryStore(clock=clock, max_copies=spec.max_entries, max_bytes=limit)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
         self.core: Core[PageKey, StoredPage] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private

@@ -47,7 +47,8 @@ from stillfresh.pages.model import (
 from stillfresh.pages.parts import PART, cut
 from stillfresh.pages.routes import group_tag, own_tag
 from stillfresh.pages.sharing import Judgement, age_at, is_of_gateway, private, ttl_at
-from stillfresh.stores.contract import Store, WrappedStore
+from stillfresh.stores import WrappedStore
+from stillfresh.stores.contract import Store
 
 T = TypeVar("T")
 PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]

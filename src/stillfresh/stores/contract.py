@@ -4,32 +4,23 @@ The central rule: publishing needs a live lease, and invalidating voids it. The 
 the fence, checked in the same atomic step as the write; its expiry only permits a takeover.
 `stillfresh.testing.StoreConformance` is the suite that every store passes.
 
+`Store` is what every store does. What only some can do is in `capabilities.py`.
+
 Times are wall-clock seconds. `now` is the store's own clock, read inside the step.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
-from functools import lru_cache, partial
-from inspect import iscoroutinefunction
+from functools import lru_cache
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy, is_lease_over
-from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.versions import NO_VERSION
 
-if TYPE_CHECKING:
-    from stillfresh.stores.bodies import Shape
-
-T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., object])
-
-WALKED: Final = 500  # entries that a walk reads together
 MOST_LISTED: Final = 10_000  # entries in one page of a listing
 REMEMBERED: Final = 1_000  # tags whose last invalidation a store remembers, at least
 
@@ -230,22 +221,13 @@ Failures: TypeAlias = Mapping[str, Failure] | None  # why leases ended without a
 LateTags: TypeAlias = Mapping[str, tuple[str, ...]] | None  # the tags that came with a load, by id
 
 
-class Store(ABC):
+@runtime_checkable
+class Store(Protocol):
     """The contract. Every method takes many ids of one kind, and raises StoreError if it fails.
 
-    A store inherits from this class, and declares its capabilities as attributes.
+    A store inherits from this class, and from the protocols of `capabilities.py` that say what else
+    it can do.
     """
-
-    reads_inline: bool = False  # `read_now` takes microseconds and does not wait
-    never_waits: bool = False  # no step waits, so steps are timed for hooks only
-    reads_in_threads: bool = False  # a thread may call `read_now` and wait for it
-    outlives_loops: bool = False  # it stays open when its cache's loop ends without a close
-    needs_eviction: bool = True  # False: its server sweeps, and `evict` runs only on request
-    max_bytes: int | None = None  # above it the least recently used copies are dropped
-    pushes: bool = False  # `listen` reports changes by any process at once
-    address: str | None = None  # its address without the tenant; None: not shared by name
-    tenant: str | None = None  # it reads and writes entries of this tenant only
-    shapes: "dict[str, Shape] | None" = None  # how values of a kind lie where others read them
 
     @abstractmethod
     async def open(self) -> None:
@@ -255,6 +237,7 @@ class Store(ABC):
     async def close(self) -> None:
         """Close it, with no task or connection left; it can be opened again."""
 
+    @abstractmethod
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
@@ -264,15 +247,6 @@ class Store(ABC):
         stays None. The answer may miss what other processes changed in the last `lag` seconds, if
         that makes the read cheaper.
         """
-        del lag
-        return self.read_now(kind, ids, known)
-
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        """As `read`, if the store `reads_inline`, or in a thread if it `reads_in_threads`."""
-        del kind, ids, known
-        raise TypeError(f"{type(self).__name__} does not read inline")
 
     @abstractmethod
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -299,6 +273,7 @@ class Store(ABC):
         """Draw the generation of a copy that is to be put; random, so that none comes back."""
         return token_hex(16)
 
+    @abstractmethod
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         """Store each copy whose condition holds, void the lease, forget the failure.
 
@@ -315,11 +290,6 @@ class Store(ABC):
         An id whose server is unavailable gets no result. StoreError: it is not known whether the
         copies were stored.
         """
-        del kind, puts
-        raise ConfigError(
-            f"{type(self).__name__} cannot put values: it lacks the step put() of the store "
-            f"contract; add it, and run stillfresh.testing.PutConformance on the store"
-        )
 
     @abstractmethod
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
@@ -343,91 +313,3 @@ class Store(ABC):
     @abstractmethod
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         """Delete everything about each id: copy, lease, failure, tags."""
-
-    @abstractmethod
-    async def evict(self, before: float) -> int:
-        """Drop entries that had nothing to serve and no lease before then; return how many."""
-
-    @abstractmethod
-    async def stats(self) -> StoreStats:
-        """Count the present contents."""
-
-    @abstractmethod
-    async def entries(
-        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
-    ) -> list[StoredEntry]:
-        """The next `limit` entries, of one kind or of all, whose id has `search` in it.
-
-        Fewer mean that there are no more. `after` is the (kind, id) of the last one listed, which
-        may be gone. By kind and id, where the store has an order. Reads no value; no step is long.
-        """
-
-    async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
-        """All entries, of one kind or of all, in any order, some at a time."""
-        after: After = None
-        while page := await self.entries(kind, "", after, WALKED):
-            yield page
-            after = page[-1].kind, page[-1].id
-
-    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        """In a store of one process: if `keeps(id)`, memory used the id, and others go first."""
-        del kind, keeps
-
-    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
-        """Inside the block, report publications, invalidations and deletions, once or more."""
-        del tell
-        raise TypeError(f"{type(self).__name__} does not push")
-
-    def for_tenant(self, tenant: str) -> "Store | None":
-        """The store of this tenant's own partitions; None: it has none, and is wrapped."""
-        del tenant
-        return None
-
-
-def _forwarded(method: Method) -> Method:
-    """The method of a wrapped store that calls the same method of the inner store."""
-    name = method.__name__
-    is_awaited = iscoroutinefunction(method)
-
-    def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
-        work = partial(getattr(self.inner, name), *args, **options)
-        return self.step(name, work) if is_awaited else work()
-
-    return cast("Method", forwarded)
-
-
-class WrappedStore(Store):
-    """A store around another one, `inner`; every awaited method passes through `step`.
-
-    A subclass overrides `step`, or the methods that it changes.
-    """
-
-    def __init__(self, inner: Store) -> None:
-        self.inner = inner
-        for capability in Store.__annotations__:
-            setattr(self, capability, getattr(inner, capability))
-
-    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """`work` calls the method of that name of the inner store."""
-        del name
-        return await work()
-
-    read_now = _forwarded(Store.read_now)
-    before_evicting = _forwarded(Store.before_evicting)
-    walk = _forwarded(Store.walk)
-    listen = _forwarded(Store.listen)
-    open = _forwarded(Store.open)
-    close = _forwarded(Store.close)
-    read = _forwarded(Store.read)
-    acquire = _forwarded(Store.acquire)
-    publish = _forwarded(Store.publish)
-    new_generation = _forwarded(Store.new_generation)
-    put = _forwarded(Store.put)
-    renew = _forwarded(Store.renew)
-    release = _forwarded(Store.release)
-    invalidate = _forwarded(Store.invalidate)
-    invalidate_tag = _forwarded(Store.invalidate_tag)
-    delete = _forwarded(Store.delete)
-    evict = _forwarded(Store.evict)
-    stats = _forwarded(Store.stats)
-    entries = _forwarded(Store.entries)

@@ -19,11 +19,20 @@ from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.clock import Clock
 from stillfresh.errors import STORE_CLOSED, NotOpen
 from stillfresh.freshness import is_over
+from stillfresh.stores.capabilities import (
+    CountsEntries,
+    EvictsEntries,
+    LimitsBytes,
+    ListsEntries,
+    LivesInProcess,
+    ReadsInline,
+)
 from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
     Failures,
+    Generations,
     Grant,
     LateTags,
     Lease,
@@ -52,14 +61,14 @@ MOST_COPIES: Final = 10_000_000
 """Whatever their size in bytes."""
 
 
-class MemoryStore(Store):
+class MemoryStore(
+    Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries, LimitsBytes, LivesInProcess
+):
     """Entries in this process, opened by `memory://`. Processes do not share them.
 
     It holds at most `max_copies`, and drops the oldest; or at most `max_bytes`, and drops the least
     recently used. Entries that are being loaded stay.
     """
-
-    reads_inline = never_waits = outlives_loops = True
 
     def __init__(
         self,
@@ -107,6 +116,12 @@ class MemoryStore(Store):
                 if (row := rows.get((kind, id_))) is not None:
                     row.is_used = True
         return {id_: row.record(known.get(id_)) for id_ in ids if (row := rows.get((kind, id_)))}
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
+    ) -> dict[str, Record]:
+        del lag
+        return self.read_now(kind, ids, known)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         now = self._clock()

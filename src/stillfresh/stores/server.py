@@ -17,6 +17,13 @@ from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import STORE_CLOSED, NotOpen, StoreError
 from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
+from stillfresh.stores.capabilities import (
+    CountsEntries,
+    EvictsEntries,
+    HasAddress,
+    ListsEntries,
+    PushesChanges,
+)
 from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import After, Store, StoredEntry, StoreStats
 from stillfresh.stores.rules import checked_limit
@@ -184,10 +191,11 @@ class ServerLink(ABC):
         await self.drop_idle(nowait=False)
 
 
-class ServerStore(Store, Generic[L, W]):
+class ServerStore(
+    Store, ListsEntries, EvictsEntries, CountsEntries, PushesChanges, HasAddress, Generic[L, W]
+):
     """A store over one link, `L`, whose entries are at one place, `W`: a prefix or a schema."""
 
-    pushes = True
     _new_link: Callable[[], L]
     _list: ClassVar[Callable[..., Awaitable[list[StoredEntry]]]]
     _count: ClassVar[Callable[..., Awaitable[StoreStats]]]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stillfresh.checks import checked_unicode
 from stillfresh.errors import ConfigError, shown
+from stillfresh.stores.capabilities import Capabilities, capabilities_of
 from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
     After,
@@ -28,8 +29,8 @@ from stillfresh.stores.contract import (
     Store,
     StoredEntry,
     Superseded,
-    WrappedStore,
 )
+from stillfresh.stores.wrapped import WrappedStore
 
 T = TypeVar("T")
 
@@ -58,14 +59,17 @@ def tenant_prefix(tenant: str | None) -> str:
 
 def for_tenant(store: Store, tenant: str | None) -> Store:
     """Return the store as a tenant sees it. Raises ConfigError if it has another tenant already."""
-    if checked_tenant(tenant) is None or tenant is None or store.tenant == tenant:
+    can = capabilities_of(store)
+    if checked_tenant(tenant) is None or tenant is None or can.tenant == tenant:
         return store
-    if store.tenant is not None:
+    if can.tenant is not None:
         raise ConfigError(
-            f"tenant: the store's own is {store.tenant!r}, and {tenant!r} is named as well; "
+            f"tenant: the store's own is {can.tenant!r}, and {tenant!r} is named as well; "
             f"name one of them"
         )
-    return store.for_tenant(tenant) or TenantStore(store, tenant)
+    if can.partitions is not None:
+        return can.partitions.for_tenant(tenant)
+    return TenantStore(store, tenant)
 
 
 class TenantStore(WrappedStore):
@@ -73,8 +77,11 @@ class TenantStore(WrappedStore):
 
     def __init__(self, store: Store, tenant: str) -> None:
         super().__init__(store)
-        self.tenant = tenant
+        self._tenant = tenant
         self._prefix = tenant_prefix(tenant)
+
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), tenant=self._tenant)
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
@@ -83,9 +90,15 @@ class TenantStore(WrappedStore):
         return self._remove_from_keys(records)
 
     def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
-        records = self.inner.read_now(kind, self._add(ids), self._add_to_keys(known or {}))
+        records = super().read_now(kind, self._add(ids), self._add_to_keys(known or {}))
+        return self._remove_from_keys(records)
+
+    def read_in_thread(
+        self, kind: str, ids: Sequence[str], known: Generations = None
+    ) -> dict[str, Record]:
+        records = super().read_in_thread(kind, self._add(ids), self._add_to_keys(known or {}))
         return self._remove_from_keys(records)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -148,14 +161,14 @@ class TenantStore(WrappedStore):
         entries: list[StoredEntry] = []
         place = None if after is None else (after[0], self._prefix + after[1])
         while True:
-            page = await self.inner.entries(kind, self._prefix, place, limit)
+            page = await super().entries(kind, self._prefix, place, limit)
             entries += [entry for entry in self._own(page) if search in entry.id]
             if len(entries) >= limit or len(page) < limit:
                 return entries[:limit]
             place = page[-1].kind, page[-1].id
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
-        async for page in self.inner.walk(kind):
+        async for page in super().walk(kind):
             yield self._own(page)
 
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
@@ -164,14 +177,14 @@ class TenantStore(WrappedStore):
         def keeps_own(id_: str) -> bool:
             return id_.startswith(prefix) and keeps(id_.removeprefix(prefix))
 
-        self.inner.before_evicting(kind, keeps_own)
+        super().before_evicting(kind, keeps_own)
 
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
         def tell_own(kind: str, id_: str, generation: str | None) -> None:
             if id_.startswith(self._prefix):
                 tell(kind, id_.removeprefix(self._prefix), generation)
 
-        return self.inner.listen(tell_own)
+        return super().listen(tell_own)
 
     def _own(self, entries: Iterable[StoredEntry]) -> list[StoredEntry]:
         """The entries of this tenant, by their ids without the prefix."""

@@ -9,14 +9,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, needs, shown, shown_address
+from stillfresh.stores.capabilities import HasAddress
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import checked_tenant, for_tenant
+
+AnyStore = TypeVar("AnyStore", bound=Store)
 
 ALLOWED: Final = (
     "memory://, sqlite:///path/to/file.db (or the name alone, file.db; sqlite:////path for an "
@@ -37,15 +40,18 @@ DYNAMODB_OPTIONS: Final = (
     *("region", "endpoint", "s3_endpoint", "max_lease"),
 )
 
+METHODS: Final = (
+    *("open", "close", "read", "acquire", "publish", "new_generation", "put"),
+    *("renew", "release", "invalidate", "invalidate_tag", "delete"),
+)
+"""Of every store."""
 SLASHES: Final = "write sqlite:///file.db (relative) or sqlite:////path/file.db (absolute)"
 
 
 def store_for(store: str | Store, clock: Clock) -> Store:
     """Return the store that an address names, or the store itself. It is not opened."""
     if not isinstance(store, str):
-        if callable(getattr(store, "acquire", None)):
-            return store
-        raise ConfigError(f"store {shown(store)}: neither an address nor a store; write {ALLOWED}")
+        return _checked_store(store)
     if FILE_NAME.fullmatch(store):
         store = f"sqlite:///{quote(store)}"
     try:
@@ -61,12 +67,26 @@ def store_for(store: str | Store, clock: Clock) -> Store:
         return dynamodb_store
     bare, tenant = split_tenant(store)
     whole_store = _bare(bare, clock)
-    whole_store.address = None if parts.scheme == "memory" else bare
+    if isinstance(whole_store, HasAddress):  # nobody shares memory://
+        whole_store.address = bare
     return for_tenant(whole_store, tenant)
 
 
+def _checked_store(store: object) -> Store:
+    """Refuse an object that is no store, and name the methods that a store lacks."""
+    if isinstance(store, Store):
+        return store
+    lacking = [name for name in METHODS if not callable(getattr(store, name, None))]
+    if len(lacking) == len(METHODS):
+        raise ConfigError(f"store {shown(store)}: neither an address nor a store; write {ALLOWED}")
+    raise ConfigError(
+        f"store {type(store).__name__}: lacks {', '.join(lacking)}; add what the contract "
+        f"stillfresh.stores.contract.Store asks for, and run stillfresh.testing.StoreConformance"
+    )
+
+
 @asynccontextmanager
-async def running(store: Store) -> AsyncIterator[Store]:
+async def running(store: AnyStore) -> AsyncIterator[AnyStore]:
     """Open the store for a block."""
     await store.open()
     try:

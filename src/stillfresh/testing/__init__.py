@@ -1,7 +1,15 @@
 """Tools for tests of code that uses stillfresh."""
 
 from stillfresh.testing.clocks import ManualClock
-from stillfresh.testing.conformance import StoreConformance
+from stillfresh.testing.conformance import ContractConformance, StoreConformance
+from stillfresh.testing.conformance_capabilities import (
+    EvictionConformance,
+    InlineConformance,
+    ListingConformance,
+    PushConformance,
+    StatisticsConformance,
+    TenantConformance,
+)
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_leases import LeaseConformance
 from stillfresh.testing.conformance_puts import PutConformance
@@ -15,19 +23,26 @@ from stillfresh.testing.simulator.world import World
 
 __all__ = [
     "Blow",
+    "ContractConformance",
     "CopyConformance",
+    "EvictionConformance",
     "Explored",
     "Faults",
+    "InlineConformance",
     "LeaseConformance",
+    "ListingConformance",
     "ManualClock",
     "Observed",
     "Process",
     "Promise",
     "PromiseBroken",
+    "PushConformance",
     "PutConformance",
     "Simulated",
     "SimulationFailed",
+    "StatisticsConformance",
     "StoreConformance",
+    "TenantConformance",
     "Trouble",
     "Version",
     "World",

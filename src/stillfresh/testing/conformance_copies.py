@@ -1,27 +1,15 @@
-"""Tests of what a store keeps: copies, marks, tags, failures, and listings."""
-
-import asyncio
-from collections.abc import Sequence
-from typing import Final
+"""Tests of what a store keeps: copies, marks, tags and failures."""
 
 from msgspec.structs import replace
 
-from stillfresh.errors import ConfigError, NotOpen
-from stillfresh.stores.contract import UNREAD, Ask, Failure, Lease, Mark, Record, Store, StoredEntry
-from stillfresh.testing.conformance_kit import KIND, POLICY, ConformanceKit, on_open_stores
-
-IDS: Final = (
-    "", "A", "a", " a", "a ", "a b", "a\x00b", "a:b", "a%", "a_", "a*", "[a]", "ключ", "'; --", "1",
-)  # fmt: skip
-"""Ids that a store may confuse with each other, or with something else."""
+from stillfresh.errors import NotOpen
+from stillfresh.stores.contract import UNREAD, Ask, Failure, Lease, Mark, Record, Store
+from stillfresh.testing.conformance_kit import IDS, KIND, ConformanceKit, on_open_stores
 
 
 @on_open_stores
 class CopyConformance(ConformanceKit):
-    """Tests of copies: what is published is read, listed, invalidated and deleted."""
-
-    LISTS_LOADS: bool = True
-    """Whether an entry is listed before it has a copy."""
+    """Tests of copies: what is published is read, invalidated and deleted."""
 
     async def test_knows_nothing_at_first(self, store: Store) -> None:
         """An id without anything is not in the answer."""
@@ -68,13 +56,6 @@ class CopyConformance(ConformanceKit):
         """An absent copy is never UNREAD: there is nothing to spare."""
         copy = await self.published(store, value=None)
         assert (await store.read(KIND, ["a"], {"a": copy.generation}))["a"].copy == copy
-
-    async def test_reads_inline_what_it_reads(self, store: Store) -> None:
-        """A store that declares it reads the same inline, without a turn of the loop."""
-        await self.published(store)
-        await self.lease(store, "b")
-        if store.reads_inline:
-            assert store.read_now(KIND, ["a", "b", "c"]) == await store.read(KIND, ["a", "b"])
 
     async def test_invalidating_marks_the_copy(self, store: Store) -> None:
         """Hard stays hard when a soft one follows; a new copy has no mark."""
@@ -204,117 +185,6 @@ class CopyConformance(ConformanceKit):
         assert await self.publish(store, lease) == {"a"}
         assert await store.read(KIND, ["a"]) == {}
         assert await store.invalidate_tag("tag") == []
-
-    async def test_evicts_what_nobody_can_be_served(self, store: Store) -> None:
-        """GONE copies are dropped; copies that can be served, and keys being loaded, stay."""
-        await self.published(store, "old")
-        terms = POLICY.lasts
-        self.clock.advance(terms / 2)
-        await self.published(store, "young")
-        assert await store.evict(self.clock()) == 0
-        assert await store.evict(self.clock() + terms / 2 + 1) == 1
-        assert set(await store.read(KIND, ["old", "young"])) == {"young"}
-
-    async def test_counts_what_it_holds(self, store: Store) -> None:
-        """Copies, live leases, and some bytes."""
-        before = (await store.stats()).copies
-        await self.published(store, "a")
-        await self.published(store, "b")
-        await self.lease(store, "c")
-        stats = await store.stats()
-        assert (before, stats.copies, stats.leases) == (0, 2, 1)
-        assert stats.bytes > 0
-
-    async def test_keeps_to_its_bytes(self, store: Store) -> None:
-        """E23: above `max_bytes` the least recently used are dropped soon; leased keys stay."""
-        if (most := store.max_bytes) is None:
-            return
-        leased, *others, last = (f"{number:03}" for number in range(30))
-        await self.published(store, leased, b"x" * (most // 10))
-        await self.lease(store, leased, (await self.kept(store, leased)).generation)
-        for id_ in (*others, last):
-            await self.published(store, id_, b"x" * (most // 10))
-        for _ in range(1_000):
-            if ((await store.stats()).held or 0) <= most:
-                break
-            await asyncio.sleep(0.001)
-        assert (await store.stats()).evicted
-        assert set(await store.read(KIND, [leased, others[0], last])) == {leased, last}
-
-    async def publish_all(self, store: Store, kind: str, ids: Sequence[str]) -> None:
-        """Publish a copy of each id, which had none."""
-        grants = await store.acquire(kind, [Ask(id_) for id_ in ids], self.LEASE)
-        leases = [grant for grant in grants.values() if isinstance(grant, Lease)]
-        assert await self.publish(store, *leases, kind=kind) == set()
-
-    async def listed(
-        self, store: Store, kind: str | None = None, search: str = "", limit: int = 2
-    ) -> list[tuple[str, str]]:
-        """Page by page to the end; a page that is not full is the last."""
-        names: list[tuple[str, str]] = []
-        while True:
-            after = names[-1] if names else None
-            page = await store.entries(kind, search, after, limit)
-            names += [(entry.kind, entry.id) for entry in page]
-            if len(page) < limit:
-                return names
-
-    async def test_lists_what_it_holds(self, store: Store) -> None:
-        """Each entry as a read would give it, without its value; the size is the value's."""
-        assert await store.entries() == []
-        copy = await self.published(store, "a", b"four")
-        absent = await self.published(store, "b", None)
-        await self.lease(store, "a", copy.generation)
-        await self.lease(store, "c")
-        held_until = (await self.record(store, "a")).held_until
-        loading = [StoredEntry(KIND, "c", await self.record(store, "c"))]
-        entries = await store.entries()
-        assert sorted(entries, key=lambda entry: entry.id) == [
-            StoredEntry(KIND, "a", Record(replace(copy, value=UNREAD), held_until), 4),
-            StoredEntry(KIND, "b", Record(absent)),
-            *(loading if self.LISTS_LOADS else ()),
-        ]
-
-    async def test_a_listing_has_every_page_once(self, store: Store) -> None:
-        """With pages of any size, in every kind, with any ids."""
-        kinds = (KIND, f"{KIND}_1", f"{KIND}1")
-        names = {(kind, id_) for kind in kinds for id_ in IDS}
-        for kind in kinds:
-            await self.publish_all(store, kind, IDS)
-        for limit in (1, 5, 1_000):
-            listed = await self.listed(store, limit=limit)
-            assert len(listed) == len(names)
-            assert set(listed) == names
-        assert {*await self.listed(store, KIND)} == {(KIND, id_) for id_ in IDS}
-        walked = [entry.id async for page in store.walk(KIND) for entry in page]
-        assert sorted(walked) == sorted(IDS)
-        assert await self.listed(store, "other") == []
-
-    async def test_a_search_is_plain_text_within_the_id(self, store: Store) -> None:
-        """Nothing in it has another meaning, and upper case is not lower case."""
-        ids = ["", "post:1", "post:12", "Post:1", "p%st", "p_st", "p*st", "p?st", "p[o]st", "ключ"]
-        await self.publish_all(store, KIND, ids)
-        for search in ("", "post:1", "ost", "%", "_", "*", "?", "[o]", "люч", KIND, "\\", "^"):
-            expected = {(KIND, id_) for id_ in ids if search in id_}
-            assert {*await self.listed(store, search=search)} == expected
-
-    async def test_a_listing_goes_on_behind_what_went(self, store: Store) -> None:
-        """The last entry of a page may be deleted before the next page is requested."""
-        await self.publish_all(store, KIND, [f"{number:02}" for number in range(20)])
-        first = await store.entries(limit=10)
-        await store.delete(KIND, [entry.id for entry in first])
-        last = (first[-1].kind, first[-1].id)
-        second = await store.entries(after=last)
-        assert {entry.id for entry in [*first, *second]} == {f"{n:02}" for n in range(20)}
-
-    async def test_a_listing_is_asked_for_by_the_page(self, store: Store) -> None:
-        """A limit below 1, or too large, is refused."""
-        for limit in (0, -1, 1_000_000, True, 1.5):
-            try:
-                await store.entries(limit=limit)  # type: ignore[arg-type]
-            except ConfigError:
-                continue
-            raise AssertionError(f"a limit of {limit!r} was taken")
 
     async def test_opens_and_closes_any_number_of_times(self) -> None:
         """A closed store raises NotOpen; opened again, it works."""

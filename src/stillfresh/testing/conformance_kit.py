@@ -1,4 +1,4 @@
-"""What the two conformance suites share, and the late requests that leases withstand.
+"""What the conformance suites share, and the late requests that leases withstand.
 
 A chapter is a short history of one entry. It is played once for every step and every later point:
 the request of that step is sent, and arrives at the server a second time at that point. After each
@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Final, TypeAlias, TypeVar
+from unittest import SkipTest
 
 from stillfresh.clock import Clock
 from stillfresh.freshness import Policy
-from stillfresh.stores import running
+from stillfresh.stores import capabilities_of, running
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -43,6 +44,11 @@ MOST_PUTS: Final = 1_000
 """How often a put is put again because the store answers AGAIN."""
 TAKING: Final = frozenset({"acquire", "take_over"})
 """Steps that take the lease without a holder if they arrive late."""
+
+IDS: Final = (
+    "", "A", "a", " a", "a ", "a b", "a\x00b", "a:b", "a%", "a_", "a*", "[a]", "ключ", "'; --", "1",
+)  # fmt: skip
+"""Ids that a store may confuse with each other, or with something else."""
 
 Deliver: TypeAlias = Callable[[], Awaitable[object]]
 """Lets a request arrive at the server once more; done when it returns."""
@@ -155,6 +161,13 @@ class ConformanceKit:
         **options: Any,  # noqa: ANN401
     ) -> PutOutcome:
         return (await self.put(store, self.new_put(store, value, **options), id_)).outcome
+
+
+def skip_unless(capability: T | None, protocol: type) -> T:
+    """Return what a store can do; a store that cannot do it skips the test."""
+    if capability is None:
+        raise SkipTest(f"the store does not offer {protocol.__name__}")
+    return capability
 
 
 def on_open_stores(suite: type[Suite]) -> type[Suite]:
@@ -273,7 +286,8 @@ class History:
         await self._look()
 
     async def evict(self) -> None:
-        await self._step("evict", self.store.evict(self.suite.clock()))
+        eviction = capabilities_of(self.store).require_eviction()
+        await self._step("evict", eviction.evict(self.suite.clock()))
         await self._look()
 
     async def _step(self, name: str, work: Awaitable[T]) -> T:

@@ -7,10 +7,18 @@ import pytest
 
 from stillfresh import ConfigError
 from stillfresh.clock import Clock
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Ask, Copy, Lease, Put, Store, StoredEntry
 from stillfresh.systems.feed import FeedCache
 from stillfresh.systems.feed.store import KIND, FeedStore
-from stillfresh.testing import CopyConformance, LeaseConformance, ManualClock
+from stillfresh.testing import (
+    CopyConformance,
+    EvictionConformance,
+    LeaseConformance,
+    ListingConformance,
+    ManualClock,
+    StatisticsConformance,
+)
 from stillfresh.testing.conformance_kit import KIND as PRICES
 from stillfresh.testing.conformance_kit import POLICY, on_open_stores
 from tests.kit.feed import comment, full, topic
@@ -18,7 +26,13 @@ from tests.kit.feed_store import FeedAsStore
 
 
 @on_open_stores
-class TestF7FeedStore(CopyConformance, LeaseConformance):
+class TestF7FeedStore(
+    CopyConformance,
+    LeaseConformance,
+    ListingConformance,
+    EvictionConformance,
+    StatisticsConformance,
+):
     """S1, S2, F17: the suite's entries are comments of topics. A feed has no sizes to list.
 
     Without PutConformance: the store of a feed has no put. Its values are rows, which callers store
@@ -34,12 +48,13 @@ class TestF7FeedStore(CopyConformance, LeaseConformance):
 
     async def test_lists_what_it_holds(self, store: Store) -> None:
         """Each key as a read would give it, unread; of what size, no listing looks."""
-        assert await store.entries() == []
+        listing = capabilities_of(store).require_listing()
+        assert await listing.entries() == []
         copy = await self.published(store, "a", b"four")
         await self.published(store, "b", None)
         await self.lease(store, "a", copy.generation)
         await self.lease(store, "c")
-        found = await store.entries()
+        found = await listing.entries()
         assert [(entry.id, entry.size) for entry in found] == [
             ("a", None),
             ("b", None),

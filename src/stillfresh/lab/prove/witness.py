@@ -18,16 +18,17 @@ from typing import Final, TypeVar
 import msgspec
 
 from stillfresh.errors import StoreError
+from stillfresh.stores import WrappedStore
 from stillfresh.stores.contract import (
     Ask,
     Copy,
     Failure,
+    Generations,
     Grant,
     LateTags,
     Lease,
     Record,
     Store,
-    WrappedStore,
 )
 
 T = TypeVar("T")
@@ -145,10 +146,19 @@ class Witness(WrappedStore):
         """Of the leases that this process was given, by key."""
 
     def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
         try:
             return super().read_now(kind, ids, known)
+        except StoreError:
+            self.troubles += 1
+            raise
+
+    def read_in_thread(
+        self, kind: str, ids: Sequence[str], known: Generations = None
+    ) -> dict[str, Record]:
+        try:
+            return super().read_in_thread(kind, ids, known)
         except StoreError:
             self.troubles += 1
             raise

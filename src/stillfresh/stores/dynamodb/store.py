@@ -22,6 +22,14 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
 from stillfresh.stores.aws import AwsPlace, open_services
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
+from stillfresh.stores.capabilities import (
+    CountsEntries,
+    EvictsEntries,
+    HasAddress,
+    ListsEntries,
+    SeparatesTenants,
+    ShapesValues,
+)
 from stillfresh.stores.contract import (
     After,
     Ask,
@@ -56,7 +64,9 @@ LONGEST_PREFIX: Final = 200
 """Bytes: an S3 key has 1,024, also for the table, the tenant, a hash and a token."""
 
 
-class DynamoStore(Store):
+class DynamoStore(
+    Store, ListsEntries, EvictsEntries, CountsEntries, SeparatesTenants, ShapesValues, HasAddress
+):
     """Items in a DynamoDB table, values in an S3 bucket. Any number of machines may share them.
 
     Opened by its address, `dynamodb://table?bucket=name`, or made here. Raises ConfigError.
@@ -77,7 +87,7 @@ class DynamoStore(Store):
         shapes: How the values of a kind are stored, where not as they are.
     """
 
-    needs_eviction = False
+    evicts_hourly = False
     """The table's TTL deletes rows. `evict` reads the whole table, so it runs only on request."""
 
     def __init__(

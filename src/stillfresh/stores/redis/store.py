@@ -22,6 +22,11 @@ from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
 from stillfresh.errors import ConfigError, StoreError, shown
+from stillfresh.stores.capabilities import (
+    Capabilities,
+    ReadsInThreads,
+    capabilities_by_protocol,
+)
 from stillfresh.stores.contract import (
     AWAY,
     UNREAD,
@@ -100,7 +105,7 @@ OUTCOMES: Final = {
 }
 
 
-class RedisStore(ServerStore[Link | Cluster, Places]):
+class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
     """Entries in Redis or Valkey, opened by its address, `redis://host:6379/0`, or made here.
 
     Leases are judged by the server's clock, unless `clock` is given. `prefix` begins every key.
@@ -143,7 +148,7 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
             options=self.options,
             wait_replicas=checked_whole("wait_replicas", wait_replicas, 0),
         )
-        self.reads_in_threads = not nodes and service is None
+        self._is_one_server = not nodes and service is None
         self._threads = ThreadReads(url, timeout=self._timeout, options=self.options)
         self._given_up = GivenUpRequests(ASKER)
 
@@ -175,12 +180,14 @@ class RedisStore(ServerStore[Link | Cluster, Places]):
                     records[id_] = replace(record, held_until=None)
         return records | dict.fromkeys(places.keys() - enough.keys(), AWAY)
 
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    def capabilities(self) -> Capabilities:
+        """Threads read one server; they do not follow the nodes of a cluster or of Sentinel."""
+        can = capabilities_by_protocol(self)
+        return can if self._is_one_server else replace(can, threads=None)
+
+    def read_in_thread(
+        self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
-        """For a thread that waits for the reply."""
-        if not self.reads_in_threads:
-            return super().read_now(kind, ids, known)
         if self._link is not None and self._link.drops_keys:
             raise StoreError(DROPS_KEYS)
         known = known or {}

@@ -22,11 +22,20 @@ from msgspec.structs import replace
 from stillfresh.checks import checked_bytes
 from stillfresh.clock import Clock
 from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
+from stillfresh.stores.capabilities import (
+    CountsEntries,
+    EvictsEntries,
+    HasAddress,
+    LimitsBytes,
+    ListsEntries,
+    ReadsInline,
+)
 from stillfresh.stores.contract import (
     After,
     Ask,
     Copy,
     Failures,
+    Generations,
     Grant,
     LateTags,
     Lease,
@@ -61,13 +70,13 @@ LOOK_EVERY: Final = 0.1
 """Seconds after which a reader looks whether it is still the same file."""
 
 
-class SqliteStore(Store):
+class SqliteStore(
+    Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries, LimitsBytes, HasAddress
+):
     """Entries in one file, shared by the processes of a machine, opened by `sqlite:///file.db`.
 
     `patience` is how many seconds a write waits for a locked file. `max_bytes` limits the file.
     """
-
-    reads_inline = True
 
     def __init__(
         self,
@@ -182,6 +191,12 @@ class SqliteStore(Store):
         if self._writer is None:
             raise NotOpen(STORE_CLOSED)
         return self._writer
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
+    ) -> dict[str, Record]:
+        del lag
+        return self.read_now(kind, ids, known)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None

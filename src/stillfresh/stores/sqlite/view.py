@@ -36,7 +36,7 @@ T = TypeVar("T")
 class SqliteView(SqliteStore):
     """A file opened for reading only. A damaged file is a StoreError, not an empty store."""
 
-    needs_eviction = False
+    evicts_hourly = False
 
     async def open(self) -> None:
         self._check_place()

@@ -76,7 +76,7 @@ class ChangesRead(NamedTuple):
 class Database(SqliteStore):
     """The file of a coordinator: `Database("app.db")`. Its first use opens it."""
 
-    needs_eviction = False
+    evicts_hourly = False
 
     def __init__(self, path: str | PathLike[str]) -> None:
         kind = replace(

@@ -34,10 +34,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
-from msgspec import MsgspecError, msgpack
+from msgspec import MsgspecError, msgpack, structs
 
 from stillfresh.errors import StoreError
-from stillfresh.stores import A_TAG, Channel, Tell
+from stillfresh.stores import A_TAG, Capabilities, Channel, Tell, WrappedStore
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -54,7 +54,6 @@ from stillfresh.stores.contract import (
     Record,
     Superseded,
     When,
-    WrappedStore,
 )
 from stillfresh.testing.simulator import fence
 from stillfresh.testing.simulator.changes import CALL, ChangeCall
@@ -206,10 +205,8 @@ class StoreWire(WrappedStore):
 
     def __init__(self, process: "Process", *, inline: bool = False, pushes: bool = False) -> None:
         super().__init__(process.world.store)
-        self.reads_inline = inline
-        self.pushes = pushes
-        self.outlives_loops = False
-        self.never_waits = False
+        self._is_file = inline
+        self._pushes = pushes
         self._process = process
         self._world = process.world
         self._store = process.world.store
@@ -217,6 +214,13 @@ class StoreWire(WrappedStore):
         self._server = process.world.server
         self._links: dict[int | None, ServerLife] = {}
         """The open connections, by node."""
+
+    def capabilities(self) -> Capabilities:
+        """It is in no process, whatever the store inside says."""
+        can = super().capabilities()
+        inline = self if self._is_file else None
+        push = self if self._pushes else None
+        return structs.replace(can, inline=inline, push=push, process=None)
 
     async def open(self) -> None:
         """Do nothing."""
@@ -519,7 +523,7 @@ class StoreWire(WrappedStore):
 
     def _sends_again(self, request: StoreRequest[Any]) -> bool:
         """A put without an answer is always settled; a file always answers."""
-        if self.reads_inline and request.fenced is not None:
+        if self._is_file and request.fenced is not None:
             return False
         return request.step == "put" or self._world.plan.resends
 
@@ -534,7 +538,7 @@ class StoreWire(WrappedStore):
         request = await self._address(request)
         answer: asyncio.Future[T] = world.loop.create_future()
         number, trouble = world.weather.next_request()
-        if self.reads_inline and request.fenced is not None and trouble is not None:
+        if self._is_file and request.fenced is not None and trouble is not None:
             trouble = ON_A_FILE.get(trouble, trouble)
         if trouble is not None:
             world.note(self._process, f"request {number} ({request}) {trouble}")
@@ -554,7 +558,7 @@ class StoreWire(WrappedStore):
         fenced = request.fenced
         if fenced is None:
             return replace(request, link=self._links.get(request.node))
-        if self.reads_inline:
+        if self._is_file:
             return replace(request, effect=partial(fenced, None))
         link = await self._connect(request.node)
         sent = link.sent(self._world.time())
@@ -698,7 +702,7 @@ class StoreWire(WrappedStore):
         if link is not None and link.server != server:
             raise NoAnswer("the connection is broken")
         is_left = request.is_given_up or not self._process.is_alive
-        if is_left and request.fenced is not None and self.reads_inline:
+        if is_left and request.fenced is not None and self._is_file:
             raise StoreError("its caller has left")
         if world.weather.is_now(Blow.AWAY, request.node):
             raise StoreError("the store does not answer")
