@@ -83,7 +83,9 @@ class ListingConformance(ConformanceKit):
             if len(page) < limit:
                 return names
 
-    async def test_lists_what_it_holds(self, store: Store) -> None:
+    async def test_a_listing_shows_each_entry_as_a_read_does_without_its_value(
+        self, store: Store
+    ) -> None:
         """Each entry as a read would give it, without its value; the size is the value's."""
         listing = skip_unless(capabilities_of(store).listing, ListsEntries)
         assert await listing.entries() == []
@@ -100,7 +102,9 @@ class ListingConformance(ConformanceKit):
             *(loading if self.LISTS_LOADS else ()),
         ]
 
-    async def test_a_listing_has_every_page_once(self, store: Store) -> None:
+    async def test_a_listing_has_every_entry_once_with_pages_of_any_size(
+        self, store: Store
+    ) -> None:
         """With pages of any size, in every kind, with any ids."""
         listing = skip_unless(capabilities_of(store).listing, ListsEntries)
         kinds = (KIND, f"{KIND}_1", f"{KIND}1")
@@ -125,7 +129,7 @@ class ListingConformance(ConformanceKit):
             expected = {(KIND, id_) for id_ in ids if search in id_}
             assert {*await self.listed(listing, search=search)} == expected
 
-    async def test_a_listing_goes_on_behind_what_went(self, store: Store) -> None:
+    async def test_a_listing_goes_on_after_an_entry_that_was_deleted(self, store: Store) -> None:
         """The last entry of a page may be deleted before the next page is requested."""
         listing = skip_unless(capabilities_of(store).listing, ListsEntries)
         await self.publish_all(store, KIND, [f"{number:02}" for number in range(20)])
@@ -135,7 +139,9 @@ class ListingConformance(ConformanceKit):
         second = await listing.entries(after=last)
         assert {entry.id for entry in [*first, *second]} == {f"{n:02}" for n in range(20)}
 
-    async def test_a_listing_is_asked_for_by_the_page(self, store: Store) -> None:
+    async def test_a_listing_refuses_a_limit_below_one_or_above_the_most(
+        self, store: Store
+    ) -> None:
         """A limit below 1, or too large, is refused."""
         listing = skip_unless(capabilities_of(store).listing, ListsEntries)
         for limit in (0, -1, 1_000_000, True, 1.5):
@@ -160,7 +166,9 @@ class ListingConformance(ConformanceKit):
 class EvictionConformance(ConformanceKit):
     """Tests of `EvictsEntries`."""
 
-    async def test_evicts_what_nobody_can_be_served(self, store: Store) -> None:
+    async def test_an_eviction_drops_only_copies_that_can_no_longer_be_served(
+        self, store: Store
+    ) -> None:
         """GONE copies are dropped; copies that can be served, and keys being loaded, stay."""
         eviction = skip_unless(capabilities_of(store).eviction, EvictsEntries)
         await self.published(store, "old")
@@ -171,7 +179,7 @@ class EvictionConformance(ConformanceKit):
         assert await eviction.evict(self.clock() + terms / 2 + 1) == 1
         assert set(await store.read(KIND, ["old", "young"])) == {"young"}
 
-    async def test_late_requests_around_an_eviction(self, store: Store) -> None:
+    async def test_late_requests_around_an_eviction_end_no_lease(self, store: Store) -> None:
         """S8: they end no lease of another holder."""
         skip_unless(capabilities_of(store).eviction, EvictsEntries)
         await play_late(self, store, evicting)
@@ -181,7 +189,7 @@ class EvictionConformance(ConformanceKit):
 class StatisticsConformance(ConformanceKit):
     """Tests of `CountsEntries` and `LimitsBytes`."""
 
-    async def test_counts_what_it_holds(self, store: Store) -> None:
+    async def test_copies_leases_and_bytes_are_counted(self, store: Store) -> None:
         """Copies, live leases, and some bytes."""
         counter = skip_unless(capabilities_of(store).statistics, CountsEntries)
         before = (await counter.stats()).copies
@@ -208,7 +216,9 @@ class StatisticsConformance(ConformanceKit):
             await self.pass_time(pause)
             assert (await counter.stats()).copies == 0
 
-    async def test_keeps_to_its_bytes(self, store: Store) -> None:
+    async def test_above_max_bytes_the_least_recently_used_copies_are_dropped(
+        self, store: Store
+    ) -> None:
         """E23: above `max_bytes` the least recently used are dropped soon; leased keys stay."""
         counter = skip_unless(capabilities_of(store).statistics, CountsEntries)
         most = skip_unless(capabilities_of(store).max_bytes, LimitsBytes)

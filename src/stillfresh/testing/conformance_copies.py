@@ -11,22 +11,22 @@ from stillfresh.testing.conformance_kit import IDS, KIND, ConformanceKit, on_ope
 class CopyConformance(ConformanceKit):
     """Tests of copies: what is published is read, invalidated and deleted."""
 
-    async def test_knows_nothing_at_first(self, store: Store) -> None:
+    async def test_an_unknown_id_has_no_record(self, store: Store) -> None:
         """An id without anything is not in the answer."""
         assert await store.read(KIND, ["a", "b"]) == {}
 
-    async def test_what_is_published_is_read(self, store: Store) -> None:
+    async def test_a_published_copy_is_read_as_it_was(self, store: Store) -> None:
         """Value, time, terms and generation come back as they were; the lease has ended."""
         copy = await self.published(store)
         assert await store.read(KIND, ["a", "b"]) == {"a": Record(copy)}
 
-    async def test_absent_is_not_an_empty_value(self, store: Store) -> None:
+    async def test_an_absence_is_not_an_empty_value(self, store: Store) -> None:
         """An absence and an empty value are different."""
         for value in (None, b""):
             await self.published(store, value=value)
             assert (await self.kept(store)).value == value
 
-    async def test_keeps_any_bytes_under_any_id(self, store: Store) -> None:
+    async def test_any_bytes_are_kept_under_any_id(self, store: Store) -> None:
         """Ids and values of every kind come back unchanged and are not mixed up."""
         ids = [*IDS, "x" * 5_000, "01"]
         for id_ in ids:
@@ -35,7 +35,7 @@ class CopyConformance(ConformanceKit):
         for id_ in ids:
             assert (await self.kept(store, id_)).value == id_.encode() + bytes(range(256))
 
-    async def test_kinds_are_apart(self, store: Store) -> None:
+    async def test_the_same_id_in_another_kind_is_another_entry(self, store: Store) -> None:
         """The same id in another kind is another thing."""
         await self.published(store)
         assert await store.read("other", ["a"]) == {}
@@ -43,7 +43,7 @@ class CopyConformance(ConformanceKit):
         await store.invalidate("other", ["a"])
         assert (await self.kept(store)).mark == Mark.NONE
 
-    async def test_the_value_is_left_out_for_who_has_it(self, store: Store) -> None:
+    async def test_a_reader_that_knows_the_generation_may_get_no_value(self, store: Store) -> None:
         """A reader that knows the generation may get UNREAD; others get the value."""
         copy = await self.published(store)
         known = (await store.read(KIND, ["a"], {"a": copy.generation}))["a"].copy
@@ -52,12 +52,14 @@ class CopyConformance(ConformanceKit):
         assert known.value in {UNREAD, copy.value}
         assert other == copy
 
-    async def test_absent_is_told_to_who_knows_it_too(self, store: Store) -> None:
+    async def test_an_absence_is_read_by_readers_that_know_its_generation(
+        self, store: Store
+    ) -> None:
         """An absent copy is never UNREAD: there is nothing to spare."""
         copy = await self.published(store, value=None)
         assert (await store.read(KIND, ["a"], {"a": copy.generation}))["a"].copy == copy
 
-    async def test_invalidating_marks_the_copy(self, store: Store) -> None:
+    async def test_an_invalidation_marks_the_copy(self, store: Store) -> None:
         """Hard stays hard when a soft one follows; a new copy has no mark."""
         await self.published(store)
         for soft, expected in ((True, Mark.SOFT), (False, Mark.HARD), (True, Mark.HARD)):
@@ -65,7 +67,9 @@ class CopyConformance(ConformanceKit):
             assert (await self.kept(store)).mark == expected
         assert (await self.published(store)).mark == Mark.NONE
 
-    async def test_a_tag_reaches_what_was_leased_with_it(self, store: Store) -> None:
+    async def test_a_tag_reaches_copies_and_loads_that_were_leased_with_it(
+        self, store: Store
+    ) -> None:
         """E8: copies and loads under way, in every kind; others are left alone."""
         await self.published(store, "other")
         await self.publish(store, await self.lease(store, "copy", None, "eu", "shop"))
@@ -80,7 +84,7 @@ class CopyConformance(ConformanceKit):
         assert (await self.kept(store, "other")).mark == Mark.NONE
         assert await store.invalidate_tag("unknown") == []
 
-    async def test_tags_of_an_earlier_lease_are_gone(self, store: Store) -> None:
+    async def test_tags_of_an_earlier_lease_no_longer_reach_the_entry(self, store: Store) -> None:
         """E8: the tags of the last lease are the tags: of a copy, and of a lease that ended."""
         first = await self.lease(store, "copy", None, "eu", "shop")
         await self.publish(store, first)
@@ -92,7 +96,7 @@ class CopyConformance(ConformanceKit):
         assert await self.publish(store, copy, ended) == set()
         assert sorted(await store.invalidate_tag("shop")) == [(KIND, "copy"), (KIND, "ended")]
 
-    async def test_a_tag_that_comes_with_the_copy_reaches_it(self, store: Store) -> None:
+    async def test_a_tag_that_comes_with_the_copy_reaches_the_entry(self, store: Store) -> None:
         """I26: besides the tags of its lease, in every kind, and with other tagged entries."""
         assert await self.publish(store, await self.lease(store, "other"), tags=()) == set()
         lease = await self.lease(store, "a", None, "shop")
@@ -103,7 +107,9 @@ class CopyConformance(ConformanceKit):
         assert (await self.kept(store)).mark == Mark.SOFT
         assert (await self.kept(store, "other")).mark == Mark.NONE
 
-    async def test_a_tag_that_was_invalidated_while_loading_supersedes(self, store: Store) -> None:
+    async def test_a_load_with_a_tag_that_was_invalidated_meanwhile_is_superseded(
+        self, store: Store
+    ) -> None:
         """I26, the law for tags that come with the load; the next caller gets the lease."""
         await self.publish(store, await self.lease(store, "tagged"), tags=("eu",))
         lease = await self.lease(store, "a", None, "shop")
@@ -129,7 +135,9 @@ class CopyConformance(ConformanceKit):
         for tag in ("eu", "shop"):
             assert await store.invalidate_tag(tag, soft=True) == [(KIND, "a")]
 
-    async def test_tags_of_a_copy_reach_it_until_it_is_replaced(self, store: Store) -> None:
+    async def test_tags_of_a_copy_reach_the_entry_until_the_copy_is_replaced(
+        self, store: Store
+    ) -> None:
         """I26: while the next load runs, after it failed, and after a load without tags."""
         first = await self.lease(store, "a", None, "own")
         await self.publish(store, first, tags=("eu", "shop"))
@@ -160,7 +168,7 @@ class CopyConformance(ConformanceKit):
         await self.published(store)
         assert await store.invalidate_tag("eu") == []
 
-    async def test_a_failure_is_remembered_until_a_success(self, store: Store) -> None:
+    async def test_a_failure_is_remembered_until_the_next_publication(self, store: Store) -> None:
         """E7: it is kept beside the unchanged copy, until a publication."""
         copy = await self.published(store)
         failure = Failure(3, self.clock() + 4, "TimeoutError: upstream")
@@ -170,13 +178,13 @@ class CopyConformance(ConformanceKit):
         again = await self.published(store)
         assert await self.record(store) == Record(again)
 
-    async def test_a_failure_without_a_copy_is_remembered_too(self, store: Store) -> None:
+    async def test_a_failure_is_remembered_without_a_copy(self, store: Store) -> None:
         """There may never have been anything to serve."""
         failure = Failure(1, self.clock() + 1, "ConnectionError: refused")
         await store.release(KIND, [await self.lease(store)], {"a": failure})
         assert await self.record(store) == Record(None, None, failure)
 
-    async def test_deleting_forgets_everything(self, store: Store) -> None:
+    async def test_deleting_forgets_copy_lease_failure_and_tags(self, store: Store) -> None:
         """Copy, lease, failure and tags; a load under way is voided."""
         copy = await self.published(store)
         lease = await self.lease(store, "a", copy.generation, "tag")
@@ -186,7 +194,7 @@ class CopyConformance(ConformanceKit):
         assert await store.read(KIND, ["a"]) == {}
         assert await store.invalidate_tag("tag") == []
 
-    async def test_opens_and_closes_any_number_of_times(self) -> None:
+    async def test_a_store_opens_and_closes_any_number_of_times(self) -> None:
         """A closed store raises NotOpen; opened again, it works."""
         store = await self.new_store(self.clock)
         for _ in range(2):

@@ -45,7 +45,7 @@ from stillfresh.testing.conformance_kit import (
 class LeaseConformance(ConformanceKit):
     """Tests of leases: one holder at a time, and no publication without a live lease."""
 
-    async def test_one_lease_at_a_time(self, store: Store) -> None:
+    async def test_a_lease_that_is_held_is_denied_with_its_end(self, store: Store) -> None:
         """The second caller learns until when it is held."""
         lease = await self.lease(store)
         denied = await self.ask(store)
@@ -53,7 +53,7 @@ class LeaseConformance(ConformanceKit):
         assert abs(denied.until - lease.expires_at) < 1
         assert (await self.record(store)).held_until == denied.until
 
-    async def test_many_ids_are_answered_each_on_its_own(self, store: Store) -> None:
+    async def test_each_of_many_asked_ids_gets_its_own_answer(self, store: Store) -> None:
         """One call: one id granted, one held, one with a newer copy."""
         await self.lease(store, "held")
         newer = await self.published(store, "newer")
@@ -69,13 +69,15 @@ class LeaseConformance(ConformanceKit):
         assert await self.ask(store, seen=None) == Newer(Record(copy))
         assert isinstance(await self.ask(store, seen=copy.generation), Lease)
 
-    async def test_a_copy_that_went_is_no_reason_to_deny(self, store: Store) -> None:
+    async def test_a_lease_is_granted_if_the_copy_that_was_seen_is_deleted(
+        self, store: Store
+    ) -> None:
         """Seen, deleted since: there is nothing newer, so the lease is granted."""
         copy = await self.published(store)
         await store.delete(KIND, ["a"])
         assert isinstance(await self.ask(store, seen=copy.generation), Lease)
 
-    async def test_tokens_are_never_the_same(self, store: Store) -> None:
+    async def test_no_two_leases_have_the_same_token(self, store: Store) -> None:
         """A generation that came back could hide a change (no ABA)."""
         tokens = set()
         for _ in range(20):
@@ -102,7 +104,7 @@ class LeaseConformance(ConformanceKit):
         assert await self.publish(store, old) == {"a"}
         assert await self.publish(store, new) == set()
 
-    async def test_who_leases_for_longer_is_not_disturbed(self, store: Store) -> None:
+    async def test_a_lease_longer_than_ours_is_not_taken_over(self, store: Store) -> None:
         """Another deployment's lease may be longer than ours, by as much as clocks may differ."""
         await store.acquire(KIND, [Ask("a")], LONGEST_LEASE)
         await self.set_back(MAX_SKEW)
@@ -120,11 +122,11 @@ class LeaseConformance(ConformanceKit):
         assert await store.renew(KIND, [renewing], self.LEASE) == {"b"}
         assert isinstance(await self.ask(store, "c"), Lease)
 
-    async def test_who_was_replaced_can_do_nothing(self) -> None:
+    async def test_a_holder_whose_lease_was_taken_can_do_nothing(self) -> None:
         """S2: neither publish, renew nor release: its lease ended, and another took it."""
         await self.check_replaced(is_live=False)
 
-    async def test_a_live_lease_can_be_taken_over(self) -> None:
+    async def test_a_holder_whose_live_lease_was_taken_over_can_do_nothing(self) -> None:
         """E17: its holder can neither publish, renew nor release from then on."""
         await self.check_replaced(is_live=True)
 
@@ -184,7 +186,7 @@ class LeaseConformance(ConformanceKit):
         assert await store.publish(KIND, {"a": (new, self.copy(new, b"new"))}) == set()
         assert await self.kept(store) == self.copy(new, b"new")
 
-    async def test_who_is_past_the_lease_publishes_nothing(self, store: Store) -> None:
+    async def test_a_holder_past_its_lease_publishes_nothing(self, store: Store) -> None:
         """S7: also if nobody has taken the lease over."""
         lease = await self.lease(store)
         await self.pass_time(self.LEASE * 1.1)
@@ -192,7 +194,7 @@ class LeaseConformance(ConformanceKit):
         assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
         assert (await self.record(store)).copy is None
 
-    async def test_a_renewed_lease_lives_on(self, store: Store) -> None:
+    async def test_a_renewed_lease_stays_live(self, store: Store) -> None:
         """A long load keeps its lease by renewing it."""
         lease = await self.lease(store)
         for _ in range(3):
@@ -201,7 +203,7 @@ class LeaseConformance(ConformanceKit):
         assert isinstance(await self.ask(store), Held)
         assert await self.publish(store, lease) == set()
 
-    async def test_a_failure_that_was_not_seen_denies_the_lease(self, store: Store) -> None:
+    async def test_a_caller_that_did_not_see_the_last_failure_is_denied(self, store: Store) -> None:
         """E7: a caller that looked before the failure gets it, unless it ignores failures.
 
         With a copy, which is returned too, and without one.
@@ -224,12 +226,14 @@ class LeaseConformance(ConformanceKit):
             await store.release(KIND, [granted], {id_: replace(failure, count=3)})
             assert isinstance(await self.ask(store, id_, seen), Lease)
 
-    async def test_a_failure_that_went_is_no_reason_to_deny(self, store: Store) -> None:
+    async def test_a_lease_is_granted_if_the_failure_that_was_seen_is_forgotten(
+        self, store: Store
+    ) -> None:
         """Seen, forgotten since: there is nothing new."""
         grants = await store.acquire(KIND, [Ask("a", failures=4)], self.LEASE)
         assert isinstance(grants["a"], Lease)
 
-    async def test_a_released_lease_is_free(self, store: Store) -> None:
+    async def test_a_released_lease_is_granted_to_the_next_caller(self, store: Store) -> None:
         """The next caller gets it at once, and releasing twice changes nothing."""
         lease = await self.lease(store)
         await store.release(KIND, [lease])
@@ -244,7 +248,7 @@ class LeaseConformance(ConformanceKit):
         assert await store.publish(KIND, {"a": (lease, self.copy(lease, b"again"))}) == {"a"}
         assert isinstance(await self.ask(store, seen=lease.token), Lease)
 
-    async def test_of_many_publications_each_stands_alone(self, store: Store) -> None:
+    async def test_a_superseded_publication_does_not_affect_the_others(self, store: Store) -> None:
         """A superseded id does not affect the others."""
         leases = [await self.lease(store, id_) for id_ in "abc"]
         await store.invalidate(KIND, ["b"])
@@ -252,7 +256,7 @@ class LeaseConformance(ConformanceKit):
         assert set(await store.read(KIND, ["a", "c"])) == {"a", "c"}
         assert (await self.record(store, "b")).copy is None
 
-    async def test_what_may_have_been_published_is_not_called_superseded(
+    async def test_a_publication_whose_answer_was_lost_is_not_called_superseded_for_sure(
         self, store: Store
     ) -> None:
         """S2: another copy replaced it before the store could look: it is known, or `unsure`."""
@@ -266,7 +270,9 @@ class LeaseConformance(ConformanceKit):
         assert superseded == unsure_of(superseded)
         assert (await self.kept(store)).value == b"next"
 
-    async def test_what_was_superseded_is_sure(self, store: Store) -> None:
+    async def test_a_publication_is_superseded_for_sure_if_no_answer_was_lost(
+        self, store: Store
+    ) -> None:
         """S2: no answer was lost, so an update may begin again."""
         lease = await self.lease(store)
         await store.invalidate(KIND, ["a"])
@@ -274,7 +280,9 @@ class LeaseConformance(ConformanceKit):
         assert superseded == {"a"}
         assert unsure_of(superseded) == set()
 
-    async def test_the_law(self, store: Store) -> None:
+    async def test_a_load_that_began_before_an_invalidation_never_publishes(
+        self, store: Store
+    ) -> None:
         """Invalidating voids the lease: a load that began before it can never publish."""
         for soft in (False, True):
             copy = await self.published(store)
@@ -285,7 +293,9 @@ class LeaseConformance(ConformanceKit):
             stored = await self.kept(store)
             assert (stored.generation, stored.value) == (copy.generation, copy.value)
 
-    async def test_the_law_for_a_key_without_a_copy(self, store: Store) -> None:
+    async def test_a_first_load_that_began_before_an_invalidation_never_publishes(
+        self, store: Store
+    ) -> None:
         """A first load is overtaken just the same, and the trailing one gets the lease at once."""
         lease = await self.lease(store)
         await store.invalidate(KIND, ["a"])
@@ -293,30 +303,36 @@ class LeaseConformance(ConformanceKit):
         assert await self.publish(store, lease) == {"a"}
         assert await self.publish(store, trailing) == set()
 
-    async def test_late_requests_around_an_invalidation(self, store: Store) -> None:
+    async def test_late_requests_around_an_invalidation_undo_nothing(self, store: Store) -> None:
         """S8: they neither revive a voided lease nor undo a publication."""
         cold = partial(overtaken, by=History.invalidate, is_cold=True)
         await play_late(self, store, cold, partial(cold, is_cold=False))
 
-    async def test_late_requests_around_an_invalidation_by_tag(self, store: Store) -> None:
+    async def test_late_requests_around_an_invalidation_by_tag_undo_nothing(
+        self, store: Store
+    ) -> None:
         """S8: the same for a tag."""
         tagged = partial(overtaken, by=History.invalidate_tag, is_cold=True)
         await play_late(self, store, tagged)
 
-    async def test_late_requests_around_tags_that_a_load_tells(self, store: Store) -> None:
+    async def test_late_requests_around_tags_that_come_with_a_copy_undo_nothing(
+        self, store: Store
+    ) -> None:
         """S8, I26: the same for a tag that comes with the copy."""
         await play_late(self, store, tagged_late)
 
-    async def test_late_requests_around_a_deletion(self, store: Store) -> None:
+    async def test_late_requests_around_a_deletion_undo_nothing(self, store: Store) -> None:
         """S8: the same for a deletion."""
         await play_late(self, store, partial(overtaken, by=History.delete, is_cold=False))
 
-    async def test_late_requests_around_a_release(self, store: Store) -> None:
+    async def test_late_requests_around_a_release_end_no_lease_of_another_holder(
+        self, store: Store
+    ) -> None:
         """S8: they end no other's lease; the same for a failure."""
         failure = Failure(1, self.clock(), "TimeoutError: upstream")
         await play_late(self, store, partial(given_up, failure=failure), given_up)
 
-    async def test_late_requests_around_a_put(self, store: Store) -> None:
+    async def test_late_requests_around_a_takeover_undo_nothing(self, store: Store) -> None:
         """S8, E17: a put that arrives late undoes nothing; it may cost the load under way."""
         cold, warm = (partial(taken_over, is_cold=is_cold) for is_cold in (True, False))
         await play_late(self, store, cold, warm)

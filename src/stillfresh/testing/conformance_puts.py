@@ -54,7 +54,7 @@ class PutConformance(ConformanceKit):
     ROUNDS: int = 10
     """Of the test with writers at once."""
 
-    async def test_what_is_put_is_read(self, store: Store) -> None:
+    async def test_a_put_copy_is_read_as_it_was(self, store: Store) -> None:
         """S13: value, time, terms, version and generation come back as they were."""
         put = self.new_put(store, b"put", version=TEN)
         result = await self.put(store, put)
@@ -67,7 +67,7 @@ class PutConformance(ConformanceKit):
             assert await self.put_value(store, value) is STORED
             assert (await self.kept(store)).value == value
 
-    async def test_the_last_of_two_puts_is_there(self, store: Store) -> None:
+    async def test_the_last_of_two_puts_stays(self, store: Store) -> None:
         """E35: whatever was there before."""
         await self.published(store)
         for value in (b"first", b"second"):
@@ -112,7 +112,7 @@ class PutConformance(ConformanceKit):
         assert await self.publish(store, lease) == set()
         assert (await self.kept(store)).generation == lease.token
 
-    async def test_many_puts_stand_each_alone(self, store: Store) -> None:
+    async def test_each_of_many_puts_has_its_own_outcome(self, store: Store) -> None:
         """S1: one call, one stored, one refused, one kept; of many ids none is missing."""
         await self.put_value(store, id_="kept", version=TEN)
         await self.put_value(store, id_="refused")
@@ -132,7 +132,7 @@ class PutConformance(ConformanceKit):
         assert (await self.record(store, "stored")).copy == puts["stored"].copy
         assert set(await store.read(KIND, list(many))) == set(many)
 
-    async def test_the_tags_of_a_put_replace_the_others(self, store: Store) -> None:
+    async def test_the_tags_of_a_put_replace_the_tags_of_the_lease(self, store: Store) -> None:
         """E8: an invalidation by tag reaches a put by its own tags alone."""
         await self.publish(store, await self.lease(store, "a", None, "eu", "shop"))
         await self.put_value(store, tags=("shop", "us"))
@@ -141,7 +141,7 @@ class PutConformance(ConformanceKit):
             assert await store.invalidate_tag(tag, soft=True) == [(KIND, "a")]
         assert (await self.kept(store)).mark is Mark.SOFT
 
-    async def test_a_put_that_names_no_tags_keeps_those_that_there_are(self, store: Store) -> None:
+    async def test_a_put_that_names_no_tags_keeps_the_stored_tags(self, store: Store) -> None:
         """E35, `touch`: of the key, and of the value; without a copy, there are none."""
         await self.publish(store, await self.lease(store, "a", None, "eu"), tags=("shop",))
         assert await self.put_value(store, tags=None) is STORED
@@ -170,7 +170,9 @@ class PutConformance(ConformanceKit):
         stored = await self.kept(store)
         assert (stored.value, stored.mark) == (b"after", Mark.NONE)
 
-    async def test_no_live_copy(self, store: Store) -> None:
+    async def test_a_put_on_the_condition_no_live_copy_is_refused_while_one_is_live(
+        self, store: Store
+    ) -> None:
         """E35, `add`: stored if there is no copy, an old, an absent or an invalidated one."""
         condition: dict[str, Any] = {"when": When.NO_LIVE_COPY}
         assert await self.put_value(store, b"first", **condition) is STORED
@@ -184,7 +186,9 @@ class PutConformance(ConformanceKit):
         assert await self.put_value(store, b"fifth", **condition) is STORED
         assert (await self.kept(store)).value == b"fifth"
 
-    async def test_a_live_copy(self, store: Store) -> None:
+    async def test_a_put_on_the_condition_live_copy_is_refused_without_one(
+        self, store: Store
+    ) -> None:
         """E35, `touch`: refused if there is no copy, an old, an absent or an invalidated one."""
         condition: dict[str, Any] = {"when": When.LIVE_COPY}
         assert await self.put_value(store, **condition) is REFUSED
@@ -199,7 +203,7 @@ class PutConformance(ConformanceKit):
         assert await self.put_value(store, **condition) is REFUSED
         assert (await self.kept(store)).value == b"value"
 
-    async def test_an_unread_value_keeps_the_stored_one(self, store: Store) -> None:
+    async def test_a_put_of_an_unread_value_keeps_the_stored_value(self, store: Store) -> None:
         """E35, `touch`: the value stays, its times and its generation are new."""
         unread = self.new_put(store, when=When.LIVE_COPY)
         unread = replace(unread, copy=replace(unread.copy, value=UNREAD))
@@ -212,7 +216,9 @@ class PutConformance(ConformanceKit):
             assert await self.kept(store) == replace(touched, value=value)
             assert await store.invalidate_tag("eu", soft=True) == [(KIND, "a")]
 
-    async def test_unchanged(self, store: Store) -> None:
+    async def test_a_put_on_the_condition_unchanged_is_refused_after_any_change(
+        self, store: Store
+    ) -> None:
         """E35, `incr`: stored only if the copy is the one seen, with the mark that was seen."""
 
         async def unchanged(seen: Copy | None) -> PutOutcome:
@@ -249,7 +255,7 @@ class PutConformance(ConformanceKit):
             refusals = ["refused"] * (self.WRITERS - 1)
             assert sorted(outcome.value for outcome in outcomes) == [*refusals, "stored"]
 
-    async def test_a_greater_version_stays(self, store: Store) -> None:
+    async def test_a_put_of_a_smaller_version_is_not_stored(self, store: Store) -> None:
         """E35: smaller is not stored, equal and greater are; integers by their value."""
         for version, expected in (
             (TWO, STORED),
@@ -297,7 +303,7 @@ class PutConformance(ConformanceKit):
         assert (await self.kept(store)).version == TWO
         assert await self.put_value(store, version=ONE) is KEPT
 
-    async def test_a_load_gives_its_version(self, store: Store) -> None:
+    async def test_a_load_stores_the_version_that_it_gives(self, store: Store) -> None:
         """E35: the loader knows best: its version stands, whether greater or smaller."""
         for version in (TWO, TEN, ONE):
             lease = await self.lease(store, seen=await self.generation(store))
@@ -332,7 +338,7 @@ class PutConformance(ConformanceKit):
             assert await self.put_value(store, version=TEXT) is STORED
             await store.delete(KIND, ["a"])
 
-    async def test_puts_at_once_leave_one_of_the_values(self, store: Store) -> None:
+    async def test_of_many_puts_at_once_one_value_stays(self, store: Store) -> None:
         """E35: all are acknowledged, and one of them is there, whole and without a mark."""
         await self.published(store)
         for turn in range(self.ROUNDS):
@@ -353,12 +359,14 @@ class PutConformance(ConformanceKit):
             assert await self.put_value(store, b"after") is STORED
             assert (await self.kept(store)).value == b"after"
 
-    async def test_late_requests_around_puts_and_loads(self, store: Store) -> None:
+    async def test_late_requests_around_puts_and_loads_undo_nothing(self, store: Store) -> None:
         """S8: a late put neither undoes a publication nor a put, and revives no lease."""
         cold, warm = (partial(put_between_loads, is_cold=is_cold) for is_cold in (True, False))
         await play_late(self, store, cold, warm, put_twice)
 
-    async def test_late_requests_around_puts_and_invalidations(self, store: Store) -> None:
+    async def test_late_requests_around_puts_and_invalidations_undo_nothing(
+        self, store: Store
+    ) -> None:
         """S8: a late put is not shown after an invalidation; a late invalidation voids no put."""
         changes = (History.invalidate, History.invalidate_tag, History.delete)
         await play_late(self, store, *(partial(put_around, change=change) for change in changes))

@@ -46,7 +46,9 @@ class TestF7FeedStore(
     async def new_store(self, clock: Clock) -> FeedAsStore:
         return FeedAsStore(self.path, clock, POLICY)
 
-    async def test_lists_what_it_holds(self, store: Store) -> None:
+    async def test_a_listing_shows_each_entry_as_a_read_does_without_its_value(
+        self, store: Store
+    ) -> None:
         """Each key as a read would give it, unread; of what size, no listing looks."""
         listing = capabilities_of(store).require_listing()
         assert await listing.entries() == []
