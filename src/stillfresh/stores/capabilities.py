@@ -172,16 +172,19 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     address: str | None = None
 
     def require_listing(self) -> ListsEntries:
+        """The store as a list of entries. Raises ConfigError if it has none."""
         if self.listing is None:
             raise self._refusal("list its entries", ListsEntries)
         return self.listing
 
     def require_eviction(self) -> EvictsEntries:
+        """The store as one that evicts. Raises ConfigError if it cannot."""
         if self.eviction is None:
             raise self._refusal("evict entries", EvictsEntries)
         return self.eviction
 
     def require_statistics(self) -> CountsEntries:
+        """The store as one that counts. Raises ConfigError if it cannot."""
         if self.statistics is None:
             raise self._refusal("count its entries", CountsEntries)
         return self.statistics

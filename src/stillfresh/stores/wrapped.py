@@ -54,6 +54,7 @@ class WrappedStore(
         self.inner = inner
 
     def capabilities(self) -> Capabilities:
+        """What the inner store can do, through this one."""
         return capabilities_through(self, self.inner)
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
