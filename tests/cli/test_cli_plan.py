@@ -3,11 +3,17 @@
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from stillfresh.cli import planning
+from stillfresh.lab.plan import Candidate, replay, traffic_of
+from stillfresh.lab.plan.rules import Figures
+from stillfresh.lab.plan.traffic import Traffic
 from tests.kit.cli import call, said
 
 ROOT = Path(__file__).parent.parent.parent
@@ -21,6 +27,32 @@ def shown() -> list[tuple[str, str]]:
     )
     assert len(blocks) == 3
     return blocks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_replay_runs_once() -> Iterator[None]:
+    """Most plans try the same times on the same recording, and a replay gives the same figures."""
+    replayed = replay.replayed
+    figures: dict[tuple[int, Candidate | None], tuple[Traffic, Figures]] = {}
+
+    def replayed_once(
+        traffic: Traffic, terms: Candidate | None, advance: Callable[[int], None] = lambda _: None
+    ) -> Figures:
+        key = (id(traffic), terms)
+        if key not in figures:
+            figures[key] = (traffic, replayed(traffic, terms, advance))
+        return figures[key][1]
+
+    read_once = cache(traffic_of)
+
+    def traffic_of_file(file: str | Path) -> tuple[dict[str, Traffic], int | None]:
+        is_of_the_docs = Path(file).resolve() == Path(READS)
+        return read_once(READS) if is_of_the_docs else traffic_of(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "replayed", replayed_once)
+        patch.setattr(planning, "traffic_of", traffic_of_file)
+        yield
 
 
 class TestPlan:
