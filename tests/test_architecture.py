@@ -59,12 +59,27 @@ PURE = re.compile(
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
-WITHOUT_CORE = {"systems.coordinator", "systems.waiting"}
-"""Parts that use a resource by its public methods alone."""
+ENGINE = "stillfresh.engine"
+ENGINE_DOORS = {
+    ENGINE,
+    *(
+        f"{ENGINE}.{name}"
+        for name in ("explain", "keys", "loader", "recordings", "rules", "watcher")
+    ),
+}
+"""The modules of the engine that other packages may import."""
+SYNC_DOOR = f"{ENGINE}.thread_face"
+"""`sync` is the same engine for threads: it alone may import this, and use entries in memory."""
+ENGINE_PARTS = {"core", "cores", "faces", "memory", "recording_to", "runtime"}
+"""Attributes of the engine's objects that nothing outside the engine may use."""
+OWN_OWNERS = {"virtual_loop", "systems.coordinator", "testing"}
+"""Where `owner` is a simulated process or a viewer, and not the cache behind a resource."""
+NOT_YET = {"systems.feed"}
+
 NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 7,
-    "engine": 7,
+    "engine": 8,
     "sync": 1,
     "systems.coordinator": 2,
     "systems.feed": 4,
@@ -148,17 +163,6 @@ class TestEveryModule:
             if level(other) >= level(here)
         ]
         assert upward == []
-
-    def test_no_system_reaches_into_a_resource(self) -> None:
-        """A system uses the engine's public methods: `.core` is the inside of a resource."""
-        reaching = [
-            (name(path), node.lineno)
-            for path in MODULES
-            if part(path) in WITHOUT_CORE
-            for node in nodes(path)
-            if isinstance(node, ast.Attribute) and node.attr == "core"
-        ]
-        assert reaching == []
 
     def test_rule_modules_are_pure(self) -> None:
         """What decides has no clock, randomness, logging, SQL or `await` in it."""
@@ -283,6 +287,85 @@ def entered(path: Path) -> set[str]:
 def is_module(dotted: str) -> bool:
     path = SRC.parent.joinpath(*dotted.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def engine_parts_used(source: ast.Module, here: str) -> list[str]:
+    """The private parts of the engine that a module of the part `here` uses, by line."""
+    is_sync = here == "sync"
+    modules = ENGINE_DOORS | {SYNC_DOOR} if is_sync else ENGINE_DOORS
+    names = ENGINE_PARTS if is_sync else ENGINE_PARTS | {"entry_of"}
+    names = names if here in OWN_OWNERS else names | {"owner"}
+    used: list[tuple[int, str]] = []
+    for node in ast.walk(source):
+        match node:
+            case ast.Import(names=aliases):
+                imported = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str(module), names=aliases):
+                below = [f"{module}.{alias.name}" for alias in aliases]
+                imported = [module, *filter(is_module, below)]
+            case ast.Attribute(attr=name) if name in names:
+                used.append((node.lineno, f".{name}"))
+                continue
+            case ast.Call(func=ast.Name(id=function), args=[_, ast.Constant(value=name), *_]) if (
+                function in {"getattr", "setattr", "hasattr"} and name in names
+            ):
+                used.append((node.lineno, f".{name}"))
+                continue
+            case _:
+                continue
+        private = [it for it in imported if f"{it}.".startswith(f"{ENGINE}.") and it not in modules]
+        used += [(node.lineno, module) for module in private]
+    return [f"{line}: {what}" for line, what in sorted(used)]
+
+
+class TestTheEnginesPrivateParts:
+    """Other packages use the public methods of a cache and of its resources."""
+
+    def test_nothing_outside_the_engine_uses_them(self) -> None:
+        """They may change without a look at pages, gateway, systems, integrations or tools."""
+        outside = [path for path in MODULES if part(path) not in {"engine", *NOT_YET}]
+        assert len(outside) > 100
+        found = {name(path): engine_parts_used(tree(path), part(path)) for path in outside}
+        assert {path: used for path, used in found.items() if used} == {}
+
+    @pytest.mark.parametrize(
+        ("line", "used"),
+        [
+            ("kind = resource.core.spec.kind", ".core"),
+            ("core = cache.cores['price']", ".cores"),
+            ("entry = front.memory.entries.get(key)", ".memory"),
+            ("cache = front.owner", ".owner"),
+            ("store = (await cache.runtime()).store", ".runtime"),
+            ("entry = resource.entry_of(key)", ".entry_of"),
+            ("core = getattr(resource, 'core')", ".core"),
+            ("import stillfresh.engine.core", "stillfresh.engine.core"),
+            ("from stillfresh.engine import core", "stillfresh.engine.core"),
+            ("from stillfresh.engine.memory import Memory", "stillfresh.engine.memory"),
+            ("from stillfresh.engine.thread_face import ThreadFace", SYNC_DOOR),
+        ],
+    )
+    def test_a_planted_use_is_found(self, line: str, used: str) -> None:
+        """In any package, wherever it stands in a file."""
+        source = ast.parse(f"async def plant():\n    {line}\n")
+        assert engine_parts_used(source, "pages") == [f"2: {used}"]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "from stillfresh.engine import Cache, Resource",
+            "from stillfresh.engine.rules import may_retry",
+            "answer = await prices.get_stored(key)",
+        ],
+    )
+    def test_public_names_may_be_used(self, line: str) -> None:
+        """The package itself, and its few public modules."""
+        assert engine_parts_used(ast.parse(f"async def use():\n    {line}\n"), "pages") == []
+
+    def test_only_sync_may_use_the_door_for_threads(self) -> None:
+        """It is the same engine for code without an event loop."""
+        source = ast.parse(f"from {SYNC_DOOR} import ThreadFace")
+        assert engine_parts_used(source, "sync") == []
+        assert engine_parts_used(source, "gateway") == [f"1: {SYNC_DOOR}"]
 
 
 def names_used_twice() -> set[str]:

@@ -243,7 +243,7 @@ class TestE23PrivateStore:
         async with PageCache("memory://?max_bytes=1MB", clock=clock, max_bytes="2MB") as pages:
             assert isinstance(pages.cache._store, MemoryStore)
             assert pages.cache._store.max_bytes == 1_000_000
-            assert pages.core.memory.room.most == 2_000_000
+            assert pages.resource.core.memory.room.most == 2_000_000
 
 
 class TestE23Room:

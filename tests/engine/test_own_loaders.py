@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
-from stillfresh.engine import Core, MsgpackCodec, Private, Spec, terms_of
+from stillfresh.engine import MsgpackCodec, Private, Resource, Spec, terms_of
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, turns, until
 
@@ -20,7 +20,7 @@ async def nobody(_: list[str]) -> dict[str, Price]:
 
 
 @pytest.fixture
-def core(cache: Cache) -> Core[str, Price]:
+def resource(cache: Cache) -> Resource[str, Price]:
     """A resource whose reads bring their loaders."""
     spec: Spec[str, Price] = Spec(
         "price",
@@ -36,7 +36,7 @@ def core(cache: Cache) -> Core[str, Price]:
         load_timeout=30,
         by_id=False,
     )
-    return cache.declare(spec, str, str).core
+    return cache.declare(spec, str, str)
 
 
 class Asked:
@@ -58,18 +58,19 @@ class Asked:
 
 
 async def two(
-    core: Core[str, Price], hers: Asked
+    resource: Resource[str, Price], hers: Asked
 ) -> tuple["asyncio.Task[object]", "asyncio.Task[object]"]:
     """Her read, whose loader runs, and his, which waits for it."""
-    first = asyncio.create_task(core.read("a", hers))
+    first = asyncio.create_task(resource.read("a", hers))
     await until(lambda: hers.calls > 0)
-    return first, await joined(core, Asked(Price("a", 2)))
+    return first, await joined(resource, Asked(Price("a", 2)))
 
 
-async def joined(core: Core[str, Price], load: Load) -> "asyncio.Task[object]":
+async def joined(resource: Resource[str, Price], load: Load) -> "asyncio.Task[object]":
     """A read that waits for the load under way."""
-    reading = asyncio.create_task(core.read("a", load))
-    await until(lambda: core.counted().coalesced > 0)
+    reading = asyncio.create_task(resource.read("a", load))
+    while not (await resource.stats()).coalesced:
+        await asyncio.sleep(0)
     return reading
 
 
@@ -85,36 +86,36 @@ def of(outcome: object) -> Price:
 
 class TestE3OwnLoader:
     async def test_the_first_callers_loader_runs_and_the_others_wait(
-        self, core: Core[str, Price]
+        self, resource: Resource[str, Price]
     ) -> None:
         """One load, and every caller gets its copy."""
         hers = Asked(Price("a", 1), held=True)
-        first, second = await two(core, hers)
+        first, second = await two(resource, hers)
         hers.may_end.set()
         assert of(await first) == of(await second) == Price("a", 1)
-        assert of(await core.read("a", Asked(Price("a", 3)))) == Price("a", 1)
+        assert of(await resource.read("a", Asked(Price("a", 3)))) == Price("a", 1)
 
     async def test_a_stale_copy_is_refreshed_by_the_callers_loader(
-        self, core: Core[str, Price], clock: ManualClock
+        self, resource: Resource[str, Price], clock: ManualClock
     ) -> None:
         """The caller is served at once; its loader runs behind."""
-        await core.read("a", Asked(Price("a", 1)))
+        await resource.read("a", Asked(Price("a", 1)))
         clock.advance(31)
         again = Asked(Price("a", 2))
-        assert of(await core.read("a", again)) == Price("a", 1)
-        await until(lambda: core.counted().loading == 0)
+        assert of(await resource.read("a", again)) == Price("a", 1)
+        assert await resource.settled(10)
         assert again.calls == 1
-        assert of(await core.read("a", Asked(Price("a", 3)))) == Price("a", 2)
+        assert of(await resource.read("a", Asked(Price("a", 3)))) == Price("a", 2)
 
-    async def test_a_new_copy_can_be_asked_for(self, core: Core[str, Price]) -> None:
+    async def test_a_new_copy_can_be_asked_for(self, resource: Resource[str, Price]) -> None:
         """`anew` runs the loader though the copy is fresh."""
-        await core.read("a", Asked(Price("a", 1)))
-        assert of(await core.read("a", Asked(Price("a", 2)), anew=True)) == Price("a", 2)
+        await resource.read("a", Asked(Price("a", 1)))
+        assert of(await resource.read("a", Asked(Price("a", 2)), anew=True)) == Price("a", 2)
 
-    async def test_a_failure_is_told_to_every_caller(self, core: Core[str, Price]) -> None:
+    async def test_a_failure_is_told_to_every_caller(self, resource: Resource[str, Price]) -> None:
         """As with a loader of the resource's."""
         hers = Asked(ConnectionError("down"), held=True)
-        first, second = await two(core, hers)
+        first, second = await two(resource, hers)
         hers.may_end.set()
         for failed in (await first, await second):
             assert isinstance(failed, LoadFailed)
@@ -123,48 +124,52 @@ class TestE3OwnLoader:
 
 class TestE4Full:
     async def test_a_running_load_can_be_joined_when_no_other_may_begin(
-        self, core: Core[str, Price]
+        self, resource: Resource[str, Price]
     ) -> None:
         """At `concurrency` loads the resource is full for other keys, not before."""
         loads = [Asked(Price(key, 1), held=True) for key in "abcd"]
         reading = []
         for key, load in zip("abcd", loads, strict=True):
-            assert not core.is_full(key)
-            reading.append(asyncio.create_task(core.read(key, load)))
+            assert not resource.is_full(key)
+            reading.append(asyncio.create_task(resource.read(key, load)))
             await until(partial(has_begun, load))
-        assert [core.is_full(key) for key in "ade"] == [False, False, True]
+        assert [resource.is_full(key) for key in "ade"] == [False, False, True]
         for load in loads:
             load.may_end.set()
         await asyncio.gather(*reading)
-        assert not core.is_full("e")
+        assert not resource.is_full("e")
 
 
 class TestI13Private:
     async def test_a_private_value_goes_to_the_caller_that_loaded_it(
-        self, core: Core[str, Price]
+        self, resource: Resource[str, Price]
     ) -> None:
         """The other callers that waited are told that there is nothing to share."""
         hers = Asked(HERS, held=True)
-        first, second = await two(core, hers)
+        first, second = await two(resource, hers)
         hers.may_end.set()
         assert await first is HERS
         answer = await second
         assert isinstance(answer, Answer)
         assert (answer.found, answer.value) == (False, None)
 
-    async def test_a_noted_one_is_known_to_later_callers(self, core: Core[str, Price]) -> None:
+    async def test_a_noted_one_is_known_to_later_callers(
+        self, resource: Resource[str, Price]
+    ) -> None:
         """The store keeps the absence; `is_noted=False` leaves no row."""
-        await core.read("a", Asked(Private("hers")))
-        await core.read("b", Asked(Private("hers", is_noted=False)))
-        kept, unkept = await core.look("a"), await core.look("b")
+        await resource.read("a", Asked(Private("hers")))
+        await resource.read("b", Asked(Private("hers", is_noted=False)))
+        kept, unkept = await resource.get_stored("a"), await resource.get_stored("b")
         assert kept is not None
         assert (kept.found, kept.verdict) == (False, Verdict.FRESH)
         assert unkept is None
 
-    async def test_nobody_gets_it_if_its_caller_has_left(self, core: Core[str, Price]) -> None:
+    async def test_nobody_gets_it_if_its_caller_has_left(
+        self, resource: Resource[str, Price]
+    ) -> None:
         """The caller that waited first gets no private value of another's loader."""
         hers = Asked(HERS, held=True)
-        first, second = await two(core, hers)
+        first, second = await two(resource, hers)
         first.cancel()
         await turns()
         hers.may_end.set()
@@ -173,17 +178,17 @@ class TestI13Private:
         assert not answer.found
 
     async def test_a_load_that_follows_an_invalidation_is_of_a_caller_that_waits_for_it(
-        self, core: Core[str, Price]
+        self, resource: Resource[str, Price]
     ) -> None:
         """The first caller has been answered: its loader does not run again, and is counted."""
         hers, his = Asked(HERS, held=True), Asked(Private("his"))
-        first = asyncio.create_task(core.read("a", hers))
+        first = asyncio.create_task(resource.read("a", hers))
         await until(lambda: hers.calls > 0)
-        await core.invalidate(["a"], soft=False)
-        second = await joined(core, his)
+        await resource.invalidate("a")
+        second = await joined(resource, his)
         hers.may_end.set()
         assert await first is HERS
         assert await second is his.result
         assert (hers.calls, his.calls) == (1, 1)
-        counts = core.counted()
-        assert (counts.loads, counts.superseded) == (2, 1)
+        stats = await resource.stats()
+        assert (stats.loads, stats.superseded) == (2, 1)

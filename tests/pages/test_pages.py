@@ -339,7 +339,7 @@ class TestI11OnDemand:
         store = SteppedStore(MemoryStore(clock=clock))
         async with PageCache(store, clock=clock, sleep=sleeper) as pages:
             await pages.get("/pricing", site.render, revalidate=60)
-            looking = await store.holding("read", pages.core.look(PageKey("/pricing")))
+            looking = await store.holding("read", pages.resource.get_stored(PageKey("/pricing")))
             gate = store.gates.pop("read")
             await pages.revalidate("/pricing")
             stale = await pages.get("/pricing", site.render, revalidate=60)
@@ -468,11 +468,12 @@ class TestI16Memory:
         async with PageCache("memory://", clock=clock) as pages:
             page = await pages.get("/a", lambda: Page(body), revalidate=60)
             assert page.body == body
-            (entry,) = pages.core.memory.entries.values()
-            runtime = await pages.cache.runtime()
-            copy = (await runtime.store.read("page", ["/a"]))["/a"].copy
+            answer = pages.resource.last_answer(PageKey("/a"))
+            store = await pages.cache.store()
+            copy = (await store.read("page", ["/a"]))["/a"].copy
+            assert answer is not None
             assert copy is not None
-            assert entry.answer.value.body is copy.value
+            assert answer.value.body is copy.value
 
     async def test_a_page_from_a_file_is_not_copied(
         self, tmp_path: Path, clock: ManualClock
@@ -480,5 +481,6 @@ class TestI16Memory:
         """Its body is not copied out of the row."""
         async with PageCache(f"sqlite:///{tmp_path}/pages.db", clock=clock) as pages:
             await pages.get("/a", lambda: Page(b"x"), revalidate=60)
-            (entry,) = pages.core.memory.entries.values()
-            assert isinstance(entry.answer.value.body, memoryview)
+            answer = pages.resource.last_answer(PageKey("/a"))
+            assert answer is not None
+            assert isinstance(answer.value.body, memoryview)

@@ -250,7 +250,7 @@ one, other = (it.cached("one", fresh_for=60)(lambda: 1) for it in caches)
 assert threading.active_count() == 1
 assert (one(), other()) == (1, 1)
 caches[0].close()
-assert other.of().refresh() is None
+assert other.of().refresh().value == 1
 assert threading.active_count() == 2
 caches[1].close()
 assert threading.active_count() == 1

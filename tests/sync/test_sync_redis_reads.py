@@ -13,7 +13,7 @@ from stillfresh.engine import Spec, terms_of
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.threads import ThreadReads
 from stillfresh.stores.urls import store_for
-from stillfresh.sync import SyncCore
+from stillfresh.sync import SyncResource
 from tests.kit.servers.valkey import Server, binary_of, serving
 from tests.kit.sync import PlainUpstream, declare, until
 
@@ -48,7 +48,7 @@ def cache(url: str) -> Iterator[SyncCache]:
         yield cache
 
 
-def declared(cache: SyncCache, memory_for: float = 0) -> SyncCore[str, str]:
+def declared(cache: SyncCache, memory_for: float = 0) -> SyncResource[str, str]:
     spec: Spec[str, str] = Spec(
         "word",
         lambda _: {},
@@ -66,7 +66,7 @@ def declared(cache: SyncCache, memory_for: float = 0) -> SyncCore[str, str]:
     return cache.declare(spec, str, str)
 
 
-def values(core: SyncCore[str, str], *keys: str) -> dict[str, Any]:
+def values(core: SyncResource[str, str], *keys: str) -> dict[str, Any]:
     return {key: getattr(it, "value", it) for key, it in core.known(keys).items()}
 
 
@@ -76,7 +76,7 @@ class TestE20RedisReads:
     ) -> None:
         """What is there, and that nothing is there; stale copies too."""
         words = declared(cache)
-        words.put({"a": "one", "b": Loaded("two", fresh_for=0, stale_for=60)})
+        words.put_many({"a": "one", "b": Loaded("two", fresh_for=0, stale_for=60)})
 
         def run(*_: object) -> None:
             raise AssertionError("the loop was asked")
@@ -91,10 +91,10 @@ class TestE20RedisReads:
         words = declared(cache)
         with SyncCache(url) as there:
             others = declared(there)
-            words.put({"a": "one"})
-            others.put({"a": "two"})
+            words.put("a", "one")
+            others.put("a", "two")
             assert values(words, "a") == {"a": "two"}
-            there.run(others.core.invalidate, ["a"], soft=False)
+            others.invalidate("a")
             assert values(words, "a") == {}
 
     def test_sync_reads_go_on_when_a_server_comes_back(
@@ -102,7 +102,7 @@ class TestE20RedisReads:
     ) -> None:
         """While it is unavailable, memory answers at once; then the store is read again."""
         words = declared(cache)
-        words.put({"a": "one"})
+        words.put("a", "one")
         assert values(words, "a") == {"a": "one"}
         server.stop()
         began = time.monotonic()
@@ -137,7 +137,7 @@ class TestE20RedisReads:
         """With `memory_for` the second read asks nobody."""
         words = declared(cache, memory_for=60)
         with SyncCache(url) as there:
-            declared(there).put({"a": "one"})
+            declared(there).put("a", "one")
         assert values(words, "a") == {"a": "one"}
         monkeypatch.setattr(words, "_run", None)
         monkeypatch.setattr(ThreadReads, "texts", None)
@@ -179,9 +179,9 @@ def _reads(store: Any) -> bool:
         return False
 
 
-def _stored(words: SyncCore[str, str]) -> bool:
+def _stored(words: SyncResource[str, str]) -> bool:
     try:
-        words.put({"a": "two"})
+        words.put("a", "two")
     except StoreError:
         return False
     return values(words, "a") == {"a": "two"}

@@ -16,7 +16,6 @@ from stillfresh import (
     Verdict,
 )
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.sync import SyncCore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price
 from tests.kit.held_store import SteppedStore
@@ -245,7 +244,7 @@ def test_e20_soft_is_soft_for_threads_too(way: str, clock: ManualClock) -> None:
 
 
 def test_e20_clearing_forgets_a_resource(clock: ManualClock) -> None:
-    """For packages of stillfresh, which declare resources of their own."""
+    """In memory and in the store."""
     with SyncCache("memory://", clock=clock) as cache:
 
         @cache.batched("price", fresh_for="1m")
@@ -255,7 +254,7 @@ def test_e20_clearing_forgets_a_resource(clock: ManualClock) -> None:
         prices("a")
         with loop_held(cache):
             assert prices("a") == 1, "a hit asks nobody"
-        SyncCore(cache.run, prices.core).clear()
+        prices.clear()
         assert (prices.peek("a"), cache.entries()) == (None, [])
 
 

@@ -1,19 +1,18 @@
 """The engine: the read path that all systems share, and the one law.
 
 Other packages come in through here, and through `keys`, `rules`, `watcher`, `explain`,
-`loader` and `recordings`.
+`loader` and `recordings`; `sync` also through `thread_face`. They use the public methods of `Cache`
+and `Resource`. What is behind those (`core`, `memory`, `runtime`) is the engine's own.
 """
 
-from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.calls import Call, Signature, key_text
 from stillfresh.engine.codecs import MsgpackCodec, codec_for
-from stillfresh.engine.core import Core
 from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
 from stillfresh.engine.explain import Explanation, Listed
-from stillfresh.engine.function import CachedFunction, Function, bind
+from stillfresh.engine.function import Function
 from stillfresh.engine.keys import Spec, no_loader, terms_of
-from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.memory import Memo
 from stillfresh.engine.model import (
     DELETE,
     HITS,
@@ -43,14 +42,13 @@ from stillfresh.engine.prometheus import labelled, metric_lines, prometheus_text
 from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.rules_objective import Objective
 from stillfresh.engine.spans import Timing, told
-from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = ["COUNTERS", "DELETE", "GAUGES", "HITS", "KEEP", "LEAVE", "MAX_TAGS", "Amended", "Answer"]
-__all__ += ["Cache", "CacheStats", "CachedFunction", "Call", "Change", "Codec", "Core", "Dropped"]
-__all__ += ["Explanation", "Face", "Function", "Handle", "Hook", "Lag", "Listed", "Loaded"]
-__all__ += ["MemoryEntry", "MsgpackCodec", "Objective", "Origin", "Outcome", "OwnLoad", "OwnTerms"]
+__all__ += ["Cache", "CacheStats", "Call", "Change", "Codec", "Dropped"]
+__all__ += ["Explanation", "Function", "Handle", "Hook", "Lag", "Listed", "Loaded"]
+__all__ += ["Memo", "MsgpackCodec", "Objective", "Origin", "Outcome", "OwnLoad", "OwnTerms"]
 __all__ += [
     "Private",
     "Read",
@@ -63,6 +61,6 @@ __all__ += [
     "Span",
     "Stored",
 ]
-__all__ += ["Spec", "ThreadCall", "Timing", "Update", "Watch", "bind", "checked_tags", "codec_for"]
-__all__ += ["in_caller", "is_past", "key_text", "labelled", "like_function", "metric_lines"]
+__all__ += ["Spec", "Timing", "Update", "Watch", "checked_tags", "codec_for"]
+__all__ += ["key_text", "labelled", "like_function", "metric_lines"]
 __all__ += ["no_loader", "prometheus_text", "terms_of", "told"]

@@ -40,7 +40,7 @@ class Face(Generic[K, V]):
     def stand_back(self, *, back: bool) -> None:
         """If `back`, leave every read to the core, which knows the caller's blocks."""
         entries = {} if back else self.core.memory.entries
-        self._entry = entries.get
+        self.entry_of = entries.get
 
     def _one_key(self, *keys: object) -> TypeError:
         """Say how to write a call with several keys."""

@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.blocks import Override, past
+from stillfresh.engine.blocks import Override, is_past, past
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core, overtake_all
@@ -75,6 +75,8 @@ class Cache(Lifecycle):
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.clock = checked_clock(clock)
+        self.resources: dict[str, Resource[Any, Any]] = {}
+        """The declared resources, by name; of a cached function, the resource of its calls."""
         within = seconds(grace, name="grace")
         new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
         super().__init__(
@@ -286,6 +288,13 @@ class Cache(Lifecycle):
             core.void_puts(tag)
             yield from ((core, key) for key in core.tagged(tag))
 
+    async def store(self) -> Store:
+        """Return the open store, for programs that list or repair it; open it if it is not open.
+
+        What is changed there directly, memory and running loads do not notice. Raises StoreError.
+        """
+        return (await self.runtime()).store
+
     async def evict(self) -> int:
         """Delete entries from the store that can never be served again; return how many."""
         runtime = await self.runtime()
@@ -323,6 +332,10 @@ class Cache(Lifecycle):
         """Inside `with`, reads of this task, and of tasks it starts, load and store nothing."""
         return past(self)
 
+    def is_bypassed(self) -> bool:
+        """Return True if this code runs inside `bypassed()`."""
+        return is_past(self)
+
     def override(self, store: str | Store) -> Override:
         """Inside `async with` (or `with`, if no event loop runs), the cache uses this store."""
         return Override(self, store_for(store, self.clock), is_private=_is_private(store))
@@ -330,6 +343,11 @@ class Cache(Lifecycle):
     def recording(self, recording: str | Path | Recording) -> RecordingBlock:
         """Inside `async with` (or `with`), record reads to a file, for `stillfresh plan`."""
         return RecordingBlock(self, recording)
+
+    @property
+    def is_recording(self) -> bool:
+        """True while a block of `recording` is open."""
+        return self.recording_to is not None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -363,7 +381,9 @@ class Cache(Lifecycle):
         self.cores[self._new_name(spec.kind)] = core
         if self.opened is not None:
             core.open(self.opened)
-        return Resource(core)
+        resource = Resource(core)
+        self.resources[spec.kind] = resource
+        return resource
 
 
 def _is_private(store: str | Store) -> bool:

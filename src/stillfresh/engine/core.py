@@ -202,11 +202,6 @@ class Core(Updates[K, V]):
         plan = Serve(copy, verdict, failure=failure)
         return self.memory.serve(key, plan, now, unverified=bool(unread))
 
-    def fresh_for(self, key: K) -> float:
-        """In seconds, by the copy in memory, or else by the resource."""
-        entry = self.memory.entries.get(key)
-        return (self.spec.terms if entry is None else entry.copy).policy.fresh_for
-
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """No step that began before this ended puts its result into memory."""
         runtime = await self.ready()

@@ -9,7 +9,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
-from stillfresh.engine.core import Core
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import Answer, Loaded
 from stillfresh.engine.resource import Handle, Resource, found, like_function
@@ -28,9 +27,9 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
     __wrapped__: Callable[..., Any]
 
     def __init__(
-        self, core: Core[Call[P], V], signature: Signature[P], function: Callable[P, object]
+        self, resource: Face[Call[P], V], signature: Signature[P], function: Callable[P, object]
     ) -> None:
-        super().__init__(core)
+        super().__init__(resource.core)
         self.signature = signature
         like_function(self, function, signature.shown)
 
@@ -69,7 +68,7 @@ class Function(CachedFunction[P, V]):
         signature: Signature[P],
         function: Callable[P, object],
     ) -> None:
-        super().__init__(resource.core, signature, function)
+        super().__init__(resource, signature, function)
         self.resource: Resource[Any, V] = resource
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
@@ -88,7 +87,7 @@ class Function(CachedFunction[P, V]):
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
         call = self.signature.call(*args, **kwargs)
-        entry = self._entry(call)
+        entry = self.entry_of(call)
         if entry is None or self._clock() >= entry.until:
             return await self.resource.get(call)
         entry.hits += 1

@@ -369,7 +369,9 @@ class Loads(Generic[K, V]):
             # store, which did not confirm the value, could not tell us.
             unverified = since is None and flight.waiters[waiter] is not BEFORE
             given = rules.without_store(verdict) if unverified else verdict
-            answer = Answer(value, found, given, at, origin, clock, None, unverified)
+            answer = Answer(
+                value, found, given, at, origin, clock, None, unverified, copy.policy, copy.mark
+            )
             if not_stored is not None:
                 waiter.not_stored[key] = not_stored
             waiter.settle(key, answer)  # type: ignore[arg-type]

@@ -2,11 +2,15 @@
 
 A hit adds one to a count on the entry (E12), and moves nothing. `evicting.py` uses that count to
 decide which entries to drop.
+
+A `Memo` notes what a response was made of, so that another layer can serve it again while it is
+right. It holds the entries, not the answers: an entry that is dropped lets go of its value, whoever
+still has a memo of it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -31,6 +35,9 @@ from stillfresh.engine.rules import (
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
+
+if TYPE_CHECKING:
+    from stillfresh.engine.blocks import Face
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -218,7 +225,18 @@ class Memory(Evicting[K, V]):
         found = copy.value is not None
         verdict = without_store(outlook.verdict) if unverified else outlook.verdict
         at, clock = copy.fetched_at, self.now
-        kept: Answer[V] = Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
+        kept: Answer[V] = Answer(
+            value,  # type: ignore[arg-type]
+            found,
+            verdict,
+            at,
+            origin,
+            clock,
+            error,
+            unverified,
+            copy.policy,
+            copy.mark,
+        )
         told = None if unverified else self.notices
         is_known = told is not None and told.is_known(key, copy.generation, since)
         self.put(key, copy, kept, until, stands, outlook.bucket, since if is_known else NEVER)
@@ -358,9 +376,18 @@ class Memory(Evicting[K, V]):
         *,
         unverified: bool = False,
     ) -> Answer[V]:
-        found = copy.value is not None
-        at, clock = copy.fetched_at, self.now
-        return Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
+        return Answer(
+            value,  # type: ignore[arg-type]
+            copy.value is not None,
+            verdict,
+            copy.fetched_at,
+            origin,
+            self.now,
+            error,
+            unverified,
+            copy.policy,
+            copy.mark,
+        )
 
     def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[K, Record]:
         """By key. A copy that cannot be decoded is left out."""
@@ -467,3 +494,64 @@ class Memory(Evicting[K, V]):
             hits, entry.hits = entry.hits, 0  # E20: threads keep counting meanwhile
             self.counts.hit(entry.answer, entry.bucket, hits, self.now())
             entry.marked = True
+
+
+class Memo(Generic[K, V]):
+    """The answers that something was made of, made by `Resource.memo`."""
+
+    __slots__ = ("_entry_of", "_face", "_steps", "_verified")
+
+    def __init__(
+        self, face: "Face[K, V]", steps: Sequence[tuple[K, MemoryEntry[K, V], int]]
+    ) -> None:
+        """`steps`: each key, its entry, and the entry's edition."""
+        self._face = face
+        # Another one after memory was cleared, and while a block of `bypassed()` is open.
+        self._entry_of: Callable[..., object] = face.entry_of
+        self._steps = steps
+        self._verified = face.core.verified
+
+    def read(self, now: float) -> Answer[V] | None:
+        """Return the last of the answers, if none has changed; count one read of each.
+
+        None: something changed, or the store must be asked. Then nothing is counted.
+        """
+        if self._face.entry_of is not self._entry_of:
+            return None
+        for key, entry, edition in self._steps:
+            if entry.edition == edition:
+                if now < entry.until:
+                    entry.hits += 1
+                    continue
+                if self._verified(key, entry, now) is not None:  # which counts it
+                    continue
+            self._uncount_before(entry)
+            return None
+        return entry.answer
+
+    def uncount(self) -> None:
+        """Take back the counts of the last `read`, because its answer was not used."""
+        for _, entry, _ in self._steps:
+            entry.hits -= 1
+
+    def _uncount_before(self, missed: MemoryEntry[K, V]) -> None:
+        for _, entry, _ in self._steps:
+            if entry is missed:
+                return
+            entry.hits -= 1
+
+
+def memo_of(face: "Face[K, V]", keys: Iterable[K]) -> tuple[Memo[K, V], list[Answer[V]]] | None:
+    """A memo and its answers; None if one may not be served again as it is."""
+    steps: list[tuple[K, MemoryEntry[K, V], int]] = []
+    answers: list[Answer[V]] = []
+    for key in keys:
+        entry = face.entry_of(key)
+        if entry is None:
+            return None
+        answer = entry.answer
+        if not answer.found or answer.verdict is not FRESH or answer.error is not None:
+            return None
+        steps.append((entry.key, entry, entry.edition))
+        answers.append(answer)
+    return Memo(face, tuple(steps)), answers

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
-from stillfresh.freshness import Verdict, age_of
+from stillfresh.freshness import Policy, Verdict, age_of
+from stillfresh.stores.contract import Mark
 from stillfresh.stores.versions import NO_VERSION, Version, packed_version
 
 V = TypeVar("V")
@@ -23,6 +24,10 @@ T = TypeVar("T")
 
 MAX_TAGS: Final = 100_000
 """The most bytes that all tags of one key may have: DynamoDB keeps them in one item."""
+
+
+NO_TIMES: Final = Policy(0)
+"""The policy of an answer that was made from no copy."""
 
 
 class Origin(StrEnum):
@@ -64,6 +69,10 @@ class Answer(Struct, Generic[V], eq=False):
     unverified: bool = False
     """True if the store did not say that it is still valid: it is from memory, or of a load that
     had begun for another caller, and the store did not answer."""
+    policy: Policy = NO_TIMES
+    """The times of the copy: how long it is fresh, and how long it is served after that."""
+    mark: Mark = Mark.NONE
+    """Whether the copy was invalidated: NONE, SOFT or HARD."""
 
     @property
     def age(self) -> float:

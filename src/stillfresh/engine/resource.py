@@ -13,14 +13,18 @@ from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, ca
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
+from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
+from stillfresh.engine.memory import Memo, memo_of
 from stillfresh.engine.model import (
     KEEP,
     Answer,
     Loaded,
     Outcome,
+    OwnLoad,
     OwnTerms,
+    Read,
     Refreshed,
     RefreshEnd,
     Stored,
@@ -32,6 +36,7 @@ from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.freshness import Policy
 from stillfresh.stores.contract import When
 from stillfresh.stores.versions import Version
 
@@ -131,7 +136,7 @@ class Resource(Face[K, V]):
         if others:
             raise self._one_key(key, *others)
         try:
-            entry = self._entry(key)
+            entry = self.entry_of(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:
@@ -149,7 +154,7 @@ class Resource(Face[K, V]):
         nothing to serve and the load failed.
         """
         try:
-            entry = self._entry(key)
+            entry = self.entry_of(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None and max_age is None:
@@ -184,7 +189,7 @@ class Resource(Face[K, V]):
         It is from memory, and counted as a read.
         """
         try:
-            entry = self._entry(key)
+            entry = self.entry_of(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is None:
@@ -195,14 +200,48 @@ class Resource(Face[K, V]):
             return entry.answer
         return self.core.verified(key, entry, now)
 
+    def last_answer(self, key: K) -> Answer[V] | None:
+        """Return the answer that memory holds as it was made, however old by now, or None.
+
+        It is neither checked nor counted as a read: for what a load should know of the old copy.
+        """
+        entry = self.core.memory.entries.get(key)
+        return None if entry is None else entry.answer
+
+    def memo(self, keys: Sequence[K]) -> tuple[Memo[K, V], list[Answer[V]]] | None:
+        """Return a memo of these keys' answers in memory, and the answers.
+
+        For a layer that makes something of them, to serve it again while `Memo.read` confirms it.
+        None if an answer is not in memory, or may not be served again as it is: it is not fresh,
+        absent or failed.
+        """
+        return memo_of(self, keys)
+
+    def count_read(self, key: K, answer: Answer[V], *, is_recorded: bool = False) -> None:
+        """Count a read that the caller answered by itself, from this answer.
+
+        `is_recorded`: a recording has this read already.
+        """
+        self.core.memory.count([answer], self._clock())
+        if not is_recorded:
+            self.core.owner.note(self.core, [key], "read")
+
     async def get_stored(self, key: K) -> Answer[V] | None:
         """Return the stored copy, however old, or None if there is none or it is GONE.
 
         Loads nothing, and is not counted as a read. While the store does not answer, the copy in
         memory is returned, with `unverified`.
         """
-        self.core.check([key])
         return await self.core.look(key)
+
+    async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
+        """Return the answer; if a load is needed, `load` makes the value.
+
+        Of several callers at once, the first caller's `load` runs for all. `anew`: load at any age.
+        If `load` returns a `Private`, its caller gets that, and the others find the key absent. A
+        LoadFailed is returned, not raised. The resource must load one key at a time.
+        """
+        return await self.core.read(key, load, anew=anew)
 
     async def known(
         self,
@@ -226,7 +265,7 @@ class Resource(Face[K, V]):
         store that is read inline. Otherwise it is STALE at best, with `unverified`.
         """
         try:
-            entry = self._entry(key)
+            entry = self.entry_of(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:
@@ -361,6 +400,10 @@ class Resource(Face[K, V]):
         """
         await self.core.delete(await self._unique(keys))
 
+    async def clear(self) -> None:
+        """Delete every entry of this resource, in all processes. Raises StoreError."""
+        await self.core.clear()
+
     def watch(
         self,
         *keys: K | Iterable[K],
@@ -377,6 +420,30 @@ class Resource(Face[K, V]):
         return Watch(self.core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
 
     @property
+    def policy(self) -> Policy:
+        """The times of copies that have none of their own."""
+        return self.core.spec.terms.policy
+
+    @property
+    def loads_by_key(self) -> bool:
+        """True if a key is enough to load its entry: not for a function, which needs arguments."""
+        return self.core.spec.by_id
+
+    def key_of(self, id_: str) -> K:
+        """Return the key whose id in the store this is. Raises ConfigError if there is none."""
+        try:
+            key = self.core.key(id_)
+            if self.core.text(key) == id_:  # not another spelling, such as 07
+                return key
+        except (ConfigError, ValueError):
+            pass
+        raise ConfigError(f"{self.core.spec.kind}: {shown(id_)} is not the id of a key")
+
+    async def stats(self) -> ResourceStats:
+        """Return the counts of this resource."""
+        return await self.core.stats()
+
+    @property
     def watched(self) -> tuple[K, ...]:
         """The keys that are watched now."""
         return tuple(self.core.watcher.watched)
@@ -385,6 +452,26 @@ class Resource(Face[K, V]):
         """Return the handle of one entry."""
         self.core.text(key)
         return Handle(self, key)
+
+    def forget(self, *keys: K, tag: str | None = None) -> None:
+        """Drop keys, and entries with this tag, from memory; loads that run now are not kept.
+
+        The store is not told: `invalidate` does that.
+        """
+        tagged = [] if tag is None else self.core.tagged(tag)
+        self.core.overtake([*keys, *tagged])
+
+    def is_full(self, key: K) -> bool:
+        """Return True if no load of this key runs, and `concurrency` other keys are loaded."""
+        return self.core.is_full(key)
+
+    async def has_live_load(self, key: K) -> bool:
+        """Return True if this process loads the key, and nothing has invalidated it since then."""
+        return await self.core.is_live(key)
+
+    async def settled(self, within: Duration) -> bool:
+        """Wait until no load runs. Return False if one still runs after that time."""
+        return await self.core.settled(seconds(within, name="within"))
 
     async def explain(self, key: K) -> Explanation:
         """Return the state of an entry: its age, its verdict, who loads it, and when."""

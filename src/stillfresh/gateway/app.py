@@ -185,7 +185,7 @@ class Gateway:
             await self.page_cache.open()
         pages = self.page_cache
         for cache in (self.cache, self.cache if pages is None else pages.cache):
-            if self.recording is not None and cache.recording_to is None:
+            if self.recording is not None and not cache.is_recording:
                 await self._opened.enter_async_context(cache.recording(self.recording))
         following = self.following
         self.following = None

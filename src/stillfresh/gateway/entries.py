@@ -11,13 +11,14 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stillfresh.engine import Cache, Core
+from stillfresh.engine import Cache, Resource
 from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.gateway.gets import FIRST
 from stillfresh.gateway.replies import Problem
 from stillfresh.pages import Page, page_in
+from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Record, StoredEntry
 
 ACTIONS: Final = ("refresh", "invalidate", "delete")
@@ -44,7 +45,7 @@ class Listing:
         self._caches = caches
 
     def kinds(self) -> list[str]:
-        return sorted({kind for cache in self._caches.values() for kind in cache.cores})
+        return sorted({kind for cache in self._caches.values() for kind in cache.resources})
 
     async def entries(
         self, kind: str | None, search: str, after: Place | None, limit: int
@@ -57,7 +58,7 @@ class Listing:
         last = after
         looked_at = 0
         async for name, entry in self._from(kind, search, after):
-            is_own = self._owner(entry.kind) in {None, name}
+            is_own = self._declared_in(entry.kind) in {None, name}
             if looked_at == MOST_LOOKED_AT or (is_own and len(rows) == limit):
                 return {"entries": rows, "next": last}
             if is_own:
@@ -84,14 +85,14 @@ class Listing:
     async def explain(self, kind: str, id_: str) -> dict[str, Any]:
         """Everything about one entry, and its value."""
         name, cache = await self._cache_of(kind, id_)
-        runtime = await cache.runtime()
-        core = cache.cores.get(kind)
-        record = (await runtime.store.read(kind, [id_])).get(id_, Record())
-        now = runtime.clock()
-        if core is None:
+        store = await cache.store()
+        resource = cache.resources.get(kind)
+        record = (await store.read(kind, [id_])).get(id_, Record())
+        now = cache.clock()
+        if resource is None:
             explanation = explain(kind, id_, record, now, loading_here=False, in_memory=False)
         else:
-            explanation = await core.explain(_key(core, id_))
+            explanation = await resource.explain(_key(resource, id_))
         (row,) = listed([StoredEntry(kind, id_, record)], now)
         copy = record.copy
         return {
@@ -99,8 +100,8 @@ class Listing:
             "text": explanation.text,
             "loading_here": explanation.loading_here,
             "in_memory": explanation.in_memory,
-            "is_declared": core is not None,
-            "can_refresh": core is not None and core.spec.by_id,
+            "is_declared": resource is not None,
+            "can_refresh": resource is not None and resource.loads_by_key,
             "value": shown_value(copy.value, is_page=name == PAGES) if copy else None,
             "terms": copy.policy if copy else None,
         }
@@ -108,24 +109,28 @@ class Listing:
     async def act(self, action: str, kind: str, id_: str) -> str:
         """Do it, and say in a sentence what was done."""
         _, cache = await self._cache_of(kind, id_)
-        core = cache.cores.get(kind)
+        resource = cache.resources.get(kind)
         if action == "refresh":
-            return await _refresh(kind, core, id_)
-        store = (await cache.runtime()).store
+            return await _refresh(kind, resource, id_)
+        store = await cache.store()
         if action == "delete":
-            await (core.delete([_key(core, id_)]) if core else store.delete(kind, [id_]))
+            if resource is None:
+                await store.delete(kind, [id_])
+            else:
+                await resource.delete(_key(resource, id_))
             return "Deleted."
-        if core is None:
+        if resource is None:
             await store.invalidate(kind, [id_])
         else:
-            await core.invalidate([_key(core, id_)], soft=False)
+            await resource.invalidate(_key(resource, id_))
         return INVALIDATED_PAGE if kind == PAGE else INVALIDATED
 
-    def _owner(self, kind: str) -> str | None:
-        return next((name for name, cache in self._caches.items() if kind in cache.cores), None)
+    def _declared_in(self, kind: str) -> str | None:
+        """The name of the cache that has this kind."""
+        return next((name for name, cache in self._caches.items() if kind in cache.resources), None)
 
     async def _cache_of(self, kind: str, id_: str) -> tuple[str, Cache]:
-        if (name := self._owner(kind)) is not None:
+        if (name := self._declared_in(kind)) is not None:
             return name, self._caches[name]
         try:
             checked_kind(kind)
@@ -133,35 +138,35 @@ class Listing:
         except ConfigError as exc:
             raise Problem(404, "not_found", "Not found", str(exc)) from exc
         for name, cache in self._caches.items():
-            runtime = await cache.runtime()
-            listing = runtime.can.listing
+            store = await cache.store()
+            listing = capabilities_of(store).listing
             if listing is not None and not await listing.entries(kind, "", None, 1):
                 continue
-            if await runtime.store.read(kind, [id_]):
+            if await store.read(kind, [id_]):
                 return name, cache
         raise Problem(404, "not_found", "Not found", f"no store knows {kind} {id_!r}")
 
 
-async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
-    if core is None:
+async def _refresh(kind: str, resource: Resource[Any, Any] | None, id_: str) -> str:
+    if resource is None:
         why = f"{kind} is declared nowhere here, so nobody knows how to load it"
         raise Problem(409, "not_loadable", "Cannot be loaded", why)
-    key = _key(core, id_)
-    if not core.spec.by_id:
-        await core.invalidate([key], soft=True)
+    key = _key(resource, id_)
+    if not resource.loads_by_key:
+        await resource.invalidate(key, soft=True)
         return "Marked stale: the next read loads a new copy."
-    if isinstance(outcome := (await core.answers([key], anew=True))[key], LoadFailed):
-        raise Problem(502, "load_failed", "Loading failed", str(outcome))
+    try:
+        await resource.refresh(key)
+    except LoadFailed as exc:
+        raise Problem(502, "load_failed", "Loading failed", str(exc)) from exc
     return "Loaded again."
 
 
-def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
-    """The key; not an id that has another spelling (`07`)."""
-    with suppress(ConfigError, ValueError):
-        key = core.key(id_)
-        if core.text(key) == id_:
-            return key
-    raise Problem(404, "not_found", "Not found", f"{id_!r} is not an id of {core.spec.kind}")
+def _key(resource: Resource[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each has its own)
+    try:
+        return resource.key_of(id_)
+    except ConfigError as exc:
+        raise Problem(404, "not_found", "Not found", str(exc)) from exc
 
 
 def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from stillfresh.gateway.responses import PARTS, Responses
 from stillfresh.gateway.rules_totals import Resources, Totals, added, summed
 from stillfresh.pages import PageCache
 from stillfresh.pages.upstream import Upstream
+from stillfresh.stores import capabilities_of
 
 if TYPE_CHECKING:
     from stillfresh.gateway.server import Worker
@@ -236,13 +237,13 @@ class Numbers:
             for kind, stats in kinds.items():
                 row = {"cache": name, "kind": kind, **asdict(stats), "reads": stats.reads}
                 # None if every copy has its own times, as pages have.
-                fresh_for = self._caches[name].cores[kind].spec.terms.policy.fresh_for or None
+                fresh_for = self._caches[name].resources[kind].policy.fresh_for or None
                 rows.append({**row, "fresh_for": fresh_for})
         return rows
 
     async def _count(self) -> Resources:
         return {
-            name: {kind: await core.stats() for kind, core in tuple(cache.cores.items())}
+            name: {kind: await resource.stats() for kind, resource in [*cache.resources.items()]}
             for name, cache in self._caches.items()
         }
 
@@ -272,7 +273,7 @@ class Gauge:
         began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
-                can = (await self._cache.runtime()).can
+                can = capabilities_of(await self._cache.store())
                 self.address = can.address
                 stats = await can.require_statistics().stats()
         except TimeoutError:
@@ -293,8 +294,8 @@ class Gauge:
 async def _reach_store(cache: Cache) -> Reached:
     try:
         async with asyncio.timeout(READY_WITHIN):
-            store = (await cache.runtime()).store
-            await store.read(next(iter(cache.cores), "ready"), [NOBODY])
+            store = await cache.store()
+            await store.read(next(iter(cache.resources), "ready"), [NOBODY])
     except (StillfreshError, TimeoutError):
         return "unreachable"
     return "reachable"

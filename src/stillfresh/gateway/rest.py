@@ -68,7 +68,7 @@ class Rest:
     async def _read(self, request: Request, name: str, id_: str) -> Response:
         kind, _, key = self._checked_name(name, id_, await self._viewer(name, request))
         answer = await self._hub.resource(name).get(key)
-        headers = freshness_headers(kind, answer, self._hub.own_terms(name, key, answer))
+        headers = freshness_headers(kind, answer, answer.policy)
         if not answer.found:
             detail = f"{name} {id_!r} does not exist upstream"
             raise Problem(404, "absent", "Does not exist", detail, **headers)

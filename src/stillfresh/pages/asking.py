@@ -160,19 +160,19 @@ class PageAsking:
                 elif resting.done() and not self._is_own:
                     text = f"not rendered by another within {pages.wait:g} s"
                     raise Busy(f"{self._key!r}: {text}")
-            return PageRead(pages.judged(self._key, await asking), self._is_own, self._before)
+            return PageRead(pages.judged(await asking), self._is_own, self._before)
         finally:
             resting.cancel()
             if not is_begun:
                 asking.cancel()
 
     async def _read(self, known: Answer[StoredPage] | None, *, anew: bool) -> ReadOutcome:
-        core, key = self._pages.core, self._key
+        resource, key = self._pages.resource, self._key
         if known is None:
-            outcome = await core.read(key, self._load, anew=anew)
+            outcome = await resource.read(key, self._load, anew=anew)
             if anew or self._pages.takes(outcome, self._caller.wish):
                 return outcome
-        outcome = await core.read(key, self._load, anew=True)
+        outcome = await resource.read(key, self._load, anew=True)
         return self._made if isinstance(self._made, Private) else outcome
 
     async def _load(self) -> Loaded[StoredPage] | Private[Rendered]:
@@ -208,7 +208,7 @@ class PageAsking:
             is_under_way = pages.beginnings.get(self._key) is beginning
             if beginning.held_at < number and page.is_for_many and is_under_way:
                 until = next(beginning.numbers)
-                if await pages.core.is_live(self._key):
+                if await pages.resource.has_live_load(self._key):
                     beginning.held_at = until
         return beginning.held_at > number and page.body.error is None
 
@@ -217,5 +217,5 @@ class PageAsking:
         origin, head = Origin.LOADED if is_own else Origin.ANOTHER, self._pages.shows(page.head())
         answer = Answer(head, True, Verdict.FRESH, page.fetched_at, origin, clock)  # noqa: FBT003
         if not is_own:  # the load counts its own caller when it ends
-            self._pages.core.memory.count([answer], clock())
+            self._pages.resource.count_read(self._key, answer, is_recorded=True)
         return PageRead(answer, is_own, self._before, page, self._beginning.over)

@@ -6,10 +6,11 @@ that it depends on. If one of these has changed, the request takes the normal pa
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from stillfresh.engine import Face, MemoryEntry
-from stillfresh.freshness import Verdict
+from msgspec import Struct
+
+from stillfresh.engine import Answer, Memo
 from stillfresh.http.fields import Raw
 from stillfresh.pages.clients import PageAddress
 from stillfresh.pages.model import FoundPage, PageKey, Scope, StoredPage
@@ -30,35 +31,29 @@ ON_CONDITIONS: Final = frozenset(
 PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
 """Also fields that ask for the page on conditions, or for a part of it."""
 Line: TypeAlias = tuple[Any, ...]
-Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, StoredPage], int]
-"""An entry that was read, and its edition."""
 HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[str], float], bool]
 
 
-class Hot(NamedTuple):
-    """The entries that a page depends on, itself last. Only the entry holds the bytes."""
+class Hot(Struct, frozen=True):
+    """The answers that a page depends on, its own last. The memo holds no bytes."""
 
-    steps: tuple[Step, ...]
+    memo: Memo[PageKey, StoredPage]
+    ids: list[str]
+    """The keys of these answers."""
     address: PageAddress
 
 
-class HotPages(Face[PageKey, StoredPage]):
+class HotPages:
     """`has_places`: whether the names in a page's key still have their places."""
 
     def __init__(self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes]) -> None:
-        super().__init__(pages.core)
+        self._resource = pages.resource
+        self._clock = pages.clock
         self._has_places = has_places
         self._marks = marks
-        self._verified = pages.core.verified
-        self._most = pages.core.spec.max_entries
+        self._most = pages.max_entries
         self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
         """By the request line; where header fields count, their names, and then by both."""
-
-    def stand_back(self, *, back: bool) -> None:
-        """Forget all pages at hand; while it stands back, remember none."""
-        super().stand_back(back=back)
-        for entry in self.core.memory.entries.values() if back else ():
-            entry.edition += 1
 
     def find(self, scope: Scope, marks: frozenset[bytes]) -> StoredPage | None:
         """The page for this request, with its `ready`; None: take the normal path.
@@ -70,7 +65,17 @@ class HotPages(Face[PageKey, StoredPage]):
         if type(hot) is frozenset:
             keep = None if PEER in hot else keep
             hot = self._known.get((line, said(scope["headers"], hot)))
-        if type(hot) is not Hot or (stored := self._standing(hot, self._clock())) is None:
+        if type(hot) is not Hot:
+            return None
+        now = self._clock()
+        answer = hot.memo.read(now)
+        if answer is None:
+            return None
+        stored = answer.value
+        made: ReadyPage = stored.ready
+        is_ready = made is not None and made.begins <= now < made.ends
+        if not is_ready and not self._is_prepared(hot, answer, now):
+            hot.memo.uncount()
             return None
         if keep is not None:
             keep(partial(self._holds, hot, stored.ready.said))
@@ -78,34 +83,19 @@ class HotPages(Face[PageKey, StoredPage]):
 
     def _holds(self, hot: Hot, said: Raw) -> bool:
         """True if the same page with the same fields is still right; then it counts as a hit."""
-        stored = self._standing(hot, self._clock())
-        if stored is None or stored.ready.said is said:
-            return stored is not None
-        _uncount(hot)
+        now = self._clock()
+        answer = hot.memo.read(now)
+        if answer is None:
+            return False
+        made: ReadyPage = answer.value.ready
+        if made.said is said and made.begins <= now < made.ends:
+            return True
+        hot.memo.uncount()
         return False
 
-    def _standing(self, hot: Hot, now: float) -> StoredPage | None:
-        """The page, if everything that it depends on is unchanged; counted as a read."""
-        for key, entry, edition in hot.steps:
-            if entry.edition == edition:
-                if now < entry.until:
-                    entry.hits += 1
-                    continue
-                if self._verified(key, entry, now) is not None:  # where it is counted
-                    continue
-            _uncount(hot, entry)
-            return None
-        stored = entry.answer.value
-        made: ReadyPage = stored.ready
-        if (made is not None and made.begins <= now < made.ends) or self._is_prepared(hot, now):
-            return stored
-        _uncount(hot)
-        return None
-
-    def _is_prepared(self, hot: Hot, now: float) -> bool:
+    def _is_prepared(self, hot: Hot, answer: Answer[StoredPage], now: float) -> bool:
         """The age in a page's fields is right for part of a second; then it is written again."""
-        answer = hot.steps[-1][1].answer
-        if not self._has_places(hot.address, [key.id for key, _, _ in hot.steps], now):
+        if not self._has_places(hot.address, hot.ids, now):
             return False
         made, age, ttl = ready(answer.value), age_at(answer, now), ttl_at(answer, now)
         made.said = told(answer.value, age, hit_text(ttl))
@@ -115,26 +105,18 @@ class HotPages(Face[PageKey, StoredPage]):
     def remember(self, scope: Scope, visit: Visit, found: FoundPage) -> None:
         """Remember that these bytes lead to this page."""
         line = line_of(scope, self._marks)
-        steps = tuple(step for key in found.keys if (step := self._step(key)) is not None)
-        if line is None or len(steps) < len(found.keys):
+        memo_and_answers = self._resource.memo(found.keys)
+        if line is None or memo_and_answers is None:
             return
-        if steps[-1][1].answer.value is not found.stored:
+        memo, answers = memo_and_answers
+        if answers[-1].value is not found.stored:
             return
         if found.is_new and not is_of(found.stored, visit.headers, visit.carried):
             return  # this visitor got another form, this once
-        named = {*visit.route.vary}.union(*(it[1].answer.value.head.vary for it in steps))
+        named = {*visit.route.vary}.union(*(answer.value.head.vary for answer in answers))
         names = frozenset(name.lower().encode("latin-1", "replace") for name in named)
-        hot = Hot(steps, (visit.host, visit.path, visit.query))
+        hot = Hot(memo, [key.id for key in found.keys], (visit.host, visit.path, visit.query))
         self._keep(line, names, scope["headers"], hot)
-
-    def _step(self, key: PageKey) -> Step | None:
-        """None if it is not in memory, or is not served repeatedly as it is."""
-        entry = self._entry(key)
-        if entry is None:
-            return None
-        answer = entry.answer
-        is_plain = answer.found and answer.verdict is Verdict.FRESH and answer.error is None
-        return (entry.key, entry, entry.edition) if is_plain else None
 
     def _keep(self, line: Line, names: frozenset[bytes], headers: Raw, hot: Hot) -> None:
         before = self._known.get(line)
@@ -147,14 +129,6 @@ class HotPages(Face[PageKey, StoredPage]):
         if names:
             self._known[line] = names
         self._known[(line, words) if names else line] = hot
-
-
-def _uncount(hot: Hot, missed: MemoryEntry[PageKey, StoredPage] | None = None) -> None:
-    """E12: undo counts: the normal path counts these reads itself."""
-    for _, entry, _ in hot.steps:
-        if entry is missed:
-            return
-        entry.hits -= 1
 
 
 def line_of(scope: Scope, marks: frozenset[bytes]) -> Line | None:

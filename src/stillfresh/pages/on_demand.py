@@ -8,12 +8,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from stillfresh.backoff import pause_after
-from stillfresh.engine import Cache, Core
+from stillfresh.engine import Cache, Resource
 from stillfresh.errors import NotOpen, StillfreshError, without_secrets
 from stillfresh.pages.facetheory import is_variant
 from stillfresh.pages.model import PageKey, StoredPage
 from stillfresh.pages.routes import group_tag, name_in_key, own_tag, page_name, reached
-from stillfresh.stores import ListsEntries
+from stillfresh.stores import ListsEntries, capabilities_of
 
 if TYPE_CHECKING:
     from stillfresh.pages.page_cache import PageCache
@@ -35,7 +35,7 @@ class OnDemand:
     """The part of a `PageCache` that invalidates pages. Each method returns the ids reached."""
 
     cache: Cache
-    core: Core[PageKey, StoredPage]
+    resource: Resource[PageKey, StoredPage]
 
     async def revalidate(self, path: str, *, scan: bool = False) -> list[str]:
         """Make a page stale, in every variant; the next visit renders it again. Returns the ids.
@@ -68,23 +68,20 @@ class OnDemand:
 
         `scanned`: the path or key whose variants are looked for among all pages of the store.
         """
-        runtime = await self.cache.runtime()
+        store = await self.cache.store()
         if scanned is not None:
-            own = list(
-                dict.fromkeys(
-                    [*own, *await self._scan(runtime.can.require_listing(), scanned, own)]
-                )
-            )
-        records = await runtime.store.read(KIND, own) if own else {}
+            listing = capabilities_of(store).require_listing()
+            own = list(dict.fromkeys([*own, *await self._scan(listing, scanned, own)]))
+        records = await store.read(KIND, own) if own else {}
         stored = [id_ for id_, record in records.items() if record.copy is not None]
         tagged: list[str] = []
         for tag in tags:
             invalidated = await self.cache.invalidate_tag(tag, soft=soft)
             tagged += [id_ for kind, id_ in invalidated if kind == KIND]
         if soft:
-            await self.core.invalidate([*map(PageKey, own)], soft=True)
+            await self.resource.invalidate(*map(PageKey, own), soft=True)
         else:
-            await self.core.delete([*map(PageKey, dict.fromkeys([*own, *tagged]))])
+            await self.resource.delete(*map(PageKey, dict.fromkeys([*own, *tagged])))
         return list(dict.fromkeys([*stored, *tagged]))
 
     async def _scan(self, listing: ListsEntries, name: str, own: list[str]) -> list[str]:
@@ -111,17 +108,17 @@ class OnDemand:
             await self.cache.invalidate_tag(name)
             return
         key = PageKey(name)
-        answer = await self.core.look(key)
+        answer = await self.resource.get_stored(key)
         is_known_private = answer is not None and not answer.found
-        await self.core.invalidate([key], soft=is_known_private)
+        await self.resource.invalidate(key, soft=is_known_private)
         await self.cache.invalidate_tag(f"key:{name}")
 
     def forget(self, name: str) -> None:
         """Drop a URL (every variant) or a group from memory; its running loads began too early."""
         if name.startswith(GROUP):
-            self.core.overtake(self.core.tagged(name))
+            self.resource.forget(tag=name)
         else:
-            self.core.overtake([PageKey(name), *self.core.tagged(f"key:{name}")])
+            self.resource.forget(PageKey(name), tag=f"key:{name}")
 
 
 class Changes:

@@ -21,11 +21,11 @@ from stillfresh.engine import (
     Answer,
     Cache,
     CacheStats,
-    Core,
     Explanation,
     Hook,
     Loaded,
     Private,
+    Resource,
     Spec,
     no_loader,
     terms_of,
@@ -174,9 +174,10 @@ class PageCache(OnDemand):
             limit = capabilities_of(named).max_bytes
             chosen = MemoryStore(clock=clock, max_copies=spec.max_entries, max_bytes=limit)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
-        self.core: Core[PageKey, StoredPage] = self.cache.declare(
+        self.max_entries = spec.max_entries
+        self.resource: Resource[PageKey, StoredPage] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
-        ).core
+        )
 
     async def get(
         self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()
@@ -260,29 +261,20 @@ class PageCache(OnDemand):
         """
         known = None if anew else self.known(key)
         if known is not None and self.takes(known, caller.wish):
-            return PageRead(self.judged(key, known))
-        if self.core.is_full(key) and (await self.core.look(key)) is None:
+            return PageRead(self.judged(known))
+        if self.resource.is_full(key) and (await self.resource.get_stored(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered, the most at once")
         return await PageAsking(self, key, render, caller).answered(known, anew=anew)
 
-    def judged(self, key: PageKey, outcome: ReadOutcome) -> ReadOutcome:
+    def judged(self, outcome: ReadOutcome) -> ReadOutcome:
         """The failure, if the old copy may not be served."""
         if not isinstance(outcome, Answer) or not outcome.found or outcome.error is None:
             return outcome
-        return outcome if self._may_serve(key, outcome) else outcome.error
+        return outcome if self._may_serve(outcome) else outcome.error
 
-    def _may_serve(self, key: PageKey, answer: Answer[StoredPage]) -> bool:
+    def _may_serve(self, answer: Answer[StoredPage]) -> bool:
         """Not a copy that was invalidated, even if its time would be over by now."""
-        return self._mark(key) is not Mark.HARD and may_serve(answer, self.clock())
-
-    def _mark(self, key: PageKey) -> Mark | None:
-        """How the copy was invalidated that was just read. None: memory does not have it."""
-        entry = self.core.memory.entries.get(key)
-        return None if entry is None else entry.copy.mark
-
-    def may_be_invalidated(self, key: PageKey) -> bool:
-        """False only if the copy that was just read is certainly not invalidated."""
-        return self._mark(key) is not Mark.NONE
+        return answer.mark is not Mark.HARD and may_serve(answer, self.clock())
 
     def takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
         """True if the request accepts it, or if no load can bring a better one now."""
@@ -295,12 +287,10 @@ class PageCache(OnDemand):
 
     def known(self, key: PageKey) -> Answer[StoredPage] | None:
         """The answer without waiting, if there is one."""
-        if self.core.owner.blocks:
-            return None
-        return self.core.memory.hit(key, self.clock()) or self.core.glance(key)
+        return self.resource.get_nowait(key)
 
     async def explain(self, key: str) -> Explanation:
-        return await self.core.explain(PageKey(key))
+        return await self.resource.explain(PageKey(key))
 
     def bypassed(self) -> dict[str, int]:
         """Return how many requests passed through uncached, by reason."""
@@ -315,7 +305,7 @@ class PageCache(OnDemand):
 
     async def settled(self, timeout: Duration = "30s") -> bool:  # noqa: ASYNC109 (not raised)
         """Wait until no page is rendered in the background. False if one still is."""
-        return await self.core.settled(seconds(timeout, name="timeout"))
+        return await self.resource.settled(seconds(timeout, name="timeout"))
 
     async def open(self) -> None:
         """Open the store, on the running event loop. Raises StoreError."""
@@ -338,9 +328,10 @@ class PageCache(OnDemand):
         return None if answer is None else answer.value
 
     def at_hand(self, key: PageKey) -> Answer[StoredPage] | None:
-        entry = self.core.memory.entries.get(key)
-        answer = entry.answer if entry is not None and entry.answer.found else None
-        is_wrong = answer is not None and self.is_shared and is_misplaced(key, answer.value)
+        answer = self.resource.last_answer(key)
+        if answer is None or not answer.found:
+            return None
+        is_wrong = self.is_shared and is_misplaced(key, answer.value)
         return None if is_wrong else answer
 
     def shows(self, page: StoredPage) -> StoredPage:
@@ -358,7 +349,7 @@ class PageCache(OnDemand):
         if page is not None:
             self.shows(page)
         # An error with its own freshness is a page, unless an older one can be served.
-        is_covered = old is not None and self._may_serve(key, old)
+        is_covered = old is not None and self._may_serve(old)
         is_told = is_covered or made.reason is not None
         is_old = made.reason is Reason.SITE_COPY  # it says nothing new about the page
         is_failed = page is not None and is_told and is_failure(page.head.status)

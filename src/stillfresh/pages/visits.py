@@ -48,6 +48,7 @@ from stillfresh.pages.sharing import (
     selected,
 )
 from stillfresh.pages.stored import found_page, notice, passed_on, told
+from stillfresh.stores.contract import Mark
 
 KNOWN_KEYS: Final = 10_000
 """Pages about which this process remembers something."""
@@ -147,9 +148,12 @@ class Visits:
         self, state: Mapping[str, Any], visit: Visit, key: PageKey, chosen: Mapping[str, str]
     ) -> Served:
         """I13: the app gets the key, and nothing of the visitor."""
-        if visit.wish.max_stale and (kept := await self._pages.core.look(key)) is not None:
+        if (
+            visit.wish.max_stale
+            and (kept := await self._pages.resource.get_stored(key)) is not None
+        ):
             is_over = kept.found and kept.verdict is Verdict.EXPIRED
-            if is_over and self._is_good(visit, key, kept):
+            if is_over and self._is_good(visit, kept):
                 return self._hit(key, kept)
         base = {**state, "client": None}
 
@@ -172,7 +176,7 @@ class Visits:
         """
         if self._heard.is_private(visit.id) is not False:
             return False
-        kept = await self._pages.core.look(key)
+        kept = await self._pages.resource.get_stored(key)
         return kept is None or not kept.found
 
     async def _render(
@@ -214,7 +218,7 @@ class Visits:
         if visit.is_authorized and not allows_authorized(head):
             return Reason.AUTHORIZATION
         may_ask = unfit in {None, Reason.RANGE}
-        is_good = self._is_good(visit, key, kept)
+        is_good = self._is_good(visit, kept)
         if visit.is_part and not covers(kept.value, visit.headers):
             return unfit or await self._asked(visit, scope, key, anew=True)
         if is_good and not (kept.verdict is Verdict.STALE and may_ask):
@@ -227,12 +231,12 @@ class Visits:
             found = await self._asked_only(visit, scope, key, kept.value)
         return found or await self._asked(visit, scope, key, is_behind=is_good)
 
-    def _is_good(self, visit: Visit, key: PageKey, kept: Answer[StoredPage]) -> bool:
+    def _is_good(self, visit: Visit, kept: Answer[StoredPage]) -> bool:
         """Is the copy that was just read good enough for this request?
 
         I12: `max-stale` accepts an old copy, and no copy that was invalidated.
         """
-        if kept.verdict is Verdict.EXPIRED and self._pages.may_be_invalidated(key):
+        if kept.verdict is Verdict.EXPIRED and kept.mark is not Mark.NONE:
             return False
         return is_good_for(kept, visit.wish, self._pages.clock())
 
@@ -309,12 +313,11 @@ class Visits:
         known = None if visit.is_authorized else self._pages.known(key)
         if known is not None:
             return known
-        answer = await self._pages.core.look(key)
+        answer = await self._pages.resource.get_stored(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
             return answer
         if not visit.is_authorized or allows_authorized(answer.value.head):
-            self._pages.core.memory.count([answer], self._pages.clock())
-            self._pages.core.owner.note(self._pages.core, [key], "read")
+            self._pages.resource.count_read(key, answer)
         return answer
 
     async def _asked(
@@ -369,7 +372,7 @@ class Visits:
         is_private = self._heard.is_private(key.id)
         if is_private is not None:
             return is_private
-        return bool(visit.carried) and await self._pages.core.look(key) is None
+        return bool(visit.carried) and await self._pages.resource.get_stored(key) is None
 
     def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
         """By its route, or because it was shared before."""
@@ -385,7 +388,7 @@ class Visits:
 
     async def _fresh_or_sites(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
         """I31: the site fills this store itself. A lease of ours would lock it out."""
-        answer = await self._pages.core.look(key)
+        answer = await self._pages.resource.get_stored(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
             return Reason.SAME_STORE
         if visit.is_authorized and not allows_authorized(answer.value.head):
@@ -395,11 +398,11 @@ class Visits:
         return self._hit(key, answer)
 
     async def _stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
-        answer = await self._pages.core.look(key)
+        answer = await self._pages.resource.get_stored(key)
         if answer is None or not answer.found:
             return Reason.NO_STORE
         is_for_all = not visit.is_authorized or allows_authorized(answer.value.head)
-        is_given = is_for_all and self._is_good(visit, key, answer)
+        is_given = is_for_all and self._is_good(visit, answer)
         if not is_given and is_of(answer.value, visit.headers, visit.carried):
             return Reason.NO_STORE
         return self._hit(key, answer)

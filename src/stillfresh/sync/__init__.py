@@ -2,6 +2,6 @@
 
 from stillfresh.sync.cache import SyncCache
 from stillfresh.sync.function import SyncFunction
-from stillfresh.sync.resource import SyncCore, SyncHandle, SyncResource
+from stillfresh.sync.resource import SyncHandle, SyncResource
 
-__all__ = ["SyncCache", "SyncCore", "SyncFunction", "SyncHandle", "SyncResource"]
+__all__ = ["SyncCache", "SyncFunction", "SyncHandle", "SyncResource"]

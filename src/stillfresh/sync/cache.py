@@ -43,7 +43,7 @@ from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 from stillfresh.sync.function import SyncFunction
 from stillfresh.sync.loop_thread import PROCESS
-from stillfresh.sync.resource import SyncCore, SyncResource
+from stillfresh.sync.resource import SyncResource
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
@@ -103,6 +103,7 @@ class SyncCache:
         hooks: Sequence[Hook] = (),
     ) -> None:
         self._cache = Cache(store, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
+        self.clock = self._cache.clock
         if isinstance(store, str):
             self._cache.new_store = partial(store_for, store, clock)
 
@@ -148,9 +149,9 @@ class SyncCache:
 
     def declare(
         self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
-    ) -> SyncCore[H, V]:
-        """Declare a resource with keys of any type, for packages of stillfresh."""
-        return SyncCore(self.run, self._cache.declare(spec, text, key).core)
+    ) -> SyncResource[H, V]:
+        """Declare a resource with keys of any type, as `Cache.declare` does."""
+        return SyncResource(self.run, self._cache.declare(spec, text, key))
 
     def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """Invalidate every entry that has this tag, as `Cache.invalidate_tag` does."""
@@ -189,6 +190,10 @@ class SyncCache:
     def recording(self, recording: str | Path | Recording) -> AbstractContextManager[Recording]:
         """Inside `with`, record reads to a file, for `stillfresh plan`."""
         return self._cache.recording(recording)
+
+    def is_bypassed(self) -> bool:
+        """Return True if this thread is inside `bypassed()`."""
+        return self._cache.is_bypassed()
 
     @contextmanager
     def override(self, store: str | Store) -> Iterator[None]:

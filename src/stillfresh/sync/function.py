@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
-from stillfresh.engine import Answer, CachedFunction, Call, Signature, bind
+from stillfresh.engine import Answer, Call, Signature
+from stillfresh.engine.thread_face import CachedFunction, bind
 from stillfresh.sync.resource import SyncHandle, SyncResource
 
 V = TypeVar("V")
@@ -28,7 +29,7 @@ class SyncFunction(CachedFunction[P, V]):
         signature: Signature[P],
         function: Callable[P, object],
     ) -> None:
-        super().__init__(resource.core, signature, function)
+        super().__init__(resource, signature, function)
         self._resource = resource
         self._call = signature.call
 
@@ -50,7 +51,7 @@ class SyncFunction(CachedFunction[P, V]):
         """The call of these arguments; remember its entry for the next time."""
         call = self._call(*args, **kwargs)
         if self.signature.is_plain and not kwargs:
-            entry = self._entry(call)
+            entry = self.entry_of(call)
             if entry:
                 self._note(args, entry)
         return call

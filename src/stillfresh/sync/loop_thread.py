@@ -17,7 +17,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from stillfresh.engine import ThreadCall
+from stillfresh.engine.thread_face import ThreadCall
 from stillfresh.errors import NotOpen, StillfreshError
 from stillfresh.forks import hold_for_forks, tell_of_forks
 

@@ -1,6 +1,7 @@
 """The objects that threads call: a resource without an event loop.
 
-The hit is written out here, as in `engine/resource.py`. Everything else runs on the loop thread.
+The hit is written out here, as in `engine/resource.py`. `engine/thread_face.py` says what else a
+thread reads by itself. Everything else runs on the loop thread.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
@@ -11,24 +12,18 @@ from stillfresh.durations import Duration
 from stillfresh.engine import (
     Answer,
     Change,
-    Core,
     Explanation,
-    Face,
     Loaded,
-    Outcome,
     OwnTerms,
     Read,
     Refreshed,
     Resource,
     Stored,
-    in_caller,
-    is_past,
 )
-from stillfresh.stores.contract import When
+from stillfresh.engine.thread_face import ThreadFace, in_caller
 from stillfresh.stores.versions import Version
 
-K = TypeVar("K", bound=str | int)
-H = TypeVar("H", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -40,91 +35,6 @@ class Run(Protocol):
     def __call__(
         self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T: ...
-
-
-class SyncCore(Face[H, V]):
-    """A resource for threads, with keys of any type. Each method is that of `Core`."""
-
-    def __init__(self, run: Run, core: Core[H, V]) -> None:
-        super().__init__(core)
-        self._run = run
-        self.now = core.memory.now
-        self.fresh_for = core.fresh_for
-
-    def is_past(self) -> bool:
-        """True if this thread is in a block of `bypassed()`."""
-        return is_past(self.core.owner)
-
-    def hit(self, key: H) -> Answer[V] | None:
-        """The answer of memory alone, or None.
-
-        The loop thread may change the entry meanwhile: it ends `until` first, and sets it last.
-        """
-        try:
-            entry = self._entry(key)
-        except TypeError:  # it cannot be hashed: the call on the loop refuses it
-            return None
-        if entry is not None:
-            answer = entry.answer
-            if self.now() < entry.until and entry.answer is answer:
-                entry.hits += 1
-                return answer
-        return None
-
-    def at_hand(self, key: H) -> Answer[V] | None:
-        """The answer of memory, alone or with an inline read of the store; or None."""
-        return self.hit(key) or self.glance(key)
-
-    def glance(self, key: H) -> Answer[V] | None:
-        """The answer of memory with an inline read of the store; or None."""
-        try:
-            return self.core.glance(key, on_loop=False)
-        except TypeError:  # as in `hit`
-            return None
-
-    def all_at_hand(self, keys: Iterable[H]) -> tuple[dict[H, Answer[V]], list[H]]:
-        """The answers at hand, and the keys of the others."""
-        answers: dict[H, Answer[V]] = {}
-        others: list[H] = []
-        for key in keys:
-            if (answer := self.at_hand(key)) is not None:
-                answers[key] = answer
-            else:
-                others.append(key)
-        return answers, others
-
-    def read(self, key: H, load: Callable[[], object]) -> Read[V]:
-        """Read one key, with a loader for this read: a plain function."""
-        if (answer := self.at_hand(key)) is not None:
-            return answer
-        return self._run(self.core.read, key, load)
-
-    def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
-        """The answers that need no load; other keys are left out."""
-        answers, others = self.all_at_hand(keys)
-        if not others:
-            return {**answers}
-        read = self.core.read_in_thread(others)
-        if read is not None:
-            return {**answers, **read}
-        return {**answers, **self._run(self.core.known, others)}
-
-    def put(self, values: Mapping[H, object], when: When = When.ALWAYS) -> dict[H, Stored]:
-        return self._run(self.core.put, values, when=when)
-
-    def update(self, key: H, change: Change[V]) -> Answer[V] | None:
-        """`change` is called in this thread."""
-
-        async def change_in_caller(answer: Answer[V] | None) -> object:
-            return await in_caller(partial(change, answer))
-
-        return self._run(self.core.update, key, change_in_caller)
-
-    def delete(self, keys: Iterable[H]) -> None:
-        self._run(self.core.delete, list(keys))
-
-    def clear(self) -> None:
-        self._run(self.core.clear)
 
 
 class SyncHandle(Generic[V]):
@@ -144,9 +54,9 @@ class SyncHandle(Generic[V]):
         """Return what memory holds, or None. Loads nothing."""
         return self._resource.peek(self._key)
 
-    def refresh(self) -> None:
-        """Load it now, at any age. Raises LoadFailed."""
-        self._resource.refresh(self._key)
+    def refresh(self) -> Answer[V]:
+        """Load it now, at any age, and return the answer. Raises LoadFailed."""
+        return self._resource.refresh(self._key)[self._key]
 
     def put(
         self, value: V | Loaded[V], *, version: Version | None = None, **terms: Unpack[OwnTerms]
@@ -171,7 +81,7 @@ class SyncHandle(Generic[V]):
         return self._resource.explain(self._key)
 
 
-class SyncResource(Face[K, V]):
+class SyncResource(ThreadFace[K, V]):
     """Values by key, made by `@cache.batched`. `prices(key)` returns the value itself.
 
     The call raises KeyError if the upstream has no such key, and LoadFailed if there is nothing to
@@ -182,34 +92,49 @@ class SyncResource(Face[K, V]):
     __wrapped__: Callable[..., Any]
 
     def __init__(self, run: Run, resource: Resource[K, V]) -> None:
-        super().__init__(resource.core)
+        super().__init__(resource)
         self._run = run
         self._resource = resource
-        self._core = SyncCore(run, resource.core)
-        self._glance = self._core.glance
 
     def __call__(self, key: K, *others: Never) -> V:
         """Return the value. Raises KeyError if it does not exist, LoadFailed if loading fails."""
         if others:
             raise self._one_key(key, *others)
         try:
-            entry = self._entry(key)
-        except TypeError:  # as in `SyncCore.hit`
+            entry = self.entry_of(key)
+        except TypeError:  # as in `ThreadFace.hit`
             entry = None
         if entry is not None:
             answer: Answer[V] | None = entry.answer
             if self._clock() < entry.until and entry.answer is answer and answer.found:
                 entry.hits += 1
                 return answer.value
-            if (answer := self._glance(key)) is not None and answer.found:
+            if (answer := self.confirmed(key)) is not None and answer.found:
                 return answer.value
         return self._run(self._resource, key)
 
     def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """Return the answer, from memory, the store or a load, as `Resource.get` does."""
-        if max_age is None and (answer := self._core.at_hand(key)) is not None:
+        if max_age is None and (answer := self.get_nowait(key)) is not None:
             return answer
         return self._run(self._resource.get, key, max_age)
+
+    def get_nowait(self, key: K) -> Answer[V] | None:
+        """Return the answer if this thread can give it by itself, or None. Counted as a read."""
+        return self.hit(key) or self.confirmed(key)
+
+    def get_stored(self, key: K) -> Answer[V] | None:
+        """Return the stored copy, however old, as `Resource.get_stored` does. Loads nothing."""
+        return self._run(self._resource.get_stored, key)
+
+    def read(self, key: K, load: Callable[[], object]) -> Read[V]:
+        """Return the answer; if a load is needed, `load` makes the value, as `Resource.read` does.
+
+        `load` is a plain function. If this caller waits for it, it runs in this thread.
+        """
+        if (answer := self.get_nowait(key)) is not None:
+            return answer
+        return self._run(self._resource.read, key, load)
 
     def get_many(self, keys: Iterable[K], max_age: Duration | None = None) -> dict[K, Answer[V]]:
         """Return an answer for each key. The answer of a failed load has `error`."""
@@ -224,6 +149,9 @@ class SyncResource(Face[K, V]):
         answers, others = self._split(keys, max_age)
         if not others:
             return answers
+        stored = self.stored(others) if max_age is None and isinstance(others, list) else None
+        if stored is not None:
+            return answers | stored
         return answers | self._run(self._resource.known, others, max_age=max_age)
 
     def _split(
@@ -233,16 +161,16 @@ class SyncResource(Face[K, V]):
         if isinstance(keys, str | bytes):  # the call on the loop refuses it
             return {}, keys  # type: ignore[return-value]
         if max_age is None:
-            return self._core.all_at_hand(keys)
+            return self.at_hand(keys)
         return {}, list(keys)
 
     def peek(self, key: K) -> Answer[V] | None:
         """Return what memory holds, or None. Loads nothing."""
         return self._resource.peek(key)
 
-    def refresh(self, *keys: K) -> None:
-        """Load the keys now, at any age. Raises LoadFailed if one failed."""
-        self._run(self._resource.refresh, *keys)
+    def refresh(self, *keys: K) -> dict[K, Answer[V]]:
+        """Load the keys now, at any age; return their answers. Raises LoadFailed if one failed."""
+        return self._run(self._resource.refresh, *keys)
 
     def refresh_many(self, keys: Iterable[K]) -> dict[K, Refreshed[V]]:
         """Load the keys now, at any age, and return what became of each."""
@@ -271,12 +199,31 @@ class SyncResource(Face[K, V]):
         """Store many values, as `Resource.put_many` does."""
         return self._run(self._resource.put_many, values, version=version, **terms)
 
+    def add(
+        self,
+        key: K,
+        value: V | Loaded[V],
+        *,
+        version: Version | None = None,
+        **terms: Unpack[OwnTerms],
+    ) -> Stored:
+        """Store a value if there is no fresh copy, as `Resource.add` does."""
+        return self._run(self._resource.add, key, value, version=version, **terms)
+
+    def touch(self, key: K, **terms: Unpack[OwnTerms]) -> Stored:
+        """Give a fresh copy new times that count from now, as `Resource.touch` does."""
+        return self._run(self._resource.touch, key, **terms)
+
     def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value, as `Resource.update` does.
 
         `change` is called in this thread.
         """
-        return self._core.update(key, change)
+
+        async def change_in_caller(answer: Answer[V] | None) -> object:
+            return await in_caller(partial(change, answer))
+
+        return self._run(self._resource.update, key, change_in_caller)
 
     def invalidate(self, *keys: K, soft: bool = False) -> None:
         """Invalidate the keys: the next read waits for a load, and gets the old copy if that fails.
@@ -288,6 +235,10 @@ class SyncResource(Face[K, V]):
     def delete(self, *keys: K) -> None:
         """Delete the copies. The next read loads, and has no old copy if the load fails."""
         self._run(self._resource.delete, *keys)
+
+    def clear(self) -> None:
+        """Delete every entry of this resource, in all processes. Raises StoreError."""
+        self._run(self._resource.clear)
 
     def of(self, key: K) -> SyncHandle[V]:
         """Return the handle of one entry."""

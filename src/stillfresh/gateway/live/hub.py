@@ -21,7 +21,6 @@ from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.engine.rules import ABSENT, NOTHING, results_of, without_cause
 from stillfresh.errors import ConfigError, StillfreshError, StoreError, shown
-from stillfresh.freshness import Policy
 from stillfresh.gateway.live.connection import Connection
 from stillfresh.systems.coordinator import Kind, checked_kinds
 
@@ -135,15 +134,6 @@ class Hub:
         """Return one view, as this viewer sees it; load it if there is none. Raises LoadFailed."""
         _, _, key = self.named(kind, id, viewer_id)
         return await self._resources[kind].get(key)
-
-    def own_terms(self, kind: str, key: str, answer: Answer[Any]) -> Policy:
-        """The terms of the copy that this answer was made from, or else of its kind."""
-        core = self._resources[kind].core
-        entry = core.memory.entries.get(key)
-        terms = core.spec.terms
-        if entry is not None and entry.answer.fetched_at == answer.fetched_at:
-            return entry.copy.policy
-        return terms.policy if answer.found else Policy(terms.absent_for, terms.policy.stale_for)
 
     async def get_many(
         self, kind: str, ids: Iterable[str], viewer_id: str | None = None
@@ -304,7 +294,7 @@ async def stored_of(
     if kind.codec is None:
         return {}
     try:
-        records = await (await cache.runtime()).store.read(kind.name, keys)
+        records = await (await cache.store()).read(kind.name, keys)
     except StoreError:
         records = {}
     copies = ((id_, records.get(key, NOTHING).copy) for id_, key in zip(ids, keys, strict=True))

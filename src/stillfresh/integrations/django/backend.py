@@ -19,11 +19,10 @@ from django.utils.translation import get_language
 from django.utils.translation import override as override_language
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import DELETE, KEEP, LEAVE, Amended, Answer, Loaded, checked_tags
+from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.integrations.django.shared import SharedCache, TaggedKey, options_of, shared
-from stillfresh.stores.contract import When
 
 T = TypeVar("T")
 
@@ -57,7 +56,7 @@ class StillfreshCache(BaseCache):
         super().__init__(params)
         given = options_of(params)
         self._shared: SharedCache = shared(location, given)
-        self._core = self._shared.core
+        self._resource = self._shared.resource
         self.cache = self._shared.cache
         self.location = location
         self.name: str = self._shared.options["NAME"]
@@ -70,15 +69,15 @@ class StillfreshCache(BaseCache):
         return self._value(self._known_answer(key), default)
 
     def _known_answer(self, key: str) -> object:
-        answer = self._core.hit(key)
+        answer = self._resource.get_nowait(key)
         if answer is not None:
             return answer
-        return self._core.known([key]).get(key)
+        return self._resource.known([key]).get(key)
 
     def get_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
         """Return the values of the keys that have one."""
         names = {self.make_and_validate_key(key, version=version): key for key in keys}
-        known = self._core.known(list(names)) if names else {}
+        known = self._resource.known(list(names)) if names else {}
         values = {name: self._value(known.get(key), MISSING) for key, name in names.items()}
         return {name: value for name, value in values.items() if value is not MISSING}
 
@@ -111,10 +110,10 @@ class StillfreshCache(BaseCache):
         """Store many values; return the keys that could not be stored."""
         names = {self._key(key, version, tags): value for key, value in data.items()}
         if not self._seconds(timeout):
-            self._core.delete(names)
+            self._resource.delete(*names)
         elif names:
             loaded = {key: self.loaded(value, timeout, tags) for key, value in names.items()}
-            self._core.put(loaded)
+            self._resource.put_many(loaded)
         return []
 
     def add(
@@ -123,7 +122,7 @@ class StillfreshCache(BaseCache):
         """Store a value if there is none. Of many callers at once, one gets True."""
         name = self._key(key, version, ())
         loaded = self.loaded(value, timeout)
-        return self._core.put({name: loaded}, When.NO_LIVE_COPY)[name].stored
+        return self._resource.add(name, loaded).stored
 
     def touch(self, key: str, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
         """Give the value a new timeout; return False if there is none."""
@@ -131,8 +130,10 @@ class StillfreshCache(BaseCache):
         if not fresh_for:
             return self.delete(key, version)
         name = self._key(key, version, ())
-        same_value = self._on_terms(KEEP, fresh_for)
-        return self._core.put({name: same_value}, When.LIVE_COPY)[name].stored
+        result = self._resource.touch(
+            name, fresh_for=fresh_for, stale_for=self._stale_for, error_for=self._error_for
+        )
+        return result.stored
 
     def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
         """Add to a number, atomically across machines, and keep its timeout. Raises ValueError."""
@@ -156,11 +157,11 @@ class StillfreshCache(BaseCache):
     def delete_many(self, keys: Iterable[str], version: int | None = None) -> None:
         """Delete many values."""
         if names := [self.make_and_validate_key(key, version=version) for key in keys]:
-            self._core.delete(names)
+            self._resource.delete(*names)
 
     def clear(self) -> None:
         """Delete every entry of this LOCATION and NAME, whatever its prefix and version."""
-        self._core.clear()
+        self._resource.clear()
 
     def invalidate_tag(self, tag: str, *, soft: bool = False) -> int:
         """Invalidate entries with this tag (soft: the old value is served meanwhile)."""
@@ -180,7 +181,7 @@ class StillfreshCache(BaseCache):
             had_value = _has_fresh_value(answer)
             return change(answer)
 
-        self._core.update(self._key(key, version, tags), note_and_change)
+        self._resource.update(self._key(key, version, tags), note_and_change)
         return had_value
 
     def _amend(self, key: str, version: int | None, change: BytesChange) -> bool:
@@ -261,7 +262,7 @@ class StillfreshCache(BaseCache):
         value = self._value(self._known_answer(key), MISSING)
         if value is not MISSING:
             return value, False
-        answer = self._core.read(key, in_background(load))
+        answer = self._resource.read(key, in_background(load))
         if isinstance(answer, LoadFailed) and answer.__cause__ is not None:
             raise answer.__cause__
         if isinstance(answer, Answer) and answer.found:
@@ -283,7 +284,7 @@ class StillfreshCache(BaseCache):
         version: int | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        self._core.put({self._key(key, version, tags): loaded})
+        self._resource.put(self._key(key, version, tags), loaded)
 
     def loaded(
         self,
@@ -311,11 +312,11 @@ class StillfreshCache(BaseCache):
 
     def _on_terms(
         self,
-        data: T,
+        data: bytes,
         fresh_for: float,
         stale_for: Duration | None = None,
         error_for: Duration | None = None,
-    ) -> Loaded[T]:
+    ) -> Loaded[bytes]:
         return Loaded(
             data,
             fresh_for=fresh_for,
@@ -325,7 +326,7 @@ class StillfreshCache(BaseCache):
 
     async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
         """Return the value, as `get` does. A value in memory needs no thread."""
-        answer = self._core.hit(self.make_and_validate_key(key, version=version))
+        answer = self._resource.get_nowait(self.make_and_validate_key(key, version=version))
         if answer is not None:
             return self._value(answer, default)
         return await _as_coroutine(self.get)(key, default, version)

@@ -86,7 +86,7 @@ class SharedCache:
             by_id=False,
             in_thread=True,
         )
-        self.core = self.cache.declare(spec, str.__str__, str)
+        self.resource = self.cache.declare(spec, str.__str__, str)
 
     def encoded(self, value: object, tags: tuple[str, ...] = ()) -> bytes:
         """The value with its tags, so that a later change of the entry knows them."""

@@ -26,7 +26,6 @@ from stillfresh.engine import (
     Private,
     Resource,
     Spec,
-    is_past,
     like_function,
     no_loader,
     terms_of,
@@ -123,7 +122,9 @@ def fresh(
             by_id=False,
         )
         resource = cache.declare(spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
-        return FreshRoute(resource, function, signature, key_rule, values)
+        return FreshRoute(
+            cache, resource, function, signature=signature, key_rule=key_rule, values=values
+        )
 
     return decorate
 
@@ -133,13 +134,15 @@ class FreshRoute(Generic[P]):
 
     def __init__(
         self,
+        cache: Cache,
         resource: Resource[Any, Any],
         function: Callable[P, Any],
+        *,
         signature: inspect.Signature,
         key_rule: KeyRule,
         values: RouteValues,
     ) -> None:
-        self._core = resource.core
+        self._cache = cache
         self._resource = resource
         self._function = function
         self._key_rule = key_rule
@@ -156,7 +159,7 @@ class FreshRoute(Generic[P]):
         """Return the stored value, or load it."""
         given: Any = kwargs.pop(EXCHANGE, None)
         run = partial(self._run, *args, **kwargs)
-        if not isinstance(given, Exchange) or is_past(self._core.owner):
+        if not isinstance(given, Exchange) or self._cache.is_bypassed():
             return await run()
         call = self._key_rule.call(kwargs)
         replay = given.request.scope.get(MARK)
@@ -181,12 +184,12 @@ class FreshRoute(Generic[P]):
         return await run_in_threadpool(self._function, *args, **kwargs)
 
     async def _read(self, call: Call[Any], run: Run, given: Exchange) -> object:
-        in_memory = self._core.glance(call)
+        in_memory = self._resource.get_nowait(call)
         if in_memory is not None and in_memory.found:
-            return self._value_with_fields(in_memory, call, given.response)
+            return self._value_with_fields(in_memory, given.response)
         load = RouteLoad(partial(_shareable, run, given.response), given.request, call)
         try:
-            answer = await self._core.read(call, partial(self._load, load, call))
+            answer = await self._resource.read(call, partial(self._load, load, call))
         finally:
             await load.leave()
         match answer:
@@ -198,7 +201,7 @@ class FreshRoute(Generic[P]):
                 self._fail(answer)
             case Answer(found=False):  # the load was for another caller only
                 return await run()
-        return self._value_with_fields(answer, call, given.response)
+        return self._value_with_fields(answer, given.response)
 
     async def _load(self, load: RouteLoad, call: Call[Any]) -> object:
         """The function's value, ready to be stored; exceptions are never stored."""
@@ -207,7 +210,7 @@ class FreshRoute(Generic[P]):
         except HTTPException as exc:
             if exc.status_code >= 500:
                 raise
-            if await self._core.look(call) is not None:  # the copy is out of date
+            if await self._resource.get_stored(call) is not None:  # the copy is out of date
                 return Private(exc, is_noted=False)
             raise Dropped("the route refused the request") from exc
         except Exception as exc:
@@ -222,19 +225,17 @@ class FreshRoute(Generic[P]):
             cause = cause.__cause__
         if cause is not None:
             raise cause
-        pause = f"{pause_after(failed, self._core.memory.now())}"
+        pause = f"{pause_after(failed, self._cache.clock())}"
         raise HTTPException(503, headers={"Retry-After": pause}) from failed
 
-    def _value_with_fields(
-        self, answer: Answer[Any], call: Call[Any], response: Response
-    ) -> object:
+    def _value_with_fields(self, answer: Answer[Any], response: Response) -> object:
         """Return the value, and write its freshness into the header fields of the response."""
         value = self._values.to_serve(answer.value)
         sent = value if isinstance(value, Response) else response
         if answer.unverified:
             sent.raw_headers[:] = without_lifetime(sent.raw_headers)
         headers = sent.headers
-        headers.update(freshness_fields(answer, self._core.fresh_for(call)))
+        headers.update(freshness_fields(answer, answer.policy.fresh_for))
         if self._key_rule.is_personal:
             headers.setdefault("cache-control", "private, no-cache")
         return value

@@ -12,7 +12,7 @@ from stillfresh.engine import Call, MsgpackCodec, Spec, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError
 from stillfresh.integrations.dashboards import dashboard_of
-from stillfresh.integrations.flask.view import FreshView, ViewCore
+from stillfresh.integrations.flask.view import FreshView, ViewResource
 from stillfresh.integrations.routes import KeptResponse, RouteSpec, Tags, check_cache
 from stillfresh.sync import SyncCache
 
@@ -27,7 +27,7 @@ class AppViews(NamedTuple):
     """The cache and the views of one app."""
 
     cache: SyncCache
-    cores: dict[str, ViewCore]
+    resources: dict[str, ViewResource]
     """By the names of the views."""
 
 
@@ -65,9 +65,9 @@ class Fresh:
         """The cache of the current app, or of the only one."""
         return self._of_app().cache
 
-    def core_of(self, view: FreshView[Any]) -> ViewCore:
-        """Return the part of the current app's cache that stores the responses of a view."""
-        return self._of_app().cores[view.kind]
+    def resource_of(self, view: FreshView[Any]) -> ViewResource:
+        """Return the resource of the current app's cache that stores the responses of a view."""
+        return self._of_app().resources[view.kind]
 
     def _of_app(self) -> AppViews:
         if self._shared is not None:
@@ -163,9 +163,11 @@ class Fresh:
 
 def _declare(view: FreshView[Any], views: AppViews) -> None:
     """Declare the view's entries, once for each cache."""
-    if view.kind not in views.cores:
-        core = views.cache.declare(view.spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
-        views.cores[view.kind] = core
+    if view.kind not in views.resources:
+        resource = views.cache.declare(
+            view.spec, lambda call: call.id, lambda id_: Call(id_, (), {})
+        )
+        views.resources[view.kind] = resource
 
 
 def _cache_of(settings: Mapping[str, Any]) -> SyncCache:

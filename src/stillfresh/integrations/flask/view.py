@@ -17,13 +17,13 @@ from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, show
 from stillfresh.http.freshness import freshness_fields, pause_after, without_lifetime
 from stillfresh.integrations.flask.load import Query, ViewLoad
 from stillfresh.integrations.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
-from stillfresh.sync import SyncCore
+from stillfresh.sync import SyncResource
 
 if TYPE_CHECKING:
     from stillfresh.integrations.flask.extension import Fresh
 
 P = ParamSpec("P")
-ViewCore = SyncCore[Call[Any], KeptResponse]
+ViewResource = SyncResource[Call[Any], KeptResponse]
 
 logger = logging.getLogger(__name__)
 
@@ -113,30 +113,31 @@ class FreshView(Generic[P]):
     def _read(
         self, call: Call[Any], run: Callable[[], Any], query: Query, *, is_personal: bool
     ) -> object:
-        core = self._fresh.core_of(self)
-        if core.is_past():
+        cache = self._fresh.cache
+        if cache.is_bypassed():
             return run()
-        result: Read[KeptResponse] | None = core.at_hand(call)
+        resource = self._fresh.resource_of(self)
+        result: Read[KeptResponse] | None = resource.get_nowait(call)
         if result is None:
             load = ViewLoad(call, run, query, self.report, is_personal=is_personal)
-            result = core.read(call, load)
+            result = resource.read(call, load)
         match result:
             case Private(Response() as response):
                 return response
             case Answer(found=True) as answer:
-                return self._response(answer, core.fresh_for(call))
+                return self._response(answer)
             case LoadFailed() as failed if not isinstance(failed.__cause__, Dropped):
-                pause = pause_after(failed, core.now())
+                pause = pause_after(failed, cache.clock())
                 raise failed.__cause__ or ServiceUnavailable(retry_after=pause)
         return run()  # the load was for another caller only, or failed for visitors without `per`
 
-    def _response(self, answer: Answer[KeptResponse], fresh_for: float) -> Response:
+    def _response(self, answer: Answer[KeptResponse]) -> Response:
         """A new response for each request, because sending may change it."""
         stored = answer.value
         fields = without_lifetime(stored.headers) if answer.unverified else stored.headers
         headers = [(name.decode(), value.decode("latin-1")) for name, value in fields]
         response: Response = current_app.response_class(stored.body, stored.status, headers)
-        response.headers.update(freshness_fields(answer, fresh_for))
+        response.headers.update(freshness_fields(answer, answer.policy.fresh_for))
         if self._per is not None:
             response.headers.setdefault("Cache-Control", "private, no-cache")
         if "ETag" in response.headers or "Last-Modified" in response.headers:

@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from stillfresh.engine import KEEP, Answer, Cache, Loaded, Resource, Stored
+from stillfresh.engine import Answer, Cache, Loaded, Resource, Stored
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import PutOutcome, PutResult, When
+from stillfresh.stores.contract import PutOutcome, PutResult
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing.simulator.changes import CALL, ChangeCall
 from stillfresh.testing.simulator.ledger import Reading, Version
@@ -276,7 +276,7 @@ class Observed:
             given = {key: Loaded(value, version=value.number) for key, value in values.items()}
         async with self._putting("put", keys, values) as promised:
             if only_if_absent:
-                results = await self.resource.core.put(given, when=When.NO_LIVE_COPY)
+                results = {key: await self.resource.add(key, given[key]) for key in keys}
             else:
                 results = await self.resource.put_many(given)
             for key, result in results.items():
@@ -298,7 +298,7 @@ class Observed:
     async def touch(self, key: str) -> None:
         """Give a live copy new times."""
         with suppress(StoreError), self.process.calling("touch"):
-            await self.resource.core.put({key: Loaded(KEEP)}, when=When.LIVE_COPY)
+            await self.resource.touch(key)
 
     async def update(self, key: str) -> None:
         """Change the key upstream, and update its copy: once, if that is acknowledged."""
