@@ -37,7 +37,7 @@ examples: $(VENV)/.core ## short, watchable examples
 site: $(VENV)/.docs ## the documentation as a site, in build/site
 	$(VENV)/docs/bin/python scripts/site.py
 
-test: setup ## lint, types and the tests, in about seven minutes on two cores
+test: setup ## lint, types and the tests; the set-up's time is printed apart
 	@$(MAKE) --no-print-directory --jobs=2 check $(VENV)/.compiled
 	@$(MAKE) --no-print-directory suite
 	@echo "check and tests took $$(($$(date +%s) - $$(cat $(VENV)/.began))) s, set-up apart"

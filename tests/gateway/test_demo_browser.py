@@ -292,6 +292,7 @@ class TestG9Trouble:
         await expect(page.locator("#comments")).to_contain_text("Not lost at all")
         await expect(field).to_have_value("")
 
+    @pytest.mark.proof
     async def test_the_demo_page_reconnects_after_a_restart(
         self, tmp_path: Path, page: Page, expected_errors: list[str]
     ) -> None:
@@ -354,6 +355,7 @@ class TestG9Games:
             )
             assert await board.get_attribute("data-game") not in waiting
 
+    @pytest.mark.proof
     async def test_every_click_is_answered_while_the_game_service_is_down(
         self, demo: Demo, page: Page
     ) -> None:
