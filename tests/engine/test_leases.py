@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, StoreError, Verdict
-from stillfresh.stores.contract import Copy
+from stillfresh.stores.contract import Copy, Failure
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -331,6 +331,25 @@ class TestE7Missed:
         await mine
         naps.wake()
         assert "down" in str(await other)
+        assert upstream.calls == [["a"]]
+
+    @pytest.mark.parametrize("way", ["refresh", "invalidate"])
+    async def test_a_cooldown_beside_an_unreadable_copy_stops_no_refresh_and_no_invalidation(
+        self, store: SteppedStore, ours: Prices, clock: ManualClock, upstream: Upstream, way: str
+    ) -> None:
+        """Both came about elsewhere while the lease was asked for: this process loads now."""
+        work = ours.refresh("a") if way == "refresh" else ours.get("a")
+        reading = await store.holding("acquire", outcome(work))
+        lease = await lease_of(store.inner, "a", lasts=60)
+        foreign = Copy(lease.token, clock(), Policy(30, 60, 3600), b"\xc1")
+        await store.inner.publish("price", {"a": (lease, foreign)})
+        lease = await lease_of(store.inner, "a", seen=lease.token, lasts=60)
+        failure = Failure(1, clock() + 60, "down there")
+        await store.inner.release("price", [lease], {"a": failure})
+        if way == "invalidate":
+            await ours.invalidate("a", soft=True)
+        store.let_go("acquire")
+        assert not isinstance(await reading, Exception)
         assert upstream.calls == [["a"]]
 
     async def test_a_stale_copy_is_served_with_the_failure_that_was_missed(
