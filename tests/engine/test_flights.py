@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Verdict
+from stillfresh.stores.contract import Failure
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -122,20 +123,21 @@ class TestE3Flights:
         }
 
     async def test_a_refresh_that_waits_for_the_next_load_ignores_cooldowns_too(
-        self, ours: Prices, upstream: Upstream
+        self, ours: Prices, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:
-        """E7: the load that it joined was invalidated, and failed: its own follows all the same."""
-        upstream.error = ConnectionError("down")
+        """E7: the load that it joined was invalidated, and another process has failed since."""
         upstream.hold()
         first = asyncio.create_task(outcome(ours.refresh("a")))
         await upstream.asked.wait()
         await ours.invalidate("a")
         second = asyncio.create_task(outcome(ours.refresh("a")))
         await turns()
+        lease = await lease_of(store.inner, "a")
+        failure = Failure(1, clock() + 60, "down there")
+        await store.inner.release("price", [lease], {"a": failure})
         upstream.let_go()
-        assert isinstance(await first, LoadFailed)
-        upstream.error = None
-        await second
+        await first
+        assert not isinstance(await second, Exception)
         assert len(upstream.calls) == 2
 
 
