@@ -41,7 +41,7 @@ async def trouble(cache: FeedCache, now: float) -> None:
     engine = FeedEngine(cache, Network())
     store = engine._store
     await store.open()
-    grants = await store.acquire("feed", [Ask("index:all:30"), Ask("index:zoo:7")], 1000)
+    grants = await store.acquire("feed", [Ask("index:all:30"), Ask("index:zoo:7")], 100)
     broken = grants["index:zoo:7"]
     assert isinstance(broken, Lease)
     failure = Failure(3, now + 600, "TimeoutError: no answer")

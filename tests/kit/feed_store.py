@@ -30,11 +30,10 @@ from stillfresh.stores.contract import (
     Store,
     StoredEntry,
     StoreStats,
-    Unread,
 )
 from stillfresh.systems.feed import Comment, FeedCache
-from stillfresh.systems.feed.rules import Fetched
-from stillfresh.systems.feed.store import KIND, FeedStore, InRows
+from stillfresh.systems.feed.rules import Fetched, value_of
+from stillfresh.systems.feed.store import KIND, FeedStore
 
 PREFIX = "comments:"
 FIRST = 0xE000
@@ -88,12 +87,13 @@ class FeedAsStore(Store, ListsEntries, EvictsEntries, CountsEntries):
         comments = self.cache.get_comments(key.removeprefix(PREFIX)) or []
         return comments[0].body.encode("latin-1") if comments else None
 
-    def fetched(self, key: str, value: bytes | Unread | None) -> bytes:
-        if not isinstance(value, bytes):
-            return InRows.of(Fetched())
-        text = value.decode("latin-1")
-        uuid = key.removeprefix(PREFIX)
-        return InRows.of(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
+    def hand_over(self, key: str, copy: Copy) -> None:
+        """As a load of the feed does before it is published: one comment, or none if absent."""
+        comments: tuple[Comment, ...] = ()
+        if isinstance(copy.value, bytes):
+            text = copy.value.decode("latin-1")
+            comments = (Comment("1", key.removeprefix(PREFIX), "ann", 1, text),)
+        self.store.note_fetched(key, copy.fetched_at, Fetched(comments=comments))
 
     def record(self, key: str, record: Record) -> Record:
         copy = record.copy
@@ -146,10 +146,9 @@ class FeedAsStore(Store, ListsEntries, EvictsEntries, CountsEntries):
         named = {}
         for id_, (lease, copy) in copies.items():
             key = self.key(kind, id_)
-            named[key] = (
-                replace(lease, id=key),
-                replace(copy, value=self.fetched(key, copy.value)),
-            )
+            self.hand_over(key, copy)
+            value = value_of(copy.fetched_at)
+            named[key] = (replace(lease, id=key), replace(copy, value=value))
         late = {self.key(kind, id_): id_tags for id_, id_tags in (tags or {}).items()}
         superseded = await self.store.publish(KIND, named, late)
         for key in named.keys() - superseded:

@@ -29,7 +29,7 @@ from stillfresh.stores.contract import (
     Unread,
 )
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.stores.sqlite import OWN, SqliteStore
+from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.urls import store_for
@@ -456,7 +456,7 @@ class TestE23File:
             assert isinstance(store, SqliteStore)
             for number in range(12):
                 await publish(store, clock, f"{number}", 900_000)
-            bounds = FileBounds(2_000_000, OWN, clock)
+            bounds = FileBounds(2_000_000, clock)
             evicted = [(await store.stats()).evicted or 0]
             while await store.run(bounds.shrink):
                 evicted.append((await store.stats()).evicted or 0)
@@ -467,7 +467,7 @@ class TestE23File:
         self, tmp_path: Path, clock: ManualClock
     ) -> None:
         """While another one writes them: none is lost, and none is written twice."""
-        bounds = FileBounds(MOST, OWN, clock)
+        bounds = FileBounds(MOST, clock)
         written: list[str] = []
         kinds = [f"kind{number}" for number in range(8)]
         has_ended = threading.Event()

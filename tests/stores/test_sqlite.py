@@ -40,16 +40,17 @@ from stillfresh.stores.sqlite.connection import PATIENCE, Patience, explained
 from stillfresh.stores.sqlite.database import Work, WriteDatabase, commit
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.ownership import Finding, OpenedFile, by_header, not_ours
-from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, record_of, statements
-from stillfresh.stores.sqlite.steps import (
-    STORE,
+from stillfresh.stores.sqlite.schema import (
+    APPLICATION_ID,
+    VERSION,
     at_least,
     at_most,
-    is_past,
-    listed_kinds,
-    own_tables,
+    record_of,
+    statements,
 )
+from stillfresh.stores.sqlite.steps import STORE, listed_kinds, own_tables
 from stillfresh.stores.sqlite.store import CHUNK
+from stillfresh.stores.sqlite.tags import is_past
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
 from stillfresh.stores.versions import packed_version
 from stillfresh.systems.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811

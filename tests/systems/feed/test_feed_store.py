@@ -1,15 +1,17 @@
-"""S1, S2, F7, F17: the feed's store keeps every rule that the stores keep."""
+"""S1, S2, F7, F17, F19: the feed's store keeps every rule that the stores keep."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stillfresh import ConfigError
 from stillfresh.clock import Clock
 from stillfresh.stores import capabilities_of
-from stillfresh.stores.contract import Ask, Copy, Lease, Put, Store, StoredEntry
-from stillfresh.systems.feed import FeedCache
+from stillfresh.stores.contract import Ask, Copy, Lease, Put, Record, Store, StoredEntry
+from stillfresh.systems.feed import Comment, FeedCache
+from stillfresh.systems.feed.rules import Fetched, value_of
 from stillfresh.systems.feed.store import KIND, FeedStore
 from stillfresh.testing import (
     CopyConformance,
@@ -21,7 +23,7 @@ from stillfresh.testing import (
 )
 from stillfresh.testing.conformance_kit import KIND as PRICES
 from stillfresh.testing.conformance_kit import POLICY, on_open_stores
-from tests.kit.feed import comment, full, topic
+from tests.kit.feed import comment, elsewhere, full, said, topic
 from tests.kit.feed_store import FeedAsStore
 
 
@@ -125,3 +127,80 @@ class TestF7FeedKeys:
         await store.delete(KIND, ["topic:a"])
         assert (cache.get_topic("a"), cache.get_comments("a")) == (None, None)
         assert await store.read(KIND, ["topic:a", "comments:a", "index:all:7"]) == {}
+
+
+def fetched(*comments: Comment) -> Fetched:
+    return Fetched(comments=comments)
+
+
+class TestF19Store:
+    """A copy is a meta row, and what was fetched is in the rows."""
+
+    async def test_publishing_writes_rows_and_meta_row_and_ends_the_lease(
+        self, store: FeedStore, cache: FeedCache, clock: ManualClock
+    ) -> None:
+        """The value of the copy is `last_fetched`, as every value is encoded."""
+        lease = await held(store, "comments:a")
+        store.note_fetched("comments:a", clock(), fetched(comment("1")))
+        copy = Copy(lease.token, clock(), POLICY, value_of(clock()))
+        assert await store.publish(KIND, {"comments:a": (lease, copy)}) == set()
+        assert said(cache.get_comments("a")) == ["1"]
+        assert not cache.is_stale("comments:a")
+        record = (await store.read(KIND, ["comments:a"]))["comments:a"]
+        assert record.copy is not None
+        assert isinstance(record.copy.value, bytes)
+        assert msgspec.msgpack.decode(record.copy.value) == int(clock())
+        assert record.held_until is None
+
+    async def test_a_publication_without_a_fetch_stores_nothing(
+        self, store: FeedStore, cache: FeedCache, clock: ManualClock
+    ) -> None:
+        """A load that handed nothing over is superseded: no reader may take its key for fetched."""
+        lease = await held(store, "comments:a")
+        copy = Copy(lease.token, clock(), POLICY, value_of(clock()))
+        assert await store.publish(KIND, {"comments:a": (lease, copy)}) == {"comments:a"}
+        assert cache.get_comments("a") is None
+        assert cache.is_stale("comments:a")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "INSERT OR REPLACE INTO feed_cache_meta VALUES ('comments:a', 7)",
+            "DELETE FROM feed_cache_meta",
+        ],
+    )
+    async def test_another_programs_write_to_the_meta_row_voids_the_lease(
+        self, store: FeedStore, cache: FeedCache, clock: ManualClock, path: Path, change: str
+    ) -> None:
+        """F8: it is neither renewed nor published under, and nobody sees it as held."""
+        cache.put_comments("a", [comment("1")])
+        clock.advance(301)
+        seen = (await store.read(KIND, ["comments:a"]))["comments:a"].copy
+        assert seen is not None
+        grants = await store.acquire(KIND, [Ask("comments:a", seen.generation)], 10)
+        lease = grants["comments:a"]
+        assert isinstance(lease, Lease)
+        assert await store.renew(KIND, [lease], 10) == set()
+        elsewhere(path, f"db.execute({change!r})")
+        assert await store.renew(KIND, [lease], 10) == {"comments:a"}
+        record = (await store.read(KIND, ["comments:a"])).get("comments:a", Record())
+        assert record.held_until is None
+        assert record.copy is None or record.copy.generation != seen.generation
+        store.note_fetched("comments:a", clock(), fetched(comment("2")))
+        copy = Copy(lease.token, clock(), POLICY, value_of(clock()))
+        assert await store.publish(KIND, {"comments:a": (lease, copy)}) == {"comments:a"}
+        assert said(cache.get_comments("a")) == ["1"]
+
+    async def test_a_fetch_stays_for_readers_that_are_not_asking_for_a_later_one(
+        self, store: FeedStore, clock: ManualClock
+    ) -> None:
+        """They are served from it while the file cannot be read."""
+        store.note_fetched("comments:a", clock(), fetched(comment("1")))
+        assert store.last_fetch("comments:a", since=int(clock())) == fetched(comment("1"))
+        assert store.last_fetch("comments:a", since=int(clock()) + 1) is None
+        assert store.last_fetch("comments:b", since=0) is None
+
+    async def test_leases_of_another_kind_are_refused(self, store: FeedStore) -> None:
+        """A feed's file has one kind; the error names it."""
+        with pytest.raises(ConfigError, match="'feed'"):
+            await store.acquire("price", [Ask("topic:a")], 10)

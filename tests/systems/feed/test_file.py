@@ -11,7 +11,7 @@ import pytest
 
 from stillfresh import ConfigError, LoadFailed, StoreError, Verdict
 from stillfresh.systems.feed import FeedCache, FeedEngine
-from stillfresh.systems.feed.store import FeedTables
+from stillfresh.systems.feed.rows import evict_slice
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,
@@ -335,14 +335,13 @@ class TestF11Eviction:
         sql(path, f"{fill} INSERT INTO feed_topics SELECT 't' || i, '{{}}', '', i, 0, 0 FROM n")
         sql(path, f"{fill} INSERT INTO feed_comments SELECT 't' || i, '[]', 0, 0 FROM n")
         slices: list[int] = []
-        cut = FeedTables.evict
 
-        def spy(*given: Any, **named: Any) -> tuple[int, str | None]:
-            found = cut(*given, **named)
-            slices.append(found[0])
-            return found
+        def spy(*given: Any, **named: Any) -> tuple[int, bool]:
+            dropped, goes_on = evict_slice(*given, **named)
+            slices.append(dropped)
+            return dropped, goes_on
 
-        monkeypatch.setattr(FeedTables, "evict", spy)
+        monkeypatch.setattr("stillfresh.systems.feed.cache.evict_slice", spy)
         FeedCache.open(path, clock=clock).close()
         assert sum(slices) == 5200
         assert max(slices) <= 1000

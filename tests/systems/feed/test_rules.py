@@ -1,4 +1,4 @@
-"""F3-F6, F9: the pure rules, over many cases."""
+"""F3-F6, F9, F19: the pure rules, over many cases."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,6 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, LoadFailed, Verdict
+from stillfresh.engine.rules import verdict_of
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Failure, Record
 from stillfresh.systems.feed import Comment, Topic
 from stillfresh.systems.feed.model import (
     CommentsAnswer,
@@ -33,6 +36,7 @@ from stillfresh.systems.feed.rules import (
     LARGEST,
     Fetched,
     JsonRecords,
+    KeyState,
     buckets,
     checked_comments,
     checked_topic,
@@ -69,6 +73,43 @@ class TestF3Rules:
         expected = now - last_fetched > fresh_for or last_fetched > now
         assert is_stale(last_fetched, fresh_for, now) is expected
         assert is_stale(None, fresh_for, now)
+
+
+class TestF19Rules:
+    @given(
+        age=st.integers(-400, 400) | st.floats(-400, 400),
+        fresh_for=st.sampled_from([0.0, 1.0, 300.0]),
+    )
+    def test_the_engine_never_calls_fresh_what_the_feed_calls_stale(
+        self, age: float, fresh_for: float
+    ) -> None:
+        """F3 is judged once; a time from the future is told to the engine by a mark."""
+        now = NOW + age
+        state = KeyState(int(NOW))
+        copy = state.record(Policy(fresh_for, 1e6), now).copy
+        assert copy is not None
+        if state.is_stale(fresh_for, now):
+            assert verdict_of(copy, now) is not Verdict.FRESH
+        elif now - NOW < fresh_for:
+            assert verdict_of(copy, now) is Verdict.FRESH
+
+    def test_a_failure_from_before_a_clock_was_set_back_does_not_count(self) -> None:
+        """The end of its lease is later than that of any lease can be."""
+        state = KeyState(failures=2, retry_at=1000 * (NOW + 60), error="x", lease_end=1000 * NOW)
+        assert state.failure(NOW) == Failure(2, NOW + 60, "x")
+        assert state.record(Policy(300), NOW) == Record(failure=Failure(2, NOW + 60, "x"))
+        assert state.failure(NOW - 3600) is None
+        assert state.record(Policy(300), NOW - 3600) == Record()
+
+    @pytest.mark.parametrize("value", ["soon", b"\xff", None])
+    def test_a_state_of_wrong_types_is_no_failure_and_no_lease(self, value: object) -> None:
+        """Another program may write anything into any column."""
+        state = KeyState(None, value, value, value, value, 1, value)
+        assert state.record(Policy(300), NOW) == Record()
+        state = KeyState(int(NOW), 1, value, "x", value, 1, value)
+        copy = state.record(Policy(300), NOW).copy
+        assert copy is not None
+        assert copy.generation.startswith(f"{int(NOW)}:")
 
 
 class TestF4Rules:

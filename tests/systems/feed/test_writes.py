@@ -2,13 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Never
 
-import apsw
 import pytest
 
-from stillfresh import Verdict
+from stillfresh import StoreError, Verdict
 from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     Heard,
@@ -34,8 +34,13 @@ def meta(path: Path) -> set[str]:
     return {key for (key,) in sql(path, "SELECT cache_key FROM feed_cache_meta")}
 
 
-def full_disk(*_: Any, **__: Any) -> Any:
-    raise apsw.FullError("the disk is full")
+def fill_disk(patch: pytest.MonkeyPatch) -> None:
+    """From now on no lease is given or released and nothing is published; reads go on."""
+
+    async def full_disk(*_: object, **__: object) -> Never:
+        raise StoreError("the disk is full")
+
+    patch.setattr(FeedStore, "run", full_disk)
 
 
 class TestF8NoLostWrites:
@@ -280,8 +285,7 @@ class TestF8NoLostWrites:
         await engine.on_remote_comment("a")
         second = asyncio.create_task(engine.get_comments("a"))
         await turns()
-        for step in ("publish", "acquire", "release"):
-            monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.KindTables.{step}", full_disk)
+        fill_disk(monkeypatch)
         network.let_go()
         assert said((await second).comments) == ["1"]
         await first
@@ -302,8 +306,7 @@ class TestF8NoLostWrites:
             await other.on_remote_comment("a")
             second = asyncio.create_task(engine.get_comments("a"))
             third = await elsewhere.holding(other.get_comments("a"), calls=1)
-            for step in ("publish", "acquire", "release"):
-                monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.KindTables.{step}", full_disk)
+            fill_disk(monkeypatch)
             network.let_go()
             assert said((await second).comments) == ["1"]
             elsewhere.let_go()
@@ -322,7 +325,7 @@ class TestF8NoLostWrites:
         network.talk["a"] = [comment("1")]
         network.hold()
         with monkeypatch.context() as patch:
-            patch.setattr("stillfresh.stores.sqlite.steps.KindTables.acquire", full_disk)
+            fill_disk(patch)
             first = asyncio.create_task(engine.get_comments("a"))
             await until(lambda: network.running == 1)
         if not is_under_way:

@@ -17,8 +17,8 @@ import apsw
 
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Copy
-from stillfresh.stores.sqlite.schema import CREATE_HELD, SELECT_HELD, Row
-from stillfresh.stores.sqlite.steps import Layout, at_most
+from stillfresh.stores.sqlite.schema import CREATE_HELD, SELECT_HELD, Row, at_most
+from stillfresh.stores.sqlite.steps import own_kinds, own_tables
 
 WRITTEN_EVERY: Final = 60.0
 """Seconds between writes of the notes; a use is exact to this."""
@@ -99,10 +99,9 @@ class ReadNotes:
 class FileBounds:
     """The part of one process. Any thread may call `note` and `uses`, the writer's the rest."""
 
-    def __init__(self, most: int, layout: Layout, clock: Clock) -> None:
+    def __init__(self, most: int, clock: Clock) -> None:
         self._most = most
         self._goal = 0.9 * most
-        self._layout = layout
         self._clock = clock
         self._notes = ReadNotes()
         self._connection: apsw.Connection | None = None
@@ -149,7 +148,7 @@ class FileBounds:
         for kind in kinds:
             if kind in self._ready:
                 continue
-            self._layout.tables(kind).make(connection)
+            own_tables(kind).make(connection)
             if connection.execute(_sql("is_counted", kind)).get is None:
                 connection.execute(_sql("begin", kind))
             self._ready.add(kind)
@@ -158,7 +157,7 @@ class FileBounds:
         self, connection: apsw.Connection, most: int = SLICE, most_bytes: int = SLICE_BYTES
     ) -> bool:
         """Drop up to so many least recently used copies if needed. True if more must go."""
-        kinds = self._layout.kinds(connection)
+        kinds = own_kinds(connection)
         self.count(connection, *kinds)
         size_now = connection.execute(SELECT_HELD).get[0]
         # Once begun, it goes on to below the limit, so that not every write has to evict.
@@ -199,5 +198,5 @@ class FileBounds:
         connection.executemany(_sql("use", kind), [(now, id_) for id_ in ids])
 
     def _drop(self, connection: apsw.Connection, kind: str, sizes: Mapping[str, int]) -> None:
-        self._layout.tables(kind).delete(connection, list(sizes))
+        own_tables(kind).delete(connection, list(sizes))
         connection.execute(_sql("evicted", kind), (sum(sizes.values()),))

@@ -16,6 +16,7 @@ a release that knows only layout 1 may go on using the file: its steps are those
 import copy
 import re
 from functools import cache, cached_property, lru_cache
+from math import ceil, floor
 from typing import Any, Final, TypeAlias
 
 from stillfresh.errors import ConfigError
@@ -112,6 +113,12 @@ LAYOUT_2: Final = {"version": "BLOB", "changed": "INTEGER"}
 """The columns that times of layout 1 lack."""
 VERSION_READ: Final = "t.version"
 """The only column of layout 2 that a read names."""
+GRANT: Final = """
+    INSERT INTO {times}(id, lease_token, lease_expires_at) VALUES (?, ?, ?)
+    ON CONFLICT(id) DO UPDATE
+    SET lease_token = excluded.lease_token, lease_expires_at = excluded.lease_expires_at
+"""
+"""The SQL that grants a lease, whatever there was before."""
 # One statement for times and value, so that they cannot disagree.
 _RECORD: Final = """
     SELECT t.generation, t.last_updated_at, t.fresh_for, t.stale_for, t.error_for, t.mark,
@@ -125,7 +132,7 @@ _LENGTH: Final = ", t.id, (SELECT octet_length(value) FROM {copies} WHERE id = t
 class Statements:
     """The SQL of one kind: one text for each step, so that each is prepared once.
 
-    A subclass may override them; those of an instance name its tables.
+    The texts of an instance name its tables. Statements about leases alone are in `leases.py`.
     """
 
     create = (
@@ -151,12 +158,7 @@ class Statements:
         WHERE t.id = ? AND t.version IS NOT NULL AND t.generation IS NOT NULL
     """
     """For a put that cannot be refused: it takes a fifth of the time of `stored`."""
-    lease = """
-        INSERT INTO {times}(id, lease_token, lease_expires_at) VALUES (?, ?, ?)
-        ON CONFLICT(id) DO UPDATE
-        SET lease_token = excluded.lease_token, lease_expires_at = excluded.lease_expires_at
-    """
-    lease_free = lease + "WHERE lease_expires_at IS NULL AND failures IS NULL AND generation IS ?"
+    lease_free = GRANT + "WHERE lease_expires_at IS NULL AND failures IS NULL AND generation IS ?"
     """Changes a row only if the lease can be granted without another look at it."""
     publish = """
         UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
@@ -181,23 +183,10 @@ class Statements:
         INSERT INTO {copies}(id, value) VALUES (?, ?)
         ON CONFLICT(id) DO UPDATE SET value = excluded.value
     """
-    renew = """
-        UPDATE {times} SET lease_expires_at = ?
-        WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
-    """
-    release = """
-        UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL
-        WHERE id = ? AND lease_token = ?
-    """
-    fail = "UPDATE {times} SET failures = ?, retry_at = ?, error = ? WHERE id = ?"
     invalidate = """
         UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL, changed = ?,
             mark = CASE WHEN generation IS NULL THEN mark ELSE max(mark, ?) END
         WHERE id = ?
-    """
-    forget_if_empty = """
-        DELETE FROM {times}
-        WHERE id = ? AND generation IS NULL AND lease_token IS NULL AND failures IS NULL
     """
     delete_times = "DELETE FROM {times} WHERE id = ?"
     delete_copy = "DELETE FROM {copies} WHERE id = ?"
@@ -220,12 +209,13 @@ class Statements:
         + "FROM {times} t WHERE t.id >= ? AND t.id <= ? AND instr(t.id, ?) ORDER BY t.id LIMIT ?"
     )
 
-    def __init__(self, copies: str, times: str, **more: object) -> None:
+    def __init__(self, copies: str, times: str) -> None:
+        self.times_name = times
         self.times_table = times.strip('"')
         for name in dir(type(self)):
             text = getattr(type(self), name)
             if isinstance(text, str) and not name.startswith("_"):
-                statement = text.format(copies=copies, times=times, asked="{asked}", **more)
+                statement = text.format(copies=copies, times=times, asked="{asked}")
                 setattr(self, name, statement)
 
     @cached_property
@@ -312,6 +302,19 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
         failure = Failure(int(failures), retry_at / 1000, str(error))
     held_until = None if lease_expires_at is None else lease_expires_at / 1000
     return Record(stored_copy, held_until, failure)
+
+
+def at_least(seconds: float) -> int:
+    """Return an end in milliseconds, rounded up, so that it is never too early.
+
+    Rounded first: 0.1 + 0.2 is slightly more than 0.3, and must not add a millisecond.
+    """
+    return ceil(round(seconds * 1000, 3))
+
+
+def at_most(seconds: float) -> int:
+    """Return seconds as whole milliseconds, rounded down."""
+    return floor(round(seconds * 1000, 3))
 
 
 def is_version(form: object) -> bool:

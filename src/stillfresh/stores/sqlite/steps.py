@@ -5,19 +5,16 @@ a takeover.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
-from math import ceil, floor
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import apsw
 from msgspec.structs import replace
 
 from stillfresh.stores.contract import (
-    REMEMBERED,
     UNREAD,
     After,
     Ask,
@@ -37,51 +34,51 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.stores.rules import is_deletion, may_be_refused, put_refusal, with_stored_parts
 from stillfresh.stores.sqlite.connection import bytes_of
-from stillfresh.stores.sqlite.ownership import Format, by_header
+from stillfresh.stores.sqlite.leases import LeaseTable, changed_ids
+from stillfresh.stores.sqlite.ownership import by_header
 from stillfresh.stores.sqlite.schema import (
     APPLICATION_ID,
     BEGIN_FILE,
     BEGIN_POSITION,
     CREATE_POSITION,
-    DELETE_LEASED,
-    DELETE_TAGS,
-    EPOCH,
-    FORGET_EPOCHS,
     HAS_TABLE,
     HELD,
-    INSERT_TAG,
-    IS_PAST,
     KINDS,
     LAYOUT_2,
     MOST_POSITIONS,
     SELECT_HELD,
     SELECT_POSITION,
-    SELECT_TAG,
     UPDATE_POSITION,
     VERSION,
     Row,
     Statements,
+    at_least,
+    at_most,
     is_version,
     lacks_versions,
     record_of,
     statements,
 )
-
-Place: TypeAlias = tuple[str, str]
-FIRST: Final[Place] = ("", "")
-"""Before all kinds and ids."""
+from stillfresh.stores.sqlite.tags import (
+    FIRST,
+    Place,
+    begin_epoch,
+    delete_tags,
+    epoch_of,
+    is_past,
+    replace_late_tags,
+    replace_tags,
+    tagged,
+)
 
 
 class KindTables:
-    """One kind in a file: its times and leases, and how its values are written.
+    """One kind in a file: a table of copies, and a table of times and leases."""
 
-    Values are in a table of copies. A subclass may keep them in rows of another design, by
-    the methods whose names end in `_values`.
-    """
-
-    def __init__(self, kind: str, sql: Statements) -> None:
+    def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.sql = sql
+        self.sql = statements(kind)
+        self._leases = LeaseTable(self.sql.times_name)
 
     def make(self, connection: apsw.Connection) -> Statements:
         """The statements. The tables are made, or get layout 2, when the kind is first written."""
@@ -107,18 +104,12 @@ class KindTables:
         """True if the file has the tables now; the connection's own schema may be older."""
         return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
-    def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
+    def _write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
         """Write the values of copies that were stored; an UNREAD one stays as it is."""
         values: list[tuple[str, Any]] = [
             (id_, copy.value) for id_, copy in copies.items() if copy.value is not UNREAD
         ]
         connection.executemany(self.sql.write_value, values)
-
-    def invalidate_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        """Called after the leases were voided; here the mark in the times is enough."""
-
-    def delete_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        connection.executemany(self.sql.delete_copy, [(id_,) for id_ in ids])
 
     def acquire(
         self,
@@ -135,7 +126,7 @@ class KindTables:
         epoch = epoch_of(connection)
         leases = {ask.id: Lease(ask.id, new_token(), until, epoch) for ask in asks}
         rows = [(ask.id, (ask.id, leases[ask.id].token, expires_at, ask.seen)) for ask in asks]
-        free = set(_changed_ids(connection, sql.lease_free, rows))
+        free = set(changed_ids(connection, sql.lease_free, rows))
         grants: dict[str, Grant] = {**leases}
         for ask in asks:
             if ask.id in free:
@@ -147,14 +138,14 @@ class KindTables:
                 connection.execute(sql.delete_times, (ask.id,))
             refusal = ask.denied(record, at_most(now) / 1000, lease_for)
             if refusal is None:
-                connection.execute(sql.lease, (ask.id, leases[ask.id].token, expires_at))
+                self._leases.grant(connection, leases[ask.id])
             elif isinstance(refusal, Newer) and row[0] == ask.seen:
                 # Another load failed. The copy was read without its value: read it in full.
                 refusal = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
             grants[ask.id] = refusal or leases[ask.id]
         leased = [ask for ask in asks if grants[ask.id] is leases[ask.id]]
         # An entry has the tags of its last lease.
-        _replace_tags(connection, self.kind, {ask.id: ask.tags for ask in leased})
+        replace_tags(connection, self.kind, {ask.id: ask.tags for ask in leased})
         return grants
 
     def publish(
@@ -177,11 +168,11 @@ class KindTables:
             (id_, (*_columns(id_, copy, position), lease.token, held_at))
             for id_, (lease, copy) in copies.items()
         )
-        published = _changed_ids(connection, sql.publish, rows)
-        self.write_values(connection, {id_: copies[id_][1] for id_ in published})
+        published = changed_ids(connection, sql.publish, rows)
+        self._write_values(connection, {id_: copies[id_][1] for id_ in published})
         if late:
             late_tags = {id_: late[id_] for id_ in published if id_ in late}
-            _replace_tags(connection, f"{self.kind}+", late_tags)
+            replace_late_tags(connection, self.kind, late_tags)
         return copies.keys() - published
 
     def put(
@@ -210,7 +201,7 @@ class KindTables:
         position = next_position(connection)
         times = [_columns(id_, copy, position) for id_, copy in copies.items()]
         connection.executemany(sql.put, times)
-        self.write_values(connection, {id_: puts[id_].copy for id_ in copies})
+        self._write_values(connection, {id_: puts[id_].copy for id_ in copies})
         self._write_tags(connection, {id_: puts[id_] for id_ in copies})
         for id_, copy in copies.items():
             results[id_] = PutResult(PutOutcome.STORED, copy.version, position)
@@ -220,9 +211,9 @@ class KindTables:
         """Replace the tags of the key and of the value, each unless the put leaves it alone."""
         own = {id_: put.tags for id_, put in puts.items() if put.tags is not None}
         late = {id_: put.late for id_, put in puts.items() if put.late is not None}
-        _replace_tags(connection, self.kind, own)
+        replace_tags(connection, self.kind, own)
         if late:
-            _replace_tags(connection, f"{self.kind}+", late)
+            replace_late_tags(connection, self.kind, late)
 
     def _with_versions(
         self, connection: apsw.Connection, puts: Mapping[str, Put]
@@ -244,12 +235,8 @@ class KindTables:
     def renew(
         self, connection: apsw.Connection, leases: Sequence[Lease], lease_for: float, now: float
     ) -> set[str]:
-        sql = self.make(connection)
-        expires_at = at_least(now + lease_for)
-        held_at = at_most(now)
-        rows = [(lease.id, (expires_at, lease.id, lease.token, held_at)) for lease in leases]
-        renewed = _changed_ids(connection, sql.renew, rows)
-        return {lease.id for lease in leases}.difference(renewed)
+        self.make(connection)
+        return self._leases.renew(connection, leases, lease_for, now)
 
     def release(
         self,
@@ -257,17 +244,8 @@ class KindTables:
         leases: Sequence[Lease],
         failures: Mapping[str, Failure],
     ) -> None:
-        sql = self.make(connection)
-        rows = [(lease.id, (lease.id, lease.token)) for lease in leases]
-        released = _changed_ids(connection, sql.release, rows)
-        failed = [(failures[id_], id_) for id_ in released if id_ in failures]
-        connection.executemany(
-            sql.fail,
-            [
-                (failure.count, at_least(failure.retry_at), failure.error, id_)
-                for failure, id_ in failed
-            ],
-        )
+        self.make(connection)
+        released = self._leases.release(connection, leases, failures)
         self._forget_if_empty(connection, released)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str], *, soft: bool) -> None:
@@ -277,20 +255,18 @@ class KindTables:
             position = next_position(connection)
             mark = int(Mark.SOFT if soft else Mark.HARD)
             connection.executemany(sql.invalidate, [(position, mark, id_) for id_ in ids])
-            self.invalidate_values(connection, ids)
             self._forget_if_empty(connection, ids)
 
     def delete(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
         if self.are_made(connection):
-            connection.executemany(self.sql.delete_times, [(id_,) for id_ in ids])
-            self.delete_values(connection, ids)
-            connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in ids])
+            rows = [(id_,) for id_ in ids]
+            connection.executemany(self.sql.delete_times, rows)
+            connection.executemany(self.sql.delete_copy, rows)
+            delete_tags(connection, self.kind, ids)
 
     def _forget_if_empty(self, connection: apsw.Connection, ids: Iterable[str]) -> None:
-        """Delete rows without copy, lease and failure."""
-        rows = [(id_, (id_,)) for id_ in ids]
-        emptied = _changed_ids(connection, self.sql.forget_if_empty, rows)
-        connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in emptied])
+        """Delete rows without copy, lease and failure, with their tags."""
+        delete_tags(connection, self.kind, self._leases.forget_empty(connection, ids))
 
     def evict(
         self, connection: apsw.Connection, start: str, *, before: float, size: int
@@ -347,16 +323,6 @@ def _columns(id_: str, copy: Copy, position: int) -> tuple[str | float | bytes |
     )
 
 
-def _replace_tags(
-    connection: apsw.Connection, kind: str, tags: Mapping[str, Sequence[str]]
-) -> None:
-    """Give each id of the kind these tags, and no others."""
-    connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in tags])
-    rows = [(tag, kind, id_) for id_, names in tags.items() for tag in names]
-    if rows:
-        connection.executemany(INSERT_TAG, rows)
-
-
 def next_position(connection: apsw.Connection) -> int:
     """The position of this change; greater than that of every change before it.
 
@@ -377,51 +343,10 @@ def next_position(connection: apsw.Connection) -> int:
     return position
 
 
-def _changed_ids(
-    connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[Any, ...]]]
-) -> list[str]:
-    """Run the statement for each row; return the ids whose row it changed.
-
-    Counted row by row: RETURNING costs as much as the write.
-    """
-    changed: list[str] = []
-
-    def each() -> Iterator[tuple[Any, ...]]:
-        for id_, row in rows:
-            yield row  # SQLite runs the statement with it before it asks for the next row
-            if connection.changes():
-                changed.append(id_)
-
-    connection.executemany(text, each())
-    return changed
-
-
-def at_least(seconds: float) -> int:
-    """The end in milliseconds, rounded up, so that it is never too early.
-
-    Rounded first: 0.1 + 0.2 is slightly more than 0.3, and must not add a millisecond.
-    """
-    return ceil(round(seconds * 1000, 3))
-
-
-def at_most(seconds: float) -> int:
-    """Return seconds as whole milliseconds, rounded down."""
-    return floor(round(seconds * 1000, 3))
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The design of a file: its format, its kinds, and the tables of each."""
-
-    format: Format
-    tables: Callable[[str], KindTables]
-    kinds: Callable[[apsw.Connection], list[str]]
-
-
 @cache
 def own_tables(kind: str) -> KindTables:
     """Return the tables of a kind in a store's file."""
-    return KindTables(kind, statements(kind))
+    return KindTables(kind)
 
 
 def own_kinds(connection: apsw.Connection) -> list[str]:
@@ -431,46 +356,19 @@ def own_kinds(connection: apsw.Connection) -> list[str]:
 
 STORE: Final = by_header(APPLICATION_ID, VERSION, BEGIN_FILE)
 """The format of a store's file."""
-OWN: Final = Layout(STORE, own_tables, own_kinds)
-"""The design of a store's file."""
-
-
-def epoch_of(connection: apsw.Connection) -> int:
-    """The epoch of the last invalidation by tag."""
-    return connection.execute(EPOCH).get or 0
-
-
-def is_past(connection: apsw.Connection, lease: Lease, tags: Sequence[str]) -> bool:
-    """True if one of the tags was invalidated since the grant, or if that is not known."""
-    if tags and lease.epoch < epoch_of(connection) - REMEMBERED:
-        return True
-    since = _epoch_id(lease.epoch)
-    return any(connection.execute(IS_PAST, (tag, since)).get is not None for tag in tags)
-
-
-def _epoch_id(epoch: int) -> str:
-    """The epoch with leading zeros, because text is compared."""
-    return f"{max(0, epoch):016}"
 
 
 def invalidate_tag(
-    connection: apsw.Connection, layout: Layout, tag: str, after: Place, *, soft: bool, size: int
-) -> tuple[list[tuple[str, str]], After]:
-    """The next `size` ids that have the tag, and where to go on.
-
-    Every id that was leased with the tag before this began is named.
-    """
+    connection: apsw.Connection, tag: str, after: Place, *, soft: bool, size: int
+) -> tuple[list[Place], After]:
+    """Invalidate the next `size` ids that have the tag; return them, and where to go on."""
     if after == FIRST:
-        epoch = epoch_of(connection) + 1
-        connection.execute(FORGET_EPOCHS, (tag, _epoch_id(epoch - REMEMBERED)))
-        connection.execute(INSERT_TAG, (tag, "!", _epoch_id(epoch)))
-    rows: list[Row] = connection.execute(SELECT_TAG, (tag, *after, size)).fetchall()
-    names = [(kind.rstrip("+"), id_) for kind, id_ in rows]
-    kinds = set(layout.kinds(connection))
-    keys = [(kind, id_) for kind, id_ in names if kind in kinds and isinstance(id_, str)]
+        begin_epoch(connection, tag)
+    found, next_after = tagged(connection, tag, after, size)
+    kinds = set(own_kinds(connection))
+    keys = [key for key in found if key[0] in kinds]
     for kind, group in groupby(keys, itemgetter(0)):
-        layout.tables(kind).invalidate(connection, [id_ for _, id_ in group], soft=soft)
-    next_after = rows[-1] if len(rows) == size else None
+        own_tables(kind).invalidate(connection, [id_ for _, id_ in group], soft=soft)
     return keys, next_after
 
 
@@ -490,15 +388,15 @@ def following(id_: str) -> str:
 
 
 def count_slice(
-    connection: apsw.Connection, layout: Layout, after: After, *, now: float, size: int
+    connection: apsw.Connection, after: After, *, now: float, size: int
 ) -> tuple[StoreStats, After]:
     """Copies and live leases among the next `size` ids, and where to go on."""
     copies = 0
     leases = 0
     end: After = None
     left = size
-    for kind, start in listed_kinds(layout.kinds(connection), None, after):
-        sql = layout.tables(kind).sql.count
+    for kind, start in listed_kinds(own_kinds(connection), None, after):
+        sql = own_tables(kind).sql.count
         kind_copies, kind_leases, ids, last = connection.execute(
             sql, (at_most(now), start, left)
         ).get

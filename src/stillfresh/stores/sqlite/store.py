@@ -51,8 +51,11 @@ from stillfresh.stores.rules import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
+from stillfresh.stores.sqlite.ownership import Format
 from stillfresh.stores.sqlite.readers import SpareReaders
 from stillfresh.stores.sqlite.schema import Row, Statements, lacks_versions, record_of
+from stillfresh.stores.sqlite.steps import STORE, own_kinds, own_tables
+from stillfresh.stores.sqlite.tags import FIRST
 from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
@@ -85,10 +88,10 @@ class SqliteStore(
         clock: Clock = time.time,
         new_token: Callable[[], str] = lambda: token_hex(16),
         patience: float = PATIENCE,
-        layout: steps.Layout = steps.OWN,
+        file_format: Format = STORE,
         max_bytes: int | str | None = None,
     ) -> None:
-        """`layout`: for a file whose values are rows of another design, without bounds."""
+        """`file_format`: for a file that has more in it than a store."""
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(
                 f"path: must name a file, not {shown(path)}; to keep copies in memory, use memory://"
@@ -104,8 +107,7 @@ class SqliteStore(
         """Readers of other threads."""
         self._look_at = 0.0
         """When a read looks at the file next."""
-        self._layout = layout
-        self._tables = layout.tables
+        self._format = file_format
         self._clock = clock
         self._new_token = new_token
         self._carried: set[str] = set()
@@ -116,15 +118,14 @@ class SqliteStore(
         self._is_shrinking = False
         if max_bytes is not None:
             self.max_bytes = checked_bytes("max_bytes", max_bytes)
-            self._bounds = FileBounds(self.max_bytes, layout, clock)
+            self._bounds = FileBounds(self.max_bytes, clock)
 
     async def open(self) -> None:
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
             loop = asyncio.get_running_loop()
-            file_format = self._layout.format
-            self._writer = Writer(self.path, file_format, self._adopt, loop, self._patience)
+            self._writer = Writer(self.path, self._format, self._adopt, loop, self._patience)
         writer = self._writer
         try:
             await writer.opened()
@@ -204,7 +205,7 @@ class SqliteStore(
         """Read in any thread; a damaged file counts as empty."""
         if time.monotonic() > self._look_at:
             self._look()
-        sql = self._tables(kind).sql
+        sql = own_tables(kind).sql
         if get_ident() == self._home:
             return self._read(self._execute, kind, ids, known or {}, sql)
         spare = self._spare
@@ -273,10 +274,10 @@ class SqliteStore(
         """
         if self._writer is not None and kind not in self._carried:
             self._carried.add(kind)
-            self._writer.put(self._tables(kind).make)
+            self._writer.put(own_tables(kind).make)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        tables = self._tables(kind)
+        tables = own_tables(kind)
 
         def job(file: apsw.Connection) -> dict[str, Grant]:
             return tables.acquire(file, asks, lease_for, self._clock(), self._new_token)
@@ -287,7 +288,7 @@ class SqliteStore(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
         def job(file: apsw.Connection) -> set[str]:
-            tables = self._tables(kind)
+            tables = own_tables(kind)
             bounds = self._bounds
             if bounds is None:
                 return tables.publish(file, copies, self._clock(), tags)
@@ -308,7 +309,7 @@ class SqliteStore(
         """Never AGAIN. All ids are stored in one transaction, or none if it raises."""
 
         def job(file: apsw.Connection) -> dict[str, PutResult]:
-            tables = self._tables(kind)
+            tables = own_tables(kind)
             bounds = self._bounds
             if bounds is None:
                 return tables.put(file, puts, self._clock())
@@ -346,7 +347,7 @@ class SqliteStore(
                 self._writer.put(job)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        tables = self._tables(kind)
+        tables = own_tables(kind)
 
         def job(file: apsw.Connection) -> set[str]:
             return tables.renew(file, leases, lease_for, self._clock())
@@ -355,30 +356,30 @@ class SqliteStore(
 
     async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
         await self.run(
-            lambda file: self._tables(kind).release(file, leases, failures or {}), urgent=False
+            lambda file: own_tables(kind).release(file, leases, failures or {}), urgent=False
         )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self.run(lambda file: self._tables(kind).invalidate(file, ids, soft=soft))
+        await self.run(lambda file: own_tables(kind).invalidate(file, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """Invalidate in slices, each a job of its own: other writers pass between them."""
         reached: dict[tuple[str, str], None] = {}
-        after: After = steps.FIRST
-        job = partial(steps.invalidate_tag, layout=self._layout, tag=tag, soft=soft, size=SLICE)
+        after: After = FIRST
+        job = partial(steps.invalidate_tag, tag=tag, soft=soft, size=SLICE)
         while after is not None:
             keys, after = await self.run(partial(job, after=after))
             reached.update(dict.fromkeys(keys))
         return list(reached)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self.run(lambda file: self._tables(kind).delete(file, ids))
+        await self.run(lambda file: own_tables(kind).delete(file, ids))
 
     async def evict(self, before: float) -> int:
         """Evict in slices, each its own job."""
         dropped = 0
-        for kind in await self.run(self._layout.kinds, writes=False):
-            evict = self._tables(kind).evict
+        for kind in await self.run(own_kinds, writes=False):
+            evict = own_tables(kind).evict
             start: str | None = ""
             while start is not None:
                 job = partial(evict, start=start, before=before, size=SLICE)
@@ -391,7 +392,7 @@ class SqliteStore(
         now = self._clock()
         if self._counted is not None and 0 <= now - self._counted[0] < COUNTED_FOR:
             return self._counted[1]
-        job = partial(steps.count_slice, layout=self._layout, now=now, size=STRETCH)
+        job = partial(steps.count_slice, now=now, size=STRETCH)
         stats, after = await self.run(partial(job, after=None), writes=False)
         is_large = after is not None
         while after is not None:
@@ -408,9 +409,9 @@ class SqliteStore(
         """Along the tables' own order, in slices."""
         checked_limit(limit)
         entries: list[StoredEntry] = []
-        kinds = await self.run(self._layout.kinds, writes=False)
+        kinds = await self.run(own_kinds, writes=False)
         for each, first in steps.listed_kinds(kinds, kind, after):
-            listed = self._tables(each).listed
+            listed = own_tables(each).listed
             start: str | None = first
             while start is not None and len(entries) < limit:
                 left = limit - len(entries)

@@ -12,7 +12,7 @@ import asyncio
 import math
 import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +27,7 @@ from stillfresh.stores.sqlite.connection import (
     translated,
 )
 from stillfresh.stores.sqlite.files import create_new, real
-from stillfresh.stores.sqlite.ownership import check_log
+from stillfresh.stores.sqlite.ownership import Format, check_log
 from stillfresh.stores.sqlite.store import SqliteStore
 
 T = TypeVar("T")
@@ -39,34 +39,14 @@ class SqliteView(SqliteStore):
     evicts_hourly = False
 
     async def open(self) -> None:
-        self._check_place()
         self._look_at = math.inf  # the opened file is read to the end, whatever takes its name
-        try:
-            check_log(real(self.path), *self._layout.format.application_ids)
-            self._read_from(connect_viewer(self.path))
-            is_begun = self.look(lambda file: self._layout.format.is_begun(file, self.path))
-        except FAILED as exc:
-            raise explained(self.path, exc) from exc
-        except BaseException:
-            await self.close()
-            raise
-        if not is_begun:
-            await self.close()
-            raise StoreError(f"{self.path}: is empty, and not a store yet")
+        self._read_from(open_viewer(self.path, self._format))
 
     async def close(self) -> None:
         """Close the file. If it had no log before, it has none afterwards."""
         if self._reader is not None:
             self._reader.close()
         await super().close()
-
-    def _check_place(self) -> None:
-        if not self.path.exists():
-            raise StoreError(f"{self.path}: there is no such file")
-        if not self.path.is_file():
-            raise StoreError(f"{self.path}: is not a file")
-        if not os.access(self.path, os.R_OK):
-            raise StoreError(f"{self.path}: permission denied")
 
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
@@ -82,6 +62,35 @@ class SqliteView(SqliteStore):
             return job(self._reader)
         except FAILED as exc:
             raise explained(self.path, exc) from exc
+
+
+def open_viewer(path: Path, file_format: Format) -> apsw.Connection:
+    """Return a connection that only looks at a file of this format.
+
+    Raises StoreError if there is none, or if it cannot be read.
+    """
+    _check_place(path)
+    with ExitStack() as undoing:
+        try:
+            check_log(real(path), *file_format.application_ids)
+            connection = connect_viewer(path)
+            undoing.callback(connection.close)
+            is_begun = file_format.is_begun(connection, path)
+        except FAILED as exc:
+            raise explained(path, exc) from exc
+        if not is_begun:
+            raise StoreError(f"{path}: is empty, and not a store yet")
+        undoing.pop_all()
+    return connection
+
+
+def _check_place(path: Path) -> None:
+    if not path.exists():
+        raise StoreError(f"{path}: there is no such file")
+    if not path.is_file():
+        raise StoreError(f"{path}: is not a file")
+    if not os.access(path, os.R_OK):
+        raise StoreError(f"{path}: permission denied")
 
 
 async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str]) -> Path:

@@ -19,7 +19,6 @@ from stillfresh.clock import Clock
 from stillfresh.stores.sqlite import (
     BEGIN_FILE,
     FAILED,
-    OWN,
     STORE,
     Row,
     SqliteStore,
@@ -82,7 +81,7 @@ class Database(SqliteStore):
         kind = replace(
             STORE, is_begun=_is_begun, application_ids=(*STORE.application_ids, FIRST_RELEASE)
         )
-        super().__init__(path, layout=replace(OWN, format=kind))
+        super().__init__(path, file_format=kind)
         self._seen = ChangesRead()
 
     def set_clock(self, clock: Clock) -> None:

@@ -42,10 +42,9 @@ from stillfresh.systems.feed.model import (
     topic_key,
     whole_days,
 )
-from stillfresh.systems.feed.reading import FeedReader, FoundRows
-from stillfresh.systems.feed.rows import Writes
+from stillfresh.systems.feed.reading import FeedReader, FoundRows, count_rows
+from stillfresh.systems.feed.rows import Writes, evict_slice
 from stillfresh.systems.feed.schema import FEED, add_missing_tables
-from stillfresh.systems.feed.store import FeedTables, count_rows
 
 T = TypeVar("T")
 
@@ -64,7 +63,6 @@ class FeedCache:
         self.clock = clock
         self.fresh_for = fresh_for
         self.keep_for = keep_for
-        self.tables = FeedTables(fresh_for, keep_for, clock)
         self._evict_at = float("inf")
         self._idle: list[FeedReader] = []
         self._first: apsw.Connection | None = None
@@ -196,32 +194,42 @@ class FeedCache:
         key = canonical(cache_key)
         now = self.clock()
         state = self._read(lambda reader: reader.state(key))
-        return state is None or rules.is_stale(state[0], self.fresh_for, now)
+        return state is None or state.is_stale(self.fresh_for, now)
 
     def evict_expired(self) -> int:
         """Delete rows that were stored longer than `keep_for` ago; return how many."""
         total = 0
         while True:
-            dropped, following = self._evict_slice().result()
+            dropped, goes_on = self._evict_slice().result()
             total += dropped
-            if following is None:
+            if not goes_on:
                 return total
 
-    def _evict_slice(self) -> "Future[tuple[int, str | None]]":
+    def _evict_slice(self) -> "Future[tuple[int, bool]]":
         now = self.clock()
         self._evict_at = now + rules.DAY
-        return self.submit(partial(self.tables.evict, before=now, size=sqlite.SLICE))
+        job = partial(
+            evict_slice,
+            now=now,
+            fresh_for=self.fresh_for,
+            keep_for=self.keep_for,
+            size=sqlite.SLICE,
+        )
+        return self.submit(job)
 
     def _evict_if_due(self) -> None:
         """Evict daily while open, one slice at a time, after other work."""
         if self.clock() >= self._evict_at:
             self._evict_slice().add_done_callback(self._evict_next)
 
-    def _evict_next(self, slice_: "Future[tuple[int, str | None]]") -> None:
+    def _evict_next(self, slice_: "Future[tuple[int, bool]]") -> None:
         """Evict the next slice, if one is left. Runs on the writer's thread."""
-        if (error := slice_.exception()) is not None:
+        error = slice_.exception()
+        if error is not None:
             logger.warning("the feed cache could not evict: %s", error)
-        elif slice_.result()[1] is not None and not self._is_closed:
+            return
+        _, goes_on = slice_.result()
+        if goes_on and not self._is_closed:
             self._evict_slice().add_done_callback(self._evict_next)
 
     def stats(self) -> FeedStats:
@@ -236,10 +244,12 @@ class FeedCache:
         self._evict_if_due()
         return result
 
-    def submit(self, job: Callable[[apsw.Connection], T], **how: bool) -> "Future[T]":
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
         """Run a job on the writer's thread, in a savepoint of its own; others may share its commit.
 
-        `how`: as the writer's own `submit`.
+        The options are those of the writer's own `submit`.
         """
         self.check_open()
 
@@ -249,7 +259,7 @@ class FeedCache:
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                 raise StoreError(f"the feed's rows cannot be read: {exc!r}") from exc
 
-        return self._writer.submit(run_guarded, **how)
+        return self._writer.submit(run_guarded, writes=writes, urgent=urgent)
 
     def _list(self, key: str) -> list[Any] | None:
         rows = self._find(key)

@@ -28,6 +28,7 @@ from stillfresh.errors import (
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.freshness import Verdict
 from stillfresh.systems.feed.cache import FeedCache
+from stillfresh.systems.feed.loop_reads import LoopReads
 from stillfresh.systems.feed.model import (
     Comment,
     CommentsAnswer,
@@ -48,7 +49,7 @@ from stillfresh.systems.feed.reading import FoundRows, ListedTopics, unstored
 from stillfresh.systems.feed.rows import Change, Writes
 from stillfresh.systems.feed.rules import DAY, checked_comments, checked_topic
 from stillfresh.systems.feed.source import FeedSource, PartlyFailed, fetch, part_of
-from stillfresh.systems.feed.store import KIND, AsItCame, FeedStore, InRows
+from stillfresh.systems.feed.store import KIND, FeedStore
 
 T = TypeVar("T")
 Served: TypeAlias = tuple[FoundRows[Any], Freshness]
@@ -92,6 +93,7 @@ class FeedEngine:
         self._source = source
         self._clock = cache.clock if clock is None else checked_clock(clock)
         self._store = FeedStore(cache, clock=self._clock, tell=self._tell)
+        self._reads = LoopReads(cache)
         self._engine = Cache(self._store, clock=self._clock, sleep=sleep)
         self._keys = self._engine.batched(
             KIND,
@@ -101,7 +103,6 @@ class FeedEngine:
             concurrency=AT_ONCE,
             max_entries=AT_ONCE,
             load_timeout=load_timeout,
-            codec=AsItCame(),
         )(self._load)
         self._updated: Events[FeedCacheUpdated] = Events()
         self._tasks = Tasks()
@@ -153,9 +154,9 @@ class FeedEngine:
         """Return the stored data; if it is stale, start one background refresh."""
         self._check_open()
         now = self._clock()
-        rows = await self._store.find(key, now, raw=raw)
+        rows = await self._reads.find(key, now, raw=raw)
         if rows is None:
-            return await self._load_and_serve(key, forces=not self._has_list(key), raw=raw)
+            return await self._load_and_serve(key, forces=not self._has_fetch(key), raw=raw)
         if rows.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
             return rows, Freshness(Verdict.FRESH, rows.fetched_at, self._clock)
         error = rows.failure(key, now)
@@ -163,24 +164,24 @@ class FeedEngine:
         if not rows.is_hit:
             if error is not None and is_cooling:
                 raise error
-            return await self._load_and_serve(key, forces=rows.forces(now), raw=raw)
+            return await self._load_and_serve(key, forces=bool(rows.broken), raw=raw)
         self._silent.pop(key, None)  # a reader got an old list, so the next copy is news
         if not is_cooling and key not in self._behind and len(self._behind) < MAX_KEYS:
             self._behind.add(key)
-            self._tasks.spawn(self._refresh(key, rows, forces=rows.forces(now)))
+            self._tasks.spawn(self._refresh(key, forces=bool(rows.broken)))
         return rows, Freshness(Verdict.STALE, rows.fetched_at, self._clock, error)
 
     async def _load_and_serve(self, key: str, *, forces: bool, raw: bool) -> Served:
         """Fetch. Return the rows of the file, or the fetched data if they could not be stored."""
         self._silent.note(key, self._silent.get(key, True))
-        answer: Answer[bytes] | None = None
+        answer: Answer[int] | None = None
         error: LoadFailed | None = None
         try:
             answer = await self._load_answer(key, forces=forces)
         except LoadFailed as exc:
             error = exc
         now = self._clock()
-        rows = await self._store.find(key, now, raw=raw)
+        rows = await self._reads.find(key, now, raw=raw)
         if rows is not None:
             if rows.broken and answer is not None:
                 self._broken.note(key, rows.broken)
@@ -193,23 +194,25 @@ class FeedEngine:
             if part is None:
                 raise error or LoadFailed(f"{key}: nothing came")
             return unstored(key, part, now), Freshness(Verdict.STALE, now, self._clock, error)
-        if not isinstance(answer.value, InRows):
+        fetched = self._store.last_fetch(key, since=answer.value)
+        if fetched is None:
             raise LoadFailed(f"{key}: its rows cannot be read")
         freshness = Freshness(answer.verdict, answer.fetched_at, self._clock)
-        return unstored(key, answer.value.fetched, now), freshness
+        return unstored(key, fetched, now), freshness
 
-    def _has_list(self, key: str) -> bool:
-        """True if memory has the list that was fetched last, so the file need not be read."""
+    def _has_fetch(self, key: str) -> bool:
+        """True if memory has what was fetched last, so the file need not be read."""
         answer = self._keys.peek(key)
-        return answer is not None and isinstance(answer.value, InRows)
+        return answer is not None and self._store.last_fetch(key, since=answer.value) is not None
 
-    async def _load_answer(self, key: str, *, forces: bool) -> Answer[bytes]:
+    async def _load_answer(self, key: str, *, forces: bool) -> Answer[int]:
         """Load through the engine. If writes overtake a fetch, it fetches again a few times.
 
-        `forces`: load even if the engine sees a fresh copy or a cooldown.
+        `forces`: load even if the engine sees a fresh copy.
         """
         if forces:
-            answer = await self._fetch_now(key)
+            answers = await self._keys.refresh(key)
+            answer = answers[key]
         else:
             answer = await self._keys.get(key)
         for _ in range(MAX_OVERTAKEN):
@@ -219,39 +222,34 @@ class FeedEngine:
             answer = await self._keys.get(key)
         return answer
 
-    async def _fetch_now(self, key: str) -> Answer[bytes]:
-        """The answer of a load that begins now, also if it cannot be stored."""
-        outcome = (await self._keys.core.answers([key], anew=True))[key]
-        if not isinstance(outcome, LoadFailed):
-            return outcome
-        error = LoadFailed(*outcome.args)  # a new one for each caller, with its own traceback
-        error.retry_at = outcome.retry_at
-        raise error from outcome.__cause__
+    async def _refresh(self, key: str, *, forces: bool) -> None:
+        """Refresh a key; `forces` if it has unreadable rows.
 
-    async def _refresh(self, key: str, rows: FoundRows[Any], *, forces: bool) -> None:
-        """Refresh a key. Rows that are still unreadable afterwards are not fetched again."""
+        Rows that are still unreadable afterwards are not fetched again.
+        """
         try:
-            if forces:
-                await self._keys.refresh(key)
-            else:
+            if not forces:
                 await self._keys.get(key)
-            if rows.broken:
-                rows_now = await self._store.find(key, self._clock())
-                if rows_now is not None:
-                    self._broken.note(key, rows_now.broken)
+                return
+            await self._keys.refresh(key)
+            rows = await self._reads.find(key, self._clock())
+            if rows is not None:
+                self._broken.note(key, rows.broken)
         except StillfreshError as exc:
             logger.debug("%s: not refreshed: %s", key, exc)  # the engine has logged why
         finally:
             self._behind.discard(key)
 
-    async def _load(self, keys: list[str]) -> dict[str, bytes]:
+    async def _load(self, keys: list[str]) -> dict[str, int]:
+        """Fetch a key. Its value is the time; what was fetched goes to the store beside it."""
         (key,) = keys
         at = self._clock()
         fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
         try:
             if not fetched.failed or not await self._store.store_part(key, fetched, at):
                 # If a write overtook the fetch, its lease is lost, and the engine fetches again.
-                return {key: InRows.of(fetched)}
+                self._store.note_fetched(key, at, fetched)
+                return {key: int(at)}
         except StoreError as exc:
             logger.warning("%s: could not be stored: %s", key, exc)
         error = PartlyFailed(fetched)

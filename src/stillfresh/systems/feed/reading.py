@@ -17,12 +17,12 @@ from msgspec import json
 
 from stillfresh.engine.rules import failure_error
 from stillfresh.errors import LoadFailed
-from stillfresh.freshness import MAX_SKEW, last_end
-from stillfresh.stores.contract import Failure
+from stillfresh.freshness import MAX_SKEW
 from stillfresh.systems.feed import rules
 from stillfresh.systems.feed.model import (
     Comment,
     FeedJson,
+    FeedStats,
     Freshness,
     Index,
     Topic,
@@ -40,13 +40,14 @@ SLICE: Final = 4_000_000
 """The cost of one slice of a list, about in bytes: a few milliseconds."""
 ROW_COST: Final = 2_000
 """The cost of a row besides its bytes."""
-NOTHING: Final = (None,) * 5
-"""The state of an unknown key."""
+UNKNOWN: Final = rules.KeyState()
+"""The state of a key that the file knows nothing of."""
 INFINITY: Final = float("inf")
 
 # Cast, since SQLite lets another implementation put any type into any column.
 _STATE: Final = """
-    CAST(m.last_fetched AS INTEGER), t.failures, t.retry_at, t.error, t.lease_expires_at
+    CAST(m.last_fetched AS INTEGER), t.failures, t.retry_at, t.error, t.lease_expires_at,
+        t.lease_token IS NOT NULL AND t.last_updated_at IS m.last_fetched, t.generation
     FROM (SELECT ?1 AS key, ?2 AS uuid)
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
     LEFT JOIN stillfresh_feed_times t ON t.id = key
@@ -64,6 +65,13 @@ _LIST: Final = """
         CAST(created_at AS INTEGER), CAST(cached_at AS INTEGER)
     FROM feed_topics
     WHERE created_at >= ? {more}AND NOT coalesce(deleted, 0) ORDER BY created_at DESC
+"""
+_COUNT: Final = """
+    SELECT (SELECT count(*) FROM feed_topics), (SELECT sum(comment_count) FROM feed_comments),
+        (SELECT count(*) FROM feed_topics WHERE cached_at < ?1)
+        + (SELECT count(*) FROM feed_comments WHERE cached_at < ?1)
+        + (SELECT count(*) FROM feed_cache_meta WHERE last_fetched < ?1),
+        (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size())
 """
 _ALL: Final = _LIST.format(more="")
 _SPELLINGS: Final = """
@@ -85,8 +93,7 @@ class FoundRows(Generic[T]):
     """The rows of one key, when they were fetched, and how the last load failed."""
 
     value: T
-    state: tuple[Any, ...] = NOTHING
-    """When it was fetched, how its last load failed, and when the last lease ended, or will."""
+    state: rules.KeyState = UNKNOWN
     cached_at: int | None = None
     """When the oldest of its rows was stored; None if there are none."""
     deleted_at: float | None = None
@@ -97,12 +104,12 @@ class FoundRows(Generic[T]):
     @property
     def is_hit(self) -> bool:
         """True with rows or a meta row: an empty feed that was fetched is a hit."""
-        return self.cached_at is not None or self.state[0] is not None
+        return self.cached_at is not None or self.state.last_fetched is not None
 
     @property
     def fetched_at(self) -> float:
         """When upstream was asked, if known."""
-        known = (self.state[0], self.cached_at, self.deleted_at)
+        known = (self.state.last_fetched, self.cached_at, self.deleted_at)
         return float(next((moment for moment in known if moment is not None), 0))
 
     def is_fresh(self, fresh_for: float, now: float, known: frozenset[bytes] | None) -> bool:
@@ -115,31 +122,12 @@ class FoundRows(Generic[T]):
             return True
         if self.broken and known != self.broken:
             return False
-        return not rules.is_stale(self.state[0], fresh_for, now)
+        return not self.state.is_stale(fresh_for, now)
 
     def failure(self, key: str, now: float) -> LoadFailed | None:
-        """The error of the last load, if it failed.
-
-        `retry_at` says when its cooldown ends. A failure from before a clock was set back does not
-        count.
-        """
-        _, count, retry_at, text, _ = self.state
-        if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
-            return None  # no failure, or another program wrote here
-        if self._is_ahead(now):
-            return None
-        failure = Failure(int(count), retry_at / 1000, str(text))
-        return failure_error(key, failure, now)
-
-    def forces(self, now: float) -> bool:
-        """True if a load must be forced, because the engine sees a fresh copy or a cooldown."""
-        is_from_the_future = self.state[0] is not None and self.state[0] > now
-        return bool(self.broken) or is_from_the_future or self._is_ahead(now)
-
-    def _is_ahead(self, now: float) -> bool:
-        """The last lease ends later than any can: it is from before the clock was set back."""
-        end = self.state[4]
-        return isinstance(end, int | float) and end / 1000 > last_end(now, 0.0)
+        """The error of the last load, if it failed; `retry_at` says when its cooldown ends."""
+        failure = self.state.failure(now)
+        return None if failure is None else failure_error(key, failure, now)
 
 
 @dataclass(slots=True, eq=False)
@@ -305,9 +293,8 @@ class FeedReader:
         if self.known_bytes > MAX_BYTES:
             self.known_bytes -= len(known.pop(uuid)[1])
 
-    def state(self, key: str) -> tuple[Any, ...]:
-        """The state of a key, as in `FoundRows.state`."""
-        return cast("tuple[Any, ...]", self.execute(_KEY, (key, None)).get)
+    def state(self, key: str) -> rules.KeyState:
+        return read_state(self.connection, key)
 
     def _read_item(self, key: str) -> FoundRows[Any]:
         """A topic or its comments; rows that cannot be read are a miss."""
@@ -318,21 +305,32 @@ class FeedReader:
         ).get
         nothing: list[Comment] | None = None if is_topic else []
         if text is None:
-            return FoundRows(nothing, tuple(state), None, deleted_at)
+            return FoundRows(nothing, rules.KeyState(*state), None, deleted_at)
         value: Topic | list[Comment] | None = None
         try:
             value = _topics.one(text) if is_topic else _comments.all(text)
         except rules.UNREADABLE:
             self.skipped += 1
         if value is None or (isinstance(value, Topic) and value.topic_uuid != uuid):
-            unknown = (None, *state[1:])
-            return FoundRows(nothing, unknown, None, deleted_at, frozenset({text}))
-        return FoundRows(value, tuple(state), cached_at, deleted_at)
+            unfetched = rules.KeyState(None, *state[1:])
+            return FoundRows(nothing, unfetched, None, deleted_at, frozenset({text}))
+        return FoundRows(value, rules.KeyState(*state), cached_at, deleted_at)
 
     def _spellings(self, category: str) -> list[str]:
         """All spellings of a category in the file, also of other implementations."""
         names = {name for (name,) in self.execute(_SPELLINGS) if spelled(name) == category}
         return sorted({category} | {name.decode(errors="replace") for name in names})
+
+
+def read_state(connection: apsw.Connection, key: str) -> rules.KeyState:
+    """Return what the file says of this key besides its rows."""
+    return rules.KeyState(*connection.execute(_KEY, (key, None)).get)
+
+
+def count_rows(connection: apsw.Connection, *, before: float, skipped: int) -> FeedStats:
+    """Count the rows of a feed's file; rows stored before `before` have expired."""
+    topics, comments, expired, size = connection.execute(_COUNT, (before,)).get
+    return FeedStats(topics, comments or 0, expired, size, skipped)
 
 
 def unstored(key: str, fetched: rules.Fetched, now: float) -> FoundRows[Any]:

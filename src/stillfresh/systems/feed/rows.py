@@ -241,9 +241,9 @@ class Writes:
 
     def forget(self, keys: Iterable[str]) -> None:
         """Make these keys stale; their running loads began too early."""
-        rows = [(key,) for key in keys]
-        self.file.executemany(sql.DROP_META, rows)
-        self.file.executemany(sql.VOID_LEASE, rows)
+        names = list(keys)
+        self.file.executemany(sql.DROP_META, [(key,) for key in names])
+        self.void(names)
 
     def erase(self, keys: Iterable[str]) -> None:
         """Delete everything about these keys; the topics of a list stay."""
@@ -262,7 +262,7 @@ class Writes:
 
     def void(self, keys: Iterable[str]) -> None:
         """Void the leases of running loads: they may no longer store what they fetch."""
-        self.file.executemany(sql.VOID_LEASE, [(key,) for key in keys])
+        sql.LEASES.void(self.file, keys)
 
     def lists(self, categories: frozenset[str]) -> list[str]:
         """The lists of these categories and of "all", for any days; without any, all lists."""
@@ -338,6 +338,21 @@ class Writes:
         """The uuids of the topics written, or deleted, here."""
         notes = self.run(sql.SELECT_NOTED, self.since)
         return {uuid for uuid, name, is_deleted in notes if name == "" and is_deleted == deleted}
+
+
+def evict_slice(
+    connection: apsw.Connection, now: float, *, fresh_for: float, keep_for: float, size: int
+) -> tuple[int, bool]:
+    """Drop up to `size` rows older than `keep_for`: how many were dropped, and whether to go on."""
+    dropped = 0
+    for statement in sql.EVICT_ROWS:
+        connection.execute(statement, (now - keep_for, size - dropped))
+        dropped += connection.changes()
+    if dropped == size:
+        return dropped, True
+    connection.execute(sql.EVICT_NOTES, (now - fresh_for,))
+    connection.execute(sql.EVICT_TIMES, (1000 * (now - fresh_for),))
+    return dropped, False
 
 
 def _decode(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a list of them)

@@ -11,11 +11,12 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, ValidationError, convert, defstruct, field, json
+from msgspec import UNSET, Raw, Struct, ValidationError, convert, defstruct, field, json, msgpack
 from msgspec.structs import astuple, fields, replace
 
 from stillfresh.errors import ConfigError, shown
-from stillfresh.freshness import is_fresh_inclusive
+from stillfresh.freshness import Policy, Verdict, is_fresh_inclusive, last_end
+from stillfresh.stores.contract import Copy, Failure, Mark, Record
 from stillfresh.systems.feed.model import EXTRA, Comment, Index, Topic, category_of, checked_uuid
 
 R = TypeVar("R", Topic, Comment)
@@ -240,9 +241,68 @@ class Fetched(Struct, frozen=True):
     """Seconds: the pause that the failed days asked for."""
 
 
+def value_of(fetched_at: float) -> bytes:
+    """The value of a key, as the engine stores it: the time in its meta row. The rows are apart."""
+    return msgpack.encode(int(fetched_at))
+
+
 def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:
     """True if it was never fetched, too long ago, or in the future."""
     return last_fetched is None or not is_fresh_inclusive(last_fetched, fresh_for, now)
+
+
+class KeyState(Struct, frozen=True, gc=False):
+    """What the file says of one key besides its rows: its meta row, its lease, its last failure.
+
+    Here it is decided whether a key is stale, and nowhere else: `record` tells the engine the
+    result. Other programs may write anything into any column, so nothing here is taken on trust.
+    """
+
+    last_fetched: int | None = None
+    """The time in the meta row; None if there is none."""
+    failures: Any = None
+    """How many loads in a row have failed."""
+    retry_at: Any = None
+    """In milliseconds, as all times of loads."""
+    error: Any = None
+    lease_end: Any = None
+    """When the last lease ends, or would have ended."""
+    is_leased: int | None = None
+    """True if a load has the lease, and no other program has written the meta row since."""
+    token: Any = None
+    """The token of the lease under which the last copy was stored."""
+
+    def is_stale(self, fresh_for: float, now: float) -> bool:
+        return is_stale(self.last_fetched, fresh_for, now)
+
+    def failure(self, now: float) -> Failure | None:
+        """The last failure. One from before a clock was set back does not count."""
+        if not isinstance(self.failures, int | float) or not isinstance(self.retry_at, int | float):
+            return None
+        if isinstance(self.lease_end, int | float) and self.lease_end / 1000 > last_end(now, 0.0):
+            return None  # the failed load's lease ends later than any lease can
+        return Failure(int(self.failures), self.retry_at / 1000, str(self.error))
+
+    @property
+    def generation(self) -> str:
+        """Names the copy; another one if the meta row was written by another program."""
+        return f"{self.last_fetched}:{self.token if isinstance(self.token, str) else ''}"
+
+    def record(self, policy: Policy, now: float) -> Record:
+        """The key as the engine sees it.
+
+        A copy from the future is stale here, and its times would let it pass: it has a mark.
+        """
+        copy = None
+        if self.last_fetched is not None:
+            fetched_at = float(self.last_fetched)
+            looks_fresh = policy.verdict(fetched_at, now) is Verdict.FRESH
+            is_marked = looks_fresh and self.is_stale(policy.fresh_for, now)
+            mark = Mark.SOFT if is_marked else Mark.NONE
+            copy = Copy(self.generation, fetched_at, policy, value_of(fetched_at), mark)
+        is_held = self.is_leased and isinstance(self.lease_end, int | float)
+        held_until = self.lease_end / 1000 if is_held else None
+        return Record(copy, held_until, self.failure(now))
 
 
 def window(days_back: int, now: float) -> Window:

@@ -10,7 +10,7 @@ from typing import Final
 import apsw
 
 from stillfresh.errors import ConfigError
-from stillfresh.stores.sqlite import TAGS, TIMES, Format, not_ours
+from stillfresh.stores.sqlite import TAGS, TIMES, Format, LeaseTable, not_ours
 
 
 def _name(text: str) -> str:
@@ -55,6 +55,8 @@ SEED: Final = (
 )""",
 )
 TIMES_TABLE: Final = "stillfresh_feed_times"
+LEASES: Final = LeaseTable(TIMES_TABLE, keeps_ends=True)
+"""The end of a lease stays: it shows when a failure was noted, if the clock is set back later."""
 OWN: Final = (
     # The SQLite store's own: who refreshes a key, and how the last attempt ended.
     *TAGS,
@@ -94,7 +96,19 @@ PUT_META: Final = _put("feed_cache_meta", "cache_key last_fetched")
 DROP_TOPIC: Final = "DELETE FROM feed_topics WHERE topic_uuid = ?"
 DROP_COMMENTS: Final = "DELETE FROM feed_comments WHERE topic_uuid = ?"
 DROP_META: Final = "DELETE FROM feed_cache_meta WHERE cache_key = ?"
-VOID_LEASE: Final = "UPDATE stillfresh_feed_times SET lease_token = NULL WHERE id = ?"
+DROP_TIMES: Final = "DELETE FROM stillfresh_feed_times WHERE id = ?"
+# Other implementations know no leases. A lease notes the meta row's time, and is void if that has
+# changed, or is gone.
+NOTE_META: Final = """
+    UPDATE stillfresh_feed_times
+    SET last_updated_at = (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = id)
+    WHERE id = ?
+"""
+IS_AS_NOTED: Final = """
+    SELECT t.last_updated_at IS m.last_fetched
+    FROM stillfresh_feed_times t LEFT JOIN feed_cache_meta m ON m.cache_key = t.id WHERE t.id = ?
+"""
+NOTE_COPY: Final = "UPDATE stillfresh_feed_times SET generation = ? WHERE id = ?"
 SELECT_LISTS: Final = """
     SELECT CAST(cache_key AS BLOB) FROM feed_cache_meta
     WHERE cache_key >= 'index:' AND cache_key < 'index;'
@@ -119,6 +133,29 @@ SELECT_META: Final = "SELECT CAST(last_fetched AS INTEGER) FROM feed_cache_meta 
 SELECT_COVERED: Final = """
     SELECT rowid, coalesce(CAST(topic_uuid AS BLOB), x''), coalesce(CAST(category_id AS BLOB), x'')
     FROM feed_topics WHERE created_at >= ? AND created_at < ?
+"""
+SELECT_KEYS: Final = """
+    SELECT cache_key AS id FROM feed_cache_meta WHERE cache_key >= ?1 AND typeof(cache_key) = 'text'
+    UNION SELECT id FROM stillfresh_feed_times WHERE id >= ?1 AND typeof(id) = 'text'
+    ORDER BY id LIMIT ?2
+"""
+COUNT_KEYS: Final = """
+    SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM stillfresh_feed_times
+        WHERE lease_token IS NOT NULL AND lease_expires_at > ?)
+"""
+EVICT_ROWS: Final = (
+    """DELETE FROM feed_topics WHERE topic_uuid IN
+        (SELECT topic_uuid FROM feed_topics WHERE cached_at < ? LIMIT ?)""",
+    """DELETE FROM feed_comments WHERE topic_uuid IN
+        (SELECT topic_uuid FROM feed_comments WHERE cached_at < ? LIMIT ?)""",
+    """DELETE FROM feed_cache_meta WHERE cache_key IN
+        (SELECT cache_key FROM feed_cache_meta WHERE last_fetched < ? LIMIT ?)""",
+)
+EVICT_NOTES: Final = "DELETE FROM stillfresh_writes WHERE written_at < ?"
+EVICT_TIMES: Final = """
+    DELETE FROM stillfresh_feed_times
+    WHERE max(coalesce(lease_expires_at, 0), coalesce(retry_at, 0)) < ?
+        AND id NOT IN (SELECT cache_key FROM feed_cache_meta)
 """
 
 

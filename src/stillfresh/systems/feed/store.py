@@ -1,238 +1,123 @@
-"""The feed's file as the SQLite store sees it: one kind, whose values are the seed's rows.
+"""The feed's store: what the engine asks of a store, done in the seed's tables.
 
-Leases, cooldowns and times are in our own tables beside the seed's. A copy stands for a meta row;
-its data are the rows, which are written in the publishing transaction. Other implementations know
-no leases: a lease notes the meta row's time, and is void if that time has changed or is gone.
+A copy is a meta row: its id is the cache key, its value is `last_fetched`. What was fetched is in
+the rows, which are written in the transaction that publishes the copy. So a load hands over what it
+has fetched (`note_fetched`) before it is published.
+
+Leases, cooldowns and tags are the SQLite store's own, in a table beside the seed's; the connection
+and the writer's thread are those of the opened file. Other implementations know no leases: a lease
+notes the meta row's time, and is void if that time has changed or is gone.
 """
 
 import asyncio
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from secrets import token_hex
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import apsw
+from msgspec.structs import replace
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.loader import looked_at
-from stillfresh.errors import ConfigError, NotOpen, StoreError
-from stillfresh.stores import sqlite
+from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
+from stillfresh.stores import (
+    CountsEntries,
+    EvictsEntries,
+    ListsEntries,
+    ReadsInline,
+    checked_limit,
+    sqlite,
+)
 from stillfresh.stores.contract import (
+    UNREAD,
+    After,
     Ask,
     Copy,
+    Failures,
+    Generations,
     Grant,
     LateTags,
     Lease,
     Put,
     PutResult,
     Record,
+    Store,
+    StoredEntry,
+    StoreStats,
+    policy_of,
 )
-from stillfresh.systems.feed.model import FeedStats, canonical
-from stillfresh.systems.feed.reading import FoundRows
-from stillfresh.systems.feed.rows import Writes
+from stillfresh.systems.feed import schema as sql
+from stillfresh.systems.feed.model import canonical
+from stillfresh.systems.feed.reading import FeedReader, read_state
+from stillfresh.systems.feed.rows import Writes, evict_slice
 from stillfresh.systems.feed.rules import DAY, Fetched
-from stillfresh.systems.feed.schema import FEED, TIMES_TABLE
-
-if TYPE_CHECKING:
-    from stillfresh.systems.feed.cache import FeedCache
+from stillfresh.systems.feed.schema import LEASES
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
 KIND: Final = "feed"
 """The one kind there is: its ids are the feed's cache keys."""
-IN_ROWS: Final = b"rows"
-
-_FROM: Final = """
-    LEFT JOIN feed_cache_meta m ON m.cache_key = k.id LEFT JOIN {times} t ON t.id = k.id
-"""
-_THERE: Final = "WHERE m.cache_key IS NOT NULL OR t.id IS NOT NULL"
-_RECORD: Final = """
-    SELECT CASE WHEN m.cache_key IS NOT NULL
-            THEN CAST(m.last_fetched AS INTEGER) || ':' || coalesce(t.generation, '') END,
-        CAST(m.last_fetched AS INTEGER) * 1000.0, {fresh_for}, {stale_for}, 0.0, 0,
-        CASE WHEN t.lease_token IS NOT NULL AND t.last_updated_at IS m.last_fetched
-            THEN t.lease_expires_at END,
-        t.failures, t.retry_at, t.error, 0, {value}, NULL
-"""
-_IDS: Final = """
-    SELECT cache_key AS id FROM feed_cache_meta WHERE cache_key >= ?1 %s
-    UNION SELECT id FROM {times} WHERE id >= ?1 %s
-"""
-_UNTOUCHED: Final = """
-    AND last_updated_at IS (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = id)
-"""
-_HOLDS: Final = """
-    SELECT 1 FROM stillfresh_feed_times t LEFT JOIN feed_cache_meta m ON m.cache_key = t.id
-    WHERE id = ? AND lease_token = ? AND lease_expires_at > ? AND last_updated_at IS last_fetched
-"""
-_EVICT: Final = (
-    """DELETE FROM feed_topics WHERE topic_uuid IN
-        (SELECT topic_uuid FROM feed_topics WHERE cached_at < ? LIMIT ?)""",
-    """DELETE FROM feed_comments WHERE topic_uuid IN
-        (SELECT topic_uuid FROM feed_comments WHERE cached_at < ? LIMIT ?)""",
-    """DELETE FROM feed_cache_meta WHERE cache_key IN
-        (SELECT cache_key FROM feed_cache_meta WHERE last_fetched < ? LIMIT ?)""",
-)
-_FOUND: Final = """
-    SELECT (SELECT count(*) FROM feed_topics), (SELECT sum(comment_count) FROM feed_comments),
-        (SELECT count(*) FROM feed_topics WHERE cached_at < ?1)
-        + (SELECT count(*) FROM feed_comments WHERE cached_at < ?1)
-        + (SELECT count(*) FROM feed_cache_meta WHERE last_fetched < ?1),
-        (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size())
-"""
-_EVICT_NOTES: Final = "DELETE FROM stillfresh_writes WHERE written_at < ?"
-_EVICT_TIMES: Final = """
-    DELETE FROM stillfresh_feed_times
-    WHERE max(coalesce(lease_expires_at, 0), coalesce(retry_at, 0)) < ?
-        AND id NOT IN (SELECT cache_key FROM feed_cache_meta)
-"""
+MAX_FETCHES: Final = 32
+"""Keys whose last fetch stays in memory: more than are fetched at the same time."""
+STRETCH: Final = 2_000
+"""Keys in one job of a listing."""
 
 
-class FeedStatements(sqlite.Statements):
-    """The statements of a feed's only kind, whose copies are meta rows."""
+class FeedFile(Protocol):
+    """An opened file of a feed, as the store uses it."""
 
-    create = sqlite.TIMES
-    point = f"{_RECORD} FROM (SELECT ?2 AS id, ?1) k {_FROM} {_THERE}"
-    many_of = (
-        f"WITH k(id, known) AS (VALUES {{asked}}) {_RECORD}, k.id, k.known FROM k {_FROM} {_THERE}"
-    )
-    stretch = f"SELECT max(id) FROM ({_IDS % ('', '')} ORDER BY id LIMIT ?2)"  # noqa: S608
-    listed = (
-        f"{_RECORD}, k.id, NULL FROM ({_IDS % ('AND cache_key <= ?2', 'AND id <= ?2')}) k {_FROM} "
-        "WHERE instr(k.id, ?3) ORDER BY k.id LIMIT ?4"
-    )
-    lease = """
-        INSERT INTO {times}(id, lease_token, lease_expires_at, last_updated_at)
-        VALUES (?1, ?2, ?3, (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = ?1))
-        ON CONFLICT(id) DO UPDATE SET lease_token = excluded.lease_token,
-            lease_expires_at = excluded.lease_expires_at, last_updated_at = excluded.last_updated_at
+    fresh_for: float
+    keep_for: float
+
+    def check_open(self) -> None:
+        """Raise NotOpen if it is closed."""
+
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
+        """Run a job in a transaction."""
+
+    def reading(self) -> AbstractContextManager[FeedReader]:
+        """A reader for this thread."""
+
+
+class Fetch(NamedTuple):
+    """What was fetched for a key, and when it was asked for."""
+
+    at: float
+    fetched: Fetched
+
+
+class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
+    """The store of one FeedEngine. It reports each publication by `tell`.
+
+    `tell(key, is_news)`: False if the upstream sent the same as before; None if the publication was
+    overtaken by a write.
     """
-    lease_free = "DELETE FROM {times} WHERE FALSE AND ?4"  # the copy is the meta row: look at it
-    publish = sqlite.Statements.publish + _UNTOUCHED
-    renew = sqlite.Statements.renew + _UNTOUCHED
-    # The end of a lease stays: it shows when a failure was noted, if the clock is set back.
-    release = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
-    # All at once, not in slices: a feed has few lists.
-    count = """
-        SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM {times}
-            WHERE lease_token IS NOT NULL AND lease_expires_at > ?1), 0, ?2 || ?3
-    """
-
-
-class FeedTables(sqlite.KindTables):
-    """Writes publications, invalidations and evictions to the seed's tables."""
-
-    def __init__(self, fresh_for: float, keep_for: float, clock: Clock = time.time) -> None:
-        # Rows are served until they are evicted, which happens once a day.
-        sql = FeedStatements(
-            "",
-            TIMES_TABLE,
-            fresh_for=float(fresh_for),
-            stale_for=float(keep_for + DAY),
-            value=f"x'{IN_ROWS.hex()}'",
-        )
-        super().__init__(KIND, sql)
-        self.fresh_for = fresh_for
-        self.keep_for = keep_for
-        self._clock = clock
-
-    def are_made(self, connection: apsw.Connection) -> bool:
-        """Always True: they are made with the file, or beside one that cannot be written."""
-        del connection
-        return True
-
-    def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
-        """Write rows and meta row in the transaction that has checked the lease."""
-        for key, copy in copies.items():
-            writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
-            if isinstance(copy.value, InRows):
-                copy.value.is_news = writes.store(key, copy.value.fetched)
-
-    def invalidate_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        Writes(connection).forget(ids)
-
-    def delete_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        Writes(connection).erase(ids)
-
-    def evict(
-        self, connection: apsw.Connection, start: str = "", *, before: float, size: int
-    ) -> tuple[int, str | None]:
-        """How many rows were dropped, and where to go on; None: nothing is left to drop."""
-        dropped = 0
-        for sql in _EVICT:
-            connection.execute(sql, (before - self.keep_for, size - dropped))
-            dropped += connection.changes()
-        if dropped == size:
-            return dropped, start
-        connection.execute(_EVICT_NOTES, (before - self.fresh_for,))
-        connection.execute(_EVICT_TIMES, (1000 * (before - self.fresh_for),))
-        return dropped, None
-
-
-def layout(tables: FeedTables, format_: sqlite.Format = FEED) -> sqlite.Layout:
-    """The layout of a feed's file, which has one kind."""
-    return sqlite.Layout(
-        format_, lambda kind: tables if kind == KIND else sqlite.own_tables(kind), lambda _: [KIND]
-    )
-
-
-def count_rows(connection: apsw.Connection, *, before: float, skipped: int) -> FeedStats:
-    """Count the rows of a feed's file; rows stored before `before` have expired."""
-    topics, comments, expired, size = connection.execute(_FOUND, (before,)).get
-    return FeedStats(topics, comments or 0, expired, size, skipped)
-
-
-class InRows(bytes):
-    """The store's value of every key: the data are in the rows.
-
-    For a load it carries the fetched data, which the publication writes to the rows.
-    """
-
-    fetched: Fetched = Fetched()
-    is_news: bool = False
-
-    @classmethod
-    def of(cls, fetched: Fetched) -> "InRows":
-        value = cls(IN_ROWS)
-        value.fetched = fetched
-        return value
-
-
-class AsItCame:
-    """Passes values through: encoding a long list would block the loop."""
-
-    @staticmethod
-    def encode(value: bytes) -> bytes:
-        return value
-
-    decode = encode
-
-
-class FeedStore(sqlite.SqliteStore):
-    """The file on the loop of one FeedEngine; it reports publications by `tell`."""
 
     def __init__(
         self,
-        cache: "FeedCache",
+        file: FeedFile,
         *,
         clock: Clock,
         tell: Callable[[str, bool | None], None] = lambda *_: None,
     ) -> None:
-        super().__init__(cache.path, clock=clock, layout=layout(cache.tables))
-        self._cache = cache
+        self._file = file
+        self._clock = clock
         self._tell = tell
+        # Rows are served until they are evicted, which happens once a day.
+        self._policy = policy_of(file.fresh_for, file.keep_for + DAY, 0.0)
         self._room = asyncio.Semaphore(sqlite.MAX_QUEUED)
-        self._leases: BoundedDict[str, Lease] = BoundedDict(sqlite.MAX_QUEUED)
-        self._building: dict[tuple[str, bool], asyncio.Event] = {}
-        """Long lists that are being built, or wait to be."""
-        self._alone = asyncio.Lock()
+        self._granted: BoundedDict[str, Lease] = BoundedDict(sqlite.MAX_QUEUED)
+        """The leases of this store's own loads."""
+        self._fetches: BoundedDict[str, Fetch] = BoundedDict(MAX_FETCHES)
 
     async def open(self) -> None:
-        self._cache.check_open()
+        self._file.check_open()
 
     async def close(self) -> None:
         """Does nothing: the program that opened the file closes it."""
@@ -243,7 +128,7 @@ class FeedStore(sqlite.SqliteStore):
         """Run a job on the file's writer; it is done even if its caller gives up."""
         await self._room.acquire()
         try:
-            done = asyncio.wrap_future(self._cache.submit(job, writes=writes, urgent=urgent))
+            done = asyncio.wrap_future(self._file.submit(job, writes=writes, urgent=urgent))
         except NotOpen as exc:
             self._room.release()
             raise StoreError(str(exc)) from exc
@@ -251,93 +136,122 @@ class FeedStore(sqlite.SqliteStore):
         done.add_done_callback(looked_at)
         return await asyncio.shield(done)
 
-    async def find(self, key: str, now: float, *, raw: bool = False) -> FoundRows[Any] | None:
-        """The rows of a key; None if the file cannot be read: then upstream is asked."""
-        try:
-            while (building := self._building.get((key, raw))) is not None:
-                await building.wait()  # then from memory, or what was written since
-            with self._cache.reading() as reader:
-                rows = next(reader.find(key, now, raw=raw))
-            if rows is not None:
-                return rows
-            return await self._build(key, now, raw=raw)  # a long list: this was its first slice
-        except StoreError as exc:
-            logger.warning("%s: the feed cache could not be read: %s", key, exc)
-            return None
-
-    async def _build(self, key: str, now: float, *, raw: bool) -> FoundRows[Any] | None:
-        """Build one long list at a time, because each needs a connection and memory.
-
-        The loop has a turn between two slices.
-        """
-        rows = None
-        building = asyncio.Event()
-        self._building[key, raw] = building
-        try:
-            async with self._alone:
-                with (
-                    self._cache.reading() as reader,
-                    closing(reader.find(key, now, raw=raw)) as slices,
-                ):
-                    for each in slices:
-                        rows = each  # the last one is the list
-                        await asyncio.sleep(0)
-                building.set()  # callers that wait for this list are served before the next
-        finally:
-            del self._building[key, raw]
-            building.set()
-        return rows
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
+    ) -> dict[str, Record]:
+        del lag
+        return self.read_now(kind, ids, known)
 
     def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
         """The records by id. Any spelling of a category is accepted."""
-        del known
-        point = self._tables(KIND).sql.point
-        keys = ids if kind == KIND else ()
-        with self._cache.reading() as reader:
-            rows = {key: reader.execute(point, (None, canonical(key))).get for key in keys}
-        return {id_: sqlite.record_of(row, None) for id_, row in rows.items() if row is not None}
+        del known  # a value is a few bytes
+        if kind != KIND:
+            return {}
+        with self._file.reading() as reader:
+            states = {id_: reader.state(canonical(id_)) for id_ in ids}
+        now = self._clock()
+        records = {id_: state.record(self._policy, now) for id_, state in states.items()}
+        return {id_: record for id_, record in records.items() if record != Record()}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        self._check_kind(kind)
         for ask in asks:
-            self._leases.pop(ask.id, None)
-        grants = await super().acquire(kind, asks, lease_for)
+            self._granted.pop(ask.id, None)
+
+        def job(file: apsw.Connection) -> dict[str, Grant]:
+            now = self._clock()
+            held_at = sqlite.at_most(now) / 1000
+            until = sqlite.at_least(now + lease_for) / 1000
+            epoch = sqlite.epoch_of(file)
+            grants: dict[str, Grant] = {}
+            for ask in asks:
+                record = read_state(file, ask.id).record(self._policy, now)
+                refusal = ask.denied(record, held_at, lease_for)
+                if refusal is not None:
+                    grants[ask.id] = refusal
+                    continue
+                lease = Lease(ask.id, token_hex(16), until, epoch)
+                LEASES.grant(file, lease)
+                file.execute(sql.NOTE_META, (ask.id,))
+                sqlite.replace_tags(file, KIND, {ask.id: ask.tags})
+                grants[ask.id] = lease
+            return grants
+
+        grants = await self.run(job, urgent=False)
         for key, grant in grants.items():
             if isinstance(grant, Lease):
-                self._leases.note(key, grant)
+                self._granted.note(key, grant)
         return grants
 
-    async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
-        """Store the days that succeeded, without a meta row. False if the lease is lost."""
-        if (lease := self._leases.get(key)) is None:
-            return True
+    def note_fetched(self, key: str, at: float, fetched: Fetched) -> None:
+        """Hand over what a load has fetched: its publication writes it to the rows."""
+        self._fetches.note(key, Fetch(at, fetched))
 
-        def store(file: apsw.Connection) -> bool | None:
-            now = self._clock()
-            if file.execute(_HOLDS, (key, lease.token, sqlite.at_most(now))).get is None:
-                return None
-            return Writes(file, at, self._cache.fresh_for, now).store(key, fetched)
-
-        is_news = await self.run(store, urgent=False)
-        if is_news is not None:
-            self._tell(key, is_news)
-        return is_news is not None
+    def last_fetch(self, key: str, since: int) -> Fetched | None:
+        """Return what this process fetched for the key, if that was not before `since`."""
+        fetch = self._fetches.get(key)
+        return fetch.fetched if fetch is not None and fetch.at >= since else None
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None
     ) -> set[str]:
         """Store, then report. A lost lease is noticed even if the disk is full."""
+        self._check_kind(kind)
+        late = tags or {}
+        # Now, before another load can hand over its own.
+        fetches = {key: self._fetches.get(key) for key in copies}
+
+        def job(file: apsw.Connection) -> dict[str, bool]:
+            """The published keys, and whether each was news."""
+            now = self._clock()
+            published: dict[str, bool] = {}
+            for key, (lease, copy) in copies.items():
+                fetch = fetches[key]
+                if sqlite.is_past(file, lease, late.get(key, ())):
+                    self._release(file, [lease])
+                elif fetch is not None and _holds(file, lease, now):
+                    writes = Writes(file, copy.fetched_at, self._file.fresh_for, now)
+                    published[key] = writes.store(key, fetch.fetched)
+                    LEASES.succeed(file, key)
+                    file.execute(sql.NOTE_COPY, (copy.generation, key))
+                    if key in late:
+                        sqlite.replace_late_tags(file, KIND, {key: late[key]})
+            return published
+
         try:
-            superseded = await super().publish(kind, copies, tags)
+            published = await self.run(job, urgent=False)
         except StoreError:
             if not all(self._is_lost(lease) for lease, _ in copies.values()):
                 raise
-            superseded = set(copies)
-        for key, (_, copy) in copies.items():
-            is_news = isinstance(copy.value, InRows) and copy.value.is_news
-            self._tell(key, None if key in superseded else is_news)
-        return superseded
+            published = {}
+        for key in copies:
+            self._tell(key, published.get(key))
+        return set(copies.keys() - published.keys())
+
+    async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
+        """Store the days that succeeded, without a meta row. False if the lease is lost."""
+        lease = self._granted.get(key)
+        if lease is None:
+            return True
+
+        def job(file: apsw.Connection) -> bool | None:
+            now = self._clock()
+            if not _holds(file, lease, now):
+                return None
+            return Writes(file, at, self._file.fresh_for, now).store(key, fetched)
+
+        is_news = await self.run(job, urgent=False)
+        if is_news is not None:
+            self._tell(key, is_news)
+        return is_news is not None
+
+    def _is_lost(self, lease: Lease) -> bool:
+        """True if it is certain that the lease is void or has been taken over."""
+        with suppress(StoreError, NotOpen), self._file.reading() as reader:
+            return not _holds(reader.connection, lease, now=0.0)  # it may have ended by now
+        return False
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         """Refused: a copy stands for rows, and a caller of `put` has none."""
@@ -347,12 +261,145 @@ class FeedStore(sqlite.SqliteStore):
             "put_comments() of its FeedCache"
         )
 
-    def _is_lost(self, lease: Lease) -> bool:
-        with suppress(StoreError, NotOpen), self._cache.reading() as reader:
-            return reader.execute(_HOLDS, (lease.id, lease.token, 0)).get is None  # 0: at any time
-        return False
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        self._check_kind(kind)
+
+        def job(file: apsw.Connection) -> set[str]:
+            as_noted = [lease for lease in leases if _is_as_noted(file, lease.id)]
+            lost = {lease.id for lease in leases}.difference(lease.id for lease in as_noted)
+            return lost | LEASES.renew(file, as_noted, lease_for, self._clock())
+
+        return await self.run(job, urgent=False)
+
+    async def release(self, kind: str, leases: Sequence[Lease], failures: Failures = None) -> None:
+        self._check_kind(kind)
+        await self.run(lambda file: self._release(file, leases, failures), urgent=False)
+
+    @staticmethod
+    def _release(file: apsw.Connection, leases: Sequence[Lease], failures: Failures = None) -> None:
+        _forget_empty(file, LEASES.release(file, leases, failures or {}))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """The rows are served on, as stale."""
+        del soft
         if kind == KIND:
-            await super().invalidate(kind, [canonical(key) for key in ids], soft=soft)
+            keys = [canonical(id_) for id_ in ids]
+            await self.run(lambda file: _invalidate(file, keys))
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """Invalidate in slices, each a job of its own: other writers pass between them."""
+        del soft
+        keys: dict[str, None] = {}
+        after: After = sqlite.FIRST
+
+        def job(file: apsw.Connection, after: tuple[str, str]) -> tuple[list[str], After]:
+            if after == sqlite.FIRST:
+                sqlite.begin_epoch(file, tag)
+            found, next_after = sqlite.tagged(file, tag, after, sqlite.SLICE)
+            slice_ = [id_ for kind, id_ in found if kind == KIND]
+            _invalidate(file, slice_)
+            return slice_, next_after
+
+        while after is not None:
+            slice_, after = await self.run(partial(job, after=after))
+            keys.update(dict.fromkeys(slice_))
+        return [(KIND, key) for key in keys]
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        """A topic goes with its comments; the topics of a list stay."""
+        if kind != KIND:
+            return
+        keys = [canonical(id_) for id_ in ids]
+
+        def job(file: apsw.Connection) -> None:
+            Writes(file).erase(keys)
+            file.executemany(sql.DROP_TIMES, [(key,) for key in keys])
+            sqlite.delete_tags(file, KIND, keys)
+
+        await self.run(job)
+
+    async def evict(self, before: float) -> int:
+        """Drop rows in slices, each a job of its own; return how many rows were dropped."""
+        job = partial(
+            evict_slice,
+            now=before,
+            fresh_for=self._file.fresh_for,
+            keep_for=self._file.keep_for,
+            size=sqlite.SLICE,
+        )
+        total = 0
+        goes_on = True
+        while goes_on:
+            dropped, goes_on = await self.run(job, urgent=False)
+            total += dropped
+        return total
+
+    async def stats(self) -> StoreStats:
+        now = self._clock()
+
+        def job(file: apsw.Connection) -> StoreStats:
+            copies, leases = file.execute(sql.COUNT_KEYS, (sqlite.at_most(now),)).get
+            return StoreStats(copies, leases, sqlite.bytes_of(file))
+
+        return await self.run(job, writes=False)
+
+    async def entries(
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
+    ) -> list[StoredEntry]:
+        """Keys with a meta row, a lease or a failure, in their order. Sizes are not known."""
+        checked_limit(limit)
+        if kind not in {None, KIND} or (after is not None and after[0] > KIND):
+            return []
+        entries: list[StoredEntry] = []
+        start = "" if after is None or after[0] < KIND else sqlite.following(after[1])
+        while len(entries) < limit:
+            left = limit - len(entries)
+            job = partial(self._list_slice, start=start, search=search, limit=left)
+            page, last = await self.run(job, writes=False)
+            entries += page
+            if last is None:
+                break
+            start = sqlite.following(last)
+        return entries
+
+    def _list_slice(
+        self, file: apsw.Connection, start: str, search: str, limit: int
+    ) -> tuple[list[StoredEntry], str | None]:
+        """Up to `limit` entries that match among the next keys, and the last of these keys.
+
+        None instead of a key: no more follow.
+        """
+        keys: list[str] = [key for (key,) in file.execute(sql.SELECT_KEYS, (start, STRETCH))]
+        matching = [key for key in keys if search in key]
+        now = self._clock()
+        entries: list[StoredEntry] = []
+        for key in matching[:limit]:
+            record = read_state(file, key).record(self._policy, now)
+            if record.copy is not None:
+                record = replace(record, copy=replace(record.copy, value=UNREAD))
+            entries.append(StoredEntry(KIND, key, record))
+        return entries, keys[-1] if len(keys) == STRETCH else None
+
+    @staticmethod
+    def _check_kind(kind: str) -> None:
+        if kind != KIND:
+            raise ConfigError(f"kind: a feed's file has one, {KIND!r}, not {shown(kind)}")
+
+
+def _holds(file: apsw.Connection, lease: Lease, now: float) -> bool:
+    """True if the lease is live, and no other program has written the meta row since its grant."""
+    return LEASES.is_held(file, lease, now) and _is_as_noted(file, lease.id)
+
+
+def _is_as_noted(file: apsw.Connection, key: str) -> bool:
+    return bool(file.execute(sql.IS_AS_NOTED, (key,)).get)
+
+
+def _invalidate(file: apsw.Connection, keys: Sequence[str]) -> None:
+    Writes(file).forget(keys)
+    _forget_empty(file, keys)
+
+
+def _forget_empty(file: apsw.Connection, keys: Iterable[str]) -> None:
+    """Forget keys that have no lease, no failure and no earlier copy."""
+    sqlite.delete_tags(file, KIND, LEASES.forget_empty(file, keys))

@@ -5,19 +5,22 @@ that the file belongs to: the seed's five minutes and thirty days count.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace as with_fields
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import apsw
 from msgspec.structs import replace
 
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.freshness import Policy
+from stillfresh.stores import ListsEntries, WrappedStore
 from stillfresh.stores.contract import (
     UNREAD,
+    After,
     Copy,
     Generations,
     Mark,
@@ -25,7 +28,7 @@ from stillfresh.stores.contract import (
     StoredEntry,
     StoreStats,
 )
-from stillfresh.stores.sqlite import FAILED, Format, SqliteView, connect_viewer
+from stillfresh.stores.sqlite import FAILED, connect_viewer, explained, open_viewer
 from stillfresh.systems.feed.cache import FeedCache
 from stillfresh.systems.feed.model import (
     FEED_CACHE_EVICT_SECONDS,
@@ -33,9 +36,11 @@ from stillfresh.systems.feed.model import (
     canonical,
     index_of,
 )
-from stillfresh.systems.feed.reading import FeedReader
+from stillfresh.systems.feed.reading import FeedReader, count_rows
 from stillfresh.systems.feed.schema import FEED, TABLES, add_missing_tables
-from stillfresh.systems.feed.store import KIND, FeedStore, FeedTables, count_rows, layout
+from stillfresh.systems.feed.store import KIND, FeedStore
+
+T = TypeVar("T")
 
 TERMS: Final = Policy(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
 
@@ -65,43 +70,86 @@ class FeedFileStats(StoreStats, frozen=True, kw_only=True):
     comments: int
 
 
-class FeedView(SqliteView):
-    """Reads on the caller's thread; changes nothing in the file."""
+class ViewedFile:
+    """A feed's file that is only looked at, on the caller's thread."""
+
+    fresh_for: float = FEED_CACHE_TTL_SECONDS
+    keep_for: float = FEED_CACHE_EVICT_SECONDS
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader: FeedReader | None = None
+
+    def open(self) -> None:
+        connection = open_viewer(self.path, with_fields(FEED, is_begun=_holds_feed))
+        add_missing_tables(connection)
+        self._reader = FeedReader(connection)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.connection.close()
+            self._reader = None
+
+    def check_open(self) -> None:
+        if self._reader is None:
+            raise NotOpen("this view is closed; open it again with open()")
+
+    @contextmanager
+    def reading(self) -> Iterator[FeedReader]:
+        if self._reader is None:
+            raise NotOpen("this view is closed; open it again with open()")
+        try:
+            yield self._reader
+        except FAILED as exc:
+            raise explained(self.path, exc) from exc
+
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
+        """Run a job at once. One that writes fails: the connection cannot."""
+        del writes, urgent
+        done: Future[T] = Future()
+        with self.reading() as reader:
+            done.set_result(job(reader.connection))
+        return done
+
+
+class FeedView(WrappedStore):
+    """A feed's file as operators see it: keys are shown as the rows complete them."""
 
     def __init__(self, path: str | Path) -> None:
-        tables = FeedTables(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
-        super().__init__(path, layout=layout(tables, Format((0,), FEED.begin, _holds_feed)))
+        self._file = ViewedFile(Path(path).absolute())
+        super().__init__(FeedStore(self._file, clock=time.time))
 
     async def open(self) -> None:
-        await super().open()
-        self.look(add_missing_tables)
-        self._rows = self.look(FeedReader)
+        self._file.open()
+
+    async def close(self) -> None:
+        self._file.close()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
-        stored = await super().read(KIND, list(keys), known, lag)
+        stored = await self.inner.read(kind, ids, known, lag)
+        keys = {id_: canonical(id_) for id_ in ids} if kind == KIND else {}
         records = {
-            id_: self._with_rows(key, stored.get(key, Record())) for key, id_ in keys.items()
+            id_: self._with_rows(key, stored.get(id_, Record())) for id_, key in keys.items()
         }
         return {id_: record for id_, record in records.items() if record != Record()}
 
     async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
+        self, kind: str | None = None, search: str = "", after: After = None, limit: int = 100
     ) -> list[StoredEntry]:
         entries = await super().entries(kind, search, after, limit)
         return [replace(entry, record=self._with_rows(entry.id, entry.record)) for entry in entries]
 
+    walk = ListsEntries.walk  # through this view's entries
+
     async def stats(self) -> StoreStats:
         store = await super().stats()
-        now = self._clock()
-        count = partial(count_rows, before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
-        feed = self.look(count)
+        before = time.time() - FEED_CACHE_EVICT_SECONDS
+        with self._file.reading() as reader:
+            feed = count_rows(reader.connection, before=before, skipped=0)
         return FeedFileStats(
             store.copies, store.leases, store.bytes, topics=feed.topics, comments=feed.comments
         )
@@ -109,19 +157,16 @@ class FeedView(SqliteView):
     def _with_rows(self, key: str, record: Record) -> Record:
         """The record, completed by the rows: there are some, none, or some that cannot be read."""
         copy = record.copy
-        now = self._clock()
-        is_list = index_of(key) is not None
-        if copy is not None and copy.fetched_at > now:
-            # In a feed, a time in the future is stale. The engine would forgive a few seconds.
-            copy = replace(copy, mark=Mark.SOFT)
-        if copy is None or not is_list:
-            rows = self.look(lambda _: self._rows.find_at_once(key, now))
-            if copy is None and rows.cached_at is not None:
-                copy = Copy("", float(rows.cached_at), TERMS, UNREAD, Mark.SOFT)
-            elif copy is not None and not rows.is_hit:
-                copy = replace(copy, mark=Mark.HARD)
-            elif copy is not None and rows.cached_at is None:
-                copy = replace(copy, value=None)
+        if copy is not None and index_of(key) is not None:
+            return record  # a list that was fetched is a hit, whatever rows it has
+        with self._file.reading() as reader:
+            rows = reader.find_at_once(key, time.time())
+        if copy is None and rows.cached_at is not None:
+            copy = Copy("", float(rows.cached_at), TERMS, UNREAD, Mark.SOFT)
+        elif copy is not None and not rows.is_hit:
+            copy = replace(copy, mark=Mark.HARD)
+        elif copy is not None and rows.cached_at is None:
+            copy = replace(copy, value=None)
         return replace(record, copy=copy)
 
 
