@@ -12,6 +12,7 @@ import pytest
 from stillfresh.stores.contract import Ask, Failure, Lease
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed.store import FeedStore
 from stillfresh.systems.feed.view import FeedView, is_feed
 from tests.kit.cli import call, neighbours, said, stillfresh
 from tests.kit.feed import SEED_SCHEMA, Network
@@ -38,16 +39,12 @@ def feed(tmp_path: Path) -> Path:
 
 
 async def trouble(cache: FeedCache, now: float) -> None:
-    engine = FeedEngine(cache, Network())
-    store = engine._store
-    await store.open()
+    store = FeedStore(cache, clock=cache.clock)
     grants = await store.acquire("feed", [Ask("index:all:30"), Ask("index:zoo:7")], 100)
     broken = grants["index:zoo:7"]
     assert isinstance(broken, Lease)
     failure = Failure(3, now + 600, "TimeoutError: no answer")
     await store.release("feed", [broken], {"index:zoo:7": failure})
-    await store.close()
-    await engine.close()
 
 
 def inspected(path: Path, *arguments: str) -> dict[str, Any]:

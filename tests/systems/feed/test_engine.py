@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, Verdict
+from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, RetryAfter, Verdict
 from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.systems.feed.reading import FeedReader
+from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,
@@ -191,21 +192,22 @@ class TestF6Hit:
 
 class TestF6Listing:
     async def test_the_keys_that_were_fetched_are_listed(
-        self, engine: FeedEngine, clock: ManualClock
+        self, cache: FeedCache, engine: FeedEngine, clock: ManualClock
     ) -> None:
         """With their times and verdicts, as the entries of any store."""
         await engine.get_all()
         clock.advance(400)
         await engine.get_all(days_back=2)
-        entries = await engine._engine.entries()
-        assert sorted((each.kind, each.age or 0) for each in entries) == [
-            ("feed", 0),
-            ("feed", 400),
-        ]
-        (first, second) = entries
-        assert await engine._engine.entries("feed", after=("feed", first.id)) == [second]
-        assert await engine._engine.entries(search=second.id) == [second]
-        assert await engine._engine.entries("other") == []
+        async with Cache(FeedStore(cache, clock=clock), clock=clock) as listing:
+            entries = await listing.entries()
+            assert sorted((each.kind, each.age or 0) for each in entries) == [
+                ("feed", 0),
+                ("feed", 400),
+            ]
+            (first, second) = entries
+            assert await listing.entries("feed", after=("feed", first.id)) == [second]
+            assert await listing.entries(search=second.id) == [second]
+            assert await listing.entries("other") == []
 
 
 class TestF6Miss:
@@ -875,14 +877,15 @@ class TestE13Lifecycle:
             assert asyncio.run(visit()) == ["a"]
             asyncio.run(FeedEngine(cache, network).close())
 
-    async def test_an_open_engine_evicts_as_the_cache_does(
+    async def test_an_engine_evicts_as_the_cache_does(
         self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock
     ) -> None:
-        """F11: an engine that stays open keeps the file small, by the same rule."""
+        """F11: an engine on the feed's store keeps the file small, by the same rule."""
         network.have(topic("a"))
         await engine.get_all()
-        clock.advance(30 * DAY)
-        assert await engine._engine.evict() == 0
-        clock.advance(1)
-        assert await engine._engine.evict() == 2
+        async with Cache(FeedStore(cache, clock=clock), clock=clock) as evicting:
+            clock.advance(30 * DAY)
+            assert await evicting.evict() == 0
+            clock.advance(1)
+            assert await evicting.evict() == 2
         assert cache.stats().topics == 0

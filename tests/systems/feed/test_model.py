@@ -74,7 +74,7 @@ class FeedMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
-            self.run(self.engine.close())
+            self.loop.run_until_complete(self.engine.close())
             self.cache.close()
         self.loop.close()
         shutil.rmtree(self.home)
@@ -84,8 +84,7 @@ class FeedMachine(RuleBasedStateMachine):
             try:
                 return await work
             finally:
-                if not self.engine._is_closed:
-                    await idle(self.engine)
+                await idle(self.engine)
 
         return self.loop.run_until_complete(asyncio.wait_for(settled(), 30))
 
@@ -403,7 +402,7 @@ class FeedMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         """Another process takes over: all there is to know is in the file."""
-        self.run(self.engine.close())
+        self.loop.run_until_complete(self.engine.close())
         self.cache.close()
         self.cache = FeedCache.open(self.home / "feed.db", clock=self.clock)
         self.engine = FeedEngine(self.cache, self.network, clock=self.clock)

@@ -12,6 +12,7 @@ import pytest
 from stillfresh import StillfreshError, StoreError, Verdict
 from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine
 from stillfresh.systems.feed.engine import MAX_OVERTAKEN
+from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,
@@ -56,9 +57,9 @@ class TestF10Undone:
         self, cache: FeedCache, clock: ManualClock, network: Network, what: str
     ) -> None:
         """Two write the same; the second is accepted, then the first refused: it stands."""
-        one, two = (FeedEngine(cache, each, clock=clock) for each in (Network(), network))
-        first = one._source
-        assert isinstance(first, Network)
+        first = Network()
+        one = FeedEngine(cache, first, clock=clock)
+        two = FeedEngine(cache, network, clock=clock)
         if what == "delete":
             cache.put_topics([full("a")], "index:all:7")
         first.refusal = Refused()
@@ -411,9 +412,10 @@ class TestF10Cancelled:
 
 class TestF10GivenUp:
     async def test_a_failed_write_whose_caller_was_cancelled_is_not_logged(
-        self, engine: FeedEngine
+        self, cache: FeedCache, clock: ManualClock
     ) -> None:
         """Found by simulation: whoever had asked for it was cancelled before the disk was full."""
+        store = FeedStore(cache, clock=clock)
         complaints: list[dict[str, Any]] = []
         loop, may_fail = asyncio.get_running_loop(), threading.Event()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
@@ -422,15 +424,14 @@ class TestF10GivenUp:
             may_fail.wait(10)
             raise StoreError("the disk is full")
 
-        await engine._engine.open()
-        writing = asyncio.create_task(engine._run(job))
+        writing = asyncio.create_task(store.run(job))
         await turns()
         writing.cancel()
         await asyncio.wait([writing])
         del writing
         may_fail.set()
         for _ in range(2):  # until the writer's thread has let go of it
-            await engine._store.stats()
+            await store.stats()
             await turns()
         gc.collect()
         assert complaints == []

@@ -196,10 +196,15 @@ class FeedReader:
         *_, rows = self.find(key, now)
         return cast("FoundRows[Any]", rows)
 
+    @property
+    def list_bytes(self) -> int:
+        """Bytes of the lists in memory."""
+        return sum(topics.size for topics in self._lists.values())
+
     def _remember(self, key: str, topics: ListedTopics) -> None:
         """Lists share their topics with what is known, and are bounded in the same way."""
         self._lists.pop(key, None)
-        if sum(other.size for other in self._lists.values()) + topics.size > MAX_BYTES:
+        if self.list_bytes + topics.size > MAX_BYTES:
             self._lists.clear()
         if topics.size <= MAX_BYTES:
             self._lists[key] = topics
