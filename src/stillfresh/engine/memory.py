@@ -116,14 +116,6 @@ class Memory(Evicting[K, V]):
         self._from_store = Origin.MEMORY if private else Origin.STORE
         self._kept_origin = Origin.MEMORY if self._memory_for else Origin.STORE
 
-    def hit(self, key: K, now: float) -> Answer[V] | None:
-        """What memory can answer without asking the store."""
-        entry = self.entries.get(key)
-        if entry is None or now >= entry.until:
-            return None
-        entry.hits += 1
-        return entry.answer
-
     def peek(self, key: K, confirms: Callable[[Copy], bool]) -> Answer[V] | None:
         """The entry in memory, with its verdict of now; not counted as a read.
 

@@ -73,7 +73,6 @@ class Puts(Reads[K, V]):
         self,
         values: Mapping[K, object],
         terms: OwnTerms | None = None,
-        check: Callable[[], None] = lambda: None,
         *,
         version: object = None,
         when: When = When.ALWAYS,
@@ -81,9 +80,8 @@ class Puts(Reads[K, V]):
         """Store values. Raises ConfigError, before any is stored, if one of them cannot be encoded.
 
         It also raises ConfigError if a stored version is of the other kind; all others are stored.
-        `check` is called before each step of the store; if it raises, the put ends there. Nothing
-        may change `values` meanwhile. A caller that gives up takes its put along: nothing of it
-        acts after what the caller does next (S8).
+        Nothing may change `values` meanwhile. A caller that gives up takes its put along: nothing
+        of it acts after what the caller does next (S8).
         """
         runtime = await self.ready()
         began = PutStep(values.keys())
@@ -98,7 +96,7 @@ class Puts(Reads[K, V]):
                     await self._put_past_the_cache(runtime, some)
                     stored.update((known.key, Stored(stored=False)) for known in some)
                     continue
-                step = self._put(runtime, some, check, began, when=when, mixed=mixed)
+                step = self._put(runtime, some, began, when=when, mixed=mixed)
                 stored.update(await self._carry_out(runtime, step))
         finally:
             self._puts.discard(began)
@@ -187,7 +185,6 @@ class Puts(Reads[K, V]):
         self,
         runtime: Runtime,
         values: Sequence[Known[K, V]],
-        check: Callable[[], None],
         began: PutStep[K],
         *,
         when: When,
@@ -208,7 +205,6 @@ class Puts(Reads[K, V]):
             async with InTurn(self.loads.puts, keys):
                 since = runtime.clock()
                 with self.overtaking(keys, voids=False) as step:
-                    check()
                     results = await self._settled(runtime, puts, is_void)
         except StoreError:
             self.memory.counts.store_errors += 1
