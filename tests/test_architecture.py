@@ -74,7 +74,6 @@ ENGINE_PARTS = {"core", "cores", "faces", "memory", "recording_to", "runtime"}
 """Attributes of the engine's objects that nothing outside the engine may use."""
 OWN_OWNERS = {"virtual_loop", "systems.coordinator", "testing"}
 """Where `owner` is a simulated process or a viewer, and not the cache behind a resource."""
-NOT_YET = {"systems.feed"}
 
 NAMES_USED_TWICE = 0
 DOORS = {
@@ -323,7 +322,7 @@ class TestTheEnginesPrivateParts:
 
     def test_nothing_outside_the_engine_uses_them(self) -> None:
         """They may change without a look at pages, gateway, systems, integrations or tools."""
-        outside = [path for path in MODULES if part(path) not in {"engine", *NOT_YET}]
+        outside = [path for path in MODULES if part(path) != "engine"]
         assert len(outside) > 100
         found = {name(path): engine_parts_used(tree(path), part(path)) for path in outside}
         assert {path: used for path, used in found.items() if used} == {}
