@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from stillfresh import Cache, Verdict
-from stillfresh.stores import contract
+from stillfresh.stores import capabilities
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from tests.kit.engine import clear
@@ -54,7 +54,7 @@ class TestE6InvalidateAll:
     ) -> None:
         """In pages and slices; also kinds that this cache has not declared."""
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(contract, "WALKED", 7)
+        monkeypatch.setattr(capabilities, "WALKED", 7)
         monkeypatch.setattr("stillfresh.bounded.sliced.__init__.__defaults__", (7,))
         async with Cache(store) as cache:
 
