@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import stillfresh
-from stillfresh.engine import flight, lane
+from stillfresh.engine import lane, load_states
+from stillfresh.engine.load_states import MAX_ROUNDS, Again
 
 SRC = Path(stillfresh.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
@@ -19,10 +20,10 @@ PAGES = (DOCS / "coordinator.md", DOCS / "engine.md", DOCS / "architecture.md")
 MARKS = re.compile(r"(<!-- (lane|load|ends|packages) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 CALLERS = ("nobody", "before it began", "before its copy was sent to the store", "at any time")
 AGAIN = {
-    flight.Again.IF_WAITED: "for the callers that are left",
-    flight.Again.AS_WANTED: "for the callers that are left; also if this was a background refresh",
-    flight.Again.LIMITED: f"at once, {flight.MAX_ROUNDS} times; then for the callers that are left",
-    flight.Again.ALWAYS: "at once",
+    Again.IF_WAITED: "for the callers that are left",
+    Again.AS_WANTED: "for the callers that are left; also if this was a background refresh",
+    Again.LIMITED: f"at once, {MAX_ROUNDS} times; then for the callers that are left",
+    Again.ALWAYS: "at once",
 }
 
 
@@ -41,7 +42,7 @@ def ends() -> str:
     rows = [
         f"| {how}{', and the key was invalidated meanwhile' if overtaken else ''} "
         f"| {CALLERS[it.told]}{', as STALE' if it.is_overtaken else ''} | {AGAIN[it.again]} |"
-        for (how, overtaken), it in flight.ENDINGS.items()
+        for (how, overtaken), it in load_states.ENDINGS.items()
     ]
     head = ["| the load | its result goes to callers that came | another load follows |"]
     return "\n".join([*head, "| --- | --- | --- |", *rows, ""])
@@ -98,7 +99,7 @@ def _label(text: str) -> str:
 
 DRAWN: dict[str, Callable[[], str]] = {
     "lane": lambda: states(lane.NEXT, lane.LaneState.OUT),
-    "load": lambda: states(flight.NEXT, flight.ENDED),
+    "load": lambda: states(load_states.NEXT, load_states.ENDED),
     "ends": ends,
     "packages": packages,
 }

@@ -29,6 +29,7 @@ ROOMS = [
         "file_locks",
         "forks",
         "logs",
+        "tasks",
         "virtual_loop",
     },
     {"freshness"},
@@ -52,7 +53,7 @@ CORE = {"errors", "freshness", "ttl_cache", "sweeper", "engine", "sync", *ROOMS[
 """What needs no library but the core's two; of the stores, memory and SQLite need no other."""
 
 PURE = re.compile(
-    r"(^|/)(freshness|durations|checks|backoff|flight|queue|rules\w*|lane|model|keys)\.py$"
+    r"(^|/)(freshness|durations|checks|backoff|load_states|work|fence|rules\w*|lane|model|keys)\.py$"
     r"|^http/(fields|validation)\.py$|^pages/(clients|routes|sharing)\.py$"
 )
 """Modules that decide and do nothing else."""

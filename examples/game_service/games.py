@@ -16,11 +16,11 @@ import apsw
 from game_service import steps
 from game_service.steps import GameView, Happened, Player
 from stillfresh.clock import Clock
-from stillfresh.engine.loader import Tasks, looked_at
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.stores.sqlite import Writer, abandon, by_header, translated
 from stillfresh.systems.waiting.model import LIMIT
+from stillfresh.tasks import Tasks, looked_at
 
 FORMAT: Final = by_header(steps.APPLICATION_ID, 0, steps.CREATE, is_cache=False)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
-from stillfresh.engine import load
+from stillfresh.engine import loads
 from stillfresh.engine.causes import KEPT_AFTER, MOST_EXCEPTIONS, MOST_KEYS, Causes
 from stillfresh.stores.contract import Failure
 from stillfresh.testing import ManualClock
@@ -240,7 +240,7 @@ class TestE30Bounds:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Although nobody asks for the key again; memory keeps the text with the old copy."""
-        monkeypatch.setattr(load, "FORGET_EVERY", 0.001)
+        monkeypatch.setattr(loads, "FORGET_EVERY", 0.001)
         bodies.is_down[0] = False
         await bodies(1)
         clock.advance(31)

@@ -21,9 +21,10 @@ from stillfresh import (
     Verdict,
     prometheus_text,
 )
-from stillfresh.engine.queue import Batch, Flight
+from stillfresh.engine.load import Load
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.engine.spans import TIME_BUCKETS, Stopwatch, Timing, load_span, noted
+from stillfresh.engine.work import Work
 from stillfresh.pages import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -458,15 +459,17 @@ class TestG14Stopwatch:
         assert both.counts == (3, 2, *[1] * 9, 2, 2)
         assert both.seconds == pytest.approx(63.0003)
 
-    def test_a_load_of_no_keys_has_no_span(self, ears: Ears) -> None:
+    async def test_a_load_of_no_keys_has_no_span(self, ears: Ears, prices: Prices) -> None:
         """All its callers have left; and without hooks no span is made."""
-        batch = Batch([Flight("a", "a")])
-        with load_span([ears], "price", Batch([])), load_span([], "price", batch):
+        await prices("a")
+        load: Load[str, Price] = Load(prices.core.loads, [Work("a", "a")])
+        empty: Load[str, Price] = Load(prices.core.loads, [])
+        with load_span([ears], "price", empty), load_span([], "price", load):
             pass
-        assert (ears.ended, batch.span) == ([], None)
-        with load_span([ears], "price", batch):
+        assert (ears.ended, load.span) == ([], None)
+        with load_span([ears], "price", load):
             pass
-        assert ears.ended == [batch.span]
+        assert ears.ended == [load.span]
 
     def test_a_span_has_the_worst_verdict_and_the_last_error(self) -> None:
         """Of all keys of its load; without hooks there is no span."""

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from stillfresh.engine import memory, store_reads
+from stillfresh.engine import loads, memory, store_reads
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.core import Core
-from stillfresh.engine.flight import Joined, LoadState
+from stillfresh.engine.fence import Fence
 from stillfresh.engine.lane import Lane
-from stillfresh.engine.load import Loads
-from stillfresh.engine.loader import Loader, Tasks
+from stillfresh.engine.load import Load
+from stillfresh.engine.load_states import ENDINGS, Told
+from stillfresh.engine.loader import Loader
+from stillfresh.engine.loads import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.news import News, Notices
-from stillfresh.engine.queue import OVER, Batch, Flight, Queue
 from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
+from stillfresh.engine.work import Work
 from stillfresh.gateway.live import Connection
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
@@ -26,6 +28,7 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
 from stillfresh.systems.feed.rows import Writes
 from stillfresh.systems.waiting import rules
+from stillfresh.tasks import Tasks
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator import nodes
 from stillfresh.testing.simulator.server import FencedServer
@@ -79,11 +82,46 @@ def memory_does_not_hear_of_invalidations(patch: pytest.MonkeyPatch) -> None:
 def who_comes_late_is_given_the_overtaken_value(patch: pytest.MonkeyPatch) -> None:
     """The oldest bug of the field: fill after invalidate."""
 
-    def join(self: Flight[Any, Any], waiter: Any, *, knows: bool = True) -> None:
-        del knows
-        self.waiters[waiter] = Joined.BEFORE
+    def join(self: Work[Any, Any], waiter: Any, asked_at: int, *, knows: bool = True) -> None:
+        del asked_at, knows
+        self.waiters[waiter] = 0
 
-    patch.setattr(Flight, "join", join)
+    patch.setattr(Work, "join", join)
+
+
+@mutant(Promise.FRESH, "cut_off")
+def the_fence_does_not_note_invalidations(patch: pytest.MonkeyPatch) -> None:
+    """E6: a load that has no lease does not learn that its key was invalidated."""
+    patch.setattr(Fence, "void", lambda *_: None)
+
+
+@mutant(Promise.FRESH, "of_updates")
+def the_fence_does_not_note_puts(patch: pytest.MonkeyPatch) -> None:
+    """E6: a load that began before the put fills memory after it."""
+    patch.setattr(Fence, "change", lambda *_: None)
+
+
+@mutant(Promise.FRESH, "on_a_file")
+def the_fence_does_not_advance_when_a_load_begins(patch: pytest.MonkeyPatch) -> None:
+    """E6: a caller that asks after an invalidation counts as one that asked before the load."""
+
+    def begin(self: Load[Any, Any], works: Any) -> None:
+        for work in works:
+            work.began = self._fence.clock.now
+
+    patch.setattr(Load, "_begin", begin)
+
+
+@mutant(Promise.FRESH, "over_a_network")
+def the_fence_does_not_advance_when_a_copy_is_sent(patch: pytest.MonkeyPatch) -> None:
+    """E6: a caller that joins during the publication may know of a later change."""
+    in_time = {
+        how: rule._replace(told=Told.ALL)
+        for how, rule in ENDINGS.items()
+        if rule.told is Told.IN_TIME
+    }
+    for how, rule in in_time.items():
+        patch.setitem(ENDINGS, how, rule)
 
 
 @mutant(Promise.FRESH, "cut_off")
@@ -206,10 +244,10 @@ def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
 def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> None:
     before = Loader._call
 
-    async def call(self: Loader[Any, Any], batch: Any, leases: Any) -> Any:
-        results = await before(self, batch, leases)
+    async def call(self: Loader[Any, Any], load: Any, leases: Any) -> Any:
+        results = await before(self, load, leases)
         if any(isinstance(result, Exception) for result in results.values()):
-            results = await before(self, batch, leases)
+            results = await before(self, load, leases)
         return results
 
     patch.setattr(Loader, "_call", call)
@@ -217,17 +255,16 @@ def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> N
 
 @mutant(Promise.LOAD, "on_a_file")
 def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    before = Loads._acquire
+    before = Load._ask_for_leases
 
-    async def acquire(self: Loads[Any, Any], batch: Batch) -> Any:
-        asked = list(batch.flights)
-        leases = await before(self, batch)
-        batch.flights = [flight for flight in asked if flight.batch is not OVER]
-        for flight in batch.flights:
-            flight.batch = batch
-        return leases
+    async def ask_for_leases(self: Load[Any, Any]) -> None:
+        works = list(self.works)
+        await before(self)
+        self.works = [work for work in works if self._loads.under_way.get(work.key) is work]
+        for work in self.works:
+            work.load = self
 
-    patch.setattr(Loads, "_acquire", acquire)
+    patch.setattr(Load, "_ask_for_leases", ask_for_leases)
 
 
 @mutant(Promise.LOST, "over_a_network")
@@ -354,24 +391,24 @@ def closing_leaves_tasks_behind(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.ALIVE, "over_a_network")
 def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def join(self: Flight[Any, Any], waiter: Any, *, knows: bool = True) -> None:
+    def join(self: Work[Any, Any], waiter: Any, asked_at: int, *, knows: bool = True) -> None:
         del knows
-        if self.batch.state is LoadState.QUEUED:
-            self.waiters[waiter] = Joined.BEFORE
+        if self.load is None:
+            self.waiters[waiter] = asked_at
 
-    patch.setattr(Flight, "join", join)
+    patch.setattr(Work, "join", join)
 
 
 @mutant(Promise.ALIVE, "inside_another")
 def a_load_inside_a_load_takes_a_place(patch: pytest.MonkeyPatch) -> None:
     """E4: the only one, which the outer load has."""
-    patch.setattr(Queue, "_hurry", lambda *_: None)
+    patch.setattr(Loads, "_hurry", lambda *_: None)
 
 
 @mutant(Promise.ALIVE, "inside_another")
 def nobody_notices_a_circle(patch: pytest.MonkeyPatch) -> None:
     """E3: two loads wait for each other."""
-    patch.setattr(Flight, "waits_for", lambda *_: False)
+    patch.setattr(loads, "_waits_for", lambda *_: False)
 
 
 @mutant(Promise.ALIVE, "of_threads")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stillfresh.engine.loader import looked_at
 from stillfresh.engine.put import Known, Puts
 from stillfresh.engine.update import Updates
 from stillfresh.errors import StoreError
@@ -18,6 +17,7 @@ from stillfresh.stores import memory, rules
 from stillfresh.stores.contract import PutOutcome, PutResult
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRows
+from stillfresh.tasks import looked_at
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator import fence, nodes
 from stillfresh.testing.simulator.server import FencedServer

@@ -37,7 +37,7 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
 from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.connection import PATIENCE, Patience, explained
-from stillfresh.stores.sqlite.database import Work, WriteDatabase, commit
+from stillfresh.stores.sqlite.database import WriteDatabase, WriteJob, commit
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.ownership import Finding, OpenedFile, by_header, not_ours
 from stillfresh.stores.sqlite.schema import (
@@ -750,7 +750,7 @@ class TestS8Settled:
 
         with closing(apsw.Connection(str(path))) as connection:
             claims = threading.Lock()
-            group = [Work(fails), Work(lambda _: None)]
+            group = [WriteJob(fails), WriteJob(lambda _: None)]
             for works in (group, group[:1]):
                 with pytest.raises(apsw.FullError):
                     commit(connection, works, claims)

@@ -487,7 +487,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many steps each transaction that was tried had."""
     found, write = list[int](), database.WriteDatabase.write
 
-    def counted(self: database.WriteDatabase, group: Sequence[database.Work]) -> None:
+    def counted(self: database.WriteDatabase, group: Sequence[database.WriteJob]) -> None:
         found.append(len(group))
         write(self, group)
 

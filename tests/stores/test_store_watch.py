@@ -53,7 +53,9 @@ class TestC14Stores:
             with one.watch(KEYS) as here, two.watch(KEYS) as there:
                 upstream.hold()  # a copy that is fresh before the watch looks is no news
                 await until(
-                    lambda: all(len(it.watched) == len(it.core.queue.flights) for it in (one, two))
+                    lambda: all(
+                        len(it.watched) == len(it.core.loads.under_way) for it in (one, two)
+                    )
                 )
                 upstream.let_go()
                 seen = await asyncio.gather(heard(here), heard(there))

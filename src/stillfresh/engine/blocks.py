@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from stillfresh.engine.flight import BEFORE, LOADING
+from stillfresh.engine.load import Load
+from stillfresh.engine.load_states import LOADING
 from stillfresh.engine.loader import Loader
+from stillfresh.engine.loads import Loads
 from stillfresh.engine.model import Origin, Outcome, RefreshEnd
-from stillfresh.engine.queue import Batch, Flight, Waiter
 from stillfresh.engine.spans import load_span, noted
+from stillfresh.engine.work import Waiter, Work
 from stillfresh.errors import StillfreshError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Store
@@ -22,7 +24,6 @@ from stillfresh.stores.contract import Store
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
     from stillfresh.engine.lifecycle import Lifecycle
-    from stillfresh.engine.read import Reads
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -98,30 +99,32 @@ def is_past(cache: "Lifecycle") -> bool:
 
 
 async def loaded(
-    core: "Reads[K, V]", keys: Sequence[K], waiter: Waiter[K, V]
+    core: "Core[K, V]", keys: Sequence[K], waiter: Waiter[K, V]
 ) -> dict[K, Outcome[V]]:
     """Load by the loader alone: no lease, no shared load, no cooldown; nothing is stored."""
     runtime = core.owner.apart()
     memory = core.memory
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
+    loads = Loads(core, runtime)
     by = None if waiter.load is None else waiter
-    flights = [Flight(key, id_, {waiter: BEFORE}, by=by) for key, id_ in core.texts(keys).items()]
+    works = [Work(key, id_, {waiter: 0}, by=by) for key, id_ in core.texts(keys).items()]
     try:
-        for start in range(0, len(flights), core.spec.max_batch):
-            batch = Batch(flights[start : start + core.spec.max_batch], LOADING)
-            with load_span(runtime.hooks, core.spec.kind, batch):
-                results = await loader.results(batch, {})
+        for start in range(0, len(works), core.spec.max_batch):
+            load = Load(loads, works[start : start + core.spec.max_batch])
+            load.state = LOADING
+            with load_span(runtime.hooks, core.spec.kind, load):
+                results = await loader.results(load, {})
                 for result in results.values():
-                    noted(batch.span, Verdict.GONE if result.error else Verdict.FRESH, result.error)
-            for flight in batch.flights:
-                result = results[flight.id]
+                    noted(load.span, Verdict.GONE if result.error else Verdict.FRESH, result.error)
+            for work in load.works:
+                result = results[work.id]
                 waiter.private = waiter.private or result.private
                 if result.error is not None:
-                    waiter.outcomes[flight.key] = result.error
+                    waiter.outcomes[work.key] = result.error
                 elif (copy := result.copy) is not None:
                     answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
-                    waiter.outcomes[flight.key] = answer
-                    waiter.not_stored[flight.key] = RefreshEnd.UNSTORED
+                    waiter.outcomes[work.key] = answer
+                    waiter.not_stored[work.key] = RefreshEnd.UNSTORED
     except BaseException:  # a caller that gives up does not wait for its loader
         runtime.threads.dismiss()
         raise

@@ -239,16 +239,16 @@ class Cache(Lifecycle):
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
+        tagged: list[tuple[str, str]] = []
         await overtake_all(self._keys_with_tag(tag))
         try:
             with unconfirmed():
                 tagged = await runtime.store.invalidate_tag(tag, soft=soft)
-            known = ((self.cores.get(kind), id_) for kind, id_ in tagged)
-            await overtake_all((core, core.key(id_)) for core, id_ in known if core is not None)
-            for kind, id_ in tagged if self.recording_to is not None else ():
-                self.note_invalid(kind, [id_], soft=soft)
         finally:
-            await overtake_all(self._keys_with_tag(tag))
+            await overtake_all(self._keys_with_tag(tag, tagged))
+        if self.recording_to is not None:
+            for kind, id_ in tagged:
+                self.note_invalid(kind, [id_], soft=soft)
         return tagged
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
@@ -278,15 +278,26 @@ class Cache(Lifecycle):
         return count
 
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
-        """The keys of all cores that are in memory or being loaded, core by core."""
+        """The keys of all cores that are in memory, core by core."""
         for core in tuple(self.cores.values()):
-            core.void_puts()
-            yield from ((core, key) for key in [*core.under_way(), *core.memory.keys()])
+            core.fence.void_all()
+            keys = core.memory.keys()
+            yield from ((core, key) for key in keys)
 
-    def _keys_with_tag(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
+    def _keys_with_tag(
+        self, tag: str, named: Iterable[tuple[str, str]] = ()
+    ) -> Iterator[tuple[Core[Any, Any], Any]]:
+        """The keys in memory that have the tag, and those that the store named.
+
+        The store knows tags that came with a value which another process has loaded.
+        """
+        self.fence_clock.void_tag(tag)
         for core in tuple(self.cores.values()):
-            core.void_puts(tag)
-            yield from ((core, key) for key in core.tagged(tag))
+            yield from ((core, key) for key in core.memory.tagged(tag))
+        for kind, id_ in named:
+            named_core = self.cores.get(kind)
+            if named_core is not None:
+                yield named_core, named_core.key(id_)
 
     async def store(self) -> Store:
         """Return the open store, for programs that list or repair it; open it if it is not open.

@@ -13,15 +13,14 @@ from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation, explain
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
-from stillfresh.engine.load import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.news import Notices
-from stillfresh.engine.queue import IN_QUEUE, Waiter
 from stillfresh.engine.rules import FOR_EVER, NOTHING, Serve
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
+from stillfresh.engine.work import Waiter
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Record
@@ -51,7 +50,6 @@ class Core(Updates[K, V]):
         if runtime.news is not None and self.spec.memory_for:
             runtime.news.want()
         self.begin_anew(runtime)
-        self.loads = Loads(self, runtime)
         if (memory := self.memory).is_private:
             memory.room.limit(self.spec.max_bytes or runtime.can.max_bytes)
             if runtime.can.process is not None:
@@ -96,7 +94,7 @@ class Core(Updates[K, V]):
                 yield {**ended}
         finally:
             waiter.end()
-            self.queue.leave(waiter, stale)
+            self.loads.leave(waiter, stale)
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when to refresh each key."""
@@ -226,20 +224,14 @@ class Core(Updates[K, V]):
         """Forget every entry of this resource."""
         runtime = await self.ready()
         listing = runtime.can.require_listing()
-        self.void_puts()
+        self.fence.void_all()
         await self.delete([*self.under_way(), *self.memory.keys()])  # a walk may miss them
         async for page in listing.walk(self.spec.kind):
             await self.delete([self.key(entry.id) for entry in page])
-        self.void_puts()
+        self.fence.void_all()
 
     def tagged(self, tag: str) -> list[K]:
-        """Keys in memory or being loaded that have this tag, or may have it.
-
-        Running loads note the tag, because theirs are known only when they end.
-        """
-        for flight in self.queue.flights.values():
-            if flight.batch is not IN_QUEUE:
-                flight.batch.tags.add(tag)
+        """Keys in memory or being loaded that have this tag, or may have it."""
         if self.spec.tags is None:
             return self.memory.tagged(tag)
         tags_of = self.spec.possible_tags
@@ -247,12 +239,16 @@ class Core(Updates[K, V]):
         loading = [key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))]
         return loading + self.memory.tagged(tag)
 
+    def overtake_tag(self, tag: str) -> None:
+        """Drop keys with this tag from memory. Loads and steps that run now began too early."""
+        self.owner.fence_clock.void_tag(tag)
+        self.overtake(self.memory.tagged(tag))
+
     async def is_live(self, key: K) -> bool:
         """A load is under way, and nothing has invalidated the key since it began."""
         runtime = await self.ready()
-        flight = self.queue.flights.get(key)
-        lease = self.loads.leases.get(flight.id) if flight is not None else None
-        if flight is None or lease is None or key in flight.batch.overtaken:
+        lease = self.loads.lease_of(key)
+        if lease is None:
             return False
         try:
             return not await runtime.store.renew(self.spec.kind, [lease], self.spec.lease_for)
@@ -264,7 +260,7 @@ class Core(Updates[K, V]):
         return self._runtime is None or await self.loads.settled(within)
 
     def under_way(self) -> set[K]:
-        return {*self.queue.flights, *(key for step in self._steps for key in step.keys)}
+        return {*self.loads.under_way, *(key for step in self._steps for key in step.keys)}
 
     async def explain(self, key: K) -> Explanation:
         runtime = await self.ready()
@@ -275,7 +271,7 @@ class Core(Updates[K, V]):
             key,
             self.memory.readable({key: id_}, records)[key],
             runtime.clock(),
-            loading_here=self.queue.is_loading(key),
+            loading_here=self.loads.is_loading(key),
             in_memory=key in self.memory.entries,
             lease_for=self.spec.lease_for,
         )
@@ -290,8 +286,8 @@ class Core(Updates[K, V]):
             self.memory.now(),
             entries=len(self.memory.entries),
             bytes=self.memory.room.held,
-            loading=len(self.queue.flights),
-            queued=self.queue.not_begun(),
+            loading=len(self.loads.under_way),
+            queued=self.loads.not_begun(),
             watched=len(self.watcher.watched),
             max_batch=self.spec.max_batch,
         )

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 from stillfresh.bounded import sliced
 from stillfresh.clock import Clock
 from stillfresh.engine.counts import CacheStats, Lag
-from stillfresh.engine.loader import looked_at
+from stillfresh.engine.fence import FenceClock
 from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
 from stillfresh.engine.runtime import Runtime
@@ -36,6 +36,7 @@ from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores import EvictsEntries, capabilities_of
 from stillfresh.stores.contract import Store
+from stillfresh.tasks import looked_at
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -68,6 +69,9 @@ class Lifecycle:
         self.opened: Runtime | None = None
         self.cores: dict[str, Core[Any, Any]] = {}
         """The declared resources, by name."""
+        self.fence_clock = FenceClock(
+            lambda: any(core.fence.is_busy for core in tuple(self.cores.values()))
+        )
         self.is_private = is_private
         """True if no other cache uses this store."""
         self.blocks = 0

@@ -1,200 +1,225 @@
-"""From "callers need these keys" to copies in the store and answers to all callers (E3-E8).
+"""One load: a batch of keys, from the request for leases to the answer of every caller.
 
-Drives the queue: `loader.py` does the work, the queue says which callers get the result, and
-`rules.py` decides what another process's lease or a failure means.
+`Load.run` is the story, from top to bottom:
+
+1. Ask the store for leases. Another process may have published meanwhile: its copy is the answer.
+   Another process may be loading: its keys go to a load of their own, which follows it.
+2. Call the loader for the other keys, with a time limit, and renew the leases meanwhile.
+3. Publish the values, and release the leases of keys that failed.
+4. Tell the callers, and keep the values in memory.
+
+Whatever was changed in this process since the load began is asked of the fence when a key ends, in
+one place for each way to end. `load_states.py` has the table of what each end means.
+
+If the store is unavailable, the keys are loaded without a lease: callers get their values, and
+nobody is promised more than the store could confirm.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Container, Coroutine, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine import rules
-from stillfresh.engine.flight import BEFORE, LOADED, SUPERSEDED, End, LoadEvent
+from stillfresh.engine.load_states import ASKING, LOADED, NEXT, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER
-from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd
-from stillfresh.engine.queue import OVER, Batch, Flight, Waiter
+from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd, Span
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
-from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import load_span, noted
+from stillfresh.engine.work import NOT_SENT, Waiter, Work
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Failure, Held, Lease, Newer, Record
 
 if TYPE_CHECKING:
-    from stillfresh.engine.core import Core
+    from stillfresh.engine.loads import Loads
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # E5: seconds between two looks at another process's load
-FORGET_EVERY = 60.0  # E30: seconds between two looks for exceptions that are kept for too long
-OWN, ANOTHER, STALE = Origin.LOADED, Origin.ANOTHER, Verdict.STALE
+SHORTEST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0  # seconds between two looks at another process's load
 
 logger = logging.getLogger(__name__)
 
 
-class Loads(Generic[K, V]):
-    """The loads of one resource while its cache is open."""
+class Load(Generic[K, V]):
+    """The load of a batch of keys."""
 
-    def __init__(self, core: "Core[K, V]", runtime: Runtime) -> None:
-        self.puts: dict[K, asyncio.Future[None]] = {}  # E17: running, by key
-        self._spec, self._memory, self._queue = core.spec, core.memory, core.queue
-        self._watcher, self._owner, self._runtime = core.watcher, core.owner, runtime
-        self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
-        self._is_flushing = False
-        self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
-        self._running: set[asyncio.Task[Any]] = set()
-        self.leases: dict[str, Lease] = {}  # of the loads under way, by id
-        self._forgetting: asyncio.TimerHandle | None = None
+    __slots__ = (
+        "_fence",
+        "_loader",
+        "_loads",
+        "_memory",
+        "_runtime",
+        "_spec",
+        "_watcher",
+        "leases",
+        "sent",
+        "span",
+        "state",
+        "takes_place",
+        "threads",
+        "waiting_for",
+        "works",
+    )
 
-    def close(self) -> None:
-        """Let all waiting callers fail."""
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-        closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
-        for flight in self._queue.close():
-            _settle(flight.key, flight.waiters, closed)
-
-    async def wait(self, waiter: Waiter[K, V]) -> None:
-        """Wait until the joined loads have ended."""
-        if not waiter.missing or (waiter.each and waiter.outcomes):
-            return
-        self.flush_soon()
-        woken = asyncio.Event()
-        waiter.wake = woken.set
-        await woken.wait()
-
-    @contextmanager
-    def storing(self, ids: Collection[str]) -> Iterator[None]:
-        """Inside the block a put of these ids is on its way to the store."""
-        ended = asyncio.get_running_loop().create_future()
-        self._storing.update(dict.fromkeys(ids, ended))
-        try:
-            yield
-        finally:
-            ended.set_result(None)
-            for id_ in ids:
-                if self._storing.get(id_) is ended:
-                    del self._storing[id_]
-
-    async def _after_puts(self, batch: Batch) -> None:
-        """Wait for puts of this process: their values are the answer, and a load would be void."""
-        if not self._storing:
-            return
-        puts = {self._storing[it.id] for it in batch.flights if it.id in self._storing}
-        if puts:
-            await asyncio.wait(puts)
-
-    def give_fallback(
-        self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
+    def __init__(
+        self, loads: "Loads[K, V]", works: list[Work[K, V]], *, takes_place: bool = False
     ) -> None:
-        """E2: an EXPIRED copy is served if the load fails."""
-        if (old := self._memory.fallback(key, copy, unverified=unverified)) is not None:
-            for waiter in waiters:
-                waiter.fallbacks[key] = old
+        """`takes_place`: it takes one of the `concurrency` places."""
+        self.works = works
+        self.state = ASKING
+        self.leases: dict[str, Lease] = {}
+        self.sent = NOT_SENT  # the fence's number when its copies were sent to the store
+        self.span: Span | None = None  # for hooks
+        self.waiting_for: dict[Waiter[Any, Any], list[tuple[Loads[Any, Any], Any]]] = {}
+        """The keys of other loads that its loader waits for, by the call that does."""
+        self.threads: dict[object, Load[Any, Any]] = {}
+        """Loads that run on the stack of its loader's thread: it can end only after them."""
+        self._loads = loads
+        self._spec = loads.spec
+        self._memory = loads.memory
+        self._fence = loads.fence
+        self._watcher = loads.core.watcher
+        self._runtime = loads.runtime
+        self._loader: Loader[K, V] = Loader(loads.spec, self._runtime, loads.memory.counts)
+        self.takes_place = takes_place
+        for work in works:
+            work.load = self
+        self._begin(works)
 
-    def flush_soon(self) -> None:
-        """E4: keys that are requested in one turn of the loop go into one batch."""
-        if not self._is_flushing:
-            self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+    def awaited_loads(self) -> "list[Load[Any, Any] | None]":
+        """The loads that must end before this one can."""
+        awaited: list[Load[Any, Any] | None] = list(self.threads.values())
+        for waiter, keys in tuple(self.waiting_for.items()):
+            for loads, key in keys:
+                work = loads.under_way.get(key)
+                if work is not None and waiter in work.waiters:
+                    awaited.append(work.load)
+        return awaited
 
-    def _flush(self) -> None:
-        """Start as many batches as `concurrency` allows."""
-        self._is_flushing = False
-        while (batch := self._queue.take()) is not None:
-            self._spawn(self._lead(batch))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._runtime.spawn(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def settled(self, within: float) -> bool:
-        """I22: wait until nothing is loading or about to; False if something still is."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while self._running or self._is_flushing:
-                    await asyncio.sleep(0)
-                    if self._running:
-                        await asyncio.wait(self._running)
-        return not (self._running or self._is_flushing)
-
-    async def _lead(self, batch: Batch) -> None:
+    async def run(self) -> None:
+        """Ask for leases, call the loader, publish, tell the callers."""
         try:
-            with self._told(batch):
-                await self._after_puts(batch)
-                leases = await self._acquire(batch)
-                if batch.flights:
-                    await self._load(batch, leases)
+            with self._tells_everybody():
+                await self._loads.wait_for_puts(self.works)
+                await self._ask_for_leases()
+                if self.works:
+                    results = await self._call_loader()
+                    publishing = self._publish(results)
+                    await asyncio.shield(self._runtime.step(publishing))
         finally:
-            self._queue.running -= batch.takes_place
-            self._flush()
+            self._loads.finish(self)
 
     @contextmanager
-    def _told(self, batch: Batch) -> Iterator[None]:
-        """E3: however the batch ends, its callers get an answer."""
+    def _tells_everybody(self) -> Iterator[None]:
+        """However the load ends, its callers get an answer."""
         try:
-            with load_span(self._runtime.hooks, self._spec.kind, batch):
+            with load_span(self._runtime.hooks, self._spec.kind, self):
                 yield
         except asyncio.CancelledError:
-            self._fail(batch, "the cache was closed")
+            self._fail("the cache was closed")
             raise
         except Exception:
             logger.exception("%s: internal error of stillfresh", self._spec.kind)
-            self._fail(batch, "internal error of stillfresh; see the log")
+            self._fail("internal error of stillfresh; see the log")
         except BaseException:  # a signal handler may raise here; the task keeps the exception
-            self._fail(batch, "the load was interrupted")
+            self._fail("the load was interrupted")
             raise
 
-    def _fail(self, batch: Batch, why: str) -> None:
+    def _fail(self, why: str) -> None:
         failed = LoadResult[V](error=LoadFailed(f"{self._spec.kind}: {why}"))
-        self._end(batch.flights, {it.id: failed for it in batch.flights})
+        self._end(self.works, {work.id: failed for work in self.works})
 
-    async def _acquire(self, batch: Batch) -> dict[str, Lease]:
-        """Ask for the leases. If the store is unavailable, load all keys without one (S5)."""
-        asks, failed = self._loader.asks(batch)
+    def _begin(self, works: Iterable[Work[K, V]]) -> None:
+        """All callers of now asked in time for what is done next, and all changes of now are in it.
+
+        The fence advances, so that callers that join later have a greater number.
+        """
+        clock = self._fence.clock
+        for work in works:
+            work.began = clock.now
+        clock.advance()
+
+    def _step(self, event: LoadEvent) -> None:
+        self.state = NEXT[self.state][event]
+
+    # 1. The leases.
+
+    async def _ask_for_leases(self) -> None:
+        """Ask for the leases. If the store is unavailable, load all keys without one."""
+        asks, failed = self._loader.asks(self.works)
         if failed:
-            self._end([it for it in batch.flights if it.id in failed], failed)
-            batch.flights = [it for it in batch.flights if it.id not in failed]
+            self._end([work for work in self.works if work.id in failed], failed)
+            self.works = [work for work in self.works if work.id not in failed]
         since = self._runtime.clock()
-        grants = await self._loader.asked("give leases", self._loader.acquire(asks)) if asks else {}
-        held, grants = list[Flight[K, Waiter[K, V]]](), grants or {}
-        leases = {id_: it for id_, it in grants.items() if isinstance(it, Lease)}
-        self._memory.counts.leases_won += len(leases)
-        self._memory.counts.leases_denied += len(grants) - len(leases)
-        for flight in [it for it in batch.flights if it.id not in leases]:
-            match grants.get(flight.id):
+        grants = None
+        if asks:
+            grants = await self._loader.asked("give leases", self._loader.acquire(asks))
+        grants = grants or {}
+        leases = {id_: grant for id_, grant in grants.items() if isinstance(grant, Lease)}
+        counts = self._memory.counts
+        counts.leases_won += len(leases)
+        counts.leases_denied += len(grants) - len(leases)
+        mine: list[Work[K, V]] = []
+        held: list[Work[K, V]] = []
+        for work in self.works:
+            match grants.get(work.id):
+                case Lease():
+                    mine.append(work)
                 case Newer(record):
-                    self._look(flight, record, since)
+                    self._look(work, record, since)
                 case Held():
-                    held.append(flight)
+                    held.append(work)
                 case _:
-                    if not self._queue.drop_unleased(flight):
-                        flight.go_blind()
+                    if work.leased and not work.waiters:
+                        self._loads.drop(work)  # a refresh that is of no use without a lease
+                    else:
+                        work.is_blind = True
+                        self._begin([work])  # the loader is called only now
+                        mine.append(work)
         if held:
-            self._spawn(self._follow(batch.split(held, LoadEvent.DENY)))
-        batch.flights = [it for it in batch.flights if it.id in leases or it.is_blind]
-        batch.step(LoadEvent.GRANT)
-        return leases
+            self._loads.spawn(self._followed_by(held).follow())
+        self.works = mine
+        self.leases = leases
+        self._step(LoadEvent.GRANT)
 
-    async def _follow(self, batch: Batch) -> None:
-        """E5: another process loads these keys: look at intervals that grow and vary."""
+    def _followed_by(self, works: list[Work[K, V]]) -> "Load[K, V]":
+        """The load of keys that another process loads. They began when they began here."""
+        began = {work.id: work.began for work in works}
+        other = Load(self._loads, works)
+        for work in works:
+            work.began = began[work.id]
+        other.state = self.state
+        other._step(LoadEvent.DENY)
+        return other
+
+    async def follow(self) -> None:
+        """Another process loads these keys: look at intervals that grow and vary."""
         pause = SHORTEST_PAUSE
-        self._queue.drop_unwaited(batch)
-        with self._told(batch):
-            while batch.flights:
-                await self._pause(batch, pause * (1 + 0.5 * self._runtime.dice()))
+        self._drop_unwaited()
+        with self._tells_everybody():
+            while self.works:
+                await self._pause(pause * (1 + 0.5 * self._runtime.dice()))
                 pause = min(LONGEST_PAUSE, pause * 1.5)
-                await self._look_around(batch)
-                self._queue.drop_unwaited(batch)
+                await self._look_around()
+                self._drop_unwaited()
 
-    async def _pause(self, batch: Batch, seconds: float) -> None:
+    def _drop_unwaited(self) -> None:
+        """Drop keys that another process loads and for which no caller waits here."""
+        for work in self.works:
+            if not work.waiters:
+                self._loads.drop(work)
+        self.works = [work for work in self.works if work.waiters]
+
+    async def _pause(self, seconds: float) -> None:
         """Wait, but end early if a put of this process, which may hold the lease, has ended."""
-        puts = [self.puts[flight.key] for flight in batch.flights if flight.key in self.puts]
+        running = self._loads.puts
+        puts = [running[work.key] for work in self.works if work.key in running]
         if not puts:
             await self._runtime.sleep(seconds)
             return
@@ -204,94 +229,124 @@ class Loads(Generic[K, V]):
         finally:
             pause.cancel()
 
-    async def _look_around(self, batch: Batch) -> None:
-        """Look at all keys of the batch; those that must wait longer stay in it."""
-        batch.step(LoadEvent.LOOK)
-        since, ids = self._runtime.clock(), [flight.id for flight in batch.flights]
+    async def _look_around(self) -> None:
+        """Look at all keys; those that must wait longer stay.
+
+        What the store says now is new enough for all callers that wait now.
+        """
+        self._step(LoadEvent.LOOK)
+        self._begin(self.works)
+        since = self._runtime.clock()
         # If this fails: ask for the lease again, and load without one if that fails too.
-        records = await self._loader.read(ids) or {}
-        for flight in batch.flights:
-            if flight.batch is batch:
-                self._look(flight, records.get(flight.id, NOTHING), since, waited=True)
-        batch.flights = [flight for flight in batch.flights if flight.batch is batch]
-        batch.step(LoadEvent.WAIT)
+        records = await self._loader.read([work.id for work in self.works]) or {}
+        left: list[Work[K, V]] = []
+        for work in self.works:
+            if self._is_over(work):
+                continue
+            if not self._look(work, records.get(work.id, NOTHING), since, waited=True):
+                left.append(work)
+        self.works = left
+        self._step(LoadEvent.WAIT)
+
+    def _is_over(self, work: Work[K, V]) -> bool:
+        """True if the cache was closed meanwhile."""
+        return self._loads.under_way.get(work.key) is not work
 
     def _look(
-        self, flight: Flight[K, Waiter[K, V]], record: Record, since: float, *, waited: bool = False
-    ) -> None:
-        """E5: another process has published, failed or died: answer from that, or ask again.
+        self, work: Work[K, V], record: Record, since: float, *, waited: bool = False
+    ) -> bool:
+        """Another process has published, failed or died: answer from that, or ask again.
 
-        `waited`: for that process, which may still be loading.
+        `waited`: for that process, which may still be loading. Returns False if it is.
         """
-        memory, key, seen, span = self._memory, flight.key, flight.seen, flight.batch.span
-        now, lease_for = memory.now(), self._spec.lease_for
-        read, wait = rules.plan_read, rules.plan_wait
-        plan = wait(record, seen, now, lease_for) if waited else read(record, now, lease_for)
+        memory = self._memory
+        key = work.key
+        seen = work.seen
+        now = memory.now()
+        lease_for = self._spec.lease_for
+        if waited:
+            plan = rules.plan_wait(record, seen, now, lease_for)
+        else:
+            plan = rules.plan_read(record, now, lease_for)
         if plan is None:
-            return
-        flight.saw(record)
-        entry, copy = memory.entries.get(key), record.copy
-        if entry and copy and (entry.copy.generation, entry.copy.mark) == (flight.seen, copy.mark):
-            flight.batch.overtaken.discard(key)  # E17: by a put, whose value this is
+            return False
+        work.saw(record)
+        # The change may be a put of this process, whose value this is.
+        is_changed = self._fence.is_changed(key, work.began) and not memory.has(key, record.copy)
+        is_bound = not is_changed and not work.forced  # to a cooldown
         match plan:
-            case Serve(copy) if flight.takes(copy, seen) and (
-                answer := memory.serve(key, plan, now, ANOTHER, since)
+            case Serve(copy) if (
+                not is_changed
+                and work.is_new_enough(copy, seen)
+                and (answer := memory.serve(key, plan, now, Origin.ANOTHER, since))
             ):
-                ended = self._queue.end(flight, End.FOUND_STALE if plan.refresh else End.FOUND)
+                how = End.FOUND_STALE if plan.refresh else End.FOUND
+                ended = self._loads.end(work, how, is_changed=False)
                 _settle(key, ended.told, answer)
-                noted(span, plan.verdict)
-                if plan.verdict is Verdict.FRESH:  # C14: otherwise the next load tells the watches
+                noted(self.span, plan.verdict)
+                if plan.verdict is Verdict.FRESH:  # otherwise the next load tells the watches
                     until = rules.watched_until(copy, self._spec.terms)
                     self._watcher.landed(key, answer, until, now)
             case Fail(failure):
-                self._tell_failure(flight, End.COOLING, memory.failure_error(key, failure, now))
-            case Serve() if flight.is_bound and (pause := rules.cooling(record.failure, now)):
-                self.give_fallback(key, plan.copy, flight.waiters)  # if it can be read
-                self._tell_failure(flight, End.COOLING, memory.failure_error(key, pause, now))
+                self._tell_failure(work, End.COOLING, memory.failure_error(key, failure, now))
+            case Serve() if is_bound and (pause := rules.cooling(record.failure, now)):
+                self._loads.give_fallback(key, plan.copy, work.waiters)  # if it can be read
+                self._tell_failure(work, End.COOLING, memory.failure_error(key, pause, now))
             case plan:
                 if isinstance(plan, MustLoad) and plan.fallback is not None:
-                    self.give_fallback(key, plan.fallback, flight.waiters)
-                self._queue.end(flight, End.GIVEN_UP)
-        self.flush_soon()
+                    self._loads.give_fallback(key, plan.fallback, work.waiters)
+                self._loads.end(work, End.GIVEN_UP, is_changed=is_changed)
+        self._loads.flush_soon()
+        return True
 
-    async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
-        self.leases |= leases
+    # 2. The loader.
+
+    async def _call_loader(self) -> dict[str, LoadResult[V]]:
+        """The result of each key. If the cache closes meanwhile, release the leases."""
         began = self._runtime.clock()
         try:
-            results = await self._loader.results(batch, leases)
+            results = await self._loader.results(self, self.leases)
         except (asyncio.CancelledError, Exception):
-            await self._loader.release(list(leases.values()), {})
+            await self._loader.release(list(self.leases.values()), {})
             raise
-        finally:
-            for id_ in leases:
-                del self.leases[id_]
-        if self._owner.recording_to is not None:
-            self._owner.recording_to.loaded(self._spec, results, began)
-        await asyncio.shield(self._runtime.step(self._finish(batch, leases, results)))
+        recording = self._loads.core.owner.recording_to
+        if recording is not None:
+            recording.loaded(self._spec, results, began)
+        return results
 
-    async def _finish(
-        self, batch: Batch, leases: dict[str, Lease], results: dict[str, LoadResult[V]]
-    ) -> None:
+    # 3. The publication.
+
+    async def _publish(self, results: dict[str, LoadResult[V]]) -> None:
         """Publish the values, release the leases of failed keys, and answer the callers."""
-        batch.step(LoadEvent.SEND)
-        copies = {
-            id_: (lease, copy)
-            for id_, lease in leases.items()
-            if (copy := (it := results[id_]).copy) is not None and it.is_kept
-        }
+        self._step(LoadEvent.SEND)
+        self.sent = self._fence.clock.now
+        self._fence.clock.advance()  # callers that join from now on may know of later changes
+        leases = self.leases
+        self.leases = {}
+        copies: dict[str, tuple[Lease, Copy]] = {}
+        late: dict[str, tuple[str, ...]] = {}
+        for id_, lease in leases.items():
+            result = results[id_]
+            if result.copy is not None and result.is_kept:
+                copies[id_] = lease, result.copy
+                if result.tags is not None:
+                    late[id_] = result.tags
         since = self._runtime.clock()
-        late = {id_: tags for id_ in copies if (tags := results[id_].tags) is not None}
         superseded = await self._loader.publish(copies, late)
         published: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):
-            failures = {id_: it.failure for id_, it in results.items() if it.failure is not None}
+            failures = {
+                id_: result.failure for id_, result in results.items() if result.failure is not None
+            }
             unused = [lease for id_, lease in leases.items() if id_ not in published]
             await self._loader.release(unused, failures)
-        self._end(batch.flights, results, published, superseded or (), since)
+        self._end(self.works, results, published, superseded or (), since)
+
+    # 4. The callers.
 
     def _end(
         self,
-        flights: Iterable[Flight[K, Waiter[K, V]]],
+        works: Iterable[Work[K, V]],
         results: Mapping[str, LoadResult[V]],
         published: Container[str] = (),
         superseded: Container[str] = (),
@@ -301,50 +356,42 @@ class Loads(Generic[K, V]):
         now = self._memory.now()
         outlook: Outlook | None = None
         have_failed = len(self._memory.causes) > 0  # most loads have no failure to forget
-        for flight in flights:
-            if flight.batch is OVER:
+        under_way = self._loads.under_way
+        for work in works:
+            if under_way.get(work.key) is not work:
                 continue  # the cache was closed
-            id_, result = flight.id, results[flight.id]
-            if flight.by is not None:
-                flight.by.private = result.private
-            if (error := result.error) is not None:
-                self._remember(flight, result.failure, error)
-                self._memory.has_failed(flight.key, result.failure)
-                self._tell_failure(flight, End.FAILED, error)
+            id_ = work.id
+            result = results[id_]
+            if work.by is not None:
+                work.by.private = result.private
+            if result.error is not None:
+                self._remember(work, result.failure, result.error)
+                self._memory.has_failed(work.key, result.failure)
+                self._tell_failure(work, End.FAILED, result.error)
             elif (copy := result.copy) is not None:
                 if have_failed:
-                    self._memory.causes.forget(flight.key)
+                    self._memory.causes.forget(work.key)
                 how = SUPERSEDED if id_ in superseded else LOADED
-                kept = since if id_ in published else None
                 if outlook is None or copy.policy is not outlook.policy:
                     outlook = self._memory.outlook(copy, now)
-                    noted(flight.batch.span, outlook.at_arrival)
-                self._tell_value(flight, how, copy, result, outlook, kept)
-        self.flush_soon()
+                    noted(self.span, outlook.at_arrival)
+                stored_since = since if id_ in published else None
+                self._tell_value(work, how, copy, result, outlook, stored_since)
+        self._loads.flush_soon()
 
-    def _remember(
-        self, flight: Flight[K, Waiter[K, V]], failure: Failure | None, error: LoadFailed
-    ) -> None:
-        """E30: keep the error with its cause for later callers of this process."""
+    def _remember(self, work: Work[K, V], failure: Failure | None, error: LoadFailed) -> None:
+        """Keep the error with its cause for later callers of this process."""
         if failure is None:
             return
-        if flight.by is not None and flight.by.load is not None:
+        if work.by is not None and work.by.load is not None:
             # The cause may hold a response that was meant for the caller with this loader alone.
             error = type(error)()
-        self._memory.remember(flight.key, failure, error)
-        if self._forgetting is None:
-            self._forgetting = self._runtime.loop.call_later(FORGET_EVERY, self._forget_causes)
-
-    def _forget_causes(self) -> None:
-        """Let go of old exceptions, although nobody asks for their keys any more."""
-        causes, self._forgetting = self._memory.causes, None
-        causes.forget_old(self._memory.now())
-        if causes:
-            self._forgetting = self._runtime.loop.call_later(FORGET_EVERY, self._forget_causes)
+        self._memory.remember(work.key, failure, error)
+        self._loads.forget_causes_soon()
 
     def _tell_value(  # noqa: PLR0917 (called for each key that is loaded)
         self,
-        flight: Flight[K, Waiter[K, V]],
+        work: Work[K, V],
         how: End,
         copy: Copy,
         result: LoadResult[V],
@@ -352,22 +399,28 @@ class Loads(Generic[K, V]):
         since: float | None,
     ) -> None:
         """`since` is None if the store does not have the value."""
-        if result.tags and not flight.batch.tags.isdisjoint(result.tags):
-            flight.overtake()
-        key, value, span, memory = flight.key, result.value, flight.batch.span, self._memory
-        ended = self._queue.end(flight, how)
-        verdict = STALE if ended.is_overtaken else outlook.at_arrival
-        found, at, clock = copy.value is not None, copy.fetched_at, memory.now
-        origin = OWN
+        key = work.key
+        value = result.value
+        memory = self._memory
+        fence = self._fence
+        is_changed = False
+        if fence.clock.last_change > work.began:
+            is_changed = fence.is_changed(key, work.began, result.tags or ())
+        ended = self._loads.end(work, how, is_changed=is_changed)
+        verdict = Verdict.STALE if ended.is_overtaken else outlook.at_arrival
+        found = copy.value is not None
+        at = copy.fetched_at
+        clock = memory.now
+        origin = Origin.LOADED
         not_stored: RefreshEnd | None = None
         if ended.is_overtaken:
             not_stored = RefreshEnd.SUPERSEDED
         elif since is None:
             not_stored = RefreshEnd.UNSTORED
         for waiter in ended.told:  # the first caller started the load, the others share it
-            # E29: a caller that came after the load began may know of an invalidation that the
-            # store, which did not confirm the value, could not tell us.
-            unverified = since is None and flight.waiters[waiter] is not BEFORE
+            # A caller that came after the load began may know of an invalidation that the store,
+            # which did not confirm the value, could not tell us.
+            unverified = since is None and work.waiters[waiter] > work.began
             given = rules.without_store(verdict) if unverified else verdict
             answer = Answer(
                 value, found, given, at, origin, clock, None, unverified, copy.policy, copy.mark
@@ -375,41 +428,27 @@ class Loads(Generic[K, V]):
             if not_stored is not None:
                 waiter.not_stored[key] = not_stored
             waiter.settle(key, answer)  # type: ignore[arg-type]
-            origin = ANOTHER
+            origin = Origin.ANOTHER
         if ended.is_overtaken:
-            noted(span, STALE)
+            noted(self.span, Verdict.STALE)
             return
         if since is None:
-            memory.keep_unstored(key, copy, value, outlook, flight.seen)
+            memory.keep_unstored(key, copy, value, outlook, work.seen)
         else:
             memory.keep(key, copy, value, outlook, since)
         if result.tags is not None:
             memory.retag(key, copy.generation, result.tags)
-        if key in self._watcher.watches or self._watcher.late:
-            self.tell_watches(key, copy, value, outlook, unverified=since is None)
+        watcher = self._watcher
+        if key in watcher.watches or watcher.late:
+            watcher.tell(key, copy, value, outlook, unverified=since is None)
 
-    def tell_watches(
-        self,
-        key: K,
-        copy: Copy,
-        value: V | None,
-        outlook: Outlook,
-        *,
-        unverified: bool = False,
-    ) -> None:
-        """A new copy was loaded, or put. `unverified`: the store did not confirm it."""
-        verdict = outlook.at_arrival
-        if unverified:  # E29: a watch asked at no certain time, so perhaps after the load began
-            verdict = rules.without_store(verdict)
-        answer = self._memory.made(copy, value, verdict, OWN, unverified=unverified)
-        until = rules.watched_until(copy, self._spec.terms)
-        self._watcher.landed(key, answer, until, outlook.now)
-
-    def _tell_failure(self, flight: Flight[K, Waiter[K, V]], how: End, error: LoadFailed) -> None:
-        noted(flight.batch.span, Verdict.GONE, error.__cause__ or error)
-        _settle(flight.key, self._queue.end(flight, how).told, error)
-        if flight.key in self._watcher.watches:
-            self._watcher.look_again([flight.key])
+    def _tell_failure(self, work: Work[K, V], how: End, error: LoadFailed) -> None:
+        noted(self.span, Verdict.GONE, error.__cause__ or error)
+        is_changed = self._fence.is_changed(work.key, work.began)
+        ended = self._loads.end(work, how, is_changed=is_changed)
+        _settle(work.key, ended.told, error)
+        if work.key in self._watcher.watches:
+            self._watcher.look_again([work.key])
 
 
 def _settle(key: K, waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:

@@ -1,4 +1,4 @@
-"""The work of a load, and the tasks of an open cache.
+"""What a load asks of the store and of the loader, and the results as copies.
 
 It knows no callers and decides nothing: `rules.py` says what a failure, an absence or a value's own
 times mean, and the store enforces the law.
@@ -6,8 +6,8 @@ times mean, and the store enforces the law.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
-from contextvars import Context, copy_context
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextvars import copy_context
 from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -20,8 +20,8 @@ from stillfresh.engine.codecs import advice_on
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, Loaded, Origin, Private
-from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
+from stillfresh.engine.work import CURRENT, Work
 from stillfresh.errors import (
     LONGEST_TEXT,
     BadValue,
@@ -32,8 +32,10 @@ from stillfresh.errors import (
 )
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
+from stillfresh.tasks import looked_at
 
 if TYPE_CHECKING:
+    from stillfresh.engine.load import Load
     from stillfresh.engine.runtime import Runtime
 
 K = TypeVar("K", bound=Hashable)
@@ -45,68 +47,6 @@ NO_VALUE: Final = (Absent, Private, BaseException)
 RENEWALS: Final = 3  # renewals in the time of a lease, so that one may be lost
 
 logger = logging.getLogger(__name__)
-
-
-class Tasks:
-    """Tasks that closing cancels, and tasks that it waits for; none is forgotten."""
-
-    def __init__(self) -> None:
-        self._cancelled: set[asyncio.Task[Any]] = set()
-        self._awaited: set[asyncio.Task[Any]] = set()
-
-    def spawn(
-        self, work: Coroutine[Any, Any, Any], context: Context | None = None
-    ) -> asyncio.Task[Any]:
-        """Start a task that closing cancels.
-
-        It runs in no caller's context, as it may outlive it.
-        """
-        return _tracked_task(self._cancelled, work, context or Context())
-
-    def child(
-        self, work: Coroutine[Any, Any, Any], context: Context | None = None
-    ) -> asyncio.Task[Any]:
-        """Start a task that its parent cancels, and that closing waits for."""
-        return _tracked_task(self._awaited, work, context)
-
-    def step(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Like `child`, but a task that `asyncio.run` does not cancel at its end.
-
-        A cancelled request to the store may have been done, and nobody would know.
-        """
-        task = self.child(work)
-        asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
-        return task
-
-    async def end(self, grace: float) -> None:
-        for task in self._cancelled:
-            task.cancel()
-        if not (busy := self._cancelled | self._awaited):
-            return
-        _, late = await asyncio.wait(busy, timeout=grace)
-        for task in late:
-            logger.error("still running %g s after close: %r", grace, task)
-
-
-def _tracked_task(
-    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
-) -> asyncio.Task[Any]:
-    task = asyncio.get_running_loop().create_task(work, context=context)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
-
-
-def is_cancelled() -> bool:
-    """True if this task was cancelled; False if something that it awaits cancelled itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def looked_at(done: "asyncio.Future[Any]") -> None:
-    """A done-callback that marks an error as seen if no caller waits for it any more."""
-    if not done.cancelled():
-        done.exception()
 
 
 class LoadResult(Struct, Generic[V], frozen=True):
@@ -130,8 +70,6 @@ class Loader(Generic[K, V]):
         self._spec = spec
         self._runtime = runtime
         self._counts = counts
-        if spec.in_thread:
-            runtime.threads.allow(spec.concurrency)
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
         """The store's answer; None if it is unavailable."""
@@ -142,16 +80,16 @@ class Loader(Generic[K, V]):
             logger.warning("%s: the store could not %s: %s", self._spec.kind, what, exc)
             return None
 
-    def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
+    def asks(self, works: Iterable[Work[K, V]]) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
         """A key whose tags are unknown could not be invalidated by them: only it fails."""
         asks: list[Ask] = []
         failed: dict[str, LoadResult[V]] = {}
-        for flight in batch.flights:
+        for work in works:
             try:
-                tags = () if self._spec.tags is None else self._spec.tags_of(flight.key)
-                asks.append(Ask(flight.id, flight.seen, tags, flight.failures))
+                tags = () if self._spec.tags is None else self._spec.tags_of(work.key)
+                asks.append(Ask(work.id, work.seen, tags, work.failures))
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                failed[flight.id] = self._failed_result(flight, exc, "its tags= failed")
+                failed[work.id] = self._failed_result(work, exc, "its tags= failed")
         self._log(failed)
         return asks, failed
 
@@ -188,24 +126,26 @@ class Loader(Generic[K, V]):
             store = self._runtime.store
             await self.asked("release a lease", store.release(self._spec.kind, leases, failures))
 
-    async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
+    async def results(
+        self, load: "Load[K, V]", leases: Mapping[str, Lease]
+    ) -> dict[str, LoadResult[V]]:
         """Load, renew the leases meanwhile, and return the results by id."""
         sent = rules.stamped(self._runtime.clock())
         counts = self._counts
-        flights: list[Flight[K, Any]] = batch.flights
+        works = load.works
         counts.loads += 1
-        counts.loaded += len(flights)
-        counts.largest_batch = max(counts.largest_batch, len(flights))
+        counts.loaded += len(works)
+        counts.largest_batch = max(counts.largest_batch, len(works))
         began = ticks()
-        values = await self._call(batch, list(leases.values()))
+        values = await self._call(load, list(leases.values()))
         seconds = ticks() - began
         counts.load_seconds.note(seconds)
-        if batch.span is not None:
-            batch.span.seconds = seconds
-            batch.span.origin = Origin.LOADED
+        if load.span is not None:
+            load.span.seconds = seconds
+            load.span.origin = Origin.LOADED
         took = self._runtime.clock() - sent
         self._report_slow(took)
-        results = self._results(flights, values, leases, sent, took)
+        results = self._results(works, values, leases, sent, took)
         if counts.failing:
             counts.mended(id_ for id_, result in results.items() if result.error is None)
         self._log(results)
@@ -213,7 +153,7 @@ class Loader(Generic[K, V]):
 
     def _results(
         self,
-        flights: list[Flight[K, Any]],
+        works: list[Work[K, V]],
         values: Mapping[K, object],
         leases: Mapping[str, Lease],
         sent: float,
@@ -228,53 +168,51 @@ class Loader(Generic[K, V]):
         dice = self._runtime.dice
         absent_policy: Policy | None = None
         results: dict[str, LoadResult[V]] = {}
-        for flight in flights:
-            result = values[flight.key]
-            lease = leases.get(flight.id)
+        for work in works:
+            result = values[work.key]
+            lease = leases.get(work.id)
             generation = lease.token if lease is not None else token_hex(16)
             try:
                 if not isinstance(result, NO_VALUE):
                     copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
                     tags = result.tags if isinstance(result, Loaded) else None
-                    results[flight.id] = LoadResult(copy, value, tags=tags)
+                    results[work.id] = LoadResult(copy, value, tags=tags)
                 elif isinstance(result, BaseException):
-                    results[flight.id] = self._failed_result(flight, result)
+                    results[work.id] = self._failed_result(work, result)
                 else:
                     self._counts.absent += 1
                     absent_policy = absent_policy or rules.absent_policy(terms, took)
                     copy = Copy(generation, sent, absent_policy, None)
                     private = result if isinstance(result, Private) else None
-                    is_kept = private is None or private.is_noted or flight.seen is not None
-                    results[flight.id] = LoadResult(copy, is_kept=is_kept, private=private)
+                    is_kept = private is None or private.is_noted or work.seen is not None
+                    results[work.id] = LoadResult(copy, is_kept=is_kept, private=private)
             except Exception as exc:  # noqa: BLE001 (the loader's mistake)
-                results[flight.id] = self._unstorable_result(flight, exc)
+                results[work.id] = self._unstorable_result(work, exc)
         return results
 
-    def _unstorable_result(self, flight: Flight[K, Any], error: Exception) -> LoadResult[V]:
+    def _unstorable_result(self, work: Work[K, V], error: Exception) -> LoadResult[V]:
         """The value is not what was declared; its key cools down like any that failed."""
         text = f"the value cannot be stored: {error_text(error)}; {advice_on(self._spec.codec)}"
-        raised = BadValue(f"{self._spec.kind} {flight.key!r}: {text}")
+        raised = BadValue(f"{self._spec.kind} {work.key!r}: {text}")
         raised.__cause__ = error
-        return self._cooling_result(flight, raised, text[:LONGEST_TEXT])
+        return self._cooling_result(work, raised, text[:LONGEST_TEXT])
 
     def _failed_result(
-        self, flight: Flight[K, Any], error: BaseException, what: str = "loading failed"
+        self, work: Work[K, V], error: BaseException, what: str = "loading failed"
     ) -> LoadResult[V]:
         text = error_text(error)
-        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
+        raised = LoadFailed(f"{self._spec.kind} {work.key!r}: {what}: {text}")
         raised.__cause__ = error
         if isinstance(error, Dropped):
             return LoadResult(error=raised)
-        return self._cooling_result(flight, raised, text)
+        return self._cooling_result(work, raised, text)
 
-    def _cooling_result(
-        self, flight: Flight[K, Any], raised: LoadFailed, text: str
-    ) -> LoadResult[V]:
+    def _cooling_result(self, work: Work[K, V], raised: LoadFailed, text: str) -> LoadResult[V]:
         """The load has failed, so its key cools down. `text`: what the store remembers."""
         runtime = self._runtime
         terms = self._spec.terms
         failure = rules.failed(
-            flight.failure,
+            work.failure,
             text,
             runtime.clock(),
             runtime.dice(),
@@ -282,7 +220,7 @@ class Loader(Generic[K, V]):
             first=terms.first_cooldown,
             longest=terms.longest_cooldown,
         )
-        self._counts.failed_with(flight.id, failure)
+        self._counts.failed_with(work.id, failure)
         return LoadResult(failure=failure, error=raised)
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
@@ -292,34 +230,34 @@ class Loader(Generic[K, V]):
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, without_secrets(str(errors[0])))
 
-    async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
+    async def _call(self, load: "Load[K, V]", leases: list[Lease]) -> dict[K, object]:
         """Run to the end, to `load_timeout`, or until the cache closes, whatever callers do."""
-        keys = [flight.key for flight in batch.flights]
+        keys = [work.key for work in load.works]
         context = copy_context()
-        context.run(CURRENT.set, batch)
-        load = self._runtime.child(self._work(batch, keys), context)
+        context.run(CURRENT.set, load)
+        task = self._runtime.child(self._work(load, keys), context)
         guard = None
-        load.add_done_callback(looked_at)
+        task.add_done_callback(looked_at)
         try:
             await asyncio.sleep(0)
-            if not load.done():
+            if not task.done():
                 guard = self._runtime.child(self._guard(leases))
-                await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([task, guard], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (load, guard):
-                if task is not None and not task.done():
-                    task.cancel()
-        return self._values_of(keys, load)
+            for part in (task, guard):
+                if part is not None and not part.done():
+                    part.cancel()
+        return self._values_of(keys, task)
 
-    async def _work(self, batch: Batch, keys: list[K]) -> object:
+    async def _work(self, load: "Load[K, V]", keys: list[K]) -> object:
         """Call the resource's loader, or that of the caller; a plain function runs in a thread."""
-        caller = batch.flights[0].by
+        caller = load.works[0].by
         own = None if caller is None else caller.load
-        load: Callable[[], Any] = partial(self._spec.load, list(keys)) if own is None else own
+        call: Callable[[], Any] = partial(self._spec.load, list(keys)) if own is None else own
         if self._spec.in_thread:
-            value = await self._runtime.threads.call(load, batch)
+            value = await self._runtime.threads.call(call, load)
         else:
-            value = await load()
+            value = await call()
         return value if own is None else {keys[0]: value}
 
     async def _guard(self, leases: list[Lease]) -> None:

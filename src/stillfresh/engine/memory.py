@@ -254,6 +254,14 @@ class Memory(Evicting[K, V]):
         if entry is not None:  # None: it is too large for memory
             entry.unstored_over = over
 
+    def has(self, key: K, stored: Copy | None) -> bool:
+        """True if memory has this very copy, with the same mark."""
+        entry = self.entries.get(key)
+        if entry is None or stored is None:
+            return False
+        copy = entry.copy
+        return copy.generation == stored.generation and copy.mark == stored.mark
+
     def has_newer(self, key: K, stored: Copy | None) -> bool:
         """True if the store still has the copy that it could not replace by memory's (E29).
 

@@ -19,16 +19,17 @@ from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
-from stillfresh.engine.loader import looked_at
+from stillfresh.engine.fence import Start
 from stillfresh.engine.model import DELETE, KEEP, Amended, Loaded, OwnTerms, Stored
 from stillfresh.engine.read import Reads
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import InTurn, PutStep, StoreStep
+from stillfresh.engine.store_reads import InTurn, StoreStep
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text, shown, unconfirmed
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Mark, Put, PutOutcome, PutResult, When
 from stillfresh.stores.versions import NO_VERSION, packed_version, unpacked_version
+from stillfresh.tasks import looked_at
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -84,11 +85,9 @@ class Puts(Reads[K, V]):
         of it acts after what the caller does next (S8).
         """
         runtime = await self.ready()
-        began = PutStep(values.keys())
-        self._puts.add(began)
         stored: dict[K, Stored] = {}
         mixed: list[ConfigError] = []
-        try:
+        with self.fence.starting() as start:
             slices = await self._prepared(runtime, values, terms or {}, version)
             while slices:  # what is done is freed: all at once would hold up the loop (E28)
                 some = slices.pop(0)
@@ -96,10 +95,8 @@ class Puts(Reads[K, V]):
                     await self._put_past_the_cache(runtime, some)
                     stored.update((known.key, Stored(stored=False)) for known in some)
                     continue
-                step = self._put(runtime, some, began, when=when, mixed=mixed)
+                step = self._put(runtime, some, start, when=when, mixed=mixed)
                 stored.update(await self._carry_out(runtime, step))
-        finally:
-            self._puts.discard(began)
         if mixed:
             raise mixed[0]
         return stored
@@ -185,7 +182,7 @@ class Puts(Reads[K, V]):
         self,
         runtime: Runtime,
         values: Sequence[Known[K, V]],
-        began: PutStep[K],
+        start: Start[K],
         *,
         when: When,
         mixed: list[ConfigError],
@@ -199,7 +196,7 @@ class Puts(Reads[K, V]):
         puts = {known.id: known.as_put(when) for known in values}
 
         def is_void(id_: str) -> bool:
-            return began.is_void(by_id[id_].key, by_id[id_].every_tag)
+            return start.is_void(by_id[id_].key, by_id[id_].every_tag)
 
         try:
             async with InTurn(self.loads.puts, keys):
@@ -288,7 +285,7 @@ class Puts(Reads[K, V]):
         memory.counts.mended([known.id])
         memory.causes.forget(known.key)
         self.owner.note(self, [known.key], "delete" if copy.policy is FORGOTTEN else "put")
-        is_overtaken = known.key in step.dirty or result.outcome is PutOutcome.REPLACED
+        is_overtaken = known.key in step.changed or result.outcome is PutOutcome.REPLACED
         if self._runtime is not runtime or is_overtaken:
             return
         if copy.policy is FORGOTTEN or copy.value is UNREAD:
@@ -297,7 +294,7 @@ class Puts(Reads[K, V]):
         memory.keep(known.key, copy, known.value, outlook, since)
         if known.late is not None:
             memory.retag(known.key, copy.generation, known.late)
-        self.loads.tell_watches(known.key, copy, known.value, outlook)
+        self.watcher.tell(known.key, copy, known.value, outlook)
 
     def _mixed(self, known: Known[K, V], result: PutResult) -> ConfigError:
         given = unpacked_version(known.copy.version)
@@ -309,7 +306,7 @@ class Puts(Reads[K, V]):
 
     @contextmanager
     def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
-        """Mark keys before and after a step; the step notes which keys others change meanwhile."""
+        """Advance the keys' fence around a store step, so that concurrent changes are noticed."""
         self.overtake(keys, voids=voids)
         try:
             with self.step(keys) as step, unconfirmed():
@@ -318,17 +315,16 @@ class Puts(Reads[K, V]):
             self.overtake(keys, voids=voids)
 
     def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
-        """E6: drop them from memory; loads and steps that run now began too early to be kept.
+        """Drop keys from memory. Loads and steps that run now began too early to be kept.
 
         `voids`: the keys are invalidated or deleted, so puts that began earlier are not stored.
         """
         keys = set(keys)
+        bare = keys if self.spec.held is None else map(self.spec.held, keys)
+        if voids:
+            self.fence.void(bare)
+        else:
+            self.fence.change(bare)
         self.watcher.look_again(keys)
         for key in keys:
             self.memory.drop(key)
-            if (flight := self.queue.flights.get(key)) is not None:
-                flight.overtake()
-        for step in self._steps:
-            step.dirty |= step.keys & keys
-        for put in self._puts if voids else ():
-            put.void |= put.keys & keys

@@ -1,4 +1,4 @@
-"""The read path of one resource: from a key to an answer (E2-E6, E26).
+"""The read path of one resource: from a key to an answer.
 
 Reads the clock once for an operation and does what `rules.py` decides. Callers use keys of any
 type; `text` is the name of a key in the store.
@@ -11,15 +11,16 @@ from typing import TypeAlias, TypeVar
 from stillfresh.bounded import SLICE
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import Face, is_past, loaded
+from stillfresh.engine.fence import Fence
 from stillfresh.engine.keys import Spec, are_plain
 from stillfresh.engine.lifecycle import Lifecycle
-from stillfresh.engine.load import Loads
+from stillfresh.engine.loads import Loads
 from stillfresh.engine.memory import Memory, MemoryEntry
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
-from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import NOTHING, MustLoad, Plan, Serve
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.store_reads import StoreReads
+from stillfresh.engine.work import Waiter
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW
 from stillfresh.stores.contract import AWAY, Copy, Record
@@ -46,18 +47,24 @@ class Reads(StoreReads[K, V]):
     ) -> None:
         super().__init__(spec, memory)
         self.owner, self.text, self.key = owner, text, key
-        self.queue: Queue[K, V]
-        self.loads: Loads[K, V]  # while the cache is open
+        self.loads: Loads[K, V]
         self.faces: list[Face[K, V]] = []
+        self.fence = self._new_fence()
         self.begin_anew()
 
     def begin_anew(self, runtime: Runtime | None = None) -> None:
         """Forget running steps: they belong to a life of the cache that has ended."""
-        self._runtime, self._question = runtime, None
+        self._runtime = runtime
+        self._question = None
         self._steps.clear()
-        self.void_puts()  # one that still runs would not know what is invalidated now
-        self._puts.clear()
-        self.queue = Queue(self.spec, self.memory.counts)
+        self.fence.void_all()  # a put that still runs would not learn what is invalidated now
+        self.fence = self._new_fence()
+        self.loads = Loads(self, runtime)  # type: ignore[arg-type]
+
+    def _new_fence(self) -> Fence[K]:
+        return Fence(
+            self.owner.fence_clock, self.spec.possible_tags, lambda: bool(self.loads.under_way)
+        )
 
     async def ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""
@@ -93,7 +100,7 @@ class Reads(StoreReads[K, V]):
         """
         waiter = waiter or Waiter()
         if self.owner.blocks and is_past(self.owner):
-            return await loaded(self, keys, waiter)
+            return await loaded(self, keys, waiter)  # type: ignore[arg-type]
         runtime, slices = await self.ready(), _slices(keys)
         held, missing, records = dict[K, Outcome[V]](), dict[K, str](), dict[str, Record]()
         outcomes, most = waiter.outcomes, self.spec.max_batch
@@ -112,7 +119,7 @@ class Reads(StoreReads[K, V]):
             self._join(missing, records, waiter, forced=anew)
             await self.loads.wait(waiter)
         except BaseException:
-            self.queue.leave(waiter, keys)
+            self.loads.leave(waiter, keys)
             raise
         finally:
             waiter.end()
@@ -185,21 +192,21 @@ class Reads(StoreReads[K, V]):
         self.loads.flush_soon()
         if not records and not forced:
             self._drop_deleted(texts)
-            self.queue.join_missing(texts, waiter)
+            self.loads.join_missing(texts, waiter)
             return
         for key, id_ in texts.items():
             record = records.get(id_, NOTHING)
             if record.copy is None:
                 self._drop_deleted([key])
             if key in waiter.outcomes:
-                self.queue.want(key, id_, record, waiter, leased=key in waiter.unstored)
+                self.loads.want(key, id_, record, waiter, leased=key in waiter.unstored)
             else:
-                self.queue.join(key, id_, record, waiter, forced=forced)
+                self.loads.join(key, id_, record, waiter, forced=forced)
 
     def _drop_deleted(self, keys: Iterable[K]) -> None:
         """Drop keys from memory whose copy was deleted from the store."""
         for key in keys if (entries := self.memory.entries) else ():
-            if key in entries and key not in self.queue.flights:
+            if key in entries and key not in self.loads.under_way:
                 self.memory.drop(key)
 
     def _unheld(
@@ -276,8 +283,8 @@ class Reads(StoreReads[K, V]):
 
     def is_full(self, key: K) -> bool:
         """True if the limit of simultaneous loads is reached, and this key is not among them."""
-        flights = self.queue.flights
-        return len(flights) >= self.spec.concurrency and key not in flights
+        under_way = self.loads.under_way
+        return len(under_way) >= self.spec.concurrency and key not in under_way
 
     async def _records(
         self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None

@@ -31,10 +31,10 @@ from stillfresh.engine.model import (
     all_answered,
     answered,
 )
-from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
+from stillfresh.engine.work import Waiter
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import When
@@ -458,8 +458,9 @@ class Resource(Face[K, V]):
 
         The store is not told: `invalidate` does that.
         """
-        tagged = [] if tag is None else self.core.tagged(tag)
-        self.core.overtake([*keys, *tagged])
+        self.core.overtake(keys)
+        if tag is not None:
+            self.core.overtake_tag(tag)
 
     def is_full(self, key: K) -> bool:
         """Return True if no load of this key runs, and `concurrency` other keys are loaded."""

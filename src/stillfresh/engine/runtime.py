@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from stillfresh.clock import Clock
-from stillfresh.engine.loader import Tasks
 from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
 from stillfresh.engine.spans import Stopwatch, TimedStore
 from stillfresh.engine.threads import LoaderThreads
 from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Record, Store
+from stillfresh.tasks import Tasks
 
 ReadNow: TypeAlias = Callable[..., dict[str, Record]]
 

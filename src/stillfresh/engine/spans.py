@@ -22,7 +22,8 @@ from stillfresh.stores import ReadsInline, WrappedStore
 from stillfresh.stores.contract import Generations, Record, Store
 
 if TYPE_CHECKING:
-    from stillfresh.engine.queue import Batch, Waiter
+    from stillfresh.engine.load import Load
+    from stillfresh.engine.work import Waiter
 
 Step: TypeAlias = Callable[..., Awaitable[object]]
 
@@ -130,18 +131,20 @@ def noted(span: Span | None, verdict: Verdict, error: BaseException | None = Non
     span.error = error or span.error
 
 
-def load_span(hooks: Sequence[Hook], kind: str, batch: "Batch") -> AbstractContextManager[None]:
+def load_span(
+    hooks: Sequence[Hook], kind: str, load: "Load[Any, Any]"
+) -> AbstractContextManager[None]:
     """From the lease to the publication, here or in a process that this one waits for."""
-    if not hooks or not batch.flights:
+    if not hooks or not load.works:
         return UNTOLD
-    flights = batch.flights
-    waiters: list[Waiter[Any, Any]] = [waiter for flight in flights for waiter in flight.waiters]
+    works = load.works
+    waiters: list[Waiter[Any, Any]] = [waiter for work in works for waiter in work.waiters]
     is_waited = any(not waiter.each for waiter in waiters)
-    loading_for = waiters or [flight.by for flight in flights if flight.by is not None]
+    loading_for = waiters or [work.by for work in works if work.by is not None]
     callers = tuple(waiter.context for waiter in dict.fromkeys(loading_for) if not waiter.each)
-    keys = [flight.key for flight in flights]
+    keys = [work.key for work in works]
     span = Span("load", kind, keys, "", callers, is_waited)
-    batch.span = span
+    load.span = span
     span.origin = Origin.ANOTHER
     return told(hooks, span)
 

@@ -2,50 +2,35 @@
 
 All reads of one turn of the loop go into one `Question`, which is sent when the turn is over. While
 the store is asked, the keys of each read are a `StoreStep`. If this process changes one of them
-meanwhile, the step marks it as dirty, and the store's answer about it is not used: it may be older
-than the change. A put that runs is a `PutStep`, for the same reason.
+meanwhile, the store's answer about it is not used: it may be older than the change.
 """
 
 import asyncio
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from stillfresh.engine.fence import Fence
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.loader import is_cancelled, looked_at
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import apart
 from stillfresh.errors import NotOpen
 from stillfresh.stores.contract import Copy, Record
+from stillfresh.tasks import is_cancelled, looked_at
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class StoreStep(Struct, Generic[K], eq=False):
-    """A running step of the store, and which of its keys this process changed meanwhile."""
+    """A step of the store, and which of its keys this process changed while it ran."""
 
     keys: frozenset[K]
-    dirty: set[K] = set()
-
-
-class PutStep(Struct, Generic[K], eq=False):
-    """A running put, and what this process has invalidated since its call.
-
-    A lease that is taken later is not voided by that, so the engine itself must know.
-    """
-
-    keys: Set[K]
-    void: set[K] = set()
-    tags: set[str | None] = set()
-    """None among them: everything was invalidated."""
-
-    def is_void(self, key: K, tags: Iterable[str]) -> bool:
-        """True if a value of this key, with these tags, may not be published any more."""
-        return key in self.void or None in self.tags or not self.tags.isdisjoint(tags)
+    changed: set[K] = set()
+    """Known when the step has ended."""
 
 
 class Question:
@@ -74,14 +59,9 @@ class StoreReads(Generic[K, V]):
         self.spec = spec
         self.memory = memory
         self._runtime: Runtime | None = None
+        self.fence: Fence[K]
         self._steps: set[StoreStep[K]] = set()
-        self._puts: set[PutStep[K]] = set()
         self._question: Question | None = None
-
-    def void_puts(self, tag: str | None = None) -> None:
-        """Cancel running puts with this tag (all of them if None)."""
-        for put in self._puts:
-            put.tags.add(tag)
 
     def _check_open(self, runtime: Runtime) -> None:
         """Raise if the cache was closed meanwhile: what this call has read is outdated."""
@@ -106,21 +86,22 @@ class StoreReads(Generic[K, V]):
             for entry in map(entries.get, texts)
             if entry
         }
-        with self.step(texts) as step:
-            try:
+        step: StoreStep[K] | None = None
+        try:
+            with self.step(texts) as step:
                 records = await asyncio.shield(question.task)
-            except asyncio.CancelledError:
-                if question.task.cancelled() and not is_cancelled():
-                    raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again") from None
-                raise
-            finally:
-                for key in step.dirty:
-                    held.pop(texts[key], None)
+        except asyncio.CancelledError:
+            if question.task.cancelled() and not is_cancelled():
+                raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again") from None
+            raise
+        finally:
+            for key in step.changed if step is not None else ():
+                held.pop(texts[key], None)
         self._check_open(runtime)
-        for key in pinned.keys() - entries.keys() - step.dirty:
+        for key in pinned.keys() - entries.keys() - step.changed:
             copy, answer, size = pinned[key]  # dropped from memory while the store was asked
             self.memory.put(key, copy, answer, size=size)
-        clean = (id_ for key, id_ in texts.items() if key not in step.dirty)
+        clean = (id_ for key, id_ in texts.items() if key not in step.changed)
         return {id_: records[id_] for id_ in clean if id_ in records}
 
     async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
@@ -132,13 +113,15 @@ class StoreReads(Generic[K, V]):
 
     @contextmanager
     def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
-        """A step that notes which of its keys are changed meanwhile."""
+        """A step that knows, when the block ends, which of its keys were changed meanwhile."""
         step = StoreStep(frozenset(keys))
         self._steps.add(step)
-        try:
-            yield step
-        finally:
-            self._steps.discard(step)
+        with self.fence.starting() as start:
+            try:
+                yield step
+            finally:
+                step.changed = start.changed(step.keys)
+                self._steps.discard(step)
 
 
 class InTurn(Generic[K]):

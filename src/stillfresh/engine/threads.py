@@ -11,11 +11,14 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from threading import Lock, Semaphore, Thread, current_thread, local
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from stillfresh.engine.model import Dropped
-from stillfresh.engine.queue import CALLER, CURRENT, Batch
+from stillfresh.engine.work import CALLER, CURRENT
 from stillfresh.errors import NotOpen, error_text
+
+if TYPE_CHECKING:
+    from stillfresh.engine.load import Load
 
 T = TypeVar("T")
 
@@ -31,14 +34,14 @@ class Raised(NamedTuple):
 class Job(Generic[T]):
     """One call of a loader. The first thread that claims it runs it."""
 
-    def __init__(self, work: Callable[[], T], batch: Batch | None = None) -> None:
-        """`batch`: the batch that it loads, if any."""
+    def __init__(self, work: Callable[[], T], load: "Load[Any, Any] | None" = None) -> None:
+        """`load`: whose loader it calls, if any."""
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[T | Raised]
         self.outcome = self._loop.create_future()
         self._work = work
-        self._batch = batch
-        given = {} if batch is None else copy_context().items()
+        self._load = load
+        given = {} if load is None else copy_context().items()
         self._given = [(var, value) for var, value in given if var is not CALLER]
         self._unclaimed = Lock()
 
@@ -55,9 +58,8 @@ class Job(Generic[T]):
     def run(self) -> None:
         """Run it. A loader below on this thread's stack can end only after this one."""
         outer = CURRENT.get()
-        batch = self._batch
-        waiting_for = {} if outer is None else outer.waiting_for
-        waiting_for[self] = [] if batch is None else list(batch.flights)
+        if outer is not None and self._load is not None:
+            outer.threads[self] = self._load
         tokens = [(var, var.set(value)) for var, value in self._given]
         try:
             outcome: T | Raised = self._work()
@@ -66,7 +68,8 @@ class Job(Generic[T]):
         finally:
             for var, token in tokens:
                 var.reset(token)
-            del waiting_for[self]
+            if outer is not None:
+                outer.threads.pop(self, None)
         self._tell(outcome)
 
     def drop(self, why: BaseException) -> None:
@@ -179,14 +182,14 @@ class LoaderThreads:
         """Allow so many more threads, for a resource whose loader is a plain function."""
         self._most += threads
 
-    async def call(self, work: Callable[[], object], batch: Batch) -> object:
+    async def call(self, work: Callable[[], object], load: "Load[Any, Any]") -> object:
         """Run the loader in a thread that waits for it, or in the pool; return its result."""
-        job = Job(work, batch)
-        caller = _caller(batch)
+        job = Job(work, load)
+        caller = _caller(load)
         if caller is not None:
             caller.ask(job, self._submit)
         else:
-            self._submit(job, is_nested=not batch.takes_place)
+            self._submit(job, is_nested=not load.takes_place)
         return await job.result()
 
     def _submit(self, job: Job[Any], *, is_nested: bool = False) -> None:
@@ -229,10 +232,10 @@ class LoaderThreads:
             logger.error("a loader still runs %g s after close, in %s", grace, thread.name)
 
 
-def _caller(batch: Batch) -> ThreadCall[Any] | None:
+def _caller(load: "Load[Any, Any]") -> ThreadCall[Any] | None:
     """The thread to run it: the one with its own loader, an idle one, or any that waits for it."""
-    waiters = [waiter for flight in batch.flights for waiter in flight.waiters]
-    waiters.sort(key=lambda waiter: waiter is not batch.flights[0].by)
+    waiters = [waiter for work in load.works for waiter in work.waiters]
+    waiters.sort(key=lambda waiter: waiter is not load.works[0].by)
     calls: list[ThreadCall[Any]] = [
         waiter.caller for waiter in waiters if waiter.caller is not None
     ]

@@ -5,8 +5,7 @@ copy is still the one that was read. If another change came first, it begins aga
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Hashable
 from inspect import isawaitable
 from typing import Final, TypeVar
 
@@ -16,7 +15,7 @@ from stillfresh.engine.model import LEAVE, Answer, Origin
 from stillfresh.engine.put import Puts
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import InTurn, PutStep
+from stillfresh.engine.store_reads import InTurn
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, PutOutcome, PutResult, When
@@ -62,7 +61,7 @@ class Updates(Puts[K, V]):
         self, runtime: Runtime, key: K, change: Change[V]
     ) -> tuple[bool, Answer[V] | None]:
         """Read, make the value, put it. Returns whether that settled it, and the answer then."""
-        with self._putting(key) as began:
+        with self.fence.starting() as start:
             seen, answer = await self._at_hand(runtime, key)
             value = await self._changed(change, answer)
             if value is LEAVE:
@@ -72,7 +71,7 @@ class Updates(Puts[K, V]):
             put = known.as_put(When.UNCHANGED, seen)
 
             def is_void(_: str) -> bool:
-                return began.is_void(key, known.every_tag)
+                return start.is_void(key, known.every_tag)
 
             since = runtime.clock()
             with self.overtaking([key], voids=False) as step:
@@ -87,16 +86,6 @@ class Updates(Puts[K, V]):
             case PutOutcome.MIXED:
                 raise self._mixed(known, result)
         return False, None
-
-    @contextmanager
-    def _putting(self, key: K) -> Iterator[PutStep[K]]:
-        """Note what this process invalidates, from the read until the value is stored."""
-        began = PutStep(frozenset([key]))
-        self._puts.add(began)
-        try:
-            yield began
-        finally:
-            self._puts.discard(began)
 
     async def _at_hand(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
         """The stored copy, and the answer that `change` is given."""

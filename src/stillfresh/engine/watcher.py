@@ -18,8 +18,8 @@ from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.lane import Lane
 from stillfresh.engine.memory import NEVER
-from stillfresh.engine.model import Answer, left_of
-from stillfresh.engine.rules import Terms
+from stillfresh.engine.model import Answer, Origin, left_of
+from stillfresh.engine.rules import Outlook, Terms, watched_until, without_store
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
@@ -267,6 +267,17 @@ class Watcher(Driver[K], Generic[K, V]):
         update = Update(key, answer)
         for watch in watches:
             watch.tell(update)
+
+    def tell(
+        self, key: K, copy: Copy, value: V | None, outlook: Outlook, *, unverified: bool = False
+    ) -> None:
+        """A new copy was loaded, or put. `unverified`: the store did not confirm it."""
+        verdict = outlook.at_arrival
+        if unverified:  # a watch asked at no certain time, so perhaps after the load began
+            verdict = without_store(verdict)
+        answer = self.core.memory.made(copy, value, verdict, Origin.LOADED, unverified=unverified)
+        until = watched_until(copy, self.core.spec.terms)
+        self.landed(key, answer, until, outlook.now)
 
     def look_again(self, keys: Iterable[K]) -> None:
         """After an invalidation or a failure, a refresh may be due earlier than planned."""

@@ -9,7 +9,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
-from stillfresh.engine.loader import looked_at
 from stillfresh.freshness import Verdict
 from stillfresh.pages.model import (
     Busy,
@@ -25,6 +24,7 @@ from stillfresh.pages.model import (
 )
 from stillfresh.pages.on_demand import KIND
 from stillfresh.pages.sharing import why_asked
+from stillfresh.tasks import looked_at
 
 if TYPE_CHECKING:
     from stillfresh.pages.answers import AppAnswer

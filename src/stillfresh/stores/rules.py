@@ -30,6 +30,7 @@ def is_gone(record: Record, before: float) -> bool:
 
 
 def checked_limit(limit: int) -> int:
+    """Return the limit of a listing. Raise ConfigError if it is not from 1 to 10,000."""
     return checked_whole("limit", limit, 1, MOST_LISTED)
 
 

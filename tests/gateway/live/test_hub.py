@@ -564,7 +564,7 @@ class TestC14Take:
             await passes(sleeper, clock, 2)
             ann.set_visible(True)
             inbox = hub.resource("inbox").core
-            await comes(lambda: len(upstream.inboxes) == 3 and not inbox.queue.flights)
+            await comes(lambda: len(upstream.inboxes) == 3 and not inbox.loads.under_way)
             await passes(sleeper, clock, 0)
             assert ann.take(9) == []
 

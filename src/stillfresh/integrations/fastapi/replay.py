@@ -15,9 +15,9 @@ from fastapi import Request
 from starlette.types import Message, Scope
 
 from stillfresh.engine import Call, Private
-from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import LoadFailed
 from stillfresh.integrations.routes import MARK
+from stillfresh.tasks import is_cancelled
 
 KEPT: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"}

@@ -13,7 +13,7 @@ from stillfresh.stores.sqlite.connection import (
     explained,
     translated,
 )
-from stillfresh.stores.sqlite.database import Work
+from stillfresh.stores.sqlite.database import WriteJob
 from stillfresh.stores.sqlite.leases import LeaseTable
 from stillfresh.stores.sqlite.ownership import Format, by_header, not_ours
 from stillfresh.stores.sqlite.schema import BEGIN_FILE, TAGS, TIMES, Row, at_least, at_most
@@ -36,7 +36,7 @@ __all__ = ["SqliteStore", "SqliteView", "read_only_copy"]
 # For a store with a few more tables in its file.
 __all__ += ["BEGIN_FILE", "STORE", "Row", "own_kinds", "own_tables"]
 # For a file of another design: its format, its writer, connections to it.
-__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "Format", "Work", "Writer", "by_header"]
+__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "Format", "WriteJob", "Writer", "by_header"]
 __all__ += ["abandon", "bytes_of", "connect_viewer", "not_ours", "open_viewer"]
 __all__ += ["CORRUPT", "FAILED", "explained", "translated"]
 # Its leases and tags, in tables that have these columns.

@@ -67,7 +67,7 @@ log = logging.getLogger("stillfresh.sqlite")
 
 
 @dataclass(eq=False, slots=True)
-class Work:
+class WriteJob:
     """A job, the callers that wait for it, and what it returned or raised.
 
     Urgent: tried even while the file is locked.
@@ -235,7 +235,7 @@ class WriteDatabase:
         abandon(self._writer)
         self._writer = None
 
-    def look(self, work: Work) -> None:
+    def look(self, work: WriteJob) -> None:
         """Run a job that only reads, outside any transaction: it needs no lock or disk space."""
         try:
             work.result = self._mending(lambda: work.job(self._ready(writing=False)))
@@ -243,7 +243,7 @@ class WriteDatabase:
             work.error = exc
             self._explain(work)
 
-    def write(self, group: Sequence[Work]) -> None:
+    def write(self, group: Sequence[WriteJob]) -> None:
         """Run the jobs; each is committed, or gets its error."""
         try:
             self._mending(lambda: commit(self._ready(writing=True), group, self.claims))
@@ -279,12 +279,12 @@ class WriteDatabase:
                 raise StoreError(str(exc)) from exc
         return self._writer
 
-    def _explain(self, work: Work) -> None:
+    def _explain(self, work: WriteJob) -> None:
         if isinstance(work.error, FAILED):
             work.error = explained(self._path, work.error)
 
 
-def commit(connection: apsw.Connection, group: Sequence[Work], claims: threading.Lock) -> None:
+def commit(connection: apsw.Connection, group: Sequence[WriteJob], claims: threading.Lock) -> None:
     """One transaction for all that were not withdrawn before it had the file's lock."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -305,7 +305,7 @@ def commit(connection: apsw.Connection, group: Sequence[Work], claims: threading
         raise
 
 
-def _begin(group: Sequence[Work], claims: threading.Lock) -> list[Work]:
+def _begin(group: Sequence[WriteJob], claims: threading.Lock) -> list[WriteJob]:
     """Begin the jobs that were not withdrawn; from now on they cannot be. Return them."""
     with claims:
         begun = [work for work in group if not work.is_withdrawn]
@@ -314,7 +314,7 @@ def _begin(group: Sequence[Work], claims: threading.Lock) -> list[Work]:
     return begun
 
 
-def attempt(connection: apsw.Connection, work: Work) -> None:
+def attempt(connection: apsw.Connection, work: WriteJob) -> None:
     """A savepoint for each; errors of the file itself concern the whole group."""
     connection.execute("SAVEPOINT job")
     try:

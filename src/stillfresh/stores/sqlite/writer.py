@@ -34,7 +34,7 @@ from stillfresh.stores.sqlite.connection import (
     connect_reader,
     translated,
 )
-from stillfresh.stores.sqlite.database import Work, WriteDatabase
+from stillfresh.stores.sqlite.database import WriteDatabase, WriteJob
 from stillfresh.stores.sqlite.files import locked
 from stillfresh.stores.sqlite.ownership import Format
 
@@ -74,7 +74,7 @@ class Writer:
         self._room = asyncio.Semaphore(MAX_QUEUED)
         self._patience = patience
         self._breaker = Breaker()
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._queue: SimpleQueue[WriteJob | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._turn = threading.Lock()
         """Held while the file is used."""
@@ -120,7 +120,7 @@ class Writer:
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         try:
-            self._put(Work(job, future, writes, urgent))
+            self._put(WriteJob(job, future, writes, urgent))
         except StoreError as exc:
             future.set_exception(exc)
         return future
@@ -134,7 +134,7 @@ class Writer:
         """
         await self._room.acquire()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        work = Work(job, future, writes, urgent)
+        work = WriteJob(job, future, writes, urgent)
         try:
             self._put(work)
         except (NotOpen, StoreError):
@@ -147,7 +147,7 @@ class Writer:
                 await _until_settled(work)
             raise
 
-    def _withdraw(self, work: Work) -> bool:
+    def _withdraw(self, work: WriteJob) -> bool:
         """Withdraw a job that has not begun. It keeps its place in the queue, and never runs.
 
         False if it has begun.
@@ -159,7 +159,7 @@ class Writer:
     def put(self, job: Callable[[apsw.Connection], object]) -> bool:
         """Queue a job that nobody waits for. False if it cannot be queued now."""
         try:
-            self._put(Work(job, urgent=False))
+            self._put(WriteJob(job, urgent=False))
         except (NotOpen, StoreError):
             return False
         return True
@@ -204,7 +204,7 @@ class Writer:
         """Start an empty group, which looks at the file."""
         if not self._is_woken:
             self._is_woken = True
-            self._queue.put(Work(lambda _: None, writes=False))
+            self._queue.put(WriteJob(lambda _: None, writes=False))
 
     def stop(self) -> None:
         """Do the queued jobs first; return when the thread has ended."""
@@ -217,7 +217,7 @@ class Writer:
         await asyncio.shield(asyncio.wrap_future(self._closed))
         self._thread.join()
 
-    def _put(self, work: Work) -> None:
+    def _put(self, work: WriteJob) -> None:
         """StoreError if the file was locked just now, and another step will try it."""
         with self._gate:
             if self._breaker.is_open and not work.urgent and not self._breaker.allows(work.began):
@@ -244,7 +244,7 @@ class Writer:
             return False
         return True
 
-    def _settle(self, group: list[Work]) -> None:
+    def _settle(self, group: list[WriteJob]) -> None:
         for work in group:
             work.is_settled = True
             if work.settled is not None:
@@ -281,7 +281,7 @@ class Writer:
                 self._do(group)
             is_last |= not self._tell(self._settle, group)
 
-    def _do(self, group: list[Work]) -> None:
+    def _do(self, group: list[WriteJob]) -> None:
         began = time.monotonic()
         with self._gate:
             self._limit_patience()
@@ -306,7 +306,7 @@ class Writer:
             limits.append(CLOSING)
         self.database.patience.limit = min(limits)
 
-    def _note(self, began: float, group: list[Work]) -> None:
+    def _note(self, began: float, group: list[WriteJob]) -> None:
         """Note whether the file could be written; log when that changes."""
         was_open = self._breaker.is_open
         errors = [work.error for work in group if work.error is not None]
@@ -320,9 +320,9 @@ class Writer:
                 self._breaker.succeeded()
             log.warning("%s: can be written again", self._path)
 
-    def _next_group(self) -> tuple[list[Work], bool]:
+    def _next_group(self) -> tuple[list[WriteJob], bool]:
         """All queued jobs, up to a limit; waits for the first."""
-        group: list[Work] = []
+        group: list[WriteJob] = []
         try:
             while len(group) < MAX_GROUP:
                 work = self._queue.get(block=not group)
@@ -334,7 +334,7 @@ class Writer:
         return group, False
 
 
-async def _until_settled(work: Work) -> None:
+async def _until_settled(work: WriteJob) -> None:
     """Wait for the end of a job that has begun, however often the caller is cancelled."""
     while not work.is_settled:
         if work.settled is None:

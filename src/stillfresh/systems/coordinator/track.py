@@ -28,7 +28,6 @@ from stillfresh.engine import (
     Resource,
     Spec,
 )
-from stillfresh.engine.loader import looked_at
 from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, pause_of, results_of, stamped
 from stillfresh.engine.watcher import Driver
 from stillfresh.errors import LoadFailed, StillfreshError, error_text
@@ -44,6 +43,7 @@ from stillfresh.systems.coordinator.rules import (
     owner_of,
     stale_at,
 )
+from stillfresh.tasks import looked_at
 
 if TYPE_CHECKING:
     from stillfresh.systems.coordinator.controller import TtlController

@@ -15,7 +15,6 @@ from stillfresh.checks import checked_function, checked_whole
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration
 from stillfresh.engine import Answer, Cache, RetryAfter
-from stillfresh.engine.loader import Tasks, looked_at
 from stillfresh.engine.rules import may_retry
 from stillfresh.errors import (
     ConfigError,
@@ -50,6 +49,7 @@ from stillfresh.systems.feed.rows import Change, Writes
 from stillfresh.systems.feed.rules import DAY, checked_comments, checked_topic
 from stillfresh.systems.feed.source import FeedSource, PartlyFailed, fetch, part_of
 from stillfresh.systems.feed.store import KIND, FeedStore
+from stillfresh.tasks import Tasks, looked_at
 
 T = TypeVar("T")
 Served: TypeAlias = tuple[FoundRows[Any], Freshness]

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
-from stillfresh.engine.loader import looked_at
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.stores import (
     CountsEntries,
@@ -56,6 +55,7 @@ from stillfresh.systems.feed.reading import FeedReader, read_state
 from stillfresh.systems.feed.rows import Writes, evict_slice
 from stillfresh.systems.feed.rules import DAY, Fetched
 from stillfresh.systems.feed.schema import LEASES
+from stillfresh.tasks import looked_at
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeAlias
 
 from stillfresh.checks import checked_flag, checked_function, is_whole
-from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.systems.waiting import rules
@@ -34,6 +33,7 @@ from stillfresh.systems.waiting.model import (
     YourTurn,
 )
 from stillfresh.systems.waiting.rules_refetch import retry_pause
+from stillfresh.tasks import is_cancelled
 
 Fetch: TypeAlias = Callable[[], Awaitable[Iterable[GameId]]]
 

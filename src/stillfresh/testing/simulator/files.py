@@ -13,7 +13,7 @@ from unittest.mock import patch
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.stores.sqlite import Work, Writer
+from stillfresh.stores.sqlite import WriteJob, Writer
 from stillfresh.testing.simulator.faults import Blow
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class InlineWriter(Writer):
         await asyncio.sleep(self._pause())
         return result
 
-    def _put(self, work: Work) -> None:
+    def _put(self, work: WriteJob) -> None:
         if self.is_stopping:
             raise NotOpen("this file is closed")
         weather = self.simulated.weather

@@ -1,7 +1,7 @@
-"""The tables of a load in flight: its states, and which callers get its result (E3-E6).
+"""The tables of a load: its states, and which callers get its result.
 
 `NEXT` has the states of a load, `ENDINGS` has the meaning of each end. docs/engine.md draws both
-from here, and `queue.py` uses them. Nothing but tables and what they decide may live here.
+from here, and `work.py` uses them. Nothing but tables and what they decide may live here.
 """
 
 from collections.abc import Collection, Hashable
@@ -61,18 +61,18 @@ NEXT: Final[dict[LoadState, dict[LoadEvent, LoadState]]] = {
 every load, whatever its state."""
 
 
-class Joined(IntEnum):
-    """When a caller came, relative to the load. An invalidation may lie between two (E6)."""
+class Told(IntEnum):
+    """Which callers get the result, by when they asked. Others wait for the next load.
 
-    BEFORE = 0
-    """Before the load began, so its result is new enough for this caller."""
-    DURING = 1
-    AFTER = 2
-    """After the copy was sent to the store: this caller may know of a later change."""
+    A caller may know of a change that came before it asked.
+    """
 
-
-BEFORE, DURING, AFTER = Joined
-JOINED: Final = dict.fromkeys(LoadState, DURING) | {QUEUED: BEFORE, PUBLISHING: AFTER}
+    NOBODY = 0
+    EARLY = 1
+    """Those that asked before the load began."""
+    IN_TIME = 2
+    """Those that asked before its copy was sent to the store."""
+    ALL = 3
 
 
 class End(StrEnum):
@@ -101,8 +101,7 @@ class Again(IntEnum):
 class EndRule(NamedTuple):
     """The meaning of an end."""
 
-    told: int
-    """The result goes to callers that joined before this (a `Joined`, or 3 for all)."""
+    told: Told
     again: Again = Again.IF_WAITED
     is_overtaken: bool = False
     """The value may be out of date: callers get it as STALE, and memory does not keep it."""
@@ -110,25 +109,23 @@ class EndRule(NamedTuple):
 
 LOADED, SUPERSEDED, FAILED, FOUND, FOUND_STALE, COOLING, GIVEN_UP = End
 IF_WAITED, AS_WANTED, LIMITED, ALWAYS = Again
-ALL: Final = len(Joined)
-_IN_TIME: Final = EndRule(AFTER)
-_NOBODY: Final = EndRule(BEFORE, AS_WANTED)
+NOBODY, EARLY, IN_TIME, ALL = Told
 
 ENDINGS: Final[dict[tuple[End, bool], EndRule]] = {
-    (LOADED, False): _IN_TIME,
-    (LOADED, True): EndRule(DURING, ALWAYS, is_overtaken=True),
-    (SUPERSEDED, False): EndRule(DURING, LIMITED, is_overtaken=True),
-    (SUPERSEDED, True): EndRule(DURING, ALWAYS, is_overtaken=True),
-    (FAILED, False): _IN_TIME,
-    (FAILED, True): EndRule(DURING),
-    (FOUND, False): EndRule(DURING),
-    (FOUND, True): _NOBODY,
-    (FOUND_STALE, False): EndRule(DURING, ALWAYS),
-    (FOUND_STALE, True): _NOBODY,
+    (LOADED, False): EndRule(IN_TIME),
+    (LOADED, True): EndRule(EARLY, ALWAYS, is_overtaken=True),
+    (SUPERSEDED, False): EndRule(EARLY, LIMITED, is_overtaken=True),
+    (SUPERSEDED, True): EndRule(EARLY, ALWAYS, is_overtaken=True),
+    (FAILED, False): EndRule(IN_TIME),
+    (FAILED, True): EndRule(EARLY),
+    (FOUND, False): EndRule(EARLY),
+    (FOUND, True): EndRule(NOBODY, AS_WANTED),
+    (FOUND_STALE, False): EndRule(EARLY, ALWAYS),
+    (FOUND_STALE, True): EndRule(NOBODY, AS_WANTED),
     (COOLING, False): EndRule(ALL),
     (COOLING, True): EndRule(ALL),
-    (GIVEN_UP, False): _NOBODY,
-    (GIVEN_UP, True): _NOBODY,
+    (GIVEN_UP, False): EndRule(NOBODY, AS_WANTED),
+    (GIVEN_UP, True): EndRule(NOBODY, AS_WANTED),
 }
 """By how a load ended, and by whether the key was invalidated since it began."""
 

@@ -1,0 +1,316 @@
+"""The loads of one resource: which keys are under way, who waits for them, and what is next.
+
+A read that needs a key joins its `Work`, or makes one at the end of the queue. When the turn of the
+event loop is over, the queue is cut into batches, and each becomes a `Load` (`load.py`), as far as
+`concurrency` allows. A load that a loader waits for takes no place of its own: the outer load may
+hold the only one. When the load of a key ends, callers for whom the result is not new enough are
+queued again before anybody is told.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Coroutine, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from stillfresh.engine.load import Load
+from stillfresh.engine.load_states import LOADING, PUBLISHING, End, Ended
+from stillfresh.engine.rules import FOR_EVER, NOTHING
+from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.work import CURRENT, Waiter, Work
+from stillfresh.errors import LoadFailed, NotOpen
+from stillfresh.stores.contract import Copy, Lease, Record
+
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MAX_BEHIND: Final = 10_000  # background refreshes that may queue
+FORGET_EVERY: Final = 60.0  # seconds between two looks for exceptions that are kept for too long
+
+
+class Loads(Generic[K, V]):
+    """The loads of one resource, from one opening of its cache to the next."""
+
+    def __init__(self, core: "Core[K, V]", runtime: Runtime | None) -> None:
+        """`runtime`: None while the cache is closed. Then nothing is loaded."""
+        self.core = core
+        self.spec = core.spec
+        self.memory = core.memory
+        self.fence = core.fence
+        self.under_way: dict[K, Work[K, V]] = {}
+        self.puts: dict[K, asyncio.Future[None]] = {}  # running, by key
+        self._runtime = runtime
+        self._pending: deque[Work[K, V]] = deque()
+        self._urgent: deque[Work[K, V]] = deque()
+        self._places = 0  # of `concurrency` that are taken
+        self._is_closed = False
+        self._is_flushing = False
+        self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
+        self._running: set[asyncio.Task[Any]] = set()
+        self._forgetting: asyncio.TimerHandle | None = None
+        if runtime is not None and core.spec.in_thread:
+            runtime.threads.allow(core.spec.concurrency)
+
+    @property
+    def runtime(self) -> Runtime:
+        if self._runtime is None:
+            raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again")
+        return self._runtime
+
+    # Callers join and leave.
+
+    def join(
+        self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
+    ) -> None:
+        """Wait for the load of this key: the running one, or a new one."""
+        running = self.under_way.get(key)
+        if running is not None:
+            self.memory.counts.coalesced += 1
+            if waiter.outer is not None and _waits_for(running, waiter.outer):
+                waiter.outcomes[key] = LoadFailed(
+                    f"{self.spec.kind} {key!r}: its loader waits, in a circle, for itself"
+                )
+                return
+        work = self._add(key, id_, record, waiter)
+        waiter.wait_for(self, key)
+        work.forced |= forced
+        work.outgrown |= waiter.max_age < FOR_EVER
+        work.join(waiter, self.fence.clock.now, knows=key not in waiter.unread)
+        waiter.missing += 1
+
+    def join_missing(self, texts: Mapping[K, str], waiter: Waiter[K, V]) -> None:
+        """The same for many keys that the store does not have."""
+        if waiter.load or CURRENT.get() or not self.under_way.keys().isdisjoint(texts):
+            for key, id_ in texts.items():
+                self.join(key, id_, NOTHING, waiter)
+            return
+        now = self.fence.clock.now
+        new = {key: Work(key, id_, {waiter: now}, now) for key, id_ in texts.items()}
+        self.under_way.update(new)
+        self._pending.extend(new.values())
+        waiter.missing += len(new)
+
+    def want(
+        self, key: K, id_: str, record: Record, by: Waiter[K, V], *, leased: bool = False
+    ) -> None:
+        """Refresh in the background, if there is room. `leased`: only if a lease is granted."""
+        if len(self._pending) < MAX_BEHIND:
+            is_new = key not in self.under_way
+            work = self._add(key, id_, record, by)
+            work.wanted = True
+            work.leased = leased and (is_new or work.leased)
+
+    def leave(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
+        """The caller leaves. If it was the last, a load that has not begun is dropped."""
+        for key in keys:
+            work = self.under_way.get(key)
+            if work is not None:
+                work.waiters.pop(waiter, None)
+
+    async def wait(self, waiter: Waiter[K, V]) -> None:
+        """Wait until the joined loads have ended."""
+        if not waiter.missing or (waiter.each and waiter.outcomes):
+            return
+        self.flush_soon()
+        woken = asyncio.Event()
+        waiter.wake = woken.set
+        await woken.wait()
+
+    def give_fallback(
+        self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
+    ) -> None:
+        """An EXPIRED copy is served if the load fails."""
+        old = self.memory.fallback(key, copy, unverified=unverified)
+        if old is not None:
+            for waiter in waiters:
+                waiter.fallbacks[key] = old
+
+    def _add(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Work[K, V]:
+        """The work of this key: an existing one, or a new one at the end of the queue."""
+        work = self.under_way.get(key)
+        if work is None:
+            work = Work(key, id_, by=by)
+            self.under_way[key] = work
+            self._pending.append(work)
+        if record is not NOTHING and work.load is None:
+            work.saw(record)
+        if CURRENT.get() is not None:
+            self._hurry(work)
+        return work
+
+    def _hurry(self, work: Work[K, V]) -> None:
+        """Move a load forward that a loader waits for: that loader may hold the only place."""
+        if not work.urgent:
+            work.urgent = True
+            if work.load is None:
+                self._urgent.append(work)
+
+    # Loads begin.
+
+    def flush_soon(self) -> None:
+        """Keys that are requested in one turn of the loop go into one batch."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Start as many loads as `concurrency` allows."""
+        self._is_flushing = False
+        while (load := self._next_load()) is not None:
+            self.spawn(load.run())
+
+    def _next_load(self) -> Load[K, V] | None:
+        """The next batch. A load inside a load takes no place."""
+        batch = self._take(self._urgent)
+        if batch:
+            return Load(self, batch)
+        if self._places < self.spec.concurrency:
+            batch = self._take(self._pending)
+            if batch:
+                self._places += 1
+                return Load(self, batch, takes_place=True)
+        return None
+
+    def _take(self, queue: deque[Work[K, V]]) -> list[Work[K, V]]:
+        taken: list[Work[K, V]] = []
+        while queue and len(taken) < self.spec.max_batch and not self._is_closed:
+            work = queue.popleft()
+            if work.load is not None or self.under_way.get(work.key) is not work:
+                continue  # it was urgent, and in both queues
+            if work.wanted or work.waiters:
+                taken.append(work)
+            else:  # its last caller left
+                self.drop(work)
+        return taken
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.runtime.spawn(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def finish(self, load: Load[K, V]) -> None:
+        """A load has ended: the next one may begin."""
+        self._places -= load.takes_place
+        self._flush()
+
+    # Loads end.
+
+    def end(self, work: Work[K, V], how: End, *, is_changed: bool) -> Ended[Waiter[K, V]]:
+        """End the work of a key. A following load is queued first, so that callers may join it."""
+        ended = work.end(how, is_changed=is_changed)
+        self.under_way.pop(work.key, None)
+        if ended.again:
+            first = next(iter(ended.left), work.by)
+            trailing: Work[K, V] = Work(
+                work.key,
+                work.id,
+                dict.fromkeys(ended.left, 0),
+                seen=work.seen,
+                failure=work.failure,
+                wanted=work.wanted,
+                forced=work.forced,
+                outgrown=work.outgrown,
+                rounds=work.rounds + 1,
+                by=first if first is not None and first.load is not None else work.by,
+            )
+            self.under_way[work.key] = trailing
+            self._pending.append(trailing)
+            if work.urgent:
+                self._hurry(trailing)
+        return ended
+
+    def drop(self, work: Work[K, V]) -> None:
+        """Nobody needs it any more."""
+        if self.under_way.get(work.key) is work:
+            del self.under_way[work.key]
+
+    def forget_causes_soon(self) -> None:
+        """Let go of old exceptions after some time, although nobody asks for their keys."""
+        if self._forgetting is None:
+            self._forgetting = self.runtime.loop.call_later(FORGET_EVERY, self._forget_causes)
+
+    def _forget_causes(self) -> None:
+        self._forgetting = None
+        causes = self.memory.causes
+        causes.forget_old(self.memory.now())
+        if causes:
+            self.forget_causes_soon()
+
+    def close(self) -> None:
+        """Start nothing more, and let all waiting callers fail."""
+        self._is_closed = True
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        closed = LoadFailed(f"{self.spec.kind}: the cache was closed")
+        ended = list(self.under_way.values())
+        self.under_way.clear()
+        for work in ended:
+            for waiter in work.waiters:
+                waiter.settle(work.key, closed)
+
+    async def settled(self, within: float) -> bool:
+        """Wait until nothing is loading or about to; False if something still is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._running or self._is_flushing:
+                    await asyncio.sleep(0)
+                    if self._running:
+                        await asyncio.wait(self._running)
+        return not (self._running or self._is_flushing)
+
+    # Puts of this process, which loads wait for.
+
+    @contextmanager
+    def storing(self, ids: Collection[str]) -> Iterator[None]:
+        """Inside the block a put of these ids is on its way to the store."""
+        ended = asyncio.get_running_loop().create_future()
+        self._storing.update(dict.fromkeys(ids, ended))
+        try:
+            yield
+        finally:
+            ended.set_result(None)
+            for id_ in ids:
+                if self._storing.get(id_) is ended:
+                    del self._storing[id_]
+
+    async def wait_for_puts(self, works: Iterable[Work[K, V]]) -> None:
+        """Wait for puts of this process: their values are the answer, and a load would be void."""
+        if not self._storing:
+            return
+        puts = {self._storing[work.id] for work in works if work.id in self._storing}
+        if puts:
+            await asyncio.wait(puts)
+
+    # Questions.
+
+    def not_begun(self) -> int:
+        return sum(work.load is None for work in self.under_way.values())
+
+    def is_loading(self, key: K) -> bool:
+        """True if this process loads it; False if another one holds the lease."""
+        work = self.under_way.get(key)
+        return work is not None and work.state in {LOADING, PUBLISHING}
+
+    def lease_of(self, key: K) -> Lease | None:
+        """The lease of the load that runs, if it has one and nothing changed the key since."""
+        work = self.under_way.get(key)
+        if work is None or work.load is None or self.fence.is_changed(key, work.began):
+            return None
+        return work.load.leases.get(work.id)
+
+
+def _waits_for(work: Work[Any, Any], load: Load[Any, Any]) -> bool:
+    """True if this work can end only after `load` does."""
+    seen: set[int] = set()
+    stack = [work.load]
+    while stack:
+        other = stack.pop()
+        if other is load:
+            return True
+        if other is not None and id(other) not in seen:
+            seen.add(id(other))
+            stack += other.awaited_loads()
+    return False
