@@ -71,6 +71,7 @@ class TestT10Pythons:
     def test_the_makefile_and_the_pythons_script_agree(self) -> None:
         """The target that the script calls runs all tests, in the environment that it names."""
         makefile = (ROOT / "Makefile").read_text()
-        assert "\ntest: check suite " in makefile
+        assert "\ntest: setup " in makefile
+        assert "--no-print-directory suite\n" in makefile
         assert "\nsuite: $(VENV)/.servers $(VENV)/.docs " in makefile
         assert "scripts/pythons.py $(TESTS)" in makefile

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stillfresh import Cache, Policy
 from stillfresh.cli import inspecting
-from stillfresh.stores import contract
+from stillfresh.stores import capabilities
 from stillfresh.stores.contract import Ask, Copy, Failure, Lease, Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import listing
@@ -367,7 +367,7 @@ class TestG10Invalidate:
         self, site: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Page by page; other kinds are left alone."""
-        monkeypatch.setattr(contract, "WALKED", 2)
+        monkeypatch.setattr(capabilities, "WALKED", 2)
         assert said("invalidate", str(site), "--kind", "price", "--all").startswith("5 entries")
         found = json.loads(said("inspect", str(site), "--json"))
         marks = {entry["id"]: entry["invalidated"] for entry in found["entries"]}
@@ -400,7 +400,7 @@ class TestG10Invalidate:
         asyncio.run(work(store_for(url, time.time)))
         monkeypatch.setattr(listing, "_names", counted)
         monkeypatch.setattr(listing, "SLICE", 3)
-        monkeypatch.setattr(contract, "WALKED", 5)
+        monkeypatch.setattr(capabilities, "WALKED", 5)
         done = said("invalidate", url, "--kind", "price", "--all")
         assert (done, len(walks)) == ("25 entries invalidated\n", 1)
         found = json.loads(said("inspect", url, "--limit", "100", "--json"))["entries"]
