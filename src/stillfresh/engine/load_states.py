@@ -27,7 +27,7 @@ class LoadState(StrEnum):
     LOOKING = "looking"
     """The store is asked what that process has done."""
     LOADING = "loading"
-    """The loader runs: with a lease, or without one because the store is unavailable (S5)."""
+    """The loader runs: with a lease, or without one because the store is unavailable."""
     PUBLISHING = "publishing"
     """The copy is on its way to the store."""
     ENDED = "ended"

@@ -1,6 +1,6 @@
-"""The memory cache of a resource: decoded entries and their answers, a bounded number (E9, E23).
+"""The memory cache of a resource: decoded entries and their answers, a bounded number.
 
-A hit adds one to a count on the entry (E12), and moves nothing. `evicting.py` uses that count to
+A hit adds one to a count on the entry and moves nothing. `evicting.py` uses that count to
 decide which entries to drop.
 
 A `Memo` notes what a response was made of, so that another layer can serve it again while it is
@@ -44,8 +44,8 @@ V = TypeVar("V")
 
 NEVER, FRESH = float("-inf"), Verdict.FRESH
 UNSTORED_FOR: Final = 1.0
-"""Seconds for which memory serves a value that could not be stored without asking the store again
-(S5). It is STALE to those callers (E29), and no longer than its own freshness lasts."""
+"""Seconds for which memory serves a value that could not be stored without asking the store again.
+It is STALE to those callers, and no longer than its own freshness lasts."""
 
 
 class MemoryEntry(Generic[K, V]):
@@ -87,13 +87,13 @@ class MemoryEntry(Generic[K, V]):
         self.until = until  # memory answers without the store until then
         self.stands = stands  # the answer is right until then, if the store still has this copy
         self.bucket = bucket
-        self.since = since  # S10: when the store was asked, if it has announced no change since
-        self.vouched = NEVER  # `memory_for` vouches for the copy until then (E9)
+        self.since = since  # when the store was asked, if it has announced no change since
+        self.vouched = NEVER  # `memory_for` vouches for the copy until then
         self.unstored_over: str | None = None
-        """The generation that the store still had when it could not store this copy (E29)."""
+        """The generation that the store still had when it could not store this copy."""
         self.hits, self.marked = 0, False
         self.edition = 0  # changes whenever the answer changes or is removed
-        self.size = 0  # E23: the bytes that it counts
+        self.size = 0  # the bytes that it counts
         self.tags: Sequence[str | None] = ()
 
 
@@ -107,10 +107,10 @@ class Memory(Evicting[K, V]):
         self.stand_before(private=private)
         self._outlook: Outlook | None = None
         self.causes: Causes[K] = Causes(self._drop_cause)
-        self.notices: Notices[K] | None = None  # S10: announced changes of these keys
+        self.notices: Notices[K] | None = None  # announced changes of these keys
 
     def stand_before(self, *, private: bool) -> None:
-        """E9: no other process can change a private store, so memory need not ask it."""
+        """No other process can change a private store, so memory need not ask it."""
         self.is_private = private
         self._memory_for = float("inf") if private else self._spec.memory_for
         self._from_store = Origin.MEMORY if private else Origin.STORE
@@ -149,7 +149,7 @@ class Memory(Evicting[K, V]):
     ) -> Answer[V] | None:
         """An answer from the plan's copy, kept in memory; None if the copy cannot be read.
 
-        `unverified`: the copy is memory's own, since the store could not be asked (E26, E29).
+        `unverified`: the copy is memory's own, since the store could not be asked.
         """
         copy, verdict = plan.copy, plan.verdict
         readable, value = self.value_of(key, copy)
@@ -164,7 +164,7 @@ class Memory(Evicting[K, V]):
         if unverified and error is None and verdict is not FRESH:
             error = self._known_error(key, copy)
         origin = Origin.MEMORY if unverified else origin or self._from_store
-        if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
+        if verdict is Verdict.EXPIRED is not outlook.verdict:  # too old for this call alone
             return self.made(copy, value, verdict, origin, error, unverified=unverified)
         asked = now if since is None else since
         kept = self.keep(
@@ -197,10 +197,10 @@ class Memory(Evicting[K, V]):
         error: LoadFailed | None = None,
         lag: float = UNSTORED_FOR,
     ) -> Answer[V]:
-        """Keep an answer; E9: until when memory may give it, alone or if the store agrees.
+        """Cache the answer: how long it may be served without the store, and how long if it agrees.
 
         `since`: when the store was asked; later changes by other processes are not known. None: it
-        did not confirm the copy, which memory serves for `lag` seconds: as STALE (E26, E29), and
+        did not confirm the copy, which memory serves for `lag` seconds: as STALE, and
         while its own freshness lasts.
         """
         stands = until = NEVER
@@ -243,7 +243,7 @@ class Memory(Evicting[K, V]):
     ) -> None:
         """Keep a loaded value that the store could not store, over the copy that the load saw.
 
-        The store has an older one, if that copy was memory's own and not stored either (E29).
+        The store has an older one, if that copy was memory's own and not stored either.
         """
         entry = self.entries.get(key)
         over = seen
@@ -263,7 +263,7 @@ class Memory(Evicting[K, V]):
         return copy.generation == stored.generation and copy.mark == stored.mark
 
     def has_newer(self, key: K, stored: Copy | None) -> bool:
-        """True if the store still has the copy that it could not replace by memory's (E29).
+        """True if the store still has the copy that it could not replace by memory's.
 
         For example during an outage, or because the disk is full. Another copy counts more, and so
         does one that was invalidated since: memory's may have been loaded before that.
@@ -274,7 +274,7 @@ class Memory(Evicting[K, V]):
         return stored.mark is Mark.NONE and stored.generation == entry.unstored_over
 
     def _vouched_until(self, entry: MemoryEntry[K, V]) -> float:
-        """Until when memory may answer alone: by `memory_for`, or by the store's silence (S10)."""
+        """Until when memory may answer alone: by `memory_for`, or by the store's silence."""
         if self.notices is None:
             return entry.vouched
         return max(entry.vouched, self.notices.trusted_until(entry.since, self._memory_for))
@@ -294,7 +294,7 @@ class Memory(Evicting[K, V]):
     def fallback(
         self, key: K, copy: Copy, *, unverified: bool = False
     ) -> Callable[[LoadFailed], Answer[V]] | None:
-        """E2: the answer that an EXPIRED copy gives if the load fails; decoded once."""
+        """The answer that an EXPIRED copy gives if the load fails; decoded once."""
         readable, value = self.value_of(key, copy)
         if not readable:
             return None
@@ -304,7 +304,7 @@ class Memory(Evicting[K, V]):
         return partial(self.made, copy, value, Verdict.EXPIRED, origin, unverified=unverified)
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
-        """E12: count one read for each answer, by its origin, verdict and age."""
+        """Count one read for each answer, by its origin, verdict and age."""
         counts, age, fetched_at = self.counts, 0.0, now
         reads, ages, bucket = counts.reads, counts.ages, age_bucket(age, counts.bounds)
         for outcome in outcomes:
@@ -320,9 +320,9 @@ class Memory(Evicting[K, V]):
             counts.age_sum += age
 
     def failure_error(self, key: K, failure: Failure, now: float) -> LoadFailed:
-        """E7, E31: the error of a key's last failure, during its cooldown and after it.
+        """The error of a key's last failure, during its cooldown and after it.
 
-        E30, E19: if this process saw it, with its cause and of the same class.
+        If this process saw it, with its cause and of the same class.
         """
         name, seen = f"{self._spec.kind} {key!r}", self.causes.error_of(key, failure)
         if seen is None:
@@ -332,7 +332,7 @@ class Memory(Evicting[K, V]):
         return error
 
     def remember(self, key: K, failure: Failure, error: LoadFailed) -> None:
-        """E30: keep the error of a load that failed in this process."""
+        """Keep the error of a load that failed in this process."""
         held = self._spec.held
         self.causes.note(key if held is None else held(key), failure, error)
 
@@ -345,7 +345,7 @@ class Memory(Evicting[K, V]):
     def has_failed(self, key: K, failure: Failure | None) -> None:
         """A load has ended without a value, so the store must be asked before memory answers.
 
-        E31: `peek` tells the failure with an old copy, and so does memory while the store cannot be
+        `peek` tells the failure with an old copy, and so does memory while the store cannot be
         asked. None: the load was given up, which is no failure.
         """
         entry, now = self.entries.get(key), self.now()
@@ -398,7 +398,7 @@ class Memory(Evicting[K, V]):
         }
 
     def value_of(self, key: K, copy: Copy) -> tuple[bool, V | None]:
-        """The value, decoded or from memory. A value of another shape is a miss (E11)."""
+        """The value, decoded or from memory. A value of another shape is a miss."""
         if copy.value is None:
             return True, None
         entry = self.entries.get(key)
@@ -451,7 +451,7 @@ class Memory(Evicting[K, V]):
         else:
             self.fold(entry)
             entry.marked = True
-            entry.until = NEVER  # E20: so that a thread never reads a half-changed entry
+            entry.until = NEVER  # so that a thread never reads a half-changed entry
             if entry.copy.generation != copy.generation:
                 entry.unstored_over = None
             entry.copy, entry.answer, entry.bucket = copy, answer, bucket
@@ -464,7 +464,7 @@ class Memory(Evicting[K, V]):
             room.shrink()
 
     def retag(self, key: K, generation: str, late: tuple[str, ...]) -> None:
-        """I26: the copy of that generation has these tags besides the key's own."""
+        """The copy of that generation has these tags besides the key's own."""
         entry = self.entries.get(key)
         if entry is not None and entry.copy.generation == generation:
             self._tagged.remove(key, entry.tags)
@@ -491,7 +491,7 @@ class Memory(Evicting[K, V]):
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
         if entry.hits:
-            hits, entry.hits = entry.hits, 0  # E20: threads keep counting meanwhile
+            hits, entry.hits = entry.hits, 0  # threads keep counting meanwhile
             self.counts.hit(entry.answer, entry.bucket, hits, self.now())
             entry.marked = True
 

@@ -1,6 +1,6 @@
-"""Values that callers store themselves (E17, E35); updates are in `update.py`.
+"""Values that callers store themselves; updates are in `update.py`.
 
-A put is one step of the store, which voids the lease and stores the copy (S13). The store orders
+A put is one step of the store, which voids the lease and stores the copy. The store orders
 puts and invalidations; the last one to arrive wins. If the store cannot rule out that a put is
 late, it answers AGAIN, and the put is sent once more. Before each attempt the engine looks whether
 this process has invalidated the key since the call: then the value may be wrong, and the put
@@ -51,7 +51,7 @@ class Known(Struct, Generic[K, V], frozen=True):
     copy: Copy
     value: V
     tags: tuple[str, ...] | None  # None: those of the stored copy stay
-    late: tuple[str, ...] | None = None  # I26: tags that came with the value
+    late: tuple[str, ...] | None = None  # tags that came with the value
 
     @property
     def every_tag(self) -> tuple[str, ...]:
@@ -82,14 +82,14 @@ class Puts(Reads[K, V]):
 
         It also raises ConfigError if a stored version is of the other kind; all others are stored.
         Nothing may change `values` meanwhile. A caller that gives up takes its put along: nothing
-        of it acts after what the caller does next (S8).
+        of it acts after what the caller does next.
         """
         runtime = await self.ready()
         stored: dict[K, Stored] = {}
         mixed: list[ConfigError] = []
         with self.fence.starting() as start:
             slices = await self._prepared(runtime, values, terms or {}, version)
-            while slices:  # what is done is freed: all at once would hold up the loop (E28)
+            while slices:  # what is done is freed: all at once would hold up the loop
                 some = slices.pop(0)
                 if is_past(self.owner):
                     await self._put_past_the_cache(runtime, some)
@@ -134,7 +134,7 @@ class Puts(Reads[K, V]):
             raise
 
     async def _put_past_the_cache(self, runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
-        """E22: inside `bypassed()` nothing is stored, and nothing old is left."""
+        """Inside `bypassed()` nothing is stored, and nothing old is left."""
         with self.overtaking([known.key for known in values]):
             await runtime.store.invalidate(self.spec.kind, [known.id for known in values])
 
@@ -187,7 +187,7 @@ class Puts(Reads[K, V]):
         when: When,
         mixed: list[ConfigError],
     ) -> dict[K, Stored]:
-        """E6: memory takes a value only if nothing else changed the key meanwhile.
+        """Memory takes a value only if nothing else changed the key meanwhile.
 
         `mixed` gets the error of each key whose stored version is of the other kind.
         """

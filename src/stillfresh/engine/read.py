@@ -67,7 +67,7 @@ class Reads(StoreReads[K, V]):
         )
 
     async def ready(self) -> Runtime:
-        """E13: a cache belongs to the loop that opened it."""
+        """A cache belongs to the loop that opened it."""
         runtime = self._runtime
         if runtime is None or runtime.loop is not asyncio.get_running_loop():
             runtime = await self.owner.runtime()
@@ -75,7 +75,7 @@ class Reads(StoreReads[K, V]):
         return runtime
 
     def check(self, keys: Collection[K]) -> None:
-        """E15: raise ConfigError if one is not a valid key."""
+        """Raise ConfigError if one is not a valid key."""
         if not are_plain(keys, self.key):
             self.texts(keys)
 
@@ -86,7 +86,7 @@ class Reads(StoreReads[K, V]):
         return {key: self.text(key) for key in keys}
 
     async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
-        """E2 with a loader for this read (`max_batch` is 1); joins a running load."""
+        """Read with a loader for this read (`max_batch` is 1); joins a running load."""
         waiter: Waiter[K, V] = Waiter(load)
         outcomes = await self.answers([key], waiter, anew=anew)
         return outcomes[key] if waiter.private is None else waiter.private
@@ -94,7 +94,7 @@ class Reads(StoreReads[K, V]):
     async def answers(
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, *, anew: bool = False
     ) -> dict[K, Outcome[V]]:
-        """E2 for each key, in no order: read in slices (E28), loaded in full batches (E4).
+        """The outcome of each key, in no order: read in slices, loaded in full batches.
 
         `anew`: load all, at any age and during a cooldown; a running load counts.
         """
@@ -238,10 +238,10 @@ class Reads(StoreReads[K, V]):
     def verified(
         self, key: K, entry: MemoryEntry[K, V], now: float, *, on_loop: bool = True
     ) -> Answer[V] | None:
-        """E9, E14: the entry's answer, if its row has not changed; the row is read inline.
+        """The entry's answer, if its row has not changed; the row is read inline.
 
-        S10: or if the store would announce a change, and has announced none. In a thread (not
-        `on_loop`) the entry may change meanwhile: then it is not used (E20).
+        Or if the store would announce a change, and has announced none. In a thread (not
+        `on_loop`) the entry may change meanwhile: then it is not used.
         """
         runtime = self._runtime
         if runtime is None or self.owner.blocks:
@@ -254,7 +254,7 @@ class Reads(StoreReads[K, V]):
         else:
             is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
             is_right = is_right and self._is_unchanged(runtime.read_now, self.text(key), copy)
-            if is_right and on_loop and self.spec.memory_for:  # E9: the time counts from now
+            if is_right and on_loop and self.spec.memory_for:  # the time counts from now
                 entry.vouched = now + self.spec.memory_for
                 entry.until = min(entry.stands, entry.vouched)
         if not is_right or entry.answer is not answer:
@@ -271,7 +271,7 @@ class Reads(StoreReads[K, V]):
         return found is not None and found.mark == copy.mark and found.generation == copy.generation
 
     def peek(self, key: K) -> Answer[V] | None:
-        """What memory holds, without waiting; a row that can be read inline is looked at (E29)."""
+        """What memory holds, without waiting; a row that can be read inline is looked at."""
 
         def confirms(copy: Copy) -> bool:
             runtime = self._runtime
@@ -292,7 +292,7 @@ class Reads(StoreReads[K, V]):
         """The stored copies, without values that memory has.
 
         While the store is unavailable, memory answers; keys that could not be read go to `unread`.
-        Their cooldowns are then those that this process knows of (E7).
+        Their cooldowns are then those that this process knows of.
         """
         entries = self.memory.entries
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}

@@ -1,4 +1,4 @@
-"""Values that callers make from the stored copy (E17, E35): a put that loses no other change.
+"""Values that callers make from the stored copy: a put that loses no other change.
 
 An update reads the copy, asks its caller for the new value, and puts it on the condition that the
 copy is still the one that was read. If another change came first, it begins again.
@@ -102,7 +102,7 @@ class Updates(Puts[K, V]):
         return self.memory.made(copy, value, verdict, Origin.STORE)
 
     async def _changed(self, change: Change[V], answer: Answer[V] | None) -> object:
-        """Call `change`, which may be async; it ends within `load_timeout` (E3)."""
+        """Call `change`, which may be async; it ends within `load_timeout`."""
         value = change(answer)
         if not isawaitable(value):
             return value

@@ -1,7 +1,7 @@
-"""An app's response for a page: is it stored, shown while it grows, or passed on? (I15, I24)
+"""An app's response for a page: is it stored, shown while it grows, or passed on?
 
 The app runs in its own task, and its response is collected in a body that grows. If that takes
-long, visitors read it while it grows (I15). A response that cannot be shared, or is too big, is not
+long, visitors read it while it grows. A response that cannot be shared, or is too big, is not
 collected further; if it answers a visitor's own request, or the visitor reads it already, it goes
 on to that visitor.
 """
@@ -193,7 +193,7 @@ class AppAnswer:
         return self._length() is not None and not is_tagged
 
     def failure(self) -> Page | None:
-        """I8: an error of any size, for any visitor, counts as a failure with its status."""
+        """An error of any size, for any visitor, counts as a failure with its status."""
         return bare(self._status, self._headers) if self._is_error() else None
 
     def page(self) -> Page:

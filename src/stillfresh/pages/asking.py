@@ -1,4 +1,4 @@
-"""One caller's read of a page: from the cache, or by a load of its own or of another (I8, I15).
+"""One caller's read of a page: from the cache, or by a load of its own or of another.
 
 A page whose load takes long is a body that grows. As soon as its head says that it is shared, the
 caller that began the load reads it from the start, and waiting callers too if the law allows it.
@@ -198,7 +198,7 @@ class PageAsking:
             self._beginning.head.set_result(growing)
 
     async def _may_read(self, page: "AppAnswer") -> bool:
-        """E6: whether this caller may read another's load: nothing invalidated it before it came.
+        """Whether this caller may read another's load: nothing invalidated it before it came.
 
         The lease shows that. One look at it answers for all callers that came before the look.
         """

@@ -1,4 +1,4 @@
-"""Pages at hand (I16): the result of an earlier identical request, while it is still right.
+"""Pages at hand: the result of an earlier identical request, while it is still right.
 
 It decides nothing. A page is remembered by the bytes of the request that mattered, with the entries
 that it depends on. If one of these has changed, the request takes the normal path.

@@ -1,4 +1,4 @@
-"""From a visit to the page that it is served (I8, I13, I14, I24): drives the HTTP rules.
+"""From a visit to the page that it is served: drives the HTTP rules.
 
 It also learns from the app's answers to single visitors whether the next answer can be shared.
 """
@@ -59,7 +59,7 @@ ASKED_AT_ONCE: Final = 10
 ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be another variant."""
 Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
-"""`AppAnswer` (I24): the app's response to this request itself. A reason: the app must answer."""
+"""`AppAnswer`: the app's response to this request itself. A reason: the app must answer."""
 Way: TypeAlias = Callable[[Visit, PageKey, Mapping[str, str]], Awaitable[Served]]
 """The page under a key, in the variant that these request fields choose."""
 
@@ -119,13 +119,13 @@ class Visits:
     async def _variant(self, visit: Visit, way: Way) -> Served:
         """RFC 9111 §4.1: the page under the key, if it fits this visitor, or its own variant."""
         base = key = self._key(visit, visit.id)
-        # I18: if others read the store, the page's own key has the uncompressed page.
+        # If others read the store, the page's own key has the uncompressed page.
         asked, chosen = visit.unencoded() if self._pages.is_shared else visit, dict[str, str]()
         for _ in range(ROUNDS):
             found = await way(asked, key, chosen)
             if not isinstance(found, FoundPage):
                 return found
-            # I25: one request for a visit; the next visit asks for the encoded form.
+            # One request for a visit; the next visit asks for the encoded form.
             given = asked if found.is_new else visit
             if is_of(found.stored, given.headers, visit.carried):
                 return found if key is base else replace(found, keys=(base, key))
@@ -147,7 +147,7 @@ class Visits:
     async def _by_key(
         self, state: Mapping[str, Any], visit: Visit, key: PageKey, chosen: Mapping[str, str]
     ) -> Served:
-        """I13: the app gets the key, and nothing of the visitor."""
+        """The app gets the key, and nothing of the visitor."""
         if (
             visit.wish.max_stale
             and (kept := await self._pages.resource.get_stored(key)) is not None
@@ -192,7 +192,7 @@ class Visits:
     async def _as_asked(
         self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
     ) -> Served:
-        """I24: the stored page, if it is good enough, else the answer to this request itself."""
+        """The stored page, if it is good enough, else the answer to this request itself."""
         kept = await self._kept(visit, key)
         unfit = (unfit_to_add if visit.is_part else unfit_to_fill)(visit.headers)
         if kept is not None and kept.found:
@@ -234,14 +234,14 @@ class Visits:
     def _is_good(self, visit: Visit, kept: Answer[StoredPage]) -> bool:
         """Is the copy that was just read good enough for this request?
 
-        I12: `max-stale` accepts an old copy, and no copy that was invalidated.
+        `max-stale` accepts an old copy, and no copy that was invalidated.
         """
         if kept.verdict is Verdict.EXPIRED and kept.mark is not Mark.NONE:
             return False
         return is_good_for(kept, visit.wish, self._pages.clock())
 
     def _is_not_due(self, key: PageKey, kept: Answer[StoredPage]) -> bool:
-        """I31: a page that is never fresh is not stored for each visit. An old failure may cool.
+        """A page that is never fresh is not stored for each visit. An old failure may cool.
 
         It is due if a later response was fresh, and while many visitors ask: loads are shared.
         """
@@ -254,7 +254,7 @@ class Visits:
     async def _asked_only(
         self, visit: Visit, scope: Scope, key: PageKey, old: StoredPage
     ) -> Served | None:
-        """I31: ask the site about a page that is never fresh. It takes no lease and stores nothing.
+        """Ask the site about a page that is never fresh. It takes no lease and stores nothing.
 
         A response that was asked for without a lease must not be stored: the page may have been
         invalidated meanwhile. None if the site fails or takes too long: a load asks it once more,
@@ -309,7 +309,7 @@ class Visits:
         self._due.note(key.id, None)
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[StoredPage] | None:
-        """The stored page, however old; counted as a read if it can be served as it is (I28)."""
+        """The stored page, however old; counted as a read if it can be served as it is."""
         known = None if visit.is_authorized else self._pages.known(key)
         if known is not None:
             return known
@@ -387,7 +387,7 @@ class Visits:
         return found
 
     async def _fresh_or_sites(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
-        """I31: the site fills this store itself. A lease of ours would lock it out."""
+        """The site fills this store itself. A lease of ours would lock it out."""
         answer = await self._pages.resource.get_stored(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
             return Reason.SAME_STORE
@@ -447,7 +447,7 @@ class Visits:
         return found_page(key, answer, self._pages.clock(), before)
 
     def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
-        """I8: the error itself; within a cooldown, when to come again.
+        """The error itself; within a cooldown, when to come again.
 
         Without a route's duration, and as asked, a request may fail because of the client that sent
         it. So only that client is told, and the others send their own requests.
@@ -479,7 +479,7 @@ class Visits:
         return Unavailable(response, what, rendered.reason)
 
     def _is_answered_by(self, visit: Visit, old_copy: Rendered, *, is_own: bool) -> bool:
-        """I31: True if the visitor's own request would get the same old page of the site.
+        """True if the visitor's own request would get the same old page of the site.
 
         Without a route's duration, and as asked, only the visitor whose request brought it gets it.
         """
