@@ -40,7 +40,7 @@ def states(table: Mapping[Any, Mapping[Any, StrEnum]], outside: str) -> str:
 def ends() -> str:
     """What each end of a load means."""
     rows = [
-        f"| {how}{', and the key was invalidated meanwhile' if overtaken else ''} "
+        f"| {how}{', and the key was changed meanwhile' if overtaken else ''} "
         f"| {CALLERS[it.told]}{', as STALE' if it.is_overtaken else ''} | {AGAIN[it.again]} |"
         for (how, overtaken), it in load_states.ENDINGS.items()
     ]

@@ -1,7 +1,8 @@
 """The tables of a load: its states, and which callers get its result.
 
 `NEXT` has the states of a load, `ENDINGS` has the meaning of each end. docs/engine.md draws both
-from here, and `work.py` uses them. Nothing but tables and what they decide may live here.
+from here. `load.py` uses the first and `work.py` the second. Nothing but tables and what they
+decide may live here.
 """
 
 from collections.abc import Collection, Hashable
@@ -127,11 +128,11 @@ ENDINGS: Final[dict[tuple[End, bool], EndRule]] = {
     (GIVEN_UP, False): EndRule(NOBODY, AS_WANTED),
     (GIVEN_UP, True): EndRule(NOBODY, AS_WANTED),
 }
-"""By how a load ended, and by whether the key was invalidated since it began."""
+"""By how a load ended, and by whether this process changed the key since it began."""
 
 
 class Ended(Struct, Generic[W]):
-    """The end of a flight: callers that get the result, and callers that wait for the next load."""
+    """The end of a work: callers that get the result, and callers that wait for the next load."""
 
     told: Collection[W]
     left: Collection[W]

@@ -207,7 +207,7 @@ class Loads(Generic[K, V]):
             trailing: Work[K, V] = Work(
                 work.key,
                 work.id,
-                dict.fromkeys(ended.left, 0),
+                dict.fromkeys(ended.left, 0),  # they asked before the next load begins
                 seen=work.seen,
                 failure=work.failure,
                 wanted=work.wanted,
