@@ -11,8 +11,10 @@ import pytest
 
 from stillfresh import Cache, ConfigError, LoadFailed, Origin, Policy, Resource, Verdict
 from stillfresh.stores.contract import Mark
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Prices, Upstream, declare, idle, turns, until, version
+from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, idle, turns, until, version
+from tests.kit.held_store import SteppedStore, cache_on
 
 
 class Body(msgspec.Struct, frozen=True, weakref=True):
@@ -375,6 +377,22 @@ class TestForget:
         assert prices.last_answer("b") is not None
         assert await prices.get_stored("a") is not None
         assert len(upstream.calls) == 1
+
+    async def test_a_put_that_waits_for_its_turn_is_stored_all_the_same(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """The store is not told, so nothing that others wrote may be lost."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            first = await store.holding("put", prices.put("a", Price("a", 6)))
+            second = asyncio.create_task(prices.put("a", Price("a", 7)))
+            await turns()
+            prices.forget("a")
+            store.let_go("put")
+            await first
+            assert (await second).stored
+            assert version(await prices.get("a")) == 7
 
     async def test_a_load_that_runs_is_not_kept(self, prices: Prices, upstream: Upstream) -> None:
         upstream.hold()

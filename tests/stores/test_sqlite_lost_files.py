@@ -151,6 +151,12 @@ def remove_log(site: Site) -> None:
     site.neighbour("-wal").unlink()
 
 
+def copy_another_application_into_and_remove_the_log(site: Site) -> None:
+    copy_another_application_into(site)
+    remove_log(site)
+    remove_index(site)
+
+
 def remove_index(site: Site) -> None:
     site.neighbour("-shm").unlink()
 
@@ -168,10 +174,16 @@ ANOTHER_STORE: list[Accident] = [
     move_another_store_over_with_its_log,
     swap_with_another_store,
 ]
+ANOTHER_APPLICATION: list[Accident] = [
+    move_another_application_over,
+    copy_another_application_into,
+    copy_another_application_into_and_remove_the_log,
+]
 ACCIDENTS: list[Accident] = [
     *MOVES,
     move_another_store_over_with_its_log,
     copy_another_application_into,
+    copy_another_application_into_and_remove_the_log,
     destroy_header,
     truncate,
     swap_log,
@@ -229,7 +241,7 @@ class TestS12LostFile:
             if is_noticed:
                 with pytest.raises(StoreError, match=LOST):
                     await prices.put("put", "new")
-        if happen in (move_another_application_over, copy_another_application_into):
+        if happen in ANOTHER_APPLICATION:
             with pytest.raises(ConfigError, match=r"cache\.db: is another application's"):
                 await Cache(f"sqlite:///{site.path}").open()
             elsewhere(CHECK_THEIRS, site.path)

@@ -458,7 +458,7 @@ class Resource(Face[K, V]):
 
         The store is not told: `invalidate` does that.
         """
-        self.core.overtake(keys)
+        self.core.overtake(keys, voids=False)
         if tag is not None:
             self.core.overtake_tag(tag)
 

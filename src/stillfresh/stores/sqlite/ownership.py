@@ -219,7 +219,8 @@ class OpenedFile:
         if status is None or _identity(status) != self._identity:
             return self._look_for_successor()
         if any(identity_of(each) != known for each, known in self._neighbours.items()):
-            return Finding.LOG_LOST
+            # A file that others have written over is theirs, whatever became of our log.
+            return Finding.LOG_LOST if self._has_our_header() else Finding.OVERWRITTEN
         state = (status.st_size, status.st_mtime_ns)
         if state != self._intact:
             if not self._has_our_header():
