@@ -240,7 +240,7 @@ class Core(Updates[K, V]):
         return loading + self.memory.tagged(tag)
 
     def overtake_tag(self, tag: str) -> None:
-        """Drop keys with this tag from memory. Loads and steps that run now began too early."""
+        """Drop keys with this tag from memory. Loads, reads and puts that run now are void."""
         self.owner.fence_clock.void_tag(tag)
         self.overtake(self.memory.tagged(tag))
 

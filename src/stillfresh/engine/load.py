@@ -194,7 +194,6 @@ class Load(Generic[K, V]):
         other = Load(self._loads, works)
         for work in works:
             work.began = began[work.id]
-        other.state = self.state
         other._step(LoadEvent.DENY)
         return other
 

@@ -1,4 +1,4 @@
-"""The loads of one resource: which keys are under way, who waits for them, and what is next.
+"""The loads of one resource: keys under way, callers that wait for them, and what is next.
 
 A read that needs a key joins its `Work`, or makes one at the end of the queue. When the turn of the
 event loop is over, the queue is cut into batches, and each becomes a `Load` (`load.py`), as far as

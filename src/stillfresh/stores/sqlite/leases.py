@@ -1,4 +1,4 @@
-"""Leases and failures in a table of times: who may load an id, and how its last load ended.
+"""Leases and failures in a table of times: the process that may load an id, and its last failure.
 
 The store keeps them for its own kinds. A store whose copies are rows of another design holds a
 `LeaseTable` of its own. Each method is a part of the caller's transaction, so that a check of a
