@@ -21,7 +21,7 @@ from stillfresh import (
     StoreError,
     Verdict,
 )
-from stillfresh.engine.store_reads import InTurn
+from stillfresh.engine.put import InTurn
 from stillfresh.stores.contract import (
     Copy,
     LateTags,

@@ -109,7 +109,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def read_with(resource: Resource[Any, V], key: Any, load: OwnLoad) -> Read[V]:
     """Read a key with a loader for this read."""
-    return await resource.core.read(key, load)
+    return await resource.core.reads.read(key, load)
 
 
 async def is_live(resource: Resource[Any, Any], key: Any) -> bool:
@@ -121,7 +121,7 @@ def renew(
     resource: Resource[Any, V], keys: Sequence[Any]
 ) -> AsyncGenerator[dict[Any, Outcome[V] | None]]:
     """What a watch does: load the keys that are not fresh."""
-    return resource.core.renew(keys)
+    return resource.core.renewals.renew(keys)
 
 
 async def clear(resource: Resource[Any, Any]) -> None:

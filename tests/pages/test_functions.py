@@ -215,7 +215,7 @@ class TestI22Permissions:
         async with PageCache(aws.store(table, clock, **store), **slow) as pages:
             if role == "Read":
                 await pages.get("/a", site.render, revalidate=60)
-                await pages.resource.core.refresh_times(
+                await pages.resource.core.renewals.refresh_times(
                     [pages.key(it, it, ()) for it in ("/a", "/b")]
                 )
             elif role == "Render":

@@ -97,7 +97,7 @@ def too_many(resource: Resource[str, Version], most: int) -> str | None:
     core = resource.core
     if (count := len(core.memory.entries)) > most:
         return f"memory holds {count} entries, {most} are allowed"
-    if (count := len(core._steps)) > 20:
+    if (count := len(core.changes._steps)) > 20:
         return f"{count} reads of the store are under way"
     return None
 

@@ -9,7 +9,7 @@ import pytest
 
 from stillfresh.engine import loads, memory, store_reads
 from stillfresh.engine import rules as engine_rules
-from stillfresh.engine.core import Core
+from stillfresh.engine.changes import KeyChanges
 from stillfresh.engine.fence import Fence
 from stillfresh.engine.lane import Lane
 from stillfresh.engine.load import Load
@@ -75,7 +75,7 @@ def an_invalidation_leaves_the_copy_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.FRESH, "from_memory")
 def memory_does_not_hear_of_invalidations(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Core, "overtake", lambda *_, **__: None)
+    patch.setattr(KeyChanges, "overtake", lambda *_, **__: None)
 
 
 @mutant(Promise.FRESH, "over_a_network")

@@ -235,7 +235,7 @@ def a_put_goes_on_after_its_caller_gave_up(patch: pytest.MonkeyPatch) -> None:
         step.add_done_callback(looked_at)
         return await asyncio.shield(step)
 
-    patch.setattr(Puts, "_carry_out", carry_out)
+    patch.setattr(Puts, "carry_out", carry_out)
 
 
 @put_mutant(Promise.ONCE, "of_updates")

@@ -107,7 +107,7 @@ async def loaded(
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
     loads = Loads(core, runtime)
     by = None if waiter.load is None else waiter
-    works = [Work(key, id_, {waiter: 0}, by=by) for key, id_ in core.texts(keys).items()]
+    works = [Work(key, id_, {waiter: 0}, by=by) for key, id_ in core.names.texts(keys).items()]
     try:
         for start in range(0, len(works), core.spec.max_batch):
             load = Load(loads, works[start : start + core.spec.max_batch])

@@ -297,7 +297,7 @@ class Cache(Lifecycle):
         for kind, id_ in named:
             named_core = self.cores.get(kind)
             if named_core is not None:
-                yield named_core, named_core.key(id_)
+                yield named_core, named_core.names.key(id_)
 
     async def store(self) -> Store:
         """Return the open store, for programs that list or repair it; open it if it is not open.

@@ -1,36 +1,48 @@
-"""A resource behind its public object: opening, watching, invalidating, statistics.
+"""One resource behind its public object: its parts, and how it is opened and closed.
 
-The read path is in `read.py`, loads are in `load.py`, put and update in `put.py` and `update.py`.
+Each part does one job and is held, not inherited:
+
+- `names`: keys and their names in the store.
+- `memory`: the entries that this process knows.
+- `fence` and `changes`: what this process changed, and what that makes too old.
+- `store_reads` and `reads`: the read path.
+- `loads`: loads that are queued or run. They belong to one opening of the cache.
+- `puts` and `updates`: values that callers store.
+- `watcher` and `renewals`: keys that are kept fresh while somebody watches them.
+
+Invalidating, deleting, explaining and counting are short enough to stand here.
 """
 
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from stillfresh.bounded import sliced
-from stillfresh.engine import rules
-from stillfresh.engine.blocks import is_past
+from stillfresh.engine.blocks import Face
+from stillfresh.engine.changes import KeyChanges
 from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation, explain
-from stillfresh.engine.keys import Spec
+from stillfresh.engine.fence import Fence
+from stillfresh.engine.keys import KeyNames, Spec
 from stillfresh.engine.lifecycle import Lifecycle
+from stillfresh.engine.loads import Loads
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.news import Notices
-from stillfresh.engine.rules import FOR_EVER, NOTHING, Serve
+from stillfresh.engine.put import Puts
+from stillfresh.engine.read import Reads
+from stillfresh.engine.renewals import Renewals
 from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.store_reads import StoreReads
 from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
-from stillfresh.engine.work import Waiter
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Core(Updates[K, V]):
-    """One resource: reads, loads, puts and watches of its keys."""
+class Core(Generic[K, V]):
+    """One resource: its parts, and its state from one opening of the cache to the next."""
 
     def __init__(
         self,
@@ -41,25 +53,53 @@ class Core(Updates[K, V]):
         text: Callable[[K], str],
         key: Callable[[str], K],
     ) -> None:
-        super().__init__(spec, owner, memory, text=text, key=key)
+        self.spec = spec
+        self.owner = owner
+        self.memory = memory
+        self.names = KeyNames(text, key)
+        self.runtime: Runtime | None = None
+        """What the open cache shares; None while it is closed."""
+        self.faces: list[Face[K, V]] = []
+        self.loads: Loads[K, V]
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
+        self.renewals: Renewals[K, V] = Renewals(self)
+        self.fence: Fence[K] = Fence(
+            owner.fence_clock, spec.possible_tags, lambda: bool(self.loads.under_way)
+        )
+        self.changes = KeyChanges(spec, self.fence, memory, self.watcher)
+        self.store_reads: StoreReads[K, V] = StoreReads(self)
+        self.reads: Reads[K, V] = Reads(self)
+        self.puts: Puts[K, V] = Puts(self)
+        self.updates: Updates[K, V] = Updates(self)
+        self.begin_anew()
         memory.cleared = self._show_memory
 
+    # Opening and closing.
+
+    def begin_anew(self, runtime: Runtime | None = None) -> None:
+        """Forget running steps and loads: they belong to a life of the cache that has ended."""
+        self.runtime = runtime
+        self.store_reads.begin_anew()
+        self.changes.begin_anew()
+        self.loads = Loads(self, runtime)
+
     def open(self, runtime: Runtime) -> None:
-        self.memory.notices = Notices(runtime.news) if runtime.news is not None else None
+        memory = self.memory
+        memory.notices = Notices(runtime.news) if runtime.news is not None else None
         if runtime.news is not None and self.spec.memory_for:
             runtime.news.want()
         self.begin_anew(runtime)
-        if (memory := self.memory).is_private:
+        if memory.is_private:
             memory.room.limit(self.spec.max_bytes or runtime.can.max_bytes)
             if runtime.can.process is not None:
+                key_of = self.names.key
                 runtime.can.process.before_evicting(
-                    self.spec.kind, lambda id_: memory.keeps(self.key(id_))
+                    self.spec.kind, lambda id_: memory.keeps(key_of(id_))
                 )
 
     def close(self) -> None:
         """Stop answering from memory, and let all waiting callers fail."""
-        self._runtime = None
+        self.runtime = None
         self.memory.clear()
         self.loads.close()
         self.watcher.close()
@@ -72,148 +112,39 @@ class Core(Updates[K, V]):
         self.watcher.begin_anew()
         self.begin_anew()
 
+    async def ready(self) -> Runtime:
+        """The parts of the open cache. A cache belongs to the loop that opened it."""
+        runtime = self.runtime
+        if runtime is None or runtime.loop is not asyncio.get_running_loop():
+            runtime = await self.owner.runtime()
+            self.check_open(runtime)
+        return runtime
+
+    def check_open(self, runtime: Runtime) -> None:
+        """Raise if the cache was closed meanwhile: what this call has read is outdated."""
+        if self.runtime is not runtime:
+            raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again")
+
     def _show_memory(self) -> None:
         for face in self.faces:
             face.stand_back(back=self.owner.blocks > 0)
 
-    async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
-        """For watchers: load the keys that are not fresh, here or elsewhere. Cooldowns are kept."""
-        waiter: Waiter[K, V] = Waiter(each=True)
-        records, times, now = await self._records_and_times(keys, waiter.unread)
-        stale = [key for key, at in times.items() if at <= now]
-        texts = self.texts(stale)
-        self._join(texts, {id_: records[key] for key, id_ in texts.items()}, waiter)
-        try:
-            if fresh := [key for key, at in times.items() if at > now]:
-                yield dict.fromkeys(fresh)
-            while waiter.missing or waiter.outcomes:
-                await self.loads.wait(waiter)
-                ended = waiter.outcomes
-                waiter.outcomes = {}
-                stale = [key for key in stale if key not in ended]
-                yield {**ended}
-        finally:
-            waiter.end()
-            self.loads.leave(waiter, stale)
-
-    async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
-        """For watchers: when to refresh each key."""
-        return (await self._records_and_times(keys, set()))[1]
-
-    async def _records_and_times(
-        self, keys: Sequence[K], unread: set[K]
-    ) -> tuple[dict[K, Record], dict[K, float], float]:
-        """The copies that can be read now, and when to refresh each.
-
-        Watches receive fresh copies that another process published.
-        """
-        runtime = await self.ready()
-        texts = self.texts(keys)
-        since = runtime.clock()
-        terms = self.spec.terms
-        records = self.memory.readable(texts, await self._records(runtime, texts, unread))
-        now = runtime.clock()
-        for key, record in records.items():
-            copy = record.copy
-            if key in unread or copy is None or not self.watcher.is_news(key, copy):
-                continue
-            plan = Serve(copy, rules.verdict_of(copy, now))
-            if plan.verdict is not Verdict.FRESH:
-                continue
-            answer = self.memory.serve(key, plan, now, Origin.ANOTHER, since)
-            if answer:
-                self.watcher.landed(key, answer, rules.watched_until(copy, terms), now)
-        return records, rules.refresh_times(records, now, terms, self.watcher.absent), now
-
-    def read_in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
-        """Answer a thread from the store without a load; None if the loop must be asked.
-
-        It must be where `hit` or `glance` use memory: only the loop keeps memory up to date.
-        """
-        runtime = None if self.owner.blocks or self.spec.memory_for else self._runtime
-        if runtime is None or runtime.read_in_thread is None:
-            return None
-        if runtime.read_now is not None and not self.memory.entries.keys().isdisjoint(keys):
-            return None
-        texts = self.texts(keys)
-        now = runtime.clock()
-        answers: dict[K, Answer[V]] = {}
-        try:
-            records = runtime.read_in_thread(self.spec.kind, list(texts.values()))
-        except (StoreError, NotOpen):
-            return None
-        for key, id_ in texts.items():
-            record = records.get(id_, NOTHING)
-            if record.failure is not None:
-                return None
-            plan = rules.plan_read(record, now, self.spec.lease_for)
-            if isinstance(plan, Serve):
-                is_readable, value = self.memory.value_of(key, plan.copy)
-                if is_readable:
-                    answers[key] = self.memory.made(plan.copy, value, plan.verdict, Origin.STORE)
-        self.memory.count(answers.values(), now)
-        return answers
-
-    async def known(
-        self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
-    ) -> dict[K, Outcome[V]]:
-        """The answers that need no load; other keys are left out."""
-        if self.owner.blocks and is_past(self.owner):
-            return {}
-        runtime = await self.ready()
-        outcomes: dict[K, Outcome[V]] = {}
-        unread = set() if unread is None else unread
-        async for batch in sliced(keys):
-            if self._runtime is not runtime:  # since the last slice
-                self._check_open(runtime)
-            now = runtime.clock()
-            texts = self._unheld(batch, now, outcomes, max_age)
-            records = await self._records(runtime, texts, unread) if texts else {}
-            for key, id_ in texts.items():
-                record = records.get(id_, NOTHING)
-                unverified = key in unread
-                if self.memory.has_newer(key, record.copy):
-                    record = Record(self.memory.entries[key].copy, failure=record.failure)
-                    unverified = True
-                _, outcome = self._planned(key, record, now, max_age, unverified=unverified)
-                if outcome is not None:
-                    outcomes[key] = outcome
-            self.memory.count([outcomes[key] for key in texts if key in outcomes], now)
-        return outcomes
-
-    async def look(self, key: K) -> Answer[V] | None:
-        """The stored copy, however old; None if it is GONE. Loads nothing."""
-        if self.owner.blocks and is_past(self.owner):
-            return None
-        runtime = await self.ready()
-        id_ = self.text(key)
-        unread: set[K] = set()
-        now = runtime.clock()
-        record = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING)
-        copy = record.copy
-        if copy is None:
-            return None
-        verdict = rules.verdict_of(copy, now)
-        if verdict is Verdict.GONE:
-            return None
-        failure = None if verdict is Verdict.FRESH else record.failure
-        plan = Serve(copy, verdict, failure=failure)
-        return self.memory.serve(key, plan, now, unverified=bool(unread))
+    # Invalidating and deleting.
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """No step that began before this ended puts its result into memory."""
         runtime = await self.ready()
         async for batch in sliced(keys):
-            ids = list(self.texts(batch).values())
-            with self.overtaking(batch):
+            ids = list(self.names.texts(batch).values())
+            with self.changes.overtaking(batch):
                 await runtime.store.invalidate(self.spec.kind, ids, soft=soft)
             self.owner.note(self, batch, "soft" if soft else "invalidate")
 
     async def delete(self, keys: Sequence[K]) -> None:
         runtime = await self.ready()
         async for batch in sliced(keys):
-            ids = list(self.texts(batch).values())
-            with self.overtaking(batch):
+            ids = list(self.names.texts(batch).values())
+            with self.changes.overtaking(batch):
                 await runtime.store.delete(self.spec.kind, ids)
             self.owner.note(self, batch, "delete")
             self.memory.counts.mended(ids)
@@ -227,8 +158,10 @@ class Core(Updates[K, V]):
         self.fence.void_all()
         await self.delete([*self.under_way(), *self.memory.keys()])  # a walk may miss them
         async for page in listing.walk(self.spec.kind):
-            await self.delete([self.key(entry.id) for entry in page])
+            await self.delete([self.names.key(entry.id) for entry in page])
         self.fence.void_all()
+
+    # Questions.
 
     def tagged(self, tag: str) -> list[K]:
         """Keys in memory or being loaded that have this tag, or may have it."""
@@ -239,10 +172,14 @@ class Core(Updates[K, V]):
         loading = [key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))]
         return loading + self.memory.tagged(tag)
 
-    def overtake_tag(self, tag: str) -> None:
-        """Drop keys with this tag from memory. Loads, reads and puts that run now are void."""
-        self.owner.fence_clock.void_tag(tag)
-        self.overtake(self.memory.tagged(tag))
+    def under_way(self) -> set[K]:
+        """The keys that are loaded or asked for now."""
+        return {*self.loads.under_way, *self.changes.keys_in_steps()}
+
+    def is_full(self, key: K) -> bool:
+        """True if the limit of simultaneous loads is reached, and this key is not among them."""
+        under_way = self.loads.under_way
+        return len(under_way) >= self.spec.concurrency and key not in under_way
 
     async def is_live(self, key: K) -> bool:
         """A load is under way, and nothing has invalidated the key since it began."""
@@ -257,14 +194,11 @@ class Core(Updates[K, V]):
 
     async def settled(self, within: float) -> bool:
         """Wait until no load runs. False if one still runs after that many seconds."""
-        return self._runtime is None or await self.loads.settled(within)
-
-    def under_way(self) -> set[K]:
-        return {*self.loads.under_way, *(key for step in self._steps for key in step.keys)}
+        return self.runtime is None or await self.loads.settled(within)
 
     async def explain(self, key: K) -> Explanation:
         runtime = await self.ready()
-        id_ = self.text(key)
+        id_ = self.names.text(key)
         records = await runtime.store.read(self.spec.kind, [id_])
         return explain(
             self.spec.kind,
@@ -302,7 +236,7 @@ async def overtake_all(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
     try:
         async for batch in sliced(left):
             for core, key in batch:
-                core.overtake([key])
+                core.changes.overtake([key])
     finally:
         for core, key in left:
-            core.overtake([key])
+            core.changes.overtake([key])

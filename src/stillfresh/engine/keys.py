@@ -93,6 +93,28 @@ def are_plain(keys: Collection[Any], of: object) -> bool:
     return of is int and set(map(type, keys)) == {int} and max(map(abs, keys)) < sys.maxsize
 
 
+class KeyNames(Generic[K]):
+    """How the keys of a resource are named in the store.
+
+    Callers use keys of any type. `text` returns the name of a key, and `key` the key of a name.
+    """
+
+    def __init__(self, text: Callable[[K], str], key: Callable[[str], K]) -> None:
+        self.text = text
+        self.key = key
+
+    def check(self, keys: Collection[K]) -> None:
+        """Raise ConfigError if one is not a valid key."""
+        if not are_plain(keys, self.key):
+            self.texts(keys)
+
+    def texts(self, keys: Collection[K]) -> dict[K, str]:
+        """The names of the keys in the store. ConfigError if one is not a valid key."""
+        if are_plain(keys, self.key):
+            return dict(zip(keys, map(str, keys), strict=True))
+        return {key: self.text(key) for key in keys}
+
+
 def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type[int], Any]:
     """The type of keys and of values, from `async def loader(keys: list[K]) -> Mapping[K, V]`."""
     hints, parameters = hints_of(name, loader)

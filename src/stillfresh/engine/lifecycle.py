@@ -40,7 +40,6 @@ from stillfresh.tasks import looked_at
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
-    from stillfresh.engine.read import Reads
     from stillfresh.engine.recorded import RecordingBlock
     from stillfresh.engine.recordings import What
 
@@ -168,14 +167,14 @@ class Lifecycle:
             self.is_closed = is_closed
         return before
 
-    def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: "What") -> None:
+    def note(self, core: "Core[Any, Any]", keys: Iterable[Any], what: "What") -> None:
         """Record a change of these keys, if a recording is open."""
         if self.recording_to is not None:
             self.recording_to.note(core, keys, what)
 
     def note_invalid(self, kind: str, ids: Iterable[str], *, soft: bool) -> None:
         if (core := self.cores.get(kind)) is not None:
-            self.note(core, map(core.key, ids), "soft" if soft else "invalidate")
+            self.note(core, map(core.names.key, ids), "soft" if soft else "invalidate")
 
     def apart(self) -> Runtime:
         """A new runtime: for an open cache, and for loads that never ask the store."""

@@ -509,7 +509,7 @@ class Memo(Generic[K, V]):
         # Another one after memory was cleared, and while a block of `bypassed()` is open.
         self._entry_of: Callable[..., object] = face.entry_of
         self._steps = steps
-        self._verified = face.core.verified
+        self._verified = face.core.reads.verified
 
     def read(self, now: float) -> Answer[V] | None:
         """Return the last of the answers, if none has changed; count one read of each.

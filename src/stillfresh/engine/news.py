@@ -98,7 +98,7 @@ class News:
                     self._doubt_all(tagged_core, keys)
         elif (core := self._cores.get(kind)) is not None:
             with suppress(ValueError):  # an id that is not a key of this release
-                self._doubt(core, core.key(id_), generation)
+                self._doubt(core, core.names.key(id_), generation)
 
     def _doubt_all(self, core: "Core[K, Any]", keys: list[K]) -> None:
         """A slice in a turn of the loop. No beat counts before the last slice."""

@@ -8,9 +8,8 @@ invalidates the key instead of storing it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeVar, cast
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,17 +18,18 @@ from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past
+from stillfresh.engine.changes import StoreStep
 from stillfresh.engine.fence import Start
 from stillfresh.engine.model import DELETE, KEEP, Amended, Loaded, OwnTerms, Stored
-from stillfresh.engine.read import Reads
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import InTurn, StoreStep
-from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import ConfigError, StoreError, error_text, shown, unconfirmed
+from stillfresh.errors import ConfigError, StoreError, error_text, shown
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Mark, Put, PutOutcome, PutResult, When
 from stillfresh.stores.versions import NO_VERSION, packed_version, unpacked_version
 from stillfresh.tasks import looked_at
+
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -65,10 +65,45 @@ class Known(Struct, Generic[K, V], frozen=True):
         return Put(self.copy, self.tags, self.late, when, generation, mark)
 
 
-class Puts(Reads[K, V]):
+class InTurn(Generic[K]):
+    """`async with InTurn(last, keys)`: one change of a key at a time, in the order of the calls.
+
+    No generator: the end of the loop would close it in the middle of its block.
+    """
+
+    def __init__(self, last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> None:
+        self._last = last
+        self._keys = keys
+
+    async def __aenter__(self) -> None:
+        last = self._last
+        self._done = asyncio.get_running_loop().create_future()
+        before = {last[key] for key in self._keys if key in last}
+        last.update(dict.fromkeys(self._keys, self._done))
+        try:
+            if before:
+                await asyncio.wait(before)
+        except BaseException:
+            self._end()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._done.set_result(None)
+        for key in self._keys:
+            if self._last.get(key) is self._done:
+                del self._last[key]
+
+
+class Puts(Generic[K, V]):
     """Changes of one resource that callers make, not loaders."""
 
-    watcher: Watcher[K, V]
+    def __init__(self, core: "Core[K, V]") -> None:
+        self._core = core
+        self._spec = core.spec
+        self._memory = core.memory
 
     async def put(
         self,
@@ -84,24 +119,24 @@ class Puts(Reads[K, V]):
         Nothing may change `values` meanwhile. A caller that gives up takes its put along: nothing
         of it acts after what the caller does next.
         """
-        runtime = await self.ready()
+        runtime = await self._core.ready()
         stored: dict[K, Stored] = {}
         mixed: list[ConfigError] = []
-        with self.fence.starting() as start:
-            slices = await self._prepared(runtime, values, terms or {}, version)
+        with self._core.fence.starting() as start:
+            slices = await self._prepare_all(runtime, values, terms or {}, version)
             while slices:  # what is done is freed: all at once would hold up the loop
                 some = slices.pop(0)
-                if is_past(self.owner):
+                if is_past(self._core.owner):
                     await self._put_past_the_cache(runtime, some)
                     stored.update((known.key, Stored(stored=False)) for known in some)
                     continue
                 step = self._put(runtime, some, start, when=when, mixed=mixed)
-                stored.update(await self._carry_out(runtime, step))
+                stored.update(await self.carry_out(runtime, step))
         if mixed:
             raise mixed[0]
         return stored
 
-    async def _prepared(
+    async def _prepare_all(
         self, runtime: Runtime, values: Mapping[K, object], terms: OwnTerms, version: object
     ) -> list[list[Known[K, V]]]:
         """All values, encoded, in slices of one step each."""
@@ -111,8 +146,8 @@ class Puts(Reads[K, V]):
         async for group in sliced(values.items(), SLICE):
             some: list[Known[K, V]] = []
             for key, given in group:
-                on_terms = self.spec.with_terms(given, terms)
-                some.append(self._known(runtime, key, on_terms, sent, version=form))
+                on_terms = self._spec.with_terms(given, terms)
+                some.append(self.prepare(runtime, key, on_terms, sent, version=form))
             slices.append(some)
         return slices
 
@@ -120,9 +155,9 @@ class Puts(Reads[K, V]):
         try:
             return packed_version(cast("int | str | None", version))
         except ConfigError as exc:
-            raise ConfigError(f"{self.spec.kind}: {exc}") from None
+            raise ConfigError(f"{self._spec.kind}: {exc}") from None
 
-    async def _carry_out(self, runtime: Runtime, work: Coroutine[Any, Any, T]) -> T:
+    async def carry_out(self, runtime: Runtime, work: Coroutine[Any, Any, T]) -> T:
         """Run a step that `close()` waits for, and that ends with its caller if that gives up."""
         step: asyncio.Task[T] = runtime.step(work)
         step.add_done_callback(looked_at)
@@ -135,10 +170,10 @@ class Puts(Reads[K, V]):
 
     async def _put_past_the_cache(self, runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
         """Inside `bypassed()` nothing is stored, and nothing old is left."""
-        with self.overtaking([known.key for known in values]):
-            await runtime.store.invalidate(self.spec.kind, [known.id for known in values])
+        with self._core.changes.overtaking([known.key for known in values]):
+            await runtime.store.invalidate(self._spec.kind, [known.id for known in values])
 
-    def _known(
+    def prepare(
         self,
         runtime: Runtime,
         key: K,
@@ -149,8 +184,8 @@ class Puts(Reads[K, V]):
         version: bytes = NO_VERSION,
     ) -> Known[K, V]:
         """Encode the value; an amended value gets the age and times of `old`."""
-        spec = self.spec
-        id_ = self.text(key)
+        spec = self._spec
+        id_ = self._core.names.text(key)
         generation = runtime.store.new_generation()
         nothing = cast("V", None)
         if given is DELETE:
@@ -199,14 +234,14 @@ class Puts(Reads[K, V]):
             return start.is_void(by_id[id_].key, by_id[id_].every_tag)
 
         try:
-            async with InTurn(self.loads.puts, keys):
+            async with InTurn(self._core.loads.puts, keys):
                 since = runtime.clock()
-                with self.overtaking(keys, voids=False) as step:
-                    results = await self._settled(runtime, puts, is_void)
+                with self._core.changes.overtaking(keys, voids=False) as step:
+                    results = await self.settle(runtime, puts, is_void)
         except StoreError:
-            self.memory.counts.store_errors += 1
+            self._memory.counts.store_errors += 1
             raise
-        self.memory.counts.superseded += len(values) - len(results)
+        self._memory.counts.superseded += len(values) - len(results)
         stored: dict[K, Stored] = {}
         for known in values:
             result = results.get(known.id)
@@ -214,11 +249,11 @@ class Puts(Reads[K, V]):
                 stored[known.key] = Stored(stored=False)
                 continue
             if result.outcome is PutOutcome.MIXED:
-                mixed.append(self._mixed(known, result))
-            stored[known.key] = self._noted(runtime, known, result, step, since)
+                mixed.append(self.mixed_error(known, result))
+            stored[known.key] = self._result_of(runtime, known, result, step, since)
         return stored
 
-    async def _settled(
+    async def settle(
         self, runtime: Runtime, puts: Mapping[str, Put], is_void: Callable[[str], bool]
     ) -> dict[str, PutResult]:
         """Put until the store has settled each. Those that are void by then are left out.
@@ -227,7 +262,7 @@ class Puts(Reads[K, V]):
         void may fail, and the copy from before both may not stay fresh then.
         """
         store = runtime.store
-        kind = self.spec.kind
+        kind = self._spec.kind
         results: dict[str, PutResult] = {}
         waiting = dict(puts)
         for attempt in range(1, MOST_ATTEMPTS + 1):
@@ -253,10 +288,10 @@ class Puts(Reads[K, V]):
 
     async def _put_once(self, runtime: Runtime, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         """One attempt; loads of this process that begin meanwhile wait for its end."""
-        with self.loads.storing(puts):
-            return await runtime.store.put(self.spec.kind, puts)
+        with self._core.loads.storing(puts):
+            return await runtime.store.put(self._spec.kind, puts)
 
-    def _noted(
+    def _result_of(
         self,
         runtime: Runtime,
         known: Known[K, V],
@@ -267,10 +302,10 @@ class Puts(Reads[K, V]):
         """What the store did, for the caller; memory and watchers take a value that was stored."""
         is_stored = result.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
         if is_stored:
-            self._has_put(runtime, known, result, step, since)
+            self.note_stored(runtime, known, result, step, since)
         return Stored(stored=is_stored, version=unpacked_version(result.version))
 
-    def _has_put(
+    def note_stored(
         self,
         runtime: Runtime,
         known: Known[K, V],
@@ -279,14 +314,16 @@ class Puts(Reads[K, V]):
         since: float,
     ) -> None:
         """The store has stored the value: update memory and watchers, unless it was overtaken."""
-        memory = self.memory
+        memory = self._memory
         copy = replace(known.copy, version=result.version)
         memory.counts.puts += 1
         memory.counts.mended([known.id])
         memory.causes.forget(known.key)
-        self.owner.note(self, [known.key], "delete" if copy.policy is FORGOTTEN else "put")
+        self._core.owner.note(
+            self._core, [known.key], "delete" if copy.policy is FORGOTTEN else "put"
+        )
         is_overtaken = known.key in step.changed or result.outcome is PutOutcome.REPLACED
-        if self._runtime is not runtime or is_overtaken:
+        if self._core.runtime is not runtime or is_overtaken:
             return
         if copy.policy is FORGOTTEN or copy.value is UNREAD:
             return  # the next read asks the store
@@ -294,37 +331,12 @@ class Puts(Reads[K, V]):
         memory.keep(known.key, copy, known.value, outlook, since)
         if known.late is not None:
             memory.retag(known.key, copy.generation, known.late)
-        self.watcher.tell(known.key, copy, known.value, outlook)
+        self._core.watcher.tell(known.key, copy, known.value, outlook)
 
-    def _mixed(self, known: Known[K, V], result: PutResult) -> ConfigError:
+    def mixed_error(self, known: Known[K, V], result: PutResult) -> ConfigError:
         given = unpacked_version(known.copy.version)
         stored = unpacked_version(result.version)
         return ConfigError(
-            f"{self.spec.kind} {known.key!r}: version: {shown(given)} cannot be compared with "
+            f"{self._spec.kind} {known.key!r}: version: {shown(given)} cannot be compared with "
             f"{shown(stored)}, which is stored; use integers only, or text only"
         )
-
-    @contextmanager
-    def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
-        """Advance the keys' fence around a store step, so that concurrent changes are noticed."""
-        self.overtake(keys, voids=voids)
-        try:
-            with self.step(keys) as step, unconfirmed():
-                yield step
-        finally:
-            self.overtake(keys, voids=voids)
-
-    def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
-        """Drop keys from memory. Loads and steps that run now began too early to be kept.
-
-        `voids`: the keys are invalidated or deleted, so puts that began earlier are not stored.
-        """
-        keys = set(keys)
-        bare = keys if self.spec.held is None else map(self.spec.held, keys)
-        if voids:
-            self.fence.void(bare)
-        else:
-            self.fence.change(bare)
-        self.watcher.look_again(keys)
-        for key in keys:
-            self.memory.drop(key)

@@ -19,7 +19,7 @@ from stillfresh.errors import StillfreshError
 
 if TYPE_CHECKING:
     from stillfresh.engine.cache import Cache
-    from stillfresh.engine.read import Reads
+    from stillfresh.engine.core import Core
 
 
 class RecordingBlock:
@@ -62,10 +62,10 @@ class RecordingBlock:
         self._cache.recording_to = None
         self._stack.close()
 
-    def note(self, core: "Reads[Any, Any]", keys: Iterable[Any], what: What) -> None:
+    def note(self, core: "Core[Any, Any]", keys: Iterable[Any], what: What) -> None:
         """Record an action on these keys; one read is one line."""
         now = self._clock()
-        if ids := self._chosen(core.spec, map(core.text, keys)):
+        if ids := self._chosen(core.spec, map(core.names.text, keys)):
             line = RecordedUse(self._recording.since(now), core.spec.kind, ids, what)
             self._recording.note(line, now)
 

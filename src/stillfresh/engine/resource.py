@@ -144,7 +144,7 @@ class Resource(Face[K, V]):
             if clock() < entry.until and (answer := entry.answer).found:
                 entry.hits += 1
                 return answer.value
-        return found(self.core.glance(key) or await self._get(key), key)
+        return found(self.core.reads.glance(key) or await self._get(key), key)
 
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """Return the answer, from memory, the store or a load.
@@ -162,12 +162,14 @@ class Resource(Face[K, V]):
             if clock() < entry.until:
                 entry.hits += 1
                 return entry.answer
-            if (answer := self.core.verified(key, entry, clock())) is not None:
+            if (answer := self.core.reads.verified(key, entry, clock())) is not None:
                 return answer
         return await self._get(key, _limit(max_age))
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
-        return _answer_or_raise((await self.core.answers([key], Waiter(max_age=max_age)))[key])
+        return _answer_or_raise(
+            (await self.core.reads.answers([key], Waiter(max_age=max_age)))[key]
+        )
 
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
@@ -178,7 +180,7 @@ class Resource(Face[K, V]):
         """
         wanted = await self._unique(keys, "get_many")
         answers: dict[K, Answer[V]] = {}
-        outcomes = await self.core.answers(wanted, Waiter(max_age=_limit(max_age)))
+        outcomes = await self.core.reads.answers(wanted, Waiter(max_age=_limit(max_age)))
         async for batch in sliced(wanted):
             answers |= all_answered(outcomes, batch, self._clock)
         return answers
@@ -198,7 +200,7 @@ class Resource(Face[K, V]):
         if now < entry.until:
             entry.hits += 1
             return entry.answer
-        return self.core.verified(key, entry, now)
+        return self.core.reads.verified(key, entry, now)
 
     def last_answer(self, key: K) -> Answer[V] | None:
         """Return the answer that memory holds as it was made, however old by now, or None.
@@ -232,7 +234,7 @@ class Resource(Face[K, V]):
         Loads nothing, and is not counted as a read. While the store does not answer, the copy in
         memory is returned, with `unverified`.
         """
-        return await self.core.look(key)
+        return await self.core.reads.stored(key)
 
     async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
         """Return the answer; if a load is needed, `load` makes the value.
@@ -241,7 +243,7 @@ class Resource(Face[K, V]):
         If `load` returns a `Private`, its caller gets that, and the others find the key absent. A
         LoadFailed is returned, not raised. The resource must load one key at a time.
         """
-        return await self.core.read(key, load, anew=anew)
+        return await self.core.reads.read(key, load, anew=anew)
 
     async def known(
         self,
@@ -255,7 +257,9 @@ class Resource(Face[K, V]):
         Keys that could not be read because the store failed are added to `unread`. Copies older
         than `max_age` are left out.
         """
-        outcomes = await self.core.known(await self._unique(keys, "known"), unread, _limit(max_age))
+        outcomes = await self.core.reads.known(
+            await self._unique(keys, "known"), unread, _limit(max_age)
+        )
         return all_answered(outcomes, outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
@@ -272,14 +276,14 @@ class Resource(Face[K, V]):
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
-        return None if is_past(self.core.owner) else self.core.peek(key)
+        return None if is_past(self.core.owner) else self.core.reads.peek(key)
 
     async def refresh(self, *keys: K) -> dict[K, Answer[V]]:
         """Load the keys now, at any age, and return their answers. Raises LoadFailed if one failed.
 
         A load that has begun already counts, unless the key was invalidated since then.
         """
-        outcomes = await self.core.answers(await self._unique(keys), anew=True)
+        outcomes = await self.core.reads.answers(await self._unique(keys), anew=True)
         answers: dict[K, Answer[V]] = {}
         async for batch in sliced(outcomes.items()):
             for key, outcome in batch:
@@ -293,7 +297,7 @@ class Resource(Face[K, V]):
         """
         wanted = await self._unique(keys, "refresh_many")
         waiter: Waiter[K, V] = Waiter()
-        outcomes = await self.core.answers(wanted, waiter, anew=True)
+        outcomes = await self.core.reads.answers(wanted, waiter, anew=True)
         results: dict[K, Refreshed[V]] = {}
         for start in range(0, len(wanted), SLICE):
             if start > 0:
@@ -327,8 +331,8 @@ class Resource(Face[K, V]):
         resource's. Raises ConfigError if the value cannot be stored, and StoreError if the store
         did not confirm it.
         """
-        self.core.check([key])  # before it is hashed
-        results = await self.core.put({key: value}, terms, version=version)
+        self.core.names.check([key])  # before it is hashed
+        results = await self.core.puts.put({key: value}, terms, version=version)
         return results[key]
 
     async def put_many(
@@ -347,7 +351,7 @@ class Resource(Face[K, V]):
                 f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
                 f"not {shown(values)}"
             )
-        return await self.core.put(dict(values), terms, version=version)
+        return await self.core.puts.put(dict(values), terms, version=version)
 
     async def add(
         self,
@@ -361,8 +365,10 @@ class Resource(Face[K, V]):
 
         Of several callers at once, in any process, the result of one says that it was stored.
         """
-        self.core.check([key])  # before it is hashed
-        results = await self.core.put({key: value}, terms, version=version, when=When.NO_LIVE_COPY)
+        self.core.names.check([key])  # before it is hashed
+        results = await self.core.puts.put(
+            {key: value}, terms, version=version, when=When.NO_LIVE_COPY
+        )
         return results[key]
 
     async def touch(self, key: K, **terms: Unpack[OwnTerms]) -> Stored:
@@ -371,8 +377,8 @@ class Resource(Face[K, V]):
         Terms that are left out are the resource's. If there is no fresh copy, nothing is stored,
         and the result says so.
         """
-        self.core.check([key])  # before it is hashed
-        results = await self.core.put({key: Loaded(KEEP)}, terms, when=When.LIVE_COPY)
+        self.core.names.check([key])  # before it is hashed
+        results = await self.core.puts.put({key: Loaded(KEEP)}, terms, when=When.LIVE_COPY)
         return results[key]
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
@@ -383,7 +389,7 @@ class Resource(Face[K, V]):
         called again if another process changed the entry meanwhile. Returns the answer afterwards,
         or None.
         """
-        return await self.core.update(key, change)
+        return await self.core.updates.update(key, change)
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
         """Invalidate the keys: the next read waits for a load, and gets the old copy if that fails.
@@ -432,8 +438,8 @@ class Resource(Face[K, V]):
     def key_of(self, id_: str) -> K:
         """Return the key whose id in the store this is. Raises ConfigError if there is none."""
         try:
-            key = self.core.key(id_)
-            if self.core.text(key) == id_:  # not another spelling, such as 07
+            key = self.core.names.key(id_)
+            if self.core.names.text(key) == id_:  # not another spelling, such as 07
                 return key
         except (ConfigError, ValueError):
             pass
@@ -450,7 +456,7 @@ class Resource(Face[K, V]):
 
     def of(self, key: K) -> Handle[V]:
         """Return the handle of one entry."""
-        self.core.text(key)
+        self.core.names.text(key)
         return Handle(self, key)
 
     def forget(self, *keys: K, tag: str | None = None) -> None:
@@ -458,9 +464,9 @@ class Resource(Face[K, V]):
 
         The store is not told: `invalidate` does that.
         """
-        self.core.overtake(keys, voids=False)
+        self.core.changes.overtake(keys, voids=False)
         if tag is not None:
-            self.core.overtake_tag(tag)
+            self.core.changes.overtake_tag(tag)
 
     def is_full(self, key: K) -> bool:
         """Return True if no load of this key runs, and `concurrency` other keys are loaded."""
@@ -485,7 +491,7 @@ class Resource(Face[K, V]):
         listed = list(keys)
         if len(listed) > SLICE:
             async for batch in sliced(listed):
-                self.core.check(batch)  # before anything is done with one
+                self.core.names.check(batch)  # before anything is done with one
         try:
             return listed if len(set(listed)) == len(listed) else list(dict.fromkeys(listed))
         except TypeError:
@@ -494,7 +500,7 @@ class Resource(Face[K, V]):
     def _no_key(self, *keys: K) -> ConfigError:
         """The error for an unhashable key, in the same words as for any other invalid key."""
         try:
-            self.core.texts(keys)
+            self.core.names.texts(keys)
         except ConfigError as exc:
             return exc
         except TypeError:  # a text of somebody's own class

@@ -1,36 +1,30 @@
-"""Reads of a store that is asked over a network: one question in a turn of the loop.
+"""What a resource asks the store for when it reads.
 
-All reads of one turn of the loop go into one `Question`, which is sent when the turn is over. While
-the store is asked, the keys of each read are a `StoreStep`. If this process changes one of them
-meanwhile, the store's answer about it is not used: it may be older than the change.
+A store on this machine is read inline, in the caller's turn. A store over a network is asked once
+in a turn of the loop: all reads of the turn go into one `Question`, which is sent when the turn is
+over. If this process changes a key meanwhile, the store's answer about it is not used, because it
+may be older than the change.
+
+While the store is unavailable, memory answers; those keys are named as `unread`.
 """
 
 import asyncio
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from msgspec import Struct
-
-from stillfresh.engine.fence import Fence
-from stillfresh.engine.keys import Spec
-from stillfresh.engine.memory import Memory
-from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.changes import StoreStep
+from stillfresh.engine.rules import NOTHING
+from stillfresh.engine.runtime import ReadNow, Runtime
 from stillfresh.engine.spans import apart
-from stillfresh.errors import NotOpen
-from stillfresh.stores.contract import Copy, Record
+from stillfresh.errors import NotOpen, StoreError
+from stillfresh.stores.contract import AWAY, Copy, Record
 from stillfresh.tasks import is_cancelled, looked_at
+
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-class StoreStep(Struct, Generic[K], eq=False):
-    """A step of the store, and which of its keys this process changed while it ran."""
-
-    keys: frozenset[K]
-    changed: set[K] = set()
-    """Known when the step has ended."""
 
 
 class Question:
@@ -53,34 +47,68 @@ class Question:
 
 
 class StoreReads(Generic[K, V]):
-    """Asks the store for copies, and notes what is invalidated meanwhile."""
+    """Asks the store of one resource for copies."""
 
-    def __init__(self, spec: Spec[K, V], memory: Memory[K, V]) -> None:
-        self.spec = spec
-        self.memory = memory
-        self._runtime: Runtime | None = None
-        self.fence: Fence[K]
-        self._steps: set[StoreStep[K]] = set()
+    def __init__(self, core: "Core[K, V]") -> None:
+        self._core = core
+        self._spec = core.spec
+        self._memory = core.memory
         self._question: Question | None = None
 
-    def _check_open(self, runtime: Runtime) -> None:
-        """Raise if the cache was closed meanwhile: what this call has read is outdated."""
-        if self._runtime is not runtime:
-            raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again")
+    def begin_anew(self) -> None:
+        """Forget the question of a life of the cache that has ended."""
+        self._question = None
 
-    async def _asked(
-        self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
+    async def records(
+        self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
+    ) -> dict[str, Record]:
+        """The stored copies, without values that memory has.
+
+        While the store is unavailable, memory answers; keys that could not be read go to `unread`.
+        Their cooldowns are then those that this process knows of.
+        """
+        entries = self._memory.entries
+        copies = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
+        known = {id_: copy.generation for id_, copy in copies.items()}
+        try:
+            if runtime.can.inline is not None:
+                return runtime.can.inline.read_now(self._spec.kind, list(texts.values()), known)
+            records = await self._ask_in_this_turn(runtime, texts, known, copies)
+            lost = {key: id_ for key, id_ in texts.items() if records.get(id_) is AWAY}
+        except StoreError:
+            self._core.check_open(runtime)
+            lost = {**texts}
+            records = {}
+        if lost:
+            self._memory.counts.store_errors += 1
+            if unread is not None:
+                unread.update(lost)
+            failing = self._memory.counts.failing
+            for id_ in lost.values():
+                records.pop(id_, None)
+                if id_ in copies or id_ in failing:
+                    records[id_] = Record(copies.get(id_), failure=failing.get(id_))
+        return records
+
+    async def _ask_in_this_turn(
+        self,
+        runtime: Runtime,
+        texts: Mapping[K, str],
+        known: dict[str, str],
+        copies: dict[str, Copy],
     ) -> dict[str, Record]:
         """Ask with all other reads of this turn of the loop. A cancelled caller cancels no other.
 
-        A key that was invalidated while it was read counts as missing, in memory as well.
+        A key that was changed while it was read counts as missing, and leaves `copies`.
         """
-        if (question := self._question) is None:
-            question = self._question = Question()
+        question = self._question
+        if question is None:
+            question = Question()
+            self._question = question
             question.task = runtime.spawn(self._ask(runtime, question), apart(runtime.hooks))
             question.task.add_done_callback(looked_at)
         question.add(texts.values(), known)
-        entries = self.memory.entries
+        entries = self._memory.entries
         pinned = {
             entry.key: (entry.copy, entry.answer, entry.size)
             for entry in map(entries.get, texts)
@@ -88,69 +116,37 @@ class StoreReads(Generic[K, V]):
         }
         step: StoreStep[K] | None = None
         try:
-            with self.step(texts) as step:
+            with self._core.changes.step(texts) as step:
                 records = await asyncio.shield(question.task)
         except asyncio.CancelledError:
             if question.task.cancelled() and not is_cancelled():
-                raise NotOpen(f"{self.spec.kind}: the cache is closed; open it again") from None
+                raise NotOpen(f"{self._spec.kind}: the cache is closed; open it again") from None
             raise
         finally:
             for key in step.changed if step is not None else ():
-                held.pop(texts[key], None)
-        self._check_open(runtime)
+                copies.pop(texts[key], None)
+        self._core.check_open(runtime)
         for key in pinned.keys() - entries.keys() - step.changed:
             copy, answer, size = pinned[key]  # dropped from memory while the store was asked
-            self.memory.put(key, copy, answer, size=size)
-        clean = (id_ for key, id_ in texts.items() if key not in step.changed)
-        return {id_: records[id_] for id_ in clean if id_ in records}
+            self._memory.put(key, copy, answer, size=size)
+        unchanged = (id_ for key, id_ in texts.items() if key not in step.changed)
+        return {id_: records[id_] for id_ in unchanged if id_ in records}
 
     async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
         """Start when the turn is over. With `memory_for`, a cheaper read is allowed."""
         if self._question is question:
             self._question = None
         ids = list(question.ids)
-        return await runtime.store.read(self.spec.kind, ids, question.known, self.spec.memory_for)
+        kind = self._spec.kind
+        return await runtime.store.read(kind, ids, question.known, self._spec.memory_for)
 
-    @contextmanager
-    def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
-        """A step that knows, when the block ends, which of its keys were changed meanwhile."""
-        step = StoreStep(frozenset(keys))
-        self._steps.add(step)
-        with self.fence.starting() as start:
-            try:
-                yield step
-            finally:
-                step.changed = start.changed(step.keys)
-                self._steps.discard(step)
-
-
-class InTurn(Generic[K]):
-    """`async with InTurn(last, keys)`: one change of a key at a time, in the order of the calls.
-
-    No generator: the end of the loop would close it in the middle of its block.
-    """
-
-    def __init__(self, last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> None:
-        self._last = last
-        self._keys = keys
-
-    async def __aenter__(self) -> None:
-        last = self._last
-        self._done = asyncio.get_running_loop().create_future()
-        before = {last[key] for key in self._keys if key in last}
-        last.update(dict.fromkeys(self._keys, self._done))
+    def is_unchanged(self, read_now: ReadNow, id_: str, copy: Copy) -> bool:
+        """True if an inline read of the store finds this very copy, and no failure."""
         try:
-            if before:
-                await asyncio.wait(before)
-        except BaseException:
-            self._end()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        self._done.set_result(None)
-        for key in self._keys:
-            if self._last.get(key) is self._done:
-                del self._last[key]
+            record = read_now(self._spec.kind, (id_,), {id_: copy.generation}).get(id_, NOTHING)
+        except (StoreError, NotOpen):
+            return False
+        stored = record.copy
+        if stored is None or record.failure is not None:
+            return False
+        return stored.mark == copy.mark and stored.generation == copy.generation

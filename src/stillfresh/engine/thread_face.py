@@ -46,7 +46,7 @@ class ThreadFace(Face[K, V]):
     def confirmed(self, key: K) -> Answer[V] | None:
         """The answer of memory, if an inline read of the store confirms it; counted as a read."""
         try:
-            return self.core.glance(key, on_loop=False)
+            return self.core.reads.glance(key, on_loop=False)
         except TypeError:  # as in `hit`
             return None
 
@@ -65,6 +65,6 @@ class ThreadFace(Face[K, V]):
     def stored(self, keys: list[K]) -> dict[K, Answer[V]] | None:
         """The answers that one read of the store gives; None if the loop thread must be asked."""
         try:
-            return self.core.read_in_thread(keys)
+            return self.core.reads.in_thread(keys)
         except TypeError:  # as in `hit`
             return None

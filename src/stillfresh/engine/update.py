@@ -7,18 +7,20 @@ copy is still the one that was read. If another change came first, it begins aga
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from inspect import isawaitable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.engine import rules
 from stillfresh.engine.model import LEAVE, Answer, Origin
-from stillfresh.engine.put import Puts
+from stillfresh.engine.put import InTurn
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import InTurn
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, PutOutcome, PutResult, When
+
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -31,21 +33,27 @@ Change = Callable[[Answer[V] | None], object | Awaitable[object]]
 """The argument of `update`: takes the present answer or None, returns the value to store."""
 
 
-class Updates(Puts[K, V]):
+class Updates(Generic[K, V]):
     """Changes of one resource that are made from what is stored."""
+
+    def __init__(self, core: "Core[K, V]") -> None:
+        self._core = core
+        self._spec = core.spec
+        self._memory = core.memory
+        self._puts = core.puts
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Put the value that `change` makes of the stored copy, if that copy is still current.
 
         Returns the answer that is stored afterwards, or None.
         """
-        runtime = await self.ready()
-        return await self._carry_out(runtime, self._update(runtime, key, change))
+        runtime = await self._core.ready()
+        return await self._puts.carry_out(runtime, self._update(runtime, key, change))
 
     async def _update(self, runtime: Runtime, key: K, change: Change[V]) -> Answer[V] | None:
         """One at a time in this process; repeated while other processes change the key."""
         try:
-            async with InTurn(self.loads.puts, [key]):
+            async with InTurn(self._core.loads.puts, [key]):
                 for attempt in range(1, UPDATES + 1):
                     is_done, answer = await self._attempt(runtime, key, change)
                     if is_done:
@@ -53,60 +61,60 @@ class Updates(Puts[K, V]):
                     pause = pause_after(attempt, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
                     await runtime.sleep(spread(pause, runtime.dice))
         except StoreError:
-            self.memory.counts.store_errors += 1
+            self._memory.counts.store_errors += 1
             raise
-        raise StoreError(f"{self.spec.kind} {key!r}: other changes keep coming first; try again")
+        raise StoreError(f"{self._spec.kind} {key!r}: other changes keep coming first; try again")
 
     async def _attempt(
         self, runtime: Runtime, key: K, change: Change[V]
     ) -> tuple[bool, Answer[V] | None]:
         """Read, make the value, put it. Returns whether that settled it, and the answer then."""
-        with self.fence.starting() as start:
-            seen, answer = await self._at_hand(runtime, key)
-            value = await self._changed(change, answer)
+        with self._core.fence.starting() as start:
+            seen, answer = await self._read_now(runtime, key)
+            value = await self._call_change(change, answer)
             if value is LEAVE:
                 return True, answer
             sent = rules.stamped(runtime.clock())
-            known = self._known(runtime, key, value, sent, old=seen)
+            known = self._puts.prepare(runtime, key, value, sent, old=seen)
             put = known.as_put(When.UNCHANGED, seen)
 
             def is_void(_: str) -> bool:
                 return start.is_void(key, known.every_tag)
 
             since = runtime.clock()
-            with self.overtaking([key], voids=False) as step:
-                results = await self._settled(runtime, {known.id: put}, is_void)
+            with self._core.changes.overtaking([key], voids=False) as step:
+                results = await self._puts.settle(runtime, {known.id: put}, is_void)
         result = results.get(known.id, PutResult(PutOutcome.REFUSED))
         match result.outcome:
             case PutOutcome.STORED | PutOutcome.REPLACED:
-                self._has_put(runtime, known, result, step, since)
-                return True, self._shown(key, known.copy, runtime.clock())
+                self._puts.note_stored(runtime, known, result, step, since)
+                return True, self._answer_of(key, known.copy, runtime.clock())
             case PutOutcome.KEPT:
-                return True, (await self._at_hand(runtime, key))[1]
+                return True, (await self._read_now(runtime, key))[1]
             case PutOutcome.MIXED:
-                raise self._mixed(known, result)
+                raise self._puts.mixed_error(known, result)
         return False, None
 
-    async def _at_hand(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
+    async def _read_now(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
         """The stored copy, and the answer that `change` is given."""
-        id_ = self.text(key)
-        copy = (await runtime.store.read(self.spec.kind, [id_])).get(id_, NOTHING).copy
-        return copy, None if copy is None else self._shown(key, copy, runtime.clock())
+        id_ = self._core.names.text(key)
+        copy = (await runtime.store.read(self._spec.kind, [id_])).get(id_, NOTHING).copy
+        return copy, None if copy is None else self._answer_of(key, copy, runtime.clock())
 
-    def _shown(self, key: K, copy: Copy, now: float) -> Answer[V] | None:
+    def _answer_of(self, key: K, copy: Copy, now: float) -> Answer[V] | None:
         """The answer, however old; None if the copy is GONE or cannot be decoded."""
         verdict = rules.verdict_of(copy, now)
-        is_readable, value = self.memory.value_of(key, copy)
+        is_readable, value = self._memory.value_of(key, copy)
         if verdict is Verdict.GONE or not is_readable:
             return None
-        return self.memory.made(copy, value, verdict, Origin.STORE)
+        return self._memory.made(copy, value, verdict, Origin.STORE)
 
-    async def _changed(self, change: Change[V], answer: Answer[V] | None) -> object:
+    async def _call_change(self, change: Change[V], answer: Answer[V] | None) -> object:
         """Call `change`, which may be async; it ends within `load_timeout`."""
         value = change(answer)
         if not isawaitable(value):
             return value
-        longest = self.spec.load_timeout
+        longest = self._spec.load_timeout
         limit = asyncio.timeout(longest)
         try:
             async with limit:
@@ -115,4 +123,4 @@ class Updates(Puts[K, V]):
             if not limit.expired():
                 raise
             why = f"took longer than {longest:g} s (load_timeout); it may not put its own key"
-            raise TimeoutError(f"{self.spec.kind}: the change of an update {why}") from exc
+            raise TimeoutError(f"{self._spec.kind}: the change of an update {why}") from exc

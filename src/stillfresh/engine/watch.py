@@ -46,7 +46,7 @@ class Watch(Generic[K, V]):
         end: Callable[[], object] | None = None,
     ) -> None:
         self._watcher = watcher
-        watcher.core.check(keys)
+        watcher.core.names.check(keys)
         self._keys = dict.fromkeys(keys)
         for name, listener in (("tell", tell), ("fail", fail), ("end", end)):
             _check_plain(name, listener)
@@ -60,7 +60,7 @@ class Watch(Generic[K, V]):
 
     def add(self, *keys: K) -> None:
         """Watch more keys."""
-        self._watcher.core.check(keys)
+        self._watcher.core.names.check(keys)
         if self.is_open:
             self._watcher.check_loop()
         self._keys.update(dict.fromkeys(keys))

@@ -170,10 +170,10 @@ class Watcher(Driver[K], Generic[K, V]):
         self._changed = asyncio.Event()
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
-        return await self.core.refresh_times(keys)
+        return await self.core.renewals.refresh_times(keys)
 
     def renew(self, keys: Sequence[K]) -> AsyncGenerator[Mapping[K, object]]:
-        return self.core.renew(keys)
+        return self.core.renewals.renew(keys)
 
     @property
     def watched(self) -> Mapping[K, object]:
@@ -373,7 +373,7 @@ class Watcher(Driver[K], Generic[K, V]):
         reported = [
             key for key in failed if any(watch.hears_failures for watch in self._watches_of(key))
         ]
-        left = await self.core.known(reported) if reported else {}
+        left = await self.core.reads.known(reported) if reported else {}
         for key in reported:
             update = Update(key, left_of(left.get(key), failed[key], self.clock))
             for watch in self._watches_of(key):

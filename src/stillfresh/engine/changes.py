@@ -1,0 +1,95 @@
+"""Changes of keys by this process, and the steps of the store that must learn of them.
+
+A step of the store takes time: a read, a put, an invalidation. Meanwhile this process may change
+one of its keys. The fence knows; this module asks it at the right moments. Every change advances
+the fence before its step and after it, so that nothing that began before the change *ended* goes
+to memory.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from stillfresh.engine.fence import Fence
+from stillfresh.engine.keys import Spec
+from stillfresh.engine.memory import Memory
+from stillfresh.engine.watcher import Watcher
+from stillfresh.errors import unconfirmed
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class StoreStep(Struct, Generic[K], eq=False):
+    """A step of the store, and which of its keys this process changed while it ran."""
+
+    keys: frozenset[K]
+    changed: set[K] = set()
+    """Known when the step has ended."""
+
+
+class KeyChanges(Generic[K, V]):
+    """The changes of one resource's keys."""
+
+    def __init__(
+        self, spec: Spec[K, V], fence: Fence[K], memory: Memory[K, V], watcher: Watcher[K, V]
+    ) -> None:
+        self._spec = spec
+        self._fence = fence
+        self._memory = memory
+        self._watcher = watcher
+        self._steps: set[StoreStep[K]] = set()
+
+    def begin_anew(self) -> None:
+        """Forget running steps: they belong to a life of the cache that has ended."""
+        self._steps.clear()
+        self._fence.void_all()  # a put that still runs would not learn what is invalidated now
+
+    def keys_in_steps(self) -> Iterator[K]:
+        """The keys that the store is asked about now."""
+        for step in self._steps:
+            yield from step.keys
+
+    @contextmanager
+    def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
+        """A step that knows, when the block ends, which of its keys were changed meanwhile."""
+        step = StoreStep(frozenset(keys))
+        self._steps.add(step)
+        with self._fence.starting() as start:
+            try:
+                yield step
+            finally:
+                step.changed = start.changed(step.keys)
+                self._steps.discard(step)
+
+    @contextmanager
+    def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
+        """Advance the keys' fence around a store step, so that concurrent changes are noticed."""
+        self.overtake(keys, voids=voids)
+        try:
+            with self.step(keys) as step, unconfirmed():
+                yield step
+        finally:
+            self.overtake(keys, voids=voids)
+
+    def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
+        """Drop keys from memory. Loads and steps that run now began too early to be kept.
+
+        `voids`: the keys are invalidated or deleted, so puts that began earlier are not stored.
+        """
+        keys = set(keys)
+        bare = keys if self._spec.held is None else map(self._spec.held, keys)
+        if voids:
+            self._fence.void(bare)
+        else:
+            self._fence.change(bare)
+        self._watcher.look_again(keys)
+        for key in keys:
+            self._memory.drop(key)
+
+    def overtake_tag(self, tag: str) -> None:
+        """Drop keys with this tag from memory. Loads, reads and puts that run now are void."""
+        self._fence.clock.void_tag(tag)
+        self.overtake(self._memory.tagged(tag))
