@@ -315,10 +315,6 @@ class TestE30Bounds:
 class TestE30Remembered:
     """The bookkeeping alone."""
 
-    def remembering(self) -> tuple[Causes[str], list[str]]:
-        dropped: list[str] = []
-        return Causes(dropped.append), dropped
-
     def error(self, cause: BaseException | None = None) -> LoadFailed:
         error = LoadFailed("x")
         error.__cause__ = cause
@@ -326,7 +322,7 @@ class TestE30Remembered:
 
     def test_only_the_same_failure_is_explained(self) -> None:
         """By its count and its time, which a store may round to milliseconds."""
-        known, _ = self.remembering()
+        known: Causes[str] = Causes()
         failure, error = Failure(2, 10.12345, "x"), self.error(Down())
         known.note("a", failure, error)
         assert known.error_of("a", Failure(2, 10.123, "x")) is error
@@ -336,35 +332,41 @@ class TestE30Remembered:
 
     def test_the_number_of_keys_with_a_cause_is_bounded(self) -> None:
         """Also if all failed with one exception."""
-        known, dropped = self.remembering()
+        known: Causes[str] = Causes()
         cause = Down()
+        failure = Failure(1, 10, "x")
         for number in range(MOST_KEYS + 3):
-            known.note(f"{number}", Failure(1, 10, "x"), self.error(cause))
+            known.note(f"{number}", failure, self.error(cause))
         assert len(known) == MOST_KEYS
-        assert dropped == ["0", "1", "2"]
+        assert [known.error_of(key, failure) for key in ("0", "1", "2")] == [None] * 3
+        assert known.error_of("3", failure) is not None
 
     def test_a_key_that_fails_again_is_the_newest(self) -> None:
         """The oldest goes first."""
-        known, dropped = self.remembering()
+        known: Causes[str] = Causes()
         for number in range(MOST_EXCEPTIONS):
             known.note(f"{number}", Failure(1, 10, "x"), self.error(Down()))
         known.note("0", Failure(2, 10, "x"), self.error(Down()))
         known.note("new", Failure(1, 10, "x"), self.error(Down()))
-        assert dropped == ["0", "1"]
+        assert known.error_of("0", Failure(2, 10, "x")) is not None
+        assert known.error_of("1", Failure(1, 10, "x")) is None
         assert len(known) == MOST_EXCEPTIONS
 
     def test_old_causes_are_forgotten(self) -> None:
         """A minute after the end of its cooldown, however long that was."""
-        known, dropped = self.remembering()
-        known.note("a", Failure(1, 100, "x"), self.error(Down()))
-        known.note("b", Failure(1, 3700, "x"), self.error(Down()))
+        known: Causes[str] = Causes()
+        first = Failure(1, 100, "x")
+        second = Failure(1, 3700, "x")
+        known.note("a", first, self.error(Down()))
+        known.note("b", second, self.error(Down()))
         known.forget_old(159.9)
-        assert dropped == []
+        assert known.error_of("a", first) is not None
         known.forget_old(160)
-        assert dropped == ["a"]
+        assert known.error_of("a", first) is None
+        assert known.error_of("b", second) is not None
         known.forget("b")
         known.forget("b")
-        assert (len(known), dropped) == (0, ["a", "b"])
+        assert len(known) == 0
         known.note("c", Failure(1, 100, "x"), self.error(Down()))
         known.clear()
         assert len(known) == 0

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from stillfresh import Cache, LoadFailed, Origin, Policy, ResourceStats, Verdict, engine
-from stillfresh.engine.counts import Counts
+from stillfresh.engine.counts import SAMPLE, Counts
 from stillfresh.engine.explain import explain, listed
 from stillfresh.engine.rules import age_bucket
 from stillfresh.stores.contract import Copy, Failure, Mark, Record, StoredEntry
@@ -406,20 +406,20 @@ class TestE12Stats:
     async def test_reads_are_counted_by_verdict_and_by_age(
         self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
     ) -> None:
-        """Every answer once, by what it was when it was served; hits included."""
-        for _ in range(3):
+        """Every answer once, by what it was when it was served; sixteen hits by the first one."""
+        for _ in range(1 + SAMPLE):
             await prices.get("a")
         clock.advance(0.2)
-        for _ in range(4):
+        for _ in range(SAMPLE):
             await prices("a")
         clock.advance(40)
         upstream.hold()
         for _ in range(2):
             await prices.get("a")
         counts = await stats(cache)
-        assert reads(counts) == (7, 2, 0, 0)
-        assert [counts.ages[age_bucket(age)] for age in (0, 0.2, 40.2)] == [3, 4, 2]
-        assert sum(counts.ages) == 9
+        assert reads(counts) == (33, 2, 0, 0)
+        assert [counts.ages[age_bucket(age)] for age in (0, 0.2, 40.2)] == [17, 16, 2]
+        assert sum(counts.ages) == 35
         upstream.let_go()
         await idle(cache)
 
@@ -469,18 +469,21 @@ class TestE12Stats:
             assert sys.getallocatedblocks() - before < 500
             assert reads(await stats(cache)) == (1_002, 0, 0, 0)
 
-    async def test_hits_are_counted_when_the_bucket_changes(
+    async def test_hits_are_counted_by_the_age_that_they_had(
         self, prices: Prices, cache: Cache, clock: ManualClock
     ) -> None:
-        """Exactly where they belong, also if nobody asked in between."""
+        """Sixteen hits by the age of the first; they all had it here."""
         ages = (0, 0.05, 0.15, 0.25, 0.35, 0.95, 1.5, 2.5, 3.5, 9.5, 10.5, 29.5)
+        await prices.get("a")
+        expected = Counter([age_bucket(0)])
         for age in ages:
             clock.advance(age - (clock() - 1_700_000_000.0))
-            await prices.get("a")
+            for _ in range(SAMPLE):
+                await prices.get("a")
+                expected[age_bucket(age)] += 1
         counts = await stats(cache)
-        expected = Counter(map(age_bucket, ages))
         assert {bucket: n for bucket, n in enumerate(counts.ages) if n} == expected
-        assert reads(counts) == (12, 0, 0, 0)
+        assert reads(counts) == (1 + 12 * SAMPLE, 0, 0, 0)
         assert counts.age_quantile(0.5) == 1
         assert counts.age_quantile(1) == 30
 

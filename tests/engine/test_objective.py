@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import Cache, ConfigError, SyncCache, prometheus_text
-from stillfresh.engine import Answer, Objective, ResourceStats
-from stillfresh.engine.counts import Counts
+from stillfresh.engine import Answer, Objective, Origin, ResourceStats
+from stillfresh.engine.counts import SAMPLE, Counts
 from stillfresh.engine.model import left_of
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import LoadFailed
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare
 
+NO_FIGURES = dict.fromkeys(("entries", "bytes", "loading", "queued", "watched", "max_batch"), 0)
 WANTED = "99% of reads younger than 1m"
 
 
@@ -91,15 +92,19 @@ class TestG14Objective:
         """By its age when it was served; the histogram keeps its bounds, whatever the objective."""
         text = f"99% of reads younger than {wanted:f}s"
         prices = declare(cache, upstream, fresh_for="2m", stale_for=0, objective=text)
-        dice, ages = Random(wanted), list[float]()
-        for _ in range(200):
+        dice = Random(wanted)
+        ages: list[float] = []
+        for _ in range(60):
             clock.advance(dice.choice([0, 0, 0.01, 0.03, 1, 7, wanted if wanted < 100 else 3]))
             answer = await (prices.get("a") if dice.random() < 0.7 else prices.of("a").get())
             ages.append(answer.age)
+            is_hit = answer.origin is not Origin.LOADED
+            # So that hits of one age are counted together.
+            ages += [(await prices.get("a")).age for _ in range(SAMPLE - is_hit)]
         found = await counts(cache)
         met = sum(age < wanted for age in ages)
-        assert (found.objective_met, found.objective_missed) == (met, 200 - met)
-        assert found.met_share == met / 200
+        assert (found.objective_met, found.objective_missed) == (met, len(ages) - met)
+        assert found.met_share == met / len(ages)
         assert len(found.ages) == len(AGE_BUCKETS) + 1
         for at, (low, high) in enumerate(pairwise((0, *AGE_BUCKETS, float("inf")))):
             assert found.ages[at] == sum(low <= age < high for age in ages)
@@ -139,7 +144,7 @@ class TestG14Objective:
     ) -> None:
         """From which a burn rate is one expression."""
         prices = declare(cache, upstream, fresh_for="2m", objective=WANTED)
-        for _ in range(3):
+        for _ in range(1 + SAMPLE):
             await prices("a")
         clock.advance(60)
         await prices("a")
@@ -147,7 +152,7 @@ class TestG14Objective:
         for sample in (
             'stillfresh_objective_share{resource="price"} 0.99',
             'stillfresh_objective_age_seconds{resource="price"} 60.0',
-            'stillfresh_objective_met_total{resource="price"} 3',
+            'stillfresh_objective_met_total{resource="price"} 17',
             'stillfresh_objective_missed_total{resource="price"} 1',
         ):
             assert sample in lines
@@ -166,39 +171,39 @@ class TestG14AgeSum:
                 await prices.put("another", Price("another", 1))  # memory has room for one
             assert (await counts(cache)).age_sum == pytest.approx(0 + 3 + 43.5)
 
-    async def test_hits_are_taken_to_be_spread_over_the_time_between_two_looks(
+    async def test_one_hit_in_sixteen_is_looked_at_and_counts_for_all(
         self, upstream: Upstream, clock: ManualClock
     ) -> None:
-        """Of those between 610 s and 630 s, the mean is 620 s, not that of the bucket."""
+        """E12: the first of sixteen, here at 610 s; the seventeenth at 625 s."""
         async with Cache("memory://", clock=clock) as cache:
             prices = declare(cache, upstream, fresh_for="1h")
             await prices("a")
-            clock.advance(605)
+            clock.advance(610)
+            for _ in range(15):
+                await prices("a")
+                clock.advance(1)
+            assert (await counts(cache)).age_sum == pytest.approx(15 * 610)
             await prices("a")
-            clock.advance(5)
-            before = (await counts(cache)).age_sum
-            clock.advance(10)
+            assert (await counts(cache)).age_sum == pytest.approx(16 * 610)
             await prices("a")
-            await prices("a")
-            clock.advance(10)
-            assert (await counts(cache)).age_sum - before == pytest.approx(2 * 620)
+            assert (await counts(cache)).age_sum == pytest.approx(16 * 610 + 625)
 
-    @given(
-        st.integers(0, len(AGE_BUCKETS)),
-        st.integers(1, 1000),
-        st.floats(-10, 1e6),
-        st.floats(-10, 1e6),
-    )
-    def test_a_mean_lies_in_its_bucket(
-        self, bucket: int, hits: int, folded_at: float, now: float
+    @given(st.lists(st.tuples(st.floats(-10, 1e6), st.sampled_from(["hit", "note"]))))
+    def test_each_read_has_an_age_and_the_sum_fits_the_buckets(
+        self, reads: list[tuple[float, str]]
     ) -> None:
-        """Whatever a clock that was set does, the sum fits the buckets and never falls."""
-        some = Counts()
-        some.folded_at = folded_at
-        low, high = (0.0, *AGE_BUCKETS, 1e6)[bucket : bucket + 2]
+        """E12: however many were looked at, and whatever a clock that was set does."""
+        counted = Counts()
         answer: Answer[None] = left_of(None, LoadFailed("x"), lambda: 0.0)
-        some.hit(answer, bucket, hits, now)
-        assert low * hits <= some.age_sum <= high * hits * 1.001
+        for now, how in reads:
+            getattr(counted.on_loop, how)(answer, now)
+        stats = counted.stats(0.0, **NO_FIGURES)
+        assert sum(stats.ages) == sum(stats.reads.values()) == len(reads)
+        lows = (0.0, *AGE_BUCKETS)
+        highs = (*AGE_BUCKETS, 1e6)
+        low = sum(count * low for count, low in zip(stats.ages, lows, strict=True))
+        high = sum(count * high for count, high in zip(stats.ages, highs, strict=True))
+        assert low * 0.999 - 1 <= stats.age_sum <= high * 1.001
 
     async def test_the_sum_stands_beside_the_buckets(
         self, cache: Cache, upstream: Upstream, clock: ManualClock

@@ -265,6 +265,7 @@ class TestMemo:
         before = await reads_of(local)
         for _ in range(3):
             assert memo.read(clock()) is answers[-1]
+            memo.count(clock())
         assert await reads_of(local) == before + 6
 
     @pytest.mark.parametrize("changed", ["a", "b"])
@@ -289,14 +290,15 @@ class TestMemo:
         assert memo.read(clock()) is None
         assert await reads_of(local) == before
 
-    async def test_a_read_can_be_taken_back(self, local: Prices, clock: ManualClock) -> None:
+    async def test_a_read_is_counted_only_if_its_answer_is_used(
+        self, local: Prices, clock: ManualClock
+    ) -> None:
         await local.get_many(["a", "b"])
         found = local.memo(["a", "b"])
         assert found is not None
         memo, _ = found
         before = await reads_of(local)
         memo.read(clock())
-        memo.uncount()
         assert await reads_of(local) == before
 
     async def test_it_returns_none_inside_a_block_and_on_another_store(

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stillfresh import Cache, ConfigError, LoadFailed, SyncCache, Verdict, prometheus_text
+from stillfresh.engine import CacheStats
 from stillfresh.integrations.opentelemetry import TelemetryHook
 from stillfresh.integrations.prometheus import CacheCollector
 from stillfresh.pages import PageCache
@@ -251,15 +252,15 @@ class TestG15Prometheus:
         """As prometheus-client's own server collects: the loop counts, the thread waits."""
         async with Cache("memory://", clock=clock) as cache:
             counted_in = []
-            core = declare(cache, Upstream()).core
-            fold = core.memory.fold_all
+            declare(cache, Upstream())
+            counted = cache.counted
 
-            async def noted() -> None:
+            def noted() -> CacheStats:
                 counted_in.append(threading.current_thread())
-                await fold()
+                return counted()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(core.memory, "fold_all", noted)
+                patch.setattr(cache, "counted", noted)
                 await asyncio.to_thread(list, CacheCollector(cache).collect())
         assert counted_in == [threading.main_thread()]
 

@@ -451,3 +451,24 @@ class TestE6Threads:
             over.set()
             for reader in readers:
                 reader.result()
+
+
+class TestE12ThreadsCount:
+    def test_every_read_of_every_thread_is_counted(
+        self, cache: SyncCache, prices: SyncPrices
+    ) -> None:
+        """Also of threads that have ended, of which no trace is kept but their counts."""
+        prices("a")
+
+        def read_often() -> None:
+            for _ in range(100):
+                prices("a")
+
+        for _ in range(5):
+            threads = [threading.Thread(target=read_often) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        stats = cache.stats().resources["price"]
+        assert stats.reads[Verdict.FRESH] == sum(stats.ages) == 1 + 5 * 8 * 100

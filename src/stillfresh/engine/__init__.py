@@ -12,7 +12,7 @@ from stillfresh.engine.counts import COUNTERS, GAUGES, CacheStats, Lag, Resource
 from stillfresh.engine.explain import Explanation, Listed
 from stillfresh.engine.function import Function
 from stillfresh.engine.keys import Spec, no_loader, terms_of
-from stillfresh.engine.memory import Memo
+from stillfresh.engine.memo import Memo
 from stillfresh.engine.model import (
     DELETE,
     HITS,

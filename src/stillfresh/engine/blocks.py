@@ -35,6 +35,7 @@ class Face(Generic[K, V]):
     def __init__(self, core: "Core[K, V]") -> None:
         self.core = core
         self._clock = core.memory.now
+        self._reads = core.memory.counts.on_loop
         core.faces.append(self)
         self.stand_back(back=core.owner.blocks > 0)
 
@@ -122,14 +123,14 @@ async def loaded(
                 if result.error is not None:
                     waiter.outcomes[work.key] = result.error
                 elif (copy := result.copy) is not None:
-                    answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
+                    answer = memory.new_answer(copy, result.value, Verdict.FRESH, Origin.LOADED)
                     waiter.outcomes[work.key] = answer
                     waiter.not_stored[work.key] = RefreshEnd.UNSTORED
     except BaseException:  # a caller that gives up does not wait for its loader
         runtime.threads.dismiss()
         raise
     await runtime.threads.end(runtime.grace)
-    memory.count(waiter.outcomes.values(), runtime.clock())
+    memory.counts.on_loop.note_all(waiter.outcomes.values(), runtime.clock())
     return waiter.outcomes
 
 

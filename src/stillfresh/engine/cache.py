@@ -321,7 +321,7 @@ class Cache(Lifecycle):
         if runtime.can.statistics is not None:
             with suppress(StoreError):
                 store_stats = await runtime.can.statistics.stats()
-        return replace(await self.folded(), store=store_stats)
+        return replace(self.counted(), store=store_stats)
 
     async def entries(
         self,

@@ -9,7 +9,7 @@ Pure bookkeeping: no clock, store or asyncio may live here.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -38,9 +38,7 @@ class SeenFailure(Struct, frozen=True):
 class Causes(Generic[K]):
     """By key, the error of the last load that failed here. The oldest go first."""
 
-    def __init__(self, dropped: Callable[[K], object]) -> None:
-        """`dropped` is called with each key whose error is forgotten."""
-        self._dropped = dropped
+    def __init__(self) -> None:
         self._seen: dict[K, SeenFailure] = {}
         self._uses: Counter[int] = Counter()  # keys of each exception, by the exception's id()
 
@@ -72,7 +70,6 @@ class Causes(Generic[K]):
         self._uses[exception] -= 1
         if not self._uses[exception]:
             del self._uses[exception]
-        self._dropped(key)
 
     def forget_old(self, now: float) -> None:
         """Forget errors whose cooldown has been over for some time."""

@@ -72,7 +72,7 @@ class Core(Generic[K, V]):
         self.puts: Puts[K, V] = Puts(self)
         self.updates: Updates[K, V] = Updates(self)
         self.begin_anew()
-        memory.cleared = self._show_memory
+        memory.on_clear = self._show_memory
 
     # Opening and closing.
 
@@ -211,11 +211,10 @@ class Core(Generic[K, V]):
         )
 
     async def stats(self) -> ResourceStats:
-        await self.memory.fold_all()
         return self.counted()
 
     def counted(self) -> ResourceStats:
-        """The counts so far, without hits that are not folded yet."""
+        """The counts so far, and the figures of now."""
         return self.memory.counts.stats(
             self.memory.now(),
             entries=len(self.memory.entries),

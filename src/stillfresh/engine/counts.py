@@ -1,21 +1,26 @@
 """The counts of a resource, and a snapshot of them.
 
-A hit is counted on its entry. The count moves here when the verdict or the age bucket changes, so a
-hit costs one addition.
+Reads are counted by the thread that answers them: each thread has a `ReadCounts` of its own, which
+no other thread writes to. A snapshot adds them up. So a hit needs no lock, and none is lost.
+
+A hit in memory is one addition. Its age is looked at once in sixteen hits, and counts for all of
+them. Every other read is counted with its own age.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from threading import Lock, Thread, current_thread, local
 from typing import Any, Final
 
 from stillfresh.bounded import BoundedDict
-from stillfresh.engine.model import HITS, Answer, Origin
-from stillfresh.engine.rules import AGE_BUCKETS, FOR_EVER, LONGEST_COOLDOWN
+from stillfresh.engine.model import HITS, Answer, Origin, Outcome
+from stillfresh.engine.rules import AGE_BUCKETS, LONGEST_COOLDOWN, age_bucket
 from stillfresh.engine.rules_objective import Objective
 from stillfresh.engine.spans import Stopwatch, Timing
-from stillfresh.freshness import Verdict
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Failure, StoreStats
 
 logger = logging.getLogger(__name__)
@@ -23,6 +28,10 @@ logger = logging.getLogger(__name__)
 MOST_FAILING: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
 LONGEST_ERROR: Final = 500  # characters of an error in the counts
+SAMPLE: Final = 16
+"""Hits in memory, of which the first one's age counts for all. A power of two, for `SKIPPED`."""
+SKIPPED: Final = SAMPLE - 1
+"""`hits & SKIPPED` is 0 for a hit whose age counts."""
 COUNTERS: Final = (
     ("loads", "Calls of the loader."),
     ("loaded", "Keys asked of the loader."),
@@ -60,7 +69,7 @@ class ResourceStats:
     """Reads by origin and verdict. A read that failed counts as LOADED and GONE."""
     ages: tuple[int, ...]
     age_sum: float
-    """The sum of all ages in seconds. The part of hits in memory is an estimate."""
+    """The sum of all ages in seconds. Of hits in memory, one in sixteen was looked at."""
     objective: Objective | None
     objective_met: int
     objective_missed: int
@@ -140,18 +149,110 @@ class CacheStats:
     """How long the steps of the store took, by step."""
 
 
+class ReadCounts:
+    """The reads that one thread answered. Only that thread writes to it."""
+
+    __slots__ = ("_age_sum", "_ages", "_bounds", "_last_age", "_last_bucket", "_reads", "hits")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.hits = 0
+        """FRESH answers that memory gave alone. The hot paths add to it themselves."""
+        self._reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
+        self._ages = [0] * (len(bounds) + 1)
+        self._age_sum = 0.0
+        self._last_age = 0.0
+        self._last_bucket = 0
+
+    def hit(self, answer: Answer[Any], now: float) -> None:
+        """Count a FRESH answer that memory gave alone."""
+        hits = self.hits
+        self.hits = hits + 1
+        if not hits & SKIPPED:
+            self.sample(answer, now)
+
+    def sample(self, answer: Answer[Any], now: float) -> None:
+        """The age of this hit counts for it and for the fifteen that follow."""
+        age = age_of(answer.fetched_at, now)
+        bucket = age_bucket(age, self._bounds)
+        self._ages[bucket] += SAMPLE
+        self._age_sum += SAMPLE * age
+        self._last_age = age
+        self._last_bucket = bucket
+
+    def note(self, answer: Answer[Any], now: float) -> None:
+        """Count a read that left memory, by its origin, verdict and age."""
+        age = age_of(answer.fetched_at, now)
+        self._reads[answer.origin][answer.verdict] += 1
+        self._ages[age_bucket(age, self._bounds)] += 1
+        self._age_sum += age
+
+    def note_all(self, outcomes: Iterable[Outcome[Any]], now: float) -> None:
+        """Count reads that left memory. One that failed is GONE, and has no age."""
+        reads = self._reads
+        fetched_at = now
+        age = 0.0
+        bucket = 0
+        for outcome in outcomes:
+            if isinstance(outcome, LoadFailed):
+                reads[Origin.LOADED][Verdict.GONE] += 1
+                continue
+            if outcome.fetched_at != fetched_at:  # copies that were loaded together share it
+                fetched_at = outcome.fetched_at
+                age = age_of(fetched_at, now)
+                bucket = age_bucket(age, self._bounds)
+            reads[outcome.origin][outcome.verdict] += 1
+            self._ages[bucket] += 1
+            self._age_sum += age
+
+    def add(self, other: "ReadCounts") -> None:
+        """Add the counts of another thread."""
+        for origin, reads in other.reads().items():
+            for verdict, count in reads.items():
+                self._reads[origin][verdict] += count
+        for bucket, count in enumerate(other.ages()):
+            self._ages[bucket] += count
+        self._age_sum += other.age_sum()
+
+    def reads(self) -> dict[Origin, dict[Verdict, int]]:
+        """The reads by origin and verdict."""
+        counts = {origin: dict(reads) for origin, reads in self._reads.items()}
+        counts[Origin.MEMORY][Verdict.FRESH] += self.hits
+        return counts
+
+    def ages(self) -> list[int]:
+        """The reads by age, as many as there were: the last sample may count for fewer hits."""
+        ages = list(self._ages)
+        ages[self._last_bucket] -= self._not_yet_hit()
+        return ages
+
+    def age_sum(self) -> float:
+        return self._age_sum - self._not_yet_hit() * self._last_age
+
+    def _not_yet_hit(self) -> int:
+        """Hits that the last sample counts for, and that have not happened yet."""
+        return -self.hits % SAMPLE
+
+
+class ThreadReads(local):
+    """The `ReadCounts` of the thread that asks."""
+
+    def __init__(self, counts: "Counts") -> None:
+        self.counts = counts.new_thread()
+
+
 class Counts:
     """The running counts of one resource."""
 
     def __init__(self, objective: Objective | None = None) -> None:
-        self.reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
         self.objective = objective
         own = set() if objective is None else {objective.age}
         self.bounds = tuple(sorted({*AGE_BUCKETS, *own}))
-        self._edges = (0.0, *self.bounds, FOR_EVER)
-        self.ages = [0] * (len(self.bounds) + 1)
-        self.age_sum = 0.0
-        self.folded_at = float("-inf")
+        self.on_loop = ReadCounts(self.bounds)
+        """The reads of the event loop's thread."""
+        self._ended_threads = ReadCounts(self.bounds)
+        self._threads: list[tuple[Thread, ReadCounts]] = []
+        self._lock = Lock()  # of the two above
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = self.evicted_bytes = 0
@@ -161,21 +262,32 @@ class Counts:
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
         """Ids whose last load failed, for statistics only: the store decides about cooldowns."""
 
-    def hit(self, answer: Answer[Any], bucket: int, hits: int, now: float) -> None:
-        """Count the hits of one entry since it entered this bucket, or since all were last counted.
+    def new_thread(self) -> ReadCounts:
+        """The counts of another thread than the loop's. Threads that have ended are added up."""
+        counts = ReadCounts(self.bounds)
+        with self._lock:
+            running: list[tuple[Thread, ReadCounts]] = []
+            for thread, reads in self._threads:
+                if thread.is_alive():
+                    running.append((thread, reads))
+                else:
+                    self._ended_threads.add(reads)
+            running.append((current_thread(), counts))
+            self._threads = running
+        return counts
 
-        Their exact times are not known. They count as spread evenly over that time.
-        """
-        self.reads[answer.origin][answer.verdict] += hits
-        self.ages[bucket] += hits
-        least = self._edges[bucket]
-        most = self._edges[bucket + 1]
-        last = max(least, min(most, now - answer.fetched_at))
-        first = min(last, max(least, self.folded_at - answer.fetched_at))
-        self.age_sum += hits * (first + last) / 2
+    def _all_reads(self) -> ReadCounts:
+        """The reads of all threads."""
+        total = ReadCounts(self.bounds)
+        total.add(self.on_loop)
+        with self._lock:
+            total.add(self._ended_threads)
+            for _, reads in self._threads:
+                total.add(reads)
+        return total
 
-    def misfit(self, kind: str, exc: Exception) -> bool:
-        """A stored value cannot be decoded: log the first one. Always False, for no value."""
+    def report_misfit(self, kind: str, exc: Exception) -> None:
+        """A stored value cannot be decoded: log the first one."""
         if not self.misfit_reported:
             self.misfit_reported = True
             message = (
@@ -184,7 +296,6 @@ class Counts:
                 "the same store, rename one of them"
             )
             logger.warning(message, kind, type(exc).__name__)
-        return False
 
     def failed_with(self, id_: str, failure: Failure) -> None:
         """A key's load failed."""
@@ -199,23 +310,24 @@ class Counts:
     def stats(self, now: float, **figures: int) -> ResourceStats:
         """A frozen snapshot, with the current figures of the resource."""
         old = now - LONGEST_COOLDOWN  # long past its cooldown, and no caller has asked again
-        self.mended([id_ for id_, failure in self.failing.items() if failure.retry_at < old])
-        failures = list(self.failing.values())
+        failures = [failure for failure in tuple(self.failing.values()) if failure.retry_at >= old]
         pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
         counted: dict[str, Any] = {name: getattr(self, name) for name, _ in COUNTERS}
-        ages = self.ages[:]
+        total = self._all_reads()
+        reads = total.reads()
+        ages = total.ages()
         met = missed = 0
         objective = self.objective
         if objective is not None:
             at = self.bounds.index(objective.age)
             met = sum(ages[: at + 1])
-            missed = sum(sum(reads.values()) for reads in self.reads.values()) - met
+            missed = sum(sum(by_verdict.values()) for by_verdict in reads.values()) - met
             if objective.age not in AGE_BUCKETS:
                 ages[at : at + 2] = [ages[at] + ages[at + 1]]
         return ResourceStats(
-            reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
+            reads_by_origin=reads,
             ages=tuple(ages),
-            age_sum=self.age_sum,
+            age_sum=total.age_sum(),
             objective=objective,
             objective_met=met,
             objective_missed=missed,

@@ -9,7 +9,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
-from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.counts import SKIPPED
+from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import Answer, Loaded
 from stillfresh.engine.resource import Handle, Resource, found, like_function
 from stillfresh.errors import MissingMethod
@@ -36,9 +37,9 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
     def stand_back(self, *, back: bool) -> None:
         """If `back`, leave every read to the core."""
         super().stand_back(back=back)
-        self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
+        self._by_arguments: dict[tuple[object, ...], Entry[Call[P], V]] = {}
 
-    def _note(self, args: tuple[object, ...], entry: MemoryEntry[Call[P], V]) -> None:
+    def _note(self, args: tuple[object, ...], entry: Entry[Call[P], V]) -> None:
         """Remember the entry of these arguments for the next call."""
         if len(self._by_arguments) >= self.core.spec.max_entries:
             self._by_arguments.clear()
@@ -79,8 +80,16 @@ class Function(CachedFunction[P, V]):
             entry = None
         if entry is not None:
             clock = self._clock
-            if clock() < entry.until and (answer := entry.answer).found:
-                entry.hits += 1
+            now = clock()
+            answer = entry.answer
+            if now < entry.until and answer.found:
+                reads = self._reads
+                hits = reads.hits
+                reads.hits = hits + 1
+                if not hits & SKIPPED:
+                    reads.sample(answer, now)
+                if not entry.is_used:
+                    entry.is_used = True
                 return answer.value
         return found(await self.get(*args, **kwargs), args)
 
@@ -88,12 +97,9 @@ class Function(CachedFunction[P, V]):
         """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
         call = self.signature.call(*args, **kwargs)
         entry = self.entry_of(call)
-        if entry is None or self._clock() >= entry.until:
-            return await self.resource.get(call)
-        entry.hits += 1
-        if not kwargs and self.signature.is_plain:
+        if entry is not None and not kwargs and self.signature.is_plain:
             self._note(args, entry)
-        return entry.answer
+        return await self.resource.get(call)
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
         """Return the handle of the entry that these arguments name."""

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine import rules
+from stillfresh.engine.entry import NEVER
 from stillfresh.engine.load_states import ASKING, LOADED, NEXT, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult
-from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd, Span
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.spans import load_span, noted

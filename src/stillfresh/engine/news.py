@@ -122,7 +122,7 @@ class News:
         if entry is not None and entry.copy.generation == generation:
             return  # memory has it already
         if entry is not None:
-            entry.until = entry.since = entry.vouched = SILENT
+            entry.until = entry.old_until = entry.since = entry.vouched = SILENT
         if key in core.watcher.watches:
             core.watcher.look_again([key])
 

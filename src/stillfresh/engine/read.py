@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine import rules
 from stillfresh.engine.blocks import is_past, loaded
-from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import Answer, Origin, Outcome, OwnLoad, Read
 from stillfresh.engine.rules import FOR_EVER, NOTHING, MustLoad, Plan, Serve
-from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.runtime import ReadNow, Runtime
 from stillfresh.engine.work import Waiter
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
@@ -96,7 +96,7 @@ class Reads(Generic[K, V]):
     async def _count(self, outcomes: Mapping[K, Outcome[V]], runtime: Runtime) -> None:
         """Count the reads that left memory, in slices."""
         for group in _slices(list(outcomes.values())):
-            self._memory.count(group, runtime.clock())
+            self._memory.counts.on_loop.note_all(group, runtime.clock())
             if len(outcomes) > SLICE:
                 await asyncio.sleep(0)
 
@@ -199,23 +199,36 @@ class Reads(Generic[K, V]):
         """Put the answers of memory into `from_memory`; return the names of the other keys."""
         if self._owner.recording_to is not None:
             self._owner.recording_to.note(self._core, keys, "read")
-        others: dict[K, str] = {}
-        oldest = now - max_age
-        entries = self._memory.entries
-        is_trusted = self._memory.is_trusted
+        memory = self._memory
+        entry_of = memory.entries.get
         text = self._names.text
+        oldest = now - max_age
+        others: dict[K, str] = {}
         for key in keys:
-            entry = entries.get(key)
-            if (
-                entry is not None
-                and (now < entry.until or is_trusted(entry, now))
-                and entry.copy.fetched_at >= oldest
-            ):
-                entry.hits += 1
-                from_memory[key] = entry.answer
-            else:
+            entry = entry_of(key)
+            if entry is None or entry.copy.fetched_at < oldest:
                 others[key] = text(key)
+                continue
+            answer = self._answer_alone(entry, now)
+            if answer is None:
+                others[key] = text(key)
+            else:
+                from_memory[key] = answer
         return others
+
+    def _answer_alone(self, entry: Entry[K, V], now: float) -> Answer[V] | None:
+        """The answer that memory gives without asking the store, counted as a read; or None."""
+        memory = self._memory
+        reads = memory.counts.on_loop
+        if now < entry.until or memory.is_trusted(entry, now):
+            entry.is_used = True
+            reads.hit(entry.answer, now)
+            return entry.answer
+        answer = memory.old_answer(entry, now)
+        if answer is not None:
+            entry.is_used = True
+            reads.note(answer, now)
+        return answer
 
     # Answers without a load.
 
@@ -244,7 +257,8 @@ class Reads(Generic[K, V]):
                 _, outcome = self._plan(key, record, now, max_age, unverified=unverified)
                 if outcome is not None:
                     outcomes[key] = outcome
-            self._memory.count([outcomes[key] for key in texts if key in outcomes], now)
+            read = [outcomes[key] for key in texts if key in outcomes]
+            self._memory.counts.on_loop.note_all(read, now)
         return outcomes
 
     async def stored(self, key: K) -> Answer[V] | None:
@@ -267,42 +281,65 @@ class Reads(Generic[K, V]):
         plan = Serve(copy, verdict, failure=failure)
         return self._memory.serve(key, plan, now, unverified=bool(unread))
 
-    def glance(self, key: K, *, on_loop: bool = True) -> Answer[V] | None:
-        """The answer in memory, if it is still right."""
-        entry = self._memory.entries.get(key)
-        if entry is None:
-            return None
-        return self.verified(key, entry, self._memory.now(), on_loop=on_loop)
+    def from_entry(self, key: K, entry: Entry[K, V], now: float) -> Answer[V] | None:
+        """The answer that an entry gives without waiting, counted as a read; or None.
 
-    def verified(
-        self, key: K, entry: MemoryEntry[K, V], now: float, *, on_loop: bool = True
-    ) -> Answer[V] | None:
-        """The entry's answer, if its row has not changed; the row is read inline.
-
-        Or if the store would announce a change, and has announced none. In a thread (not
-        `on_loop`) the entry may change meanwhile: then it is not used.
+        Memory alone gives it, or an inline read of the store confirms it.
         """
         runtime = self._core.runtime
         if runtime is None or self._owner.blocks:
             return None
-        if on_loop and runtime.loop is not asyncio.get_running_loop():
+        if runtime.loop is not asyncio.get_running_loop():
+            return None
+        answer = self._answer_alone(entry, now)
+        if answer is not None:
+            return answer
+        if not self.is_confirmed(key, entry, now):
+            return None
+        entry.is_used = True
+        self._memory.counts.on_loop.note(entry.answer, now)
+        return entry.answer
+
+    def is_confirmed(self, key: K, entry: Entry[K, V], now: float) -> bool:
+        """True if the entry's answer is FRESH, by an inline read or by the store's silence."""
+        runtime = self._core.runtime
+        if runtime is None:
+            return False
+        if runtime.read_now is None:
+            return self._memory.is_trusted(entry, now)
+        if not self._has_its_row(runtime.read_now, key, entry, now):
+            return False
+        if self._spec.memory_for:  # the time counts from now
+            entry.vouched = now + self._spec.memory_for
+            entry.until = min(entry.stands, entry.vouched)
+        return True
+
+    def from_entry_in_thread(self, key: K, now: float) -> Answer[V] | None:
+        """What `from_entry` is for the loop's thread, for another one; not counted.
+
+        The loop may change the entry meanwhile: then it is not used.
+        """
+        runtime = self._core.runtime
+        entry = self._memory.entries.get(key)
+        if runtime is None or entry is None or self._owner.blocks:
             return None
         answer = entry.answer
-        copy = entry.copy
-        if runtime.read_now is None:
-            is_right = on_loop and self._memory.is_trusted(entry, now)
-        else:
-            is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
-            if is_right:
-                id_ = self._names.text(key)
-                is_right = self._core.store_reads.is_unchanged(runtime.read_now, id_, copy)
-            if is_right and on_loop and self._spec.memory_for:  # the time counts from now
-                entry.vouched = now + self._spec.memory_for
-                entry.until = min(entry.stands, entry.vouched)
-        if not is_right or entry.answer is not answer:
+        old_answer = self._memory.old_answer(entry, now)
+        if old_answer is not None:
+            return old_answer if entry.answer is answer else None
+        if runtime.read_now is None or not self._has_its_row(runtime.read_now, key, entry, now):
             return None
-        entry.hits += 1
+        if entry.answer is not answer:
+            return None
+        entry.is_used = True
         return answer
+
+    def _has_its_row(self, read_now: ReadNow, key: K, entry: Entry[K, V], now: float) -> bool:
+        """True if the entry is FRESH, and an inline read finds its copy in the store."""
+        copy = entry.copy
+        if copy is None or not copy.fetched_at - MAX_SKEW <= now < entry.stands:
+            return False
+        return self._core.store_reads.is_unchanged(read_now, self._names.text(key), copy)
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds, without waiting; a row that can be read inline is looked at."""
@@ -319,7 +356,8 @@ class Reads(Generic[K, V]):
     def in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
         """Answer a thread from the store without a load; None if the loop must be asked.
 
-        It must be where `hit` or `glance` use memory: only the loop keeps memory up to date.
+        Not counted. The loop must be asked where `hit` or `confirmed` use memory: only the loop
+        keeps memory up to date.
         """
         runtime = None if self._owner.blocks or self._spec.memory_for else self._core.runtime
         if runtime is None or runtime.read_in_thread is None:
@@ -341,8 +379,9 @@ class Reads(Generic[K, V]):
             if isinstance(plan, Serve):
                 is_readable, value = self._memory.value_of(key, plan.copy)
                 if is_readable:
-                    answers[key] = self._memory.made(plan.copy, value, plan.verdict, Origin.STORE)
-        self._memory.count(answers.values(), now)
+                    answers[key] = self._memory.new_answer(
+                        plan.copy, value, plan.verdict, Origin.STORE
+                    )
         return answers
 
 

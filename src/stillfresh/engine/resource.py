@@ -13,10 +13,10 @@ from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, ca
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Face, is_past
-from stillfresh.engine.counts import ResourceStats
+from stillfresh.engine.counts import SKIPPED, ResourceStats
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
-from stillfresh.engine.memory import Memo, memo_of
+from stillfresh.engine.memo import Memo, memo_of
 from stillfresh.engine.model import (
     KEEP,
     Answer,
@@ -141,10 +141,21 @@ class Resource(Face[K, V]):
             raise self._no_key(key) from None
         if entry is not None:
             clock = self._clock
-            if clock() < entry.until and (answer := entry.answer).found:
-                entry.hits += 1
+            now = clock()
+            answer = entry.answer
+            if now < entry.until and answer.found:
+                reads = self._reads
+                hits = reads.hits
+                reads.hits = hits + 1
+                if not hits & SKIPPED:
+                    reads.sample(answer, now)
+                if not entry.is_used:
+                    entry.is_used = True
                 return answer.value
-        return found(self.core.reads.glance(key) or await self._get(key), key)
+            known = self.core.reads.from_entry(key, entry, now)
+            if known is not None:
+                return found(known, key)
+        return found(await self._get(key), key)
 
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """Return the answer, from memory, the store or a load.
@@ -159,11 +170,20 @@ class Resource(Face[K, V]):
             raise self._no_key(key) from None
         if entry is not None and max_age is None:
             clock = self._clock
-            if clock() < entry.until:
-                entry.hits += 1
-                return entry.answer
-            if (answer := self.core.reads.verified(key, entry, clock())) is not None:
+            now = clock()
+            if now < entry.until:
+                answer = entry.answer
+                reads = self._reads
+                hits = reads.hits
+                reads.hits = hits + 1
+                if not hits & SKIPPED:
+                    reads.sample(answer, now)
+                if not entry.is_used:
+                    entry.is_used = True
                 return answer
+            known = self.core.reads.from_entry(key, entry, now)
+            if known is not None:
+                return known
         return await self._get(key, _limit(max_age))
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
@@ -196,19 +216,14 @@ class Resource(Face[K, V]):
             raise self._no_key(key) from None
         if entry is None:
             return None
-        now = self._clock()
-        if now < entry.until:
-            entry.hits += 1
-            return entry.answer
-        return self.core.reads.verified(key, entry, now)
+        return self.core.reads.from_entry(key, entry, self._clock())
 
     def last_answer(self, key: K) -> Answer[V] | None:
         """Return the answer that memory holds as it was made, however old by now, or None.
 
         It is neither checked nor counted as a read: for what a load should know of the old copy.
         """
-        entry = self.core.memory.entries.get(key)
-        return None if entry is None else entry.answer
+        return self.core.memory.last_answer(key)
 
     def memo(self, keys: Sequence[K]) -> tuple[Memo[K, V], list[Answer[V]]] | None:
         """Return a memo of these keys' answers in memory, and the answers.
@@ -224,7 +239,7 @@ class Resource(Face[K, V]):
 
         `is_recorded`: a recording has this read already.
         """
-        self.core.memory.count([answer], self._clock())
+        self._reads.note(answer, self._clock())
         if not is_recorded:
             self.core.owner.note(self.core, [key], "read")
 

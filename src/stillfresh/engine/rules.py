@@ -17,7 +17,7 @@ from stillfresh.backoff import pause_after
 from stillfresh.durations import seconds
 from stillfresh.engine.model import Answer, Codec, Loaded, RetryAfter
 from stillfresh.errors import LoadFailed, shown
-from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
+from stillfresh.freshness import Policy, Verdict, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record, policy_of
 from stillfresh.stores.versions import NO_VERSION
 
@@ -241,12 +241,11 @@ def watched_until(copy: Copy, terms: Terms) -> float:
     return max(fresh_until(copy), copy.fetched_at + pause)
 
 
-def unchanged_until(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> float:
-    """Until when neither the verdict nor the age bucket changes."""
+def unchanged_until(copy: Copy, now: float) -> float:
+    """Until when the verdict does not change."""
     terms = copy.policy
     age = now - copy.fetched_at
-    bucket = age_bucket(age, bounds)
-    end = bounds[bucket] if bucket < len(bounds) else float("inf")
+    end = float("inf")
     for after in (0.0, terms.stale_for, terms.error_for):
         if age < terms.fresh_for + after < end:
             end = terms.fresh_for + after
@@ -254,7 +253,7 @@ def unchanged_until(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKET
 
 
 class Outlook(Struct, frozen=True):
-    """The verdict and age bucket at `now` of copies with the same time and terms."""
+    """The verdict at `now` of copies with the same time and terms."""
 
     policy: Policy
     fetched_at: float
@@ -263,24 +262,20 @@ class Outlook(Struct, frozen=True):
     verdict: Verdict
     at_arrival: Verdict
     """The verdict for callers that waited for it: STALE at worst."""
-    bucket: int
-    """The bucket of its age."""
     until: float
     """Until when this stays the same."""
 
 
-def outlook_of(copy: Copy, now: float, bounds: Sequence[float] = AGE_BUCKETS) -> Outlook:
-    fetched_at = copy.fetched_at
+def outlook_of(copy: Copy, now: float) -> Outlook:
     verdict = verdict_of(copy, now)
     return Outlook(
         policy=copy.policy,
-        fetched_at=fetched_at,
+        fetched_at=copy.fetched_at,
         mark=copy.mark,
         now=now,
         verdict=verdict,
         at_arrival=verdict if verdict is Verdict.FRESH else Verdict.STALE,
-        bucket=age_bucket(age_of(fetched_at, now), bounds),
-        until=unchanged_until(copy, now, bounds),
+        until=unchanged_until(copy, now),
     )
 
 

@@ -128,7 +128,7 @@ class StoreReads(Generic[K, V]):
         self._core.check_open(runtime)
         for key in pinned.keys() - entries.keys() - step.changed:
             copy, answer, size = pinned[key]  # dropped from memory while the store was asked
-            self._memory.put(key, copy, answer, size=size)
+            self._memory.insert(key, copy, answer, size=size)
         unchanged = (id_ for key, id_ in texts.items() if key not in step.changed)
         return {id_: records[id_] for id_ in unchanged if id_ in records}
 

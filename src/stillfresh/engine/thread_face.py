@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
 from stillfresh.engine.blocks import Face
+from stillfresh.engine.counts import SKIPPED, ThreadReads
 from stillfresh.engine.function import CachedFunction, bind
 from stillfresh.engine.model import Answer
 from stillfresh.engine.resource import Resource
@@ -21,7 +22,7 @@ from stillfresh.engine.threads import ThreadCall, in_caller
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-__all__ = ["CachedFunction", "ThreadCall", "ThreadFace", "bind", "in_caller"]
+__all__ = ["SKIPPED", "CachedFunction", "ThreadCall", "ThreadFace", "bind", "in_caller"]
 
 
 class ThreadFace(Face[K, V]):
@@ -29,6 +30,7 @@ class ThreadFace(Face[K, V]):
 
     def __init__(self, resource: Resource[K, V]) -> None:
         super().__init__(resource.core)
+        self.thread_reads = ThreadReads(resource.core.memory.counts)
 
     def hit(self, key: K) -> Answer[V] | None:
         """The answer of memory alone, or None; counted as a read."""
@@ -38,17 +40,24 @@ class ThreadFace(Face[K, V]):
             return None
         if entry is not None:
             answer = entry.answer
-            if self._clock() < entry.until and entry.answer is answer:
-                entry.hits += 1
+            now = self._clock()
+            if now < entry.until and entry.answer is answer:
+                self.thread_reads.counts.hit(answer, now)
+                if not entry.is_used:
+                    entry.is_used = True
                 return answer
         return None
 
     def confirmed(self, key: K) -> Answer[V] | None:
         """The answer of memory, if an inline read of the store confirms it; counted as a read."""
+        now = self._clock()
         try:
-            return self.core.reads.glance(key, on_loop=False)
+            answer = self.core.reads.from_entry_in_thread(key, now)
         except TypeError:  # as in `hit`
             return None
+        if answer is not None:
+            self.thread_reads.counts.note(answer, now)
+        return answer
 
     def at_hand(self, keys: Iterable[K]) -> tuple[dict[K, Answer[V]], list[K]]:
         """The answers that memory can give, alone or confirmed, and the other keys."""
@@ -65,6 +74,9 @@ class ThreadFace(Face[K, V]):
     def stored(self, keys: list[K]) -> dict[K, Answer[V]] | None:
         """The answers that one read of the store gives; None if the loop thread must be asked."""
         try:
-            return self.core.reads.in_thread(keys)
+            answers = self.core.reads.in_thread(keys)
         except TypeError:  # as in `hit`
             return None
+        if answers is not None:
+            self.thread_reads.counts.note_all(answers.values(), self._clock())
+        return answers

@@ -107,7 +107,7 @@ class Updates(Generic[K, V]):
         is_readable, value = self._memory.value_of(key, copy)
         if verdict is Verdict.GONE or not is_readable:
             return None
-        return self._memory.made(copy, value, verdict, Origin.STORE)
+        return self._memory.new_answer(copy, value, verdict, Origin.STORE)
 
     async def _call_change(self, change: Change[V], answer: Answer[V] | None) -> object:
         """Call `change`, which may be async; it ends within `load_timeout`."""

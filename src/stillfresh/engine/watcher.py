@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from stillfresh.bounded import SLICE as AT_ONCE
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
+from stillfresh.engine.entry import NEVER
 from stillfresh.engine.lane import Lane
-from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, left_of
 from stillfresh.engine.rules import Outlook, Terms, watched_until, without_store
 from stillfresh.engine.runtime import Runtime
@@ -275,7 +275,9 @@ class Watcher(Driver[K], Generic[K, V]):
         verdict = outlook.at_arrival
         if unverified:  # a watch asked at no certain time, so perhaps after the load began
             verdict = without_store(verdict)
-        answer = self.core.memory.made(copy, value, verdict, Origin.LOADED, unverified=unverified)
+        answer = self.core.memory.new_answer(
+            copy, value, verdict, Origin.LOADED, unverified=unverified
+        )
         until = watched_until(copy, self.core.spec.terms)
         self.landed(key, answer, until, outlook.now)
 

@@ -75,8 +75,8 @@ class HotPages:
         made: ReadyPage = stored.ready
         is_ready = made is not None and made.begins <= now < made.ends
         if not is_ready and not self._is_prepared(hot, answer, now):
-            hot.memo.uncount()
             return None
+        hot.memo.count(now)
         if keep is not None:
             keep(partial(self._holds, hot, stored.ready.said))
         return stored
@@ -89,8 +89,8 @@ class HotPages:
             return False
         made: ReadyPage = answer.value.ready
         if made.said is said and made.begins <= now < made.ends:
+            hot.memo.count(now)
             return True
-        hot.memo.uncount()
         return False
 
     def _is_prepared(self, hot: Hot, answer: Answer[StoredPage], now: float) -> bool:

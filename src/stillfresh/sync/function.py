@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from stillfresh.engine import Answer, Call, Signature
-from stillfresh.engine.thread_face import CachedFunction, bind
+from stillfresh.engine.thread_face import SKIPPED, CachedFunction, bind
 from stillfresh.sync.resource import SyncHandle, SyncResource
 
 V = TypeVar("V")
@@ -31,6 +31,7 @@ class SyncFunction(CachedFunction[P, V]):
     ) -> None:
         super().__init__(resource, signature, function)
         self._resource = resource
+        self._thread_reads = resource.thread_reads
         self._call = signature.call
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
@@ -42,8 +43,15 @@ class SyncFunction(CachedFunction[P, V]):
         if entry is None:
             return self._resource(self._call_of(*args, **kwargs))
         answer = entry.answer
-        if self._clock() < entry.until and entry.answer is answer and answer.found:
-            entry.hits += 1
+        now = self._clock()
+        if now < entry.until and entry.answer is answer and answer.found:
+            reads = self._thread_reads.counts
+            hits = reads.hits
+            reads.hits = hits + 1
+            if not hits & SKIPPED:
+                reads.sample(answer, now)
+            if not entry.is_used:
+                entry.is_used = True
             return answer.value
         return self._resource(entry.key)
 

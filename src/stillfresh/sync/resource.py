@@ -20,7 +20,7 @@ from stillfresh.engine import (
     Resource,
     Stored,
 )
-from stillfresh.engine.thread_face import ThreadFace, in_caller
+from stillfresh.engine.thread_face import SKIPPED, ThreadFace, in_caller
 from stillfresh.stores.versions import Version
 
 K = TypeVar("K", bound=Hashable)
@@ -105,12 +105,20 @@ class SyncResource(ThreadFace[K, V]):
         except TypeError:  # as in `ThreadFace.hit`
             entry = None
         if entry is not None:
-            answer: Answer[V] | None = entry.answer
-            if self._clock() < entry.until and entry.answer is answer and answer.found:
-                entry.hits += 1
+            answer = entry.answer
+            now = self._clock()
+            if now < entry.until and entry.answer is answer and answer.found:
+                reads = self.thread_reads.counts
+                hits = reads.hits
+                reads.hits = hits + 1
+                if not hits & SKIPPED:
+                    reads.sample(answer, now)
+                if not entry.is_used:
+                    entry.is_used = True
                 return answer.value
-            if (answer := self.confirmed(key)) is not None and answer.found:
-                return answer.value
+            confirmed = self.confirmed(key)
+            if confirmed is not None and confirmed.found:
+                return confirmed.value
         return self._run(self._resource, key)
 
     def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:

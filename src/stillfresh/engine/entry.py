@@ -1,0 +1,53 @@
+"""What this process knows of one key.
+
+A cache holds many entries, so the garbage collector does not look at them (`gc=False`). That is
+safe only because an entry never leads to a task or a traceback: those could lead back to it, and
+nothing would free the circle. So what is under way for a key is its `Work`, in a dict of its own,
+and an error is kept as the `Failure` that the store has, not as an exception.
+
+A hit reads three fields and writes none, but for `is_used` after each round of the eviction: to
+write to a struct costs more than to read it.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from stillfresh.engine.model import Answer
+from stillfresh.stores.contract import Copy, Failure
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+NEVER: Final = float("-inf")
+
+
+class Entry(Struct, Generic[K, V], eq=False, gc=False):
+    """The facts that memory holds of one key."""
+
+    key: K
+    copy: Copy
+    answer: Answer[V]
+    """Made once, without an error; given as it is while `now < until`."""
+    until: float = NEVER
+    """It is FRESH, and memory gives it without asking the store, until then."""
+    old_until: float = NEVER
+    """It is not FRESH, and memory gives it all the same until then: during a cooldown or outage."""
+    stands: float = NEVER
+    """It is FRESH until then, if the store still has this copy."""
+    since: float = NEVER
+    """When the store was asked, if it has announced no change since then."""
+    vouched: float = NEVER
+    """`memory_for` vouches for the copy until then."""
+    failure: Failure | None = None
+    """Why its last refresh failed."""
+    unstored_over: str | None = None
+    """The generation that the store still had when it could not store this copy."""
+    tags: Sequence[str | None] = ()
+    size: int = 0
+    """The bytes that it counts."""
+    edition: int = 0
+    """Changes whenever the answer changes or is removed."""
+    is_used: bool = False
+    """It was read since the eviction last looked at it."""
