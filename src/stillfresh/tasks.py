@@ -40,9 +40,13 @@ class Tasks:
         asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
         return task
 
-    async def end(self, grace: float) -> None:
+    def cancel(self) -> None:
+        """Cancel the tasks that closing cancels."""
         for task in self._cancelled:
             task.cancel()
+
+    async def end(self, grace: float) -> None:
+        self.cancel()
         if not (busy := self._cancelled | self._awaited):
             return
         _, late = await asyncio.wait(busy, timeout=grace)

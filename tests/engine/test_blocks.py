@@ -167,9 +167,9 @@ class TestE22Bypassed:
     async def test_bypassed_loads_many_keys_in_batches(
         self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of `max_batch`, one after the other, however many keys there are."""
+        """Of `max_batch`, as many at once as `concurrency` allows, whatever the number of keys."""
         monkeypatch.setattr("stillfresh.engine.read.SLICE", 2)
-        prices = declare(cache, upstream, max_batch=2)
+        prices = declare(cache, upstream, max_batch=2, concurrency=1)
         with cache.bypassed():
             loading = await upstream.holding(prices.get_many(["a", "b", "c"]))
             await turns()

@@ -1,24 +1,19 @@
 """Blocks of code that read past the cache, or on another store.
 
-Reads inside `bypassed()` come here instead of to memory and the store. A block counts for the task
-that opened it, and for the tasks that this one starts. Other tasks are not affected.
+A read inside `bypassed()` goes to a second resource, which keeps nothing. A block counts for the
+task that opened it, and for the tasks that this one starts. Other tasks are not affected.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stillfresh.engine.load import Load
-from stillfresh.engine.load_states import LOADING
-from stillfresh.engine.loader import Loader
-from stillfresh.engine.loads import Loads
-from stillfresh.engine.model import Origin, Outcome, RefreshEnd
-from stillfresh.engine.spans import load_span, noted
-from stillfresh.engine.work import Waiter, Work
-from stillfresh.errors import StillfreshError, shown
-from stillfresh.freshness import Verdict
+from stillfresh.engine.model import Outcome, RefreshEnd
+from stillfresh.engine.work import Waiter
+from stillfresh.errors import StillfreshError
+from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
@@ -27,28 +22,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-class Face(Generic[K, V]):
-    """The public object of a resource. It answers hits from memory without its core."""
-
-    def __init__(self, core: "Core[K, V]") -> None:
-        self.core = core
-        self._clock = core.memory.now
-        self._reads = core.memory.counts.on_loop
-        core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
-
-    def stand_back(self, *, back: bool) -> None:
-        """If `back`, leave every read to the core, which knows the caller's blocks."""
-        entries = {} if back else self.core.memory.entries
-        self.entry_of = entries.get
-
-    def _one_key(self, *keys: object) -> TypeError:
-        """Say how to write a call with several keys."""
-        name = getattr(self, "__name__", self.core.spec.kind)
-        many = f"{name}.get_many({shown([*keys])})"
-        return TypeError(f"{name}: takes one key, not {len(keys)}; write {many}")
 
 
 OPEN: ContextVar[tuple["Bypass", ...]] = ContextVar("stillfresh_bypass", default=())
@@ -99,39 +72,28 @@ def is_past(cache: "Lifecycle") -> bool:
     return cache.blocks > 0 and any(block.cache is cache for block in OPEN.get())
 
 
-async def loaded(
+async def read_past(
     core: "Core[K, V]", keys: Sequence[K], waiter: Waiter[K, V]
 ) -> dict[K, Outcome[V]]:
-    """Load by the loader alone: no lease, no shared load, no cooldown; nothing is stored."""
-    runtime = core.owner.apart()
-    memory = core.memory
-    loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
-    loads = Loads(core, runtime)
-    by = None if waiter.load is None else waiter
-    works = [Work(key, id_, {waiter: 0}, by=by) for key, id_ in core.names.texts(keys).items()]
+    """Read from a second resource, on a store and a memory that exist for this read alone.
+
+    So the loader is called, no load is shared, and nothing is stored. The loads run in the caller's
+    context: what their loader reads is past the cache too.
+    """
+    store = store_for("memory://", core.owner.clock)
+    await store.open()
+    runtime = core.owner.new_runtime(store, load_context=copy_context, is_timed=False)
+    second = core.apart(runtime)
     try:
-        for start in range(0, len(works), core.spec.max_batch):
-            load = Load(loads, works[start : start + core.spec.max_batch])
-            load.state = LOADING
-            with load_span(runtime.hooks, core.spec.kind, load):
-                results = await loader.results(load, {})
-                for result in results.values():
-                    noted(load.span, Verdict.GONE if result.error else Verdict.FRESH, result.error)
-            for work in load.works:
-                result = results[work.id]
-                waiter.private = waiter.private or result.private
-                if result.error is not None:
-                    waiter.outcomes[work.key] = result.error
-                elif (copy := result.copy) is not None:
-                    answer = memory.new_answer(copy, result.value, Verdict.FRESH, Origin.LOADED)
-                    waiter.outcomes[work.key] = answer
-                    waiter.not_stored[work.key] = RefreshEnd.UNSTORED
+        outcomes = await second.reads.answers(keys, waiter)
     except BaseException:  # a caller that gives up does not wait for its loader
-        runtime.threads.dismiss()
+        second.close()
+        runtime.abandon()
         raise
-    await runtime.threads.end(runtime.grace)
-    memory.counts.on_loop.note_all(waiter.outcomes.values(), runtime.clock())
-    return waiter.outcomes
+    second.close()
+    await runtime.end(runtime.grace)
+    waiter.not_stored = dict.fromkeys(keys, RefreshEnd.UNSTORED)
+    return outcomes
 
 
 class Override:

@@ -74,15 +74,16 @@ class Cache(Lifecycle):
         grace: Duration = 5.0,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self.clock = checked_clock(clock)
+        clock = checked_clock(clock)
         self.resources: dict[str, Resource[Any, Any]] = {}
         """The declared resources, by name; of a cached function, the resource of its calls."""
         within = seconds(grace, name="grace")
-        new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
+        new_runtime = partial(Runtime, clock=clock, sleep=sleep, dice=dice, grace=within)
         super().__init__(
             store_for(store, clock),
             new_runtime,
             checked_hooks(hooks),
+            clock=clock,
             is_private=_is_private(store),
         )
 

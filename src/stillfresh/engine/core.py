@@ -15,13 +15,14 @@ Invalidating, deleting, explaining and counting are short enough to stand here.
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.bounded import sliced
-from stillfresh.engine.blocks import Face
+from stillfresh.engine.blocks import is_past
 from stillfresh.engine.changes import KeyChanges
 from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation, explain
+from stillfresh.engine.face import Face
 from stillfresh.engine.fence import Fence
 from stillfresh.engine.keys import KeyNames, Spec
 from stillfresh.engine.lifecycle import Lifecycle
@@ -36,6 +37,9 @@ from stillfresh.engine.store_reads import StoreReads
 from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StoreError
+
+if TYPE_CHECKING:
+    from stillfresh.engine.recorded import RecordingBlock
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -60,6 +64,7 @@ class Core(Generic[K, V]):
         self.runtime: Runtime | None = None
         """What the open cache shares; None while it is closed."""
         self.faces: list[Face[K, V]] = []
+        self._is_apart = False  # True for a resource that exists for one read inside `bypassed()`
         self.loads: Loads[K, V]
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
         self.renewals: Renewals[K, V] = Renewals(self)
@@ -128,6 +133,29 @@ class Core(Generic[K, V]):
     def _show_memory(self) -> None:
         for face in self.faces:
             face.stand_back(back=self.owner.blocks > 0)
+
+    # Blocks.
+
+    def is_bypassed(self) -> bool:
+        """True if the code that asks runs inside `bypassed()`."""
+        return not self._is_apart and self.owner.blocks > 0 and is_past(self.owner)
+
+    def apart(self, runtime: Runtime) -> "Core[K, V]":
+        """A second resource with the same declaration, open, with a memory of its own.
+
+        Its reads count for this one. It is not recorded.
+        """
+        memory: Memory[K, V] = Memory(self.spec, self.memory.now, private=True)
+        memory.counts = self.memory.counts
+        other = Core(self.spec, self.owner, memory, text=self.names.text, key=self.names.key)
+        other._is_apart = True
+        other.open(runtime)
+        return other
+
+    @property
+    def recording(self) -> "RecordingBlock | None":
+        """The open recording, if any."""
+        return None if self._is_apart else self.owner.recording_to
 
     # Invalidating and deleting.
 

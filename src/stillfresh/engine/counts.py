@@ -234,7 +234,7 @@ class ReadCounts:
         return -self.hits % SAMPLE
 
 
-class ThreadReads(local):
+class CountsOfThread(local):
     """The `ReadCounts` of the thread that asks."""
 
     def __init__(self, counts: "Counts") -> None:

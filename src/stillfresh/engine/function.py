@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.counts import SKIPPED
 from stillfresh.engine.entry import Entry
+from stillfresh.engine.face import Face
 from stillfresh.engine.model import Answer, Loaded
 from stillfresh.engine.resource import Handle, Resource, found, like_function
 from stillfresh.errors import MissingMethod

@@ -60,11 +60,13 @@ class Lifecycle:
     def __init__(
         self,
         store: Store,
-        new_runtime: Callable[[Store, tuple[Hook, ...], dict[str, Stopwatch]], Runtime],
+        new_runtime: Callable[..., Runtime],
         hooks: tuple[Hook, ...],
         *,
+        clock: Clock,
         is_private: bool = False,
     ) -> None:
+        self.clock = clock
         self.opened: Runtime | None = None
         self.cores: dict[str, Core[Any, Any]] = {}
         """The declared resources, by name."""
@@ -176,9 +178,9 @@ class Lifecycle:
         if (core := self.cores.get(kind)) is not None:
             self.note(core, map(core.names.key, ids), "soft" if soft else "invalidate")
 
-    def apart(self) -> Runtime:
-        """A new runtime: for an open cache, and for loads that never ask the store."""
-        return self._new_runtime(self._store, self.hooks, self._times)
+    def new_runtime(self, store: Store, **options: Any) -> Runtime:  # noqa: ANN401
+        """What resources share that use this store. The options are those of `Runtime`."""
+        return self._new_runtime(store, self.hooks, self._times, **options)
 
     def counts(self) -> CacheStats:
         """Count now, in whatever thread this is; the store is not asked, and `store` is None.
@@ -276,7 +278,7 @@ class Lifecycle:
         except BaseException:
             self._opening = self._loop = None
             raise
-        runtime = self.opened = self.apart()
+        runtime = self.opened = self.new_runtime(self._store)
         if runtime.can.push is not None and not self._is_ended_loop():
             runtime.news = News(runtime, runtime.can.push, self.cores)
             runtime.spawn(runtime.news.follow())

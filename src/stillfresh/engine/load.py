@@ -308,7 +308,7 @@ class Load(Generic[K, V]):
         except (asyncio.CancelledError, Exception):
             await self._loader.release(list(self.leases.values()), {})
             raise
-        recording = self._loads.core.owner.recording_to
+        recording = self._loads.core.recording
         if recording is not None:
             recording.loaded(self._spec, results, began)
         return results

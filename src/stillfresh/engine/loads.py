@@ -187,7 +187,7 @@ class Loads(Generic[K, V]):
         return taken
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.runtime.spawn(work)
+        task = self.runtime.spawn(work, self.runtime.load_context())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

@@ -12,7 +12,7 @@ from stillfresh.engine.model import Answer
 from stillfresh.freshness import Verdict
 
 if TYPE_CHECKING:
-    from stillfresh.engine.blocks import Face
+    from stillfresh.engine.face import Face
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

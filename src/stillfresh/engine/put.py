@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.engine import rules
-from stillfresh.engine.blocks import is_past
 from stillfresh.engine.changes import StoreStep
 from stillfresh.engine.fence import Start
 from stillfresh.engine.model import DELETE, KEEP, Amended, Loaded, OwnTerms, Stored
@@ -126,7 +125,7 @@ class Puts(Generic[K, V]):
             slices = await self._prepare_all(runtime, values, terms or {}, version)
             while slices:  # what is done is freed: all at once would hold up the loop
                 some = slices.pop(0)
-                if is_past(self._core.owner):
+                if self._core.is_bypassed():
                     await self._put_past_the_cache(runtime, some)
                     stored.update((known.key, Stored(stored=False)) for known in some)
                     continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine import rules
-from stillfresh.engine.blocks import is_past, loaded
+from stillfresh.engine.blocks import read_past
 from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import Answer, Origin, Outcome, OwnLoad, Read
 from stillfresh.engine.rules import FOR_EVER, NOTHING, MustLoad, Plan, Serve
@@ -55,8 +55,8 @@ class Reads(Generic[K, V]):
         `anew`: load all, at any age and during a cooldown; a running load counts.
         """
         waiter = waiter or Waiter()
-        if self._owner.blocks and is_past(self._owner):
-            return await loaded(self._core, keys, waiter)
+        if self._core.is_bypassed():
+            return await read_past(self._core, keys, waiter)
         runtime = await self._core.ready()
         loads = self._core.loads
         max_batch = self._spec.max_batch
@@ -197,8 +197,9 @@ class Reads(Generic[K, V]):
         self, keys: Iterable[K], now: float, from_memory: dict[K, Outcome[V]], max_age: float
     ) -> dict[K, str]:
         """Put the answers of memory into `from_memory`; return the names of the other keys."""
-        if self._owner.recording_to is not None:
-            self._owner.recording_to.note(self._core, keys, "read")
+        recording = self._core.recording
+        if recording is not None:
+            recording.note(self._core, keys, "read")
         memory = self._memory
         entry_of = memory.entries.get
         text = self._names.text
@@ -236,7 +237,7 @@ class Reads(Generic[K, V]):
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """The answers that need no load; other keys are left out."""
-        if self._owner.blocks and is_past(self._owner):
+        if self._core.is_bypassed():
             return {}
         runtime = await self._core.ready()
         outcomes: dict[K, Outcome[V]] = {}
@@ -263,7 +264,7 @@ class Reads(Generic[K, V]):
 
     async def stored(self, key: K) -> Answer[V] | None:
         """The stored copy, however old; None if it is GONE. Loads nothing."""
-        if self._owner.blocks and is_past(self._owner):
+        if self._core.is_bypassed():
             return None
         runtime = await self._core.ready()
         id_ = self._names.text(key)
@@ -343,6 +344,8 @@ class Reads(Generic[K, V]):
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds, without waiting; a row that can be read inline is looked at."""
+        if self._core.is_bypassed():
+            return None
 
         def confirms(copy: Copy) -> bool:
             runtime = self._core.runtime

@@ -12,9 +12,9 @@ from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, ca
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.counts import SKIPPED, ResourceStats
 from stillfresh.engine.explain import Explanation
+from stillfresh.engine.face import Face
 from stillfresh.engine.keys import MAX_KEY, checked_text
 from stillfresh.engine.memo import Memo, memo_of
 from stillfresh.engine.model import (
@@ -291,7 +291,7 @@ class Resource(Face[K, V]):
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
-        return None if is_past(self.core.owner) else self.core.reads.peek(key)
+        return self.core.reads.peek(key)
 
     async def refresh(self, *keys: K) -> dict[K, Answer[V]]:
         """Load the keys now, at any age, and return their answers. Raises LoadFailed if one failed.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import TypeAlias
 
 from stillfresh.clock import Clock
@@ -31,13 +32,17 @@ class Runtime(Tasks):
         sleep: Callable[[float], Awaitable[object]],
         dice: Callable[[], float],
         grace: float,
+        load_context: Callable[[], Context] = Context,
+        is_timed: bool = True,
     ) -> None:
+        """`is_timed`: False for a store whose steps nobody wants to see."""
         super().__init__()
         self.loop = asyncio.get_running_loop()
         can = capabilities_of(store)
+        self.store = store
         # Timing a step that does not wait would take as long as the step.
-        is_timed = hooks or can.process is None
-        self.store = TimedStore(store, hooks, times) if is_timed else store
+        if is_timed and (hooks or can.process is None):
+            self.store = TimedStore(store, hooks, times)
         self.can = capabilities_of(self.store)
         """What the store can do beside the contract."""
         self.hooks = hooks
@@ -51,8 +56,15 @@ class Runtime(Tasks):
         self.sleep = sleep
         self.dice = dice
         self.grace = grace  # seconds for its tasks to end when the cache closes
+        self.load_context = load_context
+        """Makes the context of a load. It is empty, as the load may outlive its callers."""
         self.threads = LoaderThreads()
         self.news = None
+
+    def abandon(self) -> None:
+        """Cancel all tasks, and wait for nothing."""
+        self.cancel()
+        self.threads.dismiss()
 
     async def end(self, grace: float) -> None:
         began = self.loop.time()

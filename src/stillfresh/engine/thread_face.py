@@ -12,8 +12,8 @@ that finds `until` in the future, and the same answer before and after, has read
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
-from stillfresh.engine.blocks import Face
-from stillfresh.engine.counts import SKIPPED, ThreadReads
+from stillfresh.engine.counts import SKIPPED, CountsOfThread
+from stillfresh.engine.face import Face
 from stillfresh.engine.function import CachedFunction, bind
 from stillfresh.engine.model import Answer
 from stillfresh.engine.resource import Resource
@@ -30,7 +30,7 @@ class ThreadFace(Face[K, V]):
 
     def __init__(self, resource: Resource[K, V]) -> None:
         super().__init__(resource.core)
-        self.thread_reads = ThreadReads(resource.core.memory.counts)
+        self.thread_reads = CountsOfThread(resource.core.memory.counts)
 
     def hit(self, key: K) -> Answer[V] | None:
         """The answer of memory alone, or None; counted as a read."""

@@ -41,7 +41,7 @@ FRESH_FOR = 300
 def no_dice(engine: FeedEngine) -> None:
     """Cooldowns to the second."""
     life = engine._engine
-    life._new_runtime = partial(life._new_runtime, dice=lambda: 0.0)  # type: ignore[call-arg]
+    life._new_runtime = partial(life._new_runtime, dice=lambda: 0.0)
 
 
 class Refused(Exception):
