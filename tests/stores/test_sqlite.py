@@ -467,13 +467,13 @@ apsw.Connection(sys.argv[1]).execute("ALTER TABLE post_ttl RENAME COLUMN retry_a
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What every look at the file finds."""
     looks: list[Finding] = []
-    look = OpenedFile.look
+    identify = OpenedFile.identify
 
     def counted(self: OpenedFile) -> Finding:
-        looks.append(look(self))
+        looks.append(identify(self))
         return looks[-1]
 
-    monkeypatch.setattr(OpenedFile, "look", counted)
+    monkeypatch.setattr(OpenedFile, "identify", counted)
     return looks
 
 

@@ -322,7 +322,7 @@ class TestS13MixedFleet:
         """What was added to the table goes with it; the next write adds it again."""
 
         def fails(connection: apsw.Connection) -> None:
-            own_tables("post").make(connection)
+            own_tables("post").ensure_tables(connection)
             raise ValueError("mine")
 
         async with opened(path) as store:

@@ -75,7 +75,10 @@ class Record(Struct, frozen=True, gc=False):
     failure: Failure | None = None
 
 
-AWAY: Final = Record()  # an id whose server is unavailable, while others answer
+AWAY: Final = Record()
+"""For an id whose server is unavailable, while others answer.
+
+Compare with `is` only: a record of which nothing is stored, or can be read, is equal to it."""
 
 
 class Ask(Struct, frozen=True, gc=False):

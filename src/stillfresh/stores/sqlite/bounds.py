@@ -148,7 +148,7 @@ class FileBounds:
         for kind in kinds:
             if kind in self._ready:
                 continue
-            own_tables(kind).make(connection)
+            own_tables(kind).ensure_tables(connection)
             if connection.execute(_sql("is_counted", kind)).get is None:
                 connection.execute(_sql("begin", kind))
             self._ready.add(kind)

@@ -70,14 +70,16 @@ log = logging.getLogger("stillfresh.sqlite")
 class WriteJob:
     """A job, the callers that wait for it, and what it returned or raised.
 
-    Urgent: tried even while the file is locked.
+    Urgent: tried even while the file is locked. Jobs are urgent unless they say otherwise, unlike
+    steps on a server: a job that is added later must not be refused by mistake.
     """
 
     job: Callable[[apsw.Connection], Any]
     future: "asyncio.Future[Any] | Future[Any] | None" = None
     writes: bool = True
     urgent: bool = True
-    began: float = field(default_factory=time.monotonic)
+    queued_at: float = field(default_factory=time.monotonic)
+    """By the monotonic clock."""
     result: Any = None
     error: Exception | None = None
     has_begun: bool = False
@@ -111,7 +113,7 @@ class WriteDatabase:
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._file: OpenedFile | None = None
-        self._lost: Finding | None = None
+        self._lost_because: Finding | None = None
         """Why the file is no longer ours. It stays so until the owner opens it again."""
         self.damaged: apsw.Connection | None = None
         """The connection that found corruption; one of an earlier file does not count."""
@@ -123,7 +125,7 @@ class WriteDatabase:
             check_place(path)
             with locked(path, self.patience.limit) as lock:
                 self._path = path
-                is_ours = self._file is not None and self._file.look() is Finding.SAME
+                is_ours = self._file is not None and self._file.identify() is Finding.SAME
                 if is_ours and self._is_damaged():
                     self._set_aside(lock)
                 try:
@@ -186,7 +188,7 @@ class WriteDatabase:
         if self._writer is None:
             return
         try:
-            self._look_at_file()
+            self._check_file()
             self._writer.close()
         except StoreError:  # lost, and logged; or another process keeps the lock
             if self._writer is not None:
@@ -205,37 +207,37 @@ class WriteDatabase:
         Any thread may ask. Only the writer's thread decides that a file is lost, under the lock: a
         process that sets a corrupt file aside renames it, too, a moment before it begins the next.
         """
-        if self._lost is not None:
-            raise self.file.lost(self._lost)
-        return self.file.look() is Finding.SAME
+        if self._lost_because is not None:
+            raise self.file.lost(self._lost_because)
+        return self.file.identify() is Finding.SAME
 
     @property
     def file(self) -> OpenedFile:
         assert self._file is not None  # noqa: S101 (nobody asks before it is opened)
         return self._file
 
-    def _look_at_file(self) -> Finding:
+    def _check_file(self) -> Finding:
         """What has the name of our file. If that is lost, part from it, and raise StoreError."""
         file = self.file
-        finding = self._lost or file.look()
-        if self._lost is None and file.is_lost(finding):
+        finding = self._lost_because or file.identify()
+        if self._lost_because is None and file.is_lost(finding):
             with translated(file.path), locked(file.path, self.patience.limit) as lock:
-                finding = file.look()
+                finding = file.identify()
                 if file.is_lost(finding):
                     self._part(finding, can_rename=lock is not None)
-        if self._lost is not None:
-            raise file.lost(self._lost)
+        if self._lost_because is not None:
+            raise file.lost(self._lost_because)
         return finding
 
     def _part(self, finding: Finding, *, can_rename: bool) -> None:
         assert self._writer is not None  # noqa: S101 (it is open until now)
-        self._lost = finding
+        self._lost_because = finding
         log.error("%s", self.file.lost(finding))
         self.file.part(finding, self._writer, can_rename=can_rename)
         abandon(self._writer)
         self._writer = None
 
-    def look(self, work: WriteJob) -> None:
+    def run_read(self, work: WriteJob) -> None:
         """Run a job that only reads, outside any transaction: it needs no lock or disk space."""
         try:
             work.result = self._mending(lambda: work.job(self._ready(writing=False)))
@@ -263,13 +265,13 @@ class WriteDatabase:
         except FAILED as exc:
             if isinstance(exc, CORRUPT):
                 self.damaged = self._writer
-            elif self.file.look() is Finding.SAME:
+            elif self.file.identify() is Finding.SAME:
                 raise
             return action()
 
     def _ready(self, *, writing: bool) -> apsw.Connection:
         """The connection; opens the file again if it is corrupt, gone, or maybe writable again."""
-        finding = self._look_at_file()
+        finding = self._check_file()
         assert self._writer is not None  # noqa: S101 (it was opened)
         may_be_writable = writing and self._writer.readonly("main")
         if finding is not Finding.SAME or self._is_damaged() or may_be_writable:

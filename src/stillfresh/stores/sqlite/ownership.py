@@ -182,7 +182,7 @@ def is_something_else(head: bytes) -> bool:
 
 
 class Finding(Enum):
-    """What a look at the name of an open file found; see the top of this module."""
+    """What the name of an open file leads to now; see the top of this module."""
 
     SAME = "is unchanged"
     ELSEWHERE = "is a symbolic link that was changed"
@@ -213,11 +213,11 @@ class OpenedFile:
         self._intact: tuple[int, int] | None = None
         """Size and time of the file when its header was ours; SQLite writes to it now and then."""
 
-    def look(self) -> Finding:
+    def identify(self) -> Finding:
         """Compare the name with what was opened. Any thread may ask."""
         status = _status_of(self._name)
         if status is None or _identity(status) != self._identity:
-            return self._look_for_successor()
+            return self._identify_successor()
         if any(identity_of(each) != known for each, known in self._neighbours.items()):
             # A file that others have written over is theirs, whatever became of our log.
             return Finding.LOG_LOST if self._has_our_header() else Finding.OVERWRITTEN
@@ -228,7 +228,7 @@ class OpenedFile:
             self._intact = state
         return Finding.SAME
 
-    def _look_for_successor(self) -> Finding:
+    def _identify_successor(self) -> Finding:
         if real(self._name) != self.path:
             return Finding.ELSEWHERE
         successor = identity_of(self.path)
@@ -245,7 +245,7 @@ class OpenedFile:
     def _has_our_header(self) -> bool:
         try:
             head = _head(self.path)
-        except apsw.Error:  # it was moved a moment ago, as the next look will find
+        except apsw.Error:  # it was moved a moment ago, as the next check will find
             return True
         return head.startswith(MAGIC) and _application_of(head) in self._format.application_ids
 

@@ -46,8 +46,10 @@ BEGIN_FILE: Final = f"""
 """
 """The SQL that makes an empty file a store's file."""
 INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES (?, ?, ?)"
-DELETE_LEASED: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
+DELETE_TAGS_OF_KIND: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
+"""For `post`, the tags of the last lease; for `post+`, those that came with the copy."""
 DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind IN (?1, ?1 || '+') AND id = ?2"
+"""Both."""
 SELECT_TAG: Final = """
     SELECT kind, id FROM stillfresh_tags WHERE tag = ? AND (kind, id) > (?, ?) AND kind <> '!'
     ORDER BY kind, id LIMIT ?
@@ -126,6 +128,14 @@ _RECORD: Final = """
         CASE WHEN t.generation IS %s THEN NULL
              ELSE (SELECT value FROM {copies} WHERE id = t.id) END, t.version
 """
+GENERATION_AT: Final = 0
+ABSENT_AT: Final = 10
+VALUE_AT: Final = 11
+ID_AT: Final = 13
+"""Where columns stand in a row. `record_of` takes those before the id, as `_RECORD` names them.
+A read of several ids has the id behind them."""
+BEHIND_ID_AT: Final = 14
+"""In a read of many ids, the generation that the caller knows; in a listing, the value's length."""
 _LENGTH: Final = ", t.id, (SELECT octet_length(value) FROM {copies} WHERE id = t.id)"
 
 
@@ -258,9 +268,10 @@ def record_of(row: Row, known: str | None) -> Record:
     A row that another program wrote, and that cannot be read, counts as none.
     """
     try:
-        if row[0] is not None and row[0] == known:
+        generation = row[GENERATION_AT]
+        if generation is not None and generation == known:
             return _known_record(row)
-        return _record(row, row[11])
+        return _record(row, row[VALUE_AT])
     except (IndexError, OverflowError, TypeError, ValueError):
         return Record()
 
@@ -268,7 +279,7 @@ def record_of(row: Row, known: str | None) -> Record:
 @lru_cache(maxsize=8192)
 def _known_record(row: Row) -> Record:
     """Cached: a hot row is the same again and again, and its Record costs half a read."""
-    return _record(row, None if row[10] else UNREAD)
+    return _record(row, None if row[ABSENT_AT] else UNREAD)
 
 
 def _record(row: Row, value: bytes | Unread | None) -> Record:

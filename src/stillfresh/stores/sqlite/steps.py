@@ -40,9 +40,12 @@ from stillfresh.stores.sqlite.schema import (
     APPLICATION_ID,
     BEGIN_FILE,
     BEGIN_POSITION,
+    BEHIND_ID_AT,
     CREATE_POSITION,
+    GENERATION_AT,
     HAS_TABLE,
     HELD,
+    ID_AT,
     KINDS,
     LAYOUT_2,
     MOST_POSITIONS,
@@ -61,7 +64,7 @@ from stillfresh.stores.sqlite.schema import (
 )
 from stillfresh.stores.sqlite.tags import (
     FIRST,
-    Place,
+    EntryName,
     begin_epoch,
     delete_tags,
     epoch_of,
@@ -80,15 +83,15 @@ class KindTables:
         self.sql = statements(kind)
         self._leases = LeaseTable(self.sql.times_name)
 
-    def make(self, connection: apsw.Connection) -> Statements:
-        """The statements. The tables are made, or get layout 2, when the kind is first written."""
+    def ensure_tables(self, connection: apsw.Connection) -> Statements:
+        """Create the tables, or give them layout 2, if they lack it. Return their statements."""
         try:
             connection.column_metadata("main", self.sql.times_table, "changed")
         except apsw.SQLError:
-            self._make(connection)
+            self._create_missing(connection)
         return self.sql
 
-    def _make(self, connection: apsw.Connection) -> None:
+    def _create_missing(self, connection: apsw.Connection) -> None:
         """Create tables and columns that are missing.
 
         Another process may have done it meanwhile: this connection's own schema may be older.
@@ -100,7 +103,7 @@ class KindTables:
             if name not in columns:
                 connection.execute(f'ALTER TABLE "{table}" ADD COLUMN {name} {kind}')
 
-    def are_made(self, connection: apsw.Connection) -> bool:
+    def has_tables(self, connection: apsw.Connection) -> bool:
         """True if the file has the tables now; the connection's own schema may be older."""
         return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
@@ -120,7 +123,7 @@ class KindTables:
         new_token: Callable[[], str],
     ) -> dict[str, Grant]:
         """Lease free ids by one statement each; then look at the others one by one."""
-        sql = self.make(connection)
+        sql = self.ensure_tables(connection)
         expires_at = at_least(now + lease_for)
         until = expires_at / 1000
         epoch = epoch_of(connection)
@@ -139,7 +142,7 @@ class KindTables:
             refusal = ask.denied(record, at_most(now) / 1000, lease_for)
             if refusal is None:
                 self._leases.grant(connection, leases[ask.id])
-            elif isinstance(refusal, Newer) and row[0] == ask.seen:
+            elif isinstance(refusal, Newer) and row[GENERATION_AT] == ask.seen:
                 # Another load failed. The copy was read without its value: read it in full.
                 refusal = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
             grants[ask.id] = refusal or leases[ask.id]
@@ -156,7 +159,7 @@ class KindTables:
         tags: LateTags = None,
     ) -> set[str]:
         """Write the times, if the lease is valid; then the values of those ids."""
-        sql = self.make(connection)
+        sql = self.ensure_tables(connection)
         held_at = at_most(now)
         late = tags or {}
         position = next_position(connection)
@@ -183,7 +186,7 @@ class KindTables:
         Most puts cannot be refused, and need to know the stored version only.
         Never AGAIN: nothing is late here, because a step is withdrawn when its caller gives up.
         """
-        sql = self.make(connection)
+        sql = self.ensure_tables(connection)
         results: dict[str, PutResult] = {}
         plain = {id_: put for id_, put in puts.items() if not may_be_refused(put)}
         copies = self._with_versions(connection, plain)
@@ -230,12 +233,12 @@ class KindTables:
     def _stored(self, connection: apsw.Connection, ids: Iterable[str]) -> dict[str, Copy | None]:
         """The stored copies of these ids; each value is empty bytes, or None if it is absent."""
         rows = connection.executemany(self.sql.stored, [(id_,) for id_ in ids])
-        return {row[13]: record_of(row[:13], None).copy for row in rows}
+        return {row[ID_AT]: record_of(row[:ID_AT], None).copy for row in rows}
 
     def renew(
         self, connection: apsw.Connection, leases: Sequence[Lease], lease_for: float, now: float
     ) -> set[str]:
-        self.make(connection)
+        self.ensure_tables(connection)
         return self._leases.renew(connection, leases, lease_for, now)
 
     def release(
@@ -244,21 +247,21 @@ class KindTables:
         leases: Sequence[Lease],
         failures: Mapping[str, Failure],
     ) -> None:
-        self.make(connection)
+        self.ensure_tables(connection)
         released = self._leases.release(connection, leases, failures)
         self._forget_if_empty(connection, released)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str], *, soft: bool) -> None:
         """One statement voids the lease and marks the copy; a hard mark stays hard."""
-        if self.are_made(connection):
-            sql = self.make(connection)
+        if self.has_tables(connection):
+            sql = self.ensure_tables(connection)
             position = next_position(connection)
             mark = int(Mark.SOFT if soft else Mark.HARD)
             connection.executemany(sql.invalidate, [(position, mark, id_) for id_ in ids])
             self._forget_if_empty(connection, ids)
 
     def delete(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        if self.are_made(connection):
+        if self.has_tables(connection):
             rows = [(id_,) for id_ in ids]
             connection.executemany(self.sql.delete_times, rows)
             connection.executemany(self.sql.delete_copy, rows)
@@ -272,7 +275,7 @@ class KindTables:
         self, connection: apsw.Connection, start: str, *, before: float, size: int
     ) -> tuple[int, str | None]:
         """Evict among the next `size` ids: how many were dropped, and where to go on."""
-        sql = self.make(connection)
+        sql = self.ensure_tables(connection)
         bindings = (before * 1000, start, size + 1)
         rows: list[Row] = connection.execute(sql.slice, bindings).fetchall()
         ids = [id_ for id_, is_gone in rows[:size] if is_gone]
@@ -284,14 +287,20 @@ class KindTables:
         self, connection: apsw.Connection, start: str, *, search: str, limit: int, size: int
     ) -> tuple[list[StoredEntry], str | None]:
         """List among the next `size` ids: those that match, and where to go on."""
-        if not self.are_made(connection):  # the file was renamed since the kinds were listed
+        if not self.has_tables(connection):  # the file was renamed since the kinds were listed
             return [], None
         end = connection.execute(self.sql.stretch, (start, size)).get
         if end is None:
             return [], None
         rows = self._listed_rows(connection, (start, end, search, limit))
         entries = [
-            StoredEntry(self.kind, row[13], record_of(row[:13], row[0]), row[14]) for row in rows
+            StoredEntry(
+                self.kind,
+                row[ID_AT],
+                record_of(row[:ID_AT], known=row[GENERATION_AT]),
+                row[BEHIND_ID_AT],  # the length of the value
+            )
+            for row in rows
         ]
         return entries, following(end)
 
@@ -359,8 +368,8 @@ STORE: Final = by_header(APPLICATION_ID, VERSION, BEGIN_FILE)
 
 
 def invalidate_tag(
-    connection: apsw.Connection, tag: str, after: Place, *, soft: bool, size: int
-) -> tuple[list[Place], After]:
+    connection: apsw.Connection, tag: str, after: EntryName, *, soft: bool, size: int
+) -> tuple[list[EntryName], After]:
     """Invalidate the next `size` ids that have the tag; return them, and where to go on."""
     if after == FIRST:
         begin_epoch(connection, tag)

@@ -53,7 +53,14 @@ from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.ownership import Format
 from stillfresh.stores.sqlite.readers import SpareReaders
-from stillfresh.stores.sqlite.schema import Row, Statements, lacks_versions, record_of
+from stillfresh.stores.sqlite.schema import (
+    BEHIND_ID_AT,
+    ID_AT,
+    Row,
+    Statements,
+    lacks_versions,
+    record_of,
+)
 from stillfresh.stores.sqlite.steps import STORE, own_kinds, own_tables
 from stillfresh.stores.sqlite.tags import FIRST
 from stillfresh.stores.sqlite.writer import Writer
@@ -256,8 +263,8 @@ class SqliteStore(
             older = self._older(exc, kind, sql)
             return {} if older is None else self._read(execute, kind, ids, known, older)
         if self._bounds is not None:
-            self._bounds.note(kind, [row[13] for row in rows])
-        return {row[13]: record_of(row[:13], row[14]) for row in rows}
+            self._bounds.note(kind, [row[ID_AT] for row in rows])
+        return {row[ID_AT]: record_of(row[:ID_AT], known=row[BEHIND_ID_AT]) for row in rows}
 
     def _older(self, exc: Exception, kind: str, sql: Statements) -> Statements | None:
         """After a read that failed: statements for a table of layout 1; None: nothing was read."""
@@ -274,7 +281,7 @@ class SqliteStore(
         """
         if self._writer is not None and kind not in self._carried:
             self._carried.add(kind)
-            self._writer.put(own_tables(kind).make)
+            self._writer.put(own_tables(kind).ensure_tables)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         tables = own_tables(kind)

@@ -10,8 +10,8 @@ import apsw
 
 from stillfresh.stores.contract import REMEMBERED, After, Lease
 from stillfresh.stores.sqlite.schema import (
-    DELETE_LEASED,
     DELETE_TAGS,
+    DELETE_TAGS_OF_KIND,
     EPOCH,
     FORGET_EPOCHS,
     INSERT_TAG,
@@ -20,14 +20,15 @@ from stillfresh.stores.sqlite.schema import (
     Row,
 )
 
-Place: TypeAlias = tuple[str, str]
-FIRST: Final[Place] = ("", "")
+EntryName: TypeAlias = tuple[str, str]
+"""A kind and an id."""
+FIRST: Final[EntryName] = ("", "")
 """Before all kinds and ids."""
 
 
 def replace_tags(connection: apsw.Connection, kind: str, tags: Mapping[str, Sequence[str]]) -> None:
     """Give each id of the kind these tags, and no others."""
-    connection.executemany(DELETE_LEASED, [(kind, id_) for id_ in tags])
+    connection.executemany(DELETE_TAGS_OF_KIND, [(kind, id_) for id_ in tags])
     rows = [(tag, kind, id_) for id_, names in tags.items() for tag in names]
     if rows:
         connection.executemany(INSERT_TAG, rows)
@@ -66,8 +67,8 @@ def is_past(connection: apsw.Connection, lease: Lease, tags: Sequence[str]) -> b
 
 
 def tagged(
-    connection: apsw.Connection, tag: str, after: Place, size: int
-) -> tuple[list[Place], After]:
+    connection: apsw.Connection, tag: str, after: EntryName, size: int
+) -> tuple[list[EntryName], After]:
     """Return the next `size` (kind, id) that have the tag, and where to go on.
 
     Every id that was leased with the tag before `begin_epoch` is among them.

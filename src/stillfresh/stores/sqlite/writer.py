@@ -220,7 +220,11 @@ class Writer:
     def _put(self, work: WriteJob) -> None:
         """StoreError if the file was locked just now, and another step will try it."""
         with self._gate:
-            if self._breaker.is_open and not work.urgent and not self._breaker.allows(work.began):
+            if (
+                self._breaker.is_open
+                and not work.urgent
+                and not self._breaker.allows(work.queued_at)
+            ):
                 raise self._away()
             if self.is_stopping:
                 raise NotOpen("this file is closed; open its store again with open()")
@@ -288,7 +292,7 @@ class Writer:
         writes = [work for work in group if work.writes and not work.is_withdrawn]
         if self._breaker.is_open:
             for work in writes:
-                if not work.urgent and self._breaker.is_overtaken(work.began):
+                if not work.urgent and self._breaker.is_overtaken(work.queued_at):
                     work.error = self._away()  # it waited behind a step that failed, and would too
             writes = [work for work in writes if work.error is None]
         if writes:
@@ -296,7 +300,7 @@ class Writer:
             self._note(began, writes)
         for work in group:
             if not work.writes:
-                self.database.look(work)
+                self.database.run_read(work)
 
     def _limit_patience(self) -> None:
         limits = [self._patience]

@@ -110,7 +110,7 @@ class Database(SqliteStore):
         def job(connection: apsw.Connection) -> ChangesRead:
             connection.execute(_BEGIN)
             for kind, owner in owners.items():
-                own_tables(kind).make(connection)
+                own_tables(kind).ensure_tables(connection)
                 _note_changes(connection, kind)
                 known = connection.execute(_OWNER, (kind,)).get
                 if known not in {None, owner}:
@@ -180,7 +180,7 @@ def _carry_over(connection: apsw.Connection, kind: str) -> None:
     owner = connection.execute(_OWNER, (kind,)).get or ""
     for name in ("", "_ttl"):
         connection.execute(f'ALTER TABLE "{kind}{name}" RENAME TO "stillfresh_old{name}"')
-    sql = own_tables(kind).make(connection)
+    sql = own_tables(kind).ensure_tables(connection)
     rows: list[Row] = connection.execute(
         "SELECT t.id, t.last_updated_at, v.view FROM stillfresh_old_ttl t "
         "LEFT JOIN stillfresh_old v ON v.id = t.id"
