@@ -18,7 +18,7 @@ from redis.crc import key_slot
 
 from stillfresh.lab.prove.stage import Stage, lasting
 from stillfresh.lab.prove.worker import KIND
-from stillfresh.stores.redis.layout import Places
+from stillfresh.stores.redis.layout import Keyspace
 from tests.kit.servers.cluster import clustered, until, watched_over
 from tests.kit.servers.valkey import HOST, Server, binary_of, free_port
 
@@ -140,7 +140,7 @@ def cluster(folder: Path) -> Iterator[Stage]:
 
         def move() -> None:
             """One of the slots goes to the next primary, key by key."""
-            (place,) = Places(PREFIX).of(KIND, [f"sku-{len(hurt)}"])
+            (place,) = Keyspace(PREFIX).of(KIND, [f"sku-{len(hurt)}"])
             old, new = nodes.primary_of(place.key), primary()
             if old is not new:
                 slot = key_slot(place.key)

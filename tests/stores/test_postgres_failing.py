@@ -297,7 +297,7 @@ class TestS11Connections:
             said = [str(end) for end in ends if isinstance(end, StoreError)]
             assert len(said) == 3
         full = PgLink([postgres.address], schema, most=1, timeout=0.01)
-        async with full._places:
+        async with full._permits:
             with pytest.raises(StoreError, match=r"all 1 connections .* busy for 0.01 s; raise"):
                 await full.run("SELECT 1")
 

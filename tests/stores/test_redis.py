@@ -21,7 +21,7 @@ from stillfresh.stores.redis.layout import (
     GLANCE,
     MOST_FAILURES,
     NAME,
-    Places,
+    Keyspace,
     record_of,
 )
 from stillfresh.stores.urls import store_for
@@ -177,7 +177,7 @@ class TestS5Layout:
 
     def test_ids_are_spread(self) -> None:
         """Every bucket gets its share, and they lie in different slots."""
-        places = Places("p").of(KIND, [str(number) for number in range(10_000)])
+        places = Keyspace("p").of(KIND, [str(number) for number in range(10_000)])
         slots = [key_slot(place.key) for place in places]
         assert len(set(slots)) == len(BUCKETS)
         assert max(map(slots.count, set(slots))) < 2 * len(slots) / len(BUCKETS)
@@ -185,7 +185,7 @@ class TestS5Layout:
     @pytest.mark.parametrize("primaries", range(1, 33))
     def test_primaries_share_the_buckets_evenly(self, primaries: int) -> None:
         """S9: if they share the slots evenly, as cluster tools make it."""
-        slots = [key_slot(base) for base in Places("p").bases]
+        slots = [key_slot(base) for base in Keyspace("p").bases]
         counts = Counter(slot * primaries // 16384 for slot in slots)
         assert len(counts) == primaries
         assert max(counts.values()) - min(counts.values()) <= 1

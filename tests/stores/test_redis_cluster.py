@@ -31,7 +31,7 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.redis import RedisStore, scripts
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.heard import AGAIN, Blank
-from stillfresh.stores.redis.layout import Command, Places
+from stillfresh.stores.redis.layout import Command, Keyspace
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.lua import Script
 from stillfresh.stores.urls import store_for
@@ -130,7 +130,7 @@ async def copy_in(store: Store, id_: str) -> Copy | None:
 
 
 def move_of(cluster: ClusterServers, prefix: str, id_: str) -> Move:
-    return Move(cluster, Places(prefix).of(KIND, [id_])[0].key)
+    return Move(cluster, Keyspace(prefix).of(KIND, [id_])[0].key)
 
 
 def tag_of(move: Move) -> bytes:
@@ -408,7 +408,7 @@ class TestS9MovingSlots:
         self, mended: ClusterServers, prefix: str
     ) -> None:
         """As soon as a node has it, also if it was in no table when the store was opened."""
-        (place,) = Places(prefix).of(KIND, ["a"])
+        (place,) = Keyspace(prefix).of(KIND, ["a"])
         mended.take_slot(key_slot(place.key))
         async with opened(mended.url, prefix=prefix, timeout="5s") as store:
             # Late gossip may bring the slot back to a node's table. Its holder then refuses.
@@ -543,7 +543,7 @@ class TestS2LostRepliesWhileASlotMoves:
         goes_over: str,
     ) -> None:
         """It is applied once, as soon as the bucket's counter has gone over, too."""
-        moving = Move(cluster, Places(prefix).of("stock", ["a"])[0].key)
+        moving = Move(cluster, Keyspace(prefix).of("stock", ["a"])[0].key)
         async with Cache(f"{cluster.url}?prefix={prefix}&timeout=5s") as cache:
             stock = cache.batched("stock", fresh_for="1h")(no_stock)
             await stock.put("a", 10)
@@ -566,7 +566,7 @@ class TestS2LostRepliesWhileASlotMoves:
         self, cluster: ClusterServers, prefix: str
     ) -> None:
         """It says that the keys are moving, stores nothing, and does not stop the move."""
-        moving = Move(cluster, Places(prefix).of(KIND, ["a"])[0].key)
+        moving = Move(cluster, Keyspace(prefix).of(KIND, ["a"])[0].key)
         async with opened(cluster.url, prefix=prefix, timeout="500ms") as store:
             before = Put(new_copy(store))
             await stored(store, before)
@@ -743,8 +743,8 @@ class TestS9Failover:
         url, ids = f"{mended.url}?prefix={prefix}&timeout=10s", [f"sku-{it}" for it in range(60)]
         caches = [Cache(url) for _ in range(3)]
         before, ours, theirs = (Shop(it) for it in caches)
-        dead = mended.primary_of(Places(prefix).of(KIND, ["sku-0"])[0].key)
-        keys = {id_: Places(prefix).of(KIND, [id_])[0].key for id_ in ids}
+        dead = mended.primary_of(Keyspace(prefix).of(KIND, ["sku-0"])[0].key)
+        keys = {id_: Keyspace(prefix).of(KIND, [id_])[0].key for id_ in ids}
         lost = {id_ for id_, key in keys.items() if mended.primary_of(key) is dead}
         left = sorted({*ids} - lost)
         async with caches[0], caches[1], caches[2]:
@@ -777,7 +777,7 @@ class TestS9Failover:
         """The new primary knows the holder, who publishes there."""
         async with opened(mended.url, prefix=prefix, timeout="10s", wait_replicas="1") as store:
             lease = await lease_of(store, "a", "eu")
-        primary = mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)
+        primary = mended.primary_of(Keyspace(prefix).of(KIND, ["a"])[0].key)
         replica = replica_of(mended, primary)
         async with opened(mended.url, prefix=prefix, timeout="10s") as store:
             primary.stop()
@@ -797,7 +797,7 @@ class TestS9Failover:
         options = {"prefix": prefix, "timeout": "4s", "wait_replicas": wait_replicas}
         async with opened(mended.url, **options) as store:
             await published(store, "a")
-            primary = mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)
+            primary = mended.primary_of(Keyspace(prefix).of(KIND, ["a"])[0].key)
             replica = replica_of(mended, primary)
             replica.pause()
             primary.command("CLIENT KILL TYPE replica")
@@ -826,7 +826,7 @@ class TestS9Failover:
         options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
         async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
             lease = await lease_of(ours, "a")
-            (place,) = Places(prefix).of(KIND, ["a"])
+            (place,) = Keyspace(prefix).of(KIND, ["a"])
             tag = place.base + b"#t"
             page = scripts.INVALIDATE_TAG.call([tag], place.base, Blank.AS_OF, 2, b"1")
             replica_of(mended, mended.primary_of(place.key)).pause()
@@ -853,7 +853,7 @@ class TestS9Failover:
         """Decision 0304: it may rely on another's change, which a failover undoes."""
         options = {"prefix": prefix, "timeout": "1s", "wait_replicas": "1"}
         async with opened(mended.url, **options) as ours, opened(mended.url, **options) as theirs:
-            (place,) = Places(prefix).of(KIND, ["a"])
+            (place,) = Keyspace(prefix).of(KIND, ["a"])
             first = Put(new_copy(ours, packed_version(7)))
             assert await stored(ours, first) is PutOutcome.STORED
             theirs_put = Put(new_copy(theirs, packed_version(8)))
@@ -880,7 +880,7 @@ class TestS9Failover:
             async with opened(mended.url, **options) as ours:
                 assert await copy_in(ours, "a") is not None
                 await stored(theirs, Put(new_copy(theirs)))
-                (place,) = Places(prefix).of(KIND, ["a"])
+                (place,) = Keyspace(prefix).of(KIND, ["a"])
                 replica_of(mended, mended.primary_of(place.key)).pause()
                 again = await ours.put(KIND, {"a": Put(new_copy(ours))})
                 assert again["a"].outcome is PutOutcome.AGAIN

@@ -35,7 +35,7 @@ from stillfresh.stores.redis.layout import (
     NAME,
     NUMBER,
     VALUE,
-    Places,
+    Keyspace,
     announced,
     asker_of,
     copy_fields,
@@ -200,19 +200,19 @@ class TestS5Layout:
     def test_a_kind_is_a_plain_name(self, kind: str) -> None:
         """Since it stands in the key, before a colon."""
         with pytest.raises(ConfigError, match="kind: must be"):
-            Places("p").of(kind, ["a"])
-        assert Places("p").name(kind.replace(":", "#").encode()) is None
+            Keyspace("p").of(kind, ["a"])
+        assert Keyspace("p").name(kind.replace(":", "#").encode()) is None
 
     @pytest.mark.parametrize("prefix", ["", "a b", "a{b}", "p" * 65, 5])
     def test_a_prefix_is_a_plain_name(self, prefix: Any) -> None:
         """Braces would move its keys to another slot."""
         with pytest.raises(ConfigError, match="prefix: must be 1 to 64"):
-            Places(prefix)
-        assert len(Places("p" * 64).bases) == len(BUCKETS)
+            Keyspace(prefix)
+        assert len(Keyspace("p" * 64).bases) == len(BUCKETS)
 
     def test_a_key_leads_back_to_its_id(self) -> None:
         """And bytes that are no name do not."""
-        places = Places("p")
+        places = Keyspace("p")
         (key,) = places.of("post", ["a:b\ud800"])
         assert key.key == key.base + key.member
         assert places.name(places.member(key.key)) == ("post", "a:b\ud800")
@@ -222,8 +222,8 @@ class TestS5Layout:
 
     def test_a_pattern_takes_text_literally(self) -> None:
         """A search for a star finds a star."""
-        assert Places("p").pattern(None, "a*") == rb"p:v2:{??}:[a-z]*a\**"
-        assert Places("p").pattern("post", "[x]") == rb"p:v2:{??}:post:*\[x\]*"
+        assert Keyspace("p").pattern(None, "a*") == rb"p:v2:{??}:[a-z]*a\**"
+        assert Keyspace("p").pattern("post", "[x]") == rb"p:v2:{??}:post:*\[x\]*"
 
     def test_a_failure_that_counts_on_fits(self) -> None:
         """The field has four bytes."""

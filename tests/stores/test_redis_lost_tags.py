@@ -28,7 +28,7 @@ from stillfresh.stores.contract import (
     When,
 )
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.redis.layout import Places
+from stillfresh.stores.redis.layout import Keyspace
 from tests.kit.servers.valkey import Server, binary_of, serving
 
 KIND = "price"
@@ -64,7 +64,7 @@ async def store(full: Server) -> AsyncIterator[RedisStore]:
 
 async def drop(server: Server, id_: str = "a", tag: str = "eu") -> None:
     """What the server does when it is full."""
-    (place,) = Places(PREFIX).of(KIND, [id_])
+    (place,) = Keyspace(PREFIX).of(KIND, [id_])
     client = Redis.from_url(server.address)
     assert await client.delete(place.base + b"#" + tag.encode()) == 1
     await client.aclose()
@@ -154,7 +154,7 @@ class TestS5LostTags:
         self, store: RedisStore, full: Server
     ) -> None:
         """I26: also if its clock was set back meanwhile, so that the new ones are lower."""
-        (place,) = Places(PREFIX).of(KIND, ["a"])
+        (place,) = Keyspace(PREFIX).of(KIND, ["a"])
         epochs = place.base + b"@"
         async with Redis.from_url(full.address) as client:
             await client.zadd(epochs, {"!": (time.time() + 3600) * 1e6})
@@ -168,7 +168,7 @@ class TestS5LostTags:
         self, store: RedisStore, full: Server
     ) -> None:
         """I26: more were invalidated since the grant than are kept; the next load is published."""
-        (place,) = Places(PREFIX).of(KIND, ["a"])
+        (place,) = Keyspace(PREFIX).of(KIND, ["a"])
         lease = await leased(store)
         await store.invalidate_tag("late")
         now = time.time() * 1e6
@@ -233,7 +233,7 @@ class TestS5LostTags:
 
         async with cache:
             assert await shoes("a") == 1
-            (place,) = Places(PREFIX).of("shoe", ["a"])
+            (place,) = Keyspace(PREFIX).of("shoe", ["a"])
             client = Redis.from_url(full.address)
             await client.delete(place.base + b"#fr")
             await client.aclose()
@@ -243,7 +243,7 @@ class TestS5LostTags:
 
 async def test_i26_an_epoch_is_newer_than_all_before_it(full: Server, store: RedisStore) -> None:
     """Also if the server's clock was set back: a load that began before is void."""
-    (place,) = Places(PREFIX).of(KIND, ["a"])
+    (place,) = Keyspace(PREFIX).of(KIND, ["a"])
     client = Redis.from_url(full.address)
     await client.zadd(place.base + b"@", {"!": 1, "#later": 4e15})
     lease = await leased(store)
@@ -268,7 +268,7 @@ async def begin_to_drop(server: Server, prefix: str, tag: str) -> None:
     server.command("CONFIG SET maxmemory 100mb")
     server.command("CONFIG SET maxmemory-policy allkeys-lru")
     async with Redis.from_url(server.address) as client:
-        await client.delete(*(key for _, key in Places(prefix).tagged(tag)))
+        await client.delete(*(key for _, key in Keyspace(prefix).tagged(tag)))
 
 
 class Shop:

@@ -12,7 +12,7 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.channel import Channel
 from stillfresh.stores.contract import Store
 from stillfresh.stores.redis.channel import SLICE
-from stillfresh.stores.redis.layout import Places
+from stillfresh.stores.redis.layout import Keyspace
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.pushes import KIND, Told, opened, published
 from tests.kit.servers.cluster import Move, clustered
@@ -116,7 +116,7 @@ class TestS10Channel:
                     tokens = {id_: await published(other, id_) for id_ in ids}
                     await channel.beat()
                     assert sorted(told) == sorted((KIND, *it) for it in tokens.items())
-                    (place,) = Places(prefix).of(KIND, ["id-0"])
+                    (place,) = Keyspace(prefix).of(KIND, ["id-0"])
                     move = Move(cluster, place.key)
                     move.begin(move.key)
                     told.clear()

@@ -37,7 +37,7 @@ from stillfresh.stores.redis.layout import (
     MAGIC,
     NAME,
     VALUE,
-    Places,
+    Keyspace,
     packed_tags,
     padded,
     record_of,
@@ -151,11 +151,11 @@ async def text_of(raw: "Redis", key: bytes) -> bytes:
 
 
 def key_of(prefix: str, id_: str = "a") -> bytes:
-    return Places(prefix).of(KIND, [id_])[0].key
+    return Keyspace(prefix).of(KIND, [id_])[0].key
 
 
 def counter_of(prefix: str, id_: str = "a") -> bytes:
-    return Places(prefix).of(KIND, [id_])[0].base + b"+"
+    return Keyspace(prefix).of(KIND, [id_])[0].base + b"+"
 
 
 class TestS13RoundTrips:

@@ -41,7 +41,7 @@ from stillfresh.stores.redis.layout import (
     MAGIC,
     NUMBER,
     VALUE,
-    Places,
+    Keyspace,
     packed_tags,
     padded,
 )
@@ -259,7 +259,7 @@ class TestS10Messages:
         """Of other keys nothing is told."""
         news = list[tuple[str, str, str | None]]()
         link = Link("redis://localhost", most=1, timeout=1, options={})
-        channel = RedisChannel(link, Places("p"), lambda *it: news.append(it), 1.0)
+        channel = RedisChannel(link, Keyspace("p"), lambda *it: news.append(it), 1.0)
         channel._beats = {b"!mine"}
         for message in (
             b"P" + padded("gen") + b"post:a",
@@ -291,7 +291,7 @@ class TestS10Messages:
                 return cast("AbstractConnection", Refusing())
 
         link = Server("redis://localhost", most=1, timeout=1, options={})
-        channel = RedisChannel(link, Places("p"), lambda *_: None, 20)
+        channel = RedisChannel(link, Keyspace("p"), lambda *_: None, 20)
         with pytest.raises(
             StoreError, match="refuses a subscription: ResponseError: no permission"
         ):
@@ -370,12 +370,12 @@ class Node:
             raise self.table
         return [self.table]
 
-    async def replies(self, commands: Any, *, settle: Any, **_: bool) -> list[Any]:
+    async def replies(self, commands: Any, *, resend: Any, **_: bool) -> list[Any]:
         self.sent += commands
         answer = self.script.pop(0) if self.script else None
         if isinstance(answer, StoreError):
             raise answer
-        assert len(settle()) == len(commands)
+        assert len(resend()) == len(commands)
         return [answer if answer is not None else self.name] * len(commands)
 
 
@@ -456,11 +456,11 @@ class TestS9Routes:
         await its.cluster.servers()
         its.n1.script = [away()]
         with pytest.raises(StoreError, match="gone"):
-            await its.cluster.run([GET_A], settle=[again])
+            await its.cluster.run([GET_A], resend_as=[again])
         its.cluster._located_at = float("-inf")
         its.n1.script = [away()]
         its.say([[SLOT_A, SLOT_A, [b"n3", 1]], SLOTS[1]])
-        assert await its.cluster.run([GET_A], settle=[again]) == ["n3"]
+        assert await its.cluster.run([GET_A], resend_as=[again]) == ["n3"]
         assert its.n3.sent == [again]
 
     async def test_a_part_of_the_replies_may_do(self) -> None:
@@ -640,7 +640,7 @@ class TestS5Steps:
         link = Replies([StoreError("gone"), [b"held", NUMBER.pack(7.5), b"x"]])
         assert await a_store(link).acquire("post", [Ask("a"), Ask("b")], 9) == {"b": Held(7.5)}
         options = link.asked[0][1]
-        assert options.pop("before_again") is not None
+        assert options.pop("before_resend") is not None
         assert options == {"urgent": False, "lasting": True, "partly": True}
 
     async def test_s2_a_publication_that_is_sent_again_says_so(self) -> None:
@@ -652,8 +652,8 @@ class TestS5Steps:
         assert await a_store(link).publish("post", both, {"a": ("eu",)}) == {"b"}
         commands, options = link.asked[0]
         assert [command[-1] for command in commands] == ["0", "0"]
-        assert [command[-1] for command in options["settle"]] == ["1", "1"]
-        assert [command[:-1] for command in options["settle"]] == [it[:-1] for it in commands]
+        assert [command[-1] for command in options["resend_as"]] == ["1", "1"]
+        assert [command[:-1] for command in options["resend_as"]] == [it[:-1] for it in commands]
         assert options["lasting"]
         assert [command[-4:-1] for command in commands] == [
             (1, packed_tags(["eu"]), 4),
@@ -737,9 +737,9 @@ class TestS5Steps:
             PutResult(PutOutcome.STORED, b"", 8),
         ]
         ((commands, options),) = link.asked
-        assert options.pop("before_again") is not None
+        assert options.pop("before_resend") is not None
         assert options == {"lasting": True, "partly": True}
-        base = Places("stillfresh").bases[0]
+        base = Keyspace("stillfresh").bases[0]
         assert commands[0][4] == PutFence(HOW.pack(len(base), 0, 0, 0, 1, 0, 0) + b"90000")
         assert {type(it) for it in commands} == {StampedCommand}
 
@@ -765,7 +765,7 @@ class TestS5Steps:
     async def test_a_tag_that_is_on_another_node_is_invalidated_id_by_id(self) -> None:
         """E6: each step is tried though the server failed a moment ago, and lasts as it is told."""
         cluster: Any = RedisStore("redis://a:1/0", nodes=[("a", 1)])._new_link()
-        base, asked = Places("shop").bases[0], list[tuple[int, dict[str, object]]]()
+        base, asked = Keyspace("shop").bases[0], list[tuple[int, dict[str, object]]]()
 
         async def run(steps: list[tuple[Any, ...]], **options: object) -> list[Any]:
             asked.append((len(steps), options))
@@ -811,7 +811,7 @@ class TestS5Steps:
             return [SimpleNamespace(run=run)]
 
         link: Any = SimpleNamespace(servers=servers)
-        found = await listing.count(link, Places("shop"), "0")
+        found = await listing.count(link, Keyspace("shop"), "0")
         assert asked == ["count"] * listing.SAMPLE + ["DBSIZE"]
         each = 4 * listing.SAMPLE
         assert (found.copies, found.leases, found.bytes) == (each, 2 * each, 3 * each)

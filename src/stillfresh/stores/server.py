@@ -60,11 +60,11 @@ def error_text(error: BaseException) -> str:
 
 
 class ServerLink(ABC):
-    """At most `most` connections, of one event loop; further callers wait for a place.
+    """At most `most` connections, of one event loop; further callers wait for a permit.
 
     A connection with an unread answer (after an error or a cancellation) is closed and never used
     again: its next answer would be of another request. Taking and giving back never wait, so no
-    cancellation can lose a place.
+    cancellation can lose a permit.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]  # of the client library and the network
@@ -75,9 +75,11 @@ class ServerLink(ABC):
         self._server_name = server_name
         self._most = most
         self._timeout = timeout
-        self._places = asyncio.Semaphore(most)
+        self._permits = asyncio.Semaphore(most)
+        """One for each connection that may be in use."""
         self._idle: list[Any] = []
-        self._lost = 0  # requests that failed, one after the other
+        self._lost_in_a_row = 0
+        """Requests that were not answered, since the last one that was."""
         self._closed = False
         self._breaker = Breaker()
         self._why = ""  # the last failure
@@ -110,17 +112,18 @@ class ServerLink(ABC):
                 raise self._store_error(exc) from exc
             self._note_failure(began, exc)
 
-    async def _take_a_place(self) -> None:
-        await self._places.acquire()
+    async def _take_permit(self) -> None:
+        await self._permits.acquire()
 
     async def _once(
         self, work: Callable[[Any, asyncio.Timeout], Awaitable[T]], within: float | None
     ) -> T:
         """One request over one connection; `within` seconds, connecting included."""
-        lost_before = self._lost
-        await self._take_a_place()
+        lost_before = self._lost_in_a_row
+        await self._take_permit()
         try:
-            if self._lost > lost_before:  # otherwise a long queue would find out one by one
+            # Otherwise the requests of a long queue would find out one by one.
+            if self._lost_in_a_row > lost_before:
                 raise TimeoutError("the server failed while this request waited for a connection")
             async with asyncio.timeout(within) as limit:
                 connection = self._idle.pop() if self._idle else None
@@ -129,15 +132,15 @@ class ServerLink(ABC):
                         connection = await self._connect()
                     result = await work(connection, limit)
                 except BaseException as exc:
-                    self._lost += limit.expired() or self._is_lost(exc)
+                    self._lost_in_a_row += limit.expired() or self._is_lost(exc)
                     if connection is not None:
                         await self._give_back(connection, is_clean=self._is_clean(connection))
                     raise
-                self._lost = 0
+                self._lost_in_a_row = 0
                 await self._give_back(connection)
                 return result
         finally:
-            self._places.release()
+            self._permits.release()
 
     async def _give_back(self, connection: Any, *, is_clean: bool = True) -> None:  # noqa: ANN401
         if self._closed or not is_clean:

@@ -118,18 +118,21 @@ class PgLink(ServerLink):
         self,
         statement: str,
         arguments: Sequence[Any] = (),
-        settle: Callable[[], Sequence[Any]] | None = None,
+        resent_arguments: Callable[[], Sequence[Any]] | None = None,
         *,
         urgent: bool = False,
     ) -> list[Row]:
-        """Run a statement, return its rows. `settle` makes its arguments if it is sent again.
+        """Run a statement, return its rows.
 
+        `resent_arguments` is called if the statement is sent again, and returns its arguments then.
         An urgent statement is sent even while the server is unavailable.
         """
         first = partial(self._execute, statement, arguments)
 
         def again() -> Awaitable[list[Row]]:
-            return first() if settle is None else self._execute(statement, settle())
+            if resent_arguments is None:
+                return first()
+            return self._execute(statement, resent_arguments())
 
         try:
             return await self._try_twice(first, again, urgent=urgent)
@@ -154,13 +157,13 @@ class PgLink(ServerLink):
             f"the PostgreSQL server rolled a step back {REPEATS} times (deadlock); try again"
         )
 
-    async def _take_a_place(self) -> None:
-        if not self._places.locked():  # a time-out costs more than the place
-            await self._places.acquire()
+    async def _take_permit(self) -> None:
+        if not self._permits.locked():  # a time-out costs more than the permit
+            await self._permits.acquire()
             return
         try:
             async with asyncio.timeout(self._timeout):
-                await self._places.acquire()
+                await self._permits.acquire()
         except TimeoutError:
             raise StoreError(
                 f"all {self._most} connections to the PostgreSQL server were busy for "

@@ -120,13 +120,13 @@ class PostgresStore(ServerStore[PgLink, str]):
         self,
         function: str,
         *arguments: Any,  # noqa: ANN401 (whatever the function takes)
-        settle: Callable[[], Sequence[Any]] | None = None,
+        resent_arguments: Callable[[], Sequence[Any]] | None = None,
         urgent: bool = False,
     ) -> list[Row]:
-        """Call a function of the schema; `settle` makes its arguments if it is sent again."""
+        """Call a function of the schema; `resent_arguments` is that of the link's `run`."""
         places = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
         statement = f"SELECT * FROM {quoted(self._place)}.{function}({places})"  # noqa: S608 (checked)
-        return await self._opened().run(statement, arguments, settle, urgent=urgent)
+        return await self._opened().run(statement, arguments, resent_arguments, urgent=urgent)
 
     def _now(self) -> float | None:
         """The time that the functions use; None: the server's own."""
@@ -207,12 +207,12 @@ class PostgresStore(ServerStore[PgLink, str]):
             self._now(),
         )
 
-        def settle() -> Sequence[Any]:
+        def resent_arguments() -> Sequence[Any]:
             self._given_up.note_sent_again(askers.values(), lease_for)
             return arguments
 
         try:
-            answer = await self._call("acquire", *arguments, settle=settle)
+            answer = await self._call("acquire", *arguments, resent_arguments=resent_arguments)
         except BaseException:
             self._given_up.give_up(askers.values(), lease_for)
             raise
@@ -255,8 +255,8 @@ class PostgresStore(ServerStore[PgLink, str]):
             )
             first = (*arguments, False, self._now())
             again = (*arguments, True, self._now())
-            settle = partial(_note_sent_again, sent_again, names.ids, again)
-            rows = await self._call("publish", *first, settle=settle)
+            resent_arguments = partial(_note_sent_again, sent_again, names.ids, again)
+            rows = await self._call("publish", *first, resent_arguments=resent_arguments)
             for key, stamp in rows:
                 superseded.discard(names.by_key[key])
                 self._last_heard().hear_stamp(stamp)
@@ -295,8 +295,8 @@ class PostgresStore(ServerStore[PgLink, str]):
                 good_until,
                 self._now(),
             )
-            settle = partial(_note_sent_again, sent_again, names.ids, arguments)
-            for row in await self._call("put", *arguments, settle=settle):
+            resent_arguments = partial(_note_sent_again, sent_again, names.ids, arguments)
+            for row in await self._call("put", *arguments, resent_arguments=resent_arguments):
                 results[names.by_key[row[0]]] = self._put_result(row)
         for id_ in sent_again:
             if puts[id_].when in TWICE_IS_WRONG and results[id_].outcome not in WAS_STORED:

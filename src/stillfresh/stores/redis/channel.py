@@ -17,7 +17,15 @@ from redis.exceptions import RedisError
 from stillfresh.errors import StoreError
 from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
 from stillfresh.stores.redis.cluster import Cluster
-from stillfresh.stores.redis.layout import BEAT, CHANNEL, NAME, PUBLISHED, TAGGED, Places, unpadded
+from stillfresh.stores.redis.layout import (
+    BEAT,
+    CHANNEL,
+    NAME,
+    PUBLISHED,
+    TAGGED,
+    Keyspace,
+    unpadded,
+)
 from stillfresh.stores.redis.link import LOST, Link
 from stillfresh.stores.server import error_text
 
@@ -28,15 +36,15 @@ SLICE: Final = 100
 class RedisChannel(ServerChannel):
     """One connection to each server that holds buckets."""
 
-    def __init__(self, link: Link | Cluster, places: Places, tell: Tell, within: float) -> None:
+    def __init__(self, link: Link | Cluster, keyspace: Keyspace, tell: Tell, within: float) -> None:
         super().__init__("the Redis server", tell, within)
         self._link = link
-        self._places = places
+        self._keyspace = keyspace
         self._doors: list[bytes] = []
         """A channel of each server, for its beats."""
 
     async def open(self) -> None:
-        names = [base + CHANNEL for base in self._places.bases]
+        names = [base + CHANNEL for base in self._keyspace.bases]
         try:
             async with asyncio.timeout(self._within):
                 for server, channels in (await self._link.holders(names)).items():
@@ -80,7 +88,7 @@ class RedisChannel(ServerChannel):
             self._tell(A_TAG, message[1:].decode(errors="surrogatepass"), None)
             return
         is_published = message[:1] == PUBLISHED
-        name = self._places.name(message[1 + NAME * is_published :])
+        name = self._keyspace.name(message[1 + NAME * is_published :])
         if name is not None:
             self._tell(*name, unpadded(message[1 : 1 + NAME]) if is_published else None)
 

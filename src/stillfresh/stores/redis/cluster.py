@@ -139,14 +139,14 @@ class Cluster:
         self,
         commands: Sequence[Command],
         *,
-        settle: Sequence[Command] = (),
+        resend_as: Sequence[Command] = (),
         urgent: bool = False,
         lasting: bool = False,
         partly: bool = False,
-        before_again: Callable[[], None] | None = None,
+        before_resend: Callable[[], None] | None = None,
     ) -> list[Any]:
         """The replies, in order, each from the node that holds its key."""
-        pairs = zip(commands, settle or commands, strict=True)
+        pairs = zip(commands, resend_as or commands, strict=True)
         steps = [RoutedCommand(command, again, _slot(command)) for command, again in pairs]
         left = steps
         rounds = 0
@@ -161,7 +161,7 @@ class Cluster:
                 for step in left:
                     step.reply = moving
                 break
-            await self._round(left, urgent=urgent, lasting=lasting, before_again=before_again)
+            await self._round(left, urgent=urgent, lasting=lasting, before_resend=before_resend)
             left = [step for step in left if not step.is_done]
             rounds += 1
         lost = [step.reply for step in steps if isinstance(step.reply, StoreError)]
@@ -175,7 +175,7 @@ class Cluster:
         *,
         urgent: bool,
         lasting: bool,
-        before_again: Callable[[], None] | None,
+        before_resend: Callable[[], None] | None,
     ) -> None:
         """Send each command to its node, all nodes at once.
 
@@ -183,7 +183,8 @@ class Cluster:
         """
         groups = await self._by_node(steps)
         sends = [
-            self._send(link, group, urgent, lasting, before_again) for link, group in groups.items()
+            self._send(link, group, urgent, lasting, before_resend)
+            for link, group in groups.items()
         ]
         # All nodes have answered before an error is raised: no send goes on behind the caller.
         for error in await asyncio.gather(*sends, return_exceptions=True):
@@ -193,8 +194,8 @@ class Cluster:
             if not step.is_done and step.lost is None:
                 await self._redirect(step, lasting=lasting)
         if any(step.lost for step in steps):
-            if before_again is not None:
-                before_again()
+            if before_resend is not None:
+                before_resend()
             await self._locate()
             for link, group in groups.items():
                 self._settle_elsewhere(link, group)
@@ -217,21 +218,21 @@ class Cluster:
         steps: Sequence[RoutedCommand],
         urgent: bool,
         lasting: bool,
-        before_again: Callable[[], None] | None,
+        before_resend: Callable[[], None] | None,
     ) -> None:
         try:
             forms = [await self._form(link, step) for step in steps]
             again = [_again(step, form) for step, form in zip(steps, forms, strict=True)]
 
-            def settle() -> list[Command]:
-                if before_again is not None:
-                    before_again()
+            def resend() -> list[Command]:
+                if before_resend is not None:
+                    before_resend()
                 for step in steps:  # also where a redirection leads
                     step.command = step.again
                 return [command for form in again for command in form]
 
             sent = [command for form in forms for command in form]
-            replies = iter(await link.replies(sent, settle=settle, urgent=urgent, lasting=lasting))
+            replies = iter(await link.replies(sent, resend=resend, urgent=urgent, lasting=lasting))
         except StoreError as exc:
             if not is_away(exc):
                 raise

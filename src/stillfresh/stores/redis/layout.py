@@ -57,6 +57,15 @@ ABSENT: Final = 2
 
 FIELDS: Final = Struct(f">4sBBdddd{NAME}sd{NAME}sIdII")
 COPY: Final = Struct(f">4sBBdddd{NAME}s")
+GENERATION_AT: Final = COPY.size - NAME
+"""The byte at which the copy's generation begins."""
+KIND_FIELD: Final = 1
+GENERATION_FIELD: Final = 7
+LEASE_FIELD: Final = 8
+TAGS_SIZE_FIELD: Final = 12
+ERROR_SIZE_FIELD: Final = 13
+"""Numbers of fields among `FIELDS`. The kind is VALUE, ABSENT, or 0 if there is no copy. From
+LEASE_FIELD on: the lease's end and token, the failures, when to retry, and the two sizes."""
 FAILURE: Final = Struct(">Id")
 NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
@@ -113,7 +122,7 @@ class RedisKey(NamedTuple):
     member: bytes
 
 
-class Places:
+class Keyspace:
     """The keys of one prefix: `<prefix>:v2:{by}:<kind>:<id>` and `<prefix>:v2:{by}:#<tag>`."""
 
     def __init__(self, prefix: str) -> None:
@@ -202,7 +211,7 @@ def stored_tags(text: bytes) -> list[bytes]:
     """The tags of the id whose string begins like this."""
     if not text:
         return []
-    tags_size = FIELDS.unpack_from(text)[12]
+    tags_size = FIELDS.unpack_from(text)[TAGS_SIZE_FIELD]
     return unpacked_tags(text[HEAD + _extra_size(text, tags_size) : HEAD + tags_size])
 
 
@@ -272,7 +281,8 @@ def is_enough(glance: bytes | None, known: str) -> bool:
     if glance is None or len(glance) < GLANCE:
         return True
     fields = FIELDS.unpack_from(glance)
-    return bool(fields[7] == padded(known)) and HEAD + fields[12] + fields[13] <= GLANCE
+    value_at = HEAD + fields[TAGS_SIZE_FIELD] + fields[ERROR_SIZE_FIELD]
+    return bool(fields[GENERATION_FIELD] == padded(known)) and value_at <= GLANCE
 
 
 def record_of(
@@ -293,14 +303,16 @@ def record_of(
 
 def _record(data: bytes, known: str | None, errors: str) -> Record | None:
     fields = FIELDS.unpack_from(data)
-    held_until, token, failures, retry_at, tags, error = fields[8:]
-    if not (fields[1] or failures) and token == NOBODY:
+    held_until, token, failures, retry_at, tags_size, error_size = fields[LEASE_FIELD:]
+    has_copy = fields[KIND_FIELD] != 0
+    if not (has_copy or failures) and token == NOBODY:
         return None
-    value_at = HEAD + tags + error
-    copy = _copy(fields, data, value_at, known) if fields[1] else None
+    error_at = HEAD + tags_size
+    value_at = error_at + error_size
+    copy = _copy(fields, data, value_at, known) if has_copy else None
     failure = None
     if failures and isfinite(retry_at):
-        message = data[HEAD + tags : value_at].decode(errors=errors)
+        message = data[error_at:value_at].decode(errors=errors)
         failure = Failure(failures, retry_at, message)
     lease_ends = held_until if token != NOBODY and isfinite(held_until) else None
     return Record(copy, lease_ends, failure)
@@ -315,12 +327,12 @@ def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
     if copy is None or copy.value is None:
         return record, None
     fields = FIELDS.unpack_from(glance)
-    size = max(0, length - HEAD - fields[12] - fields[13])
+    size = max(0, length - HEAD - fields[TAGS_SIZE_FIELD] - fields[ERROR_SIZE_FIELD])
     return replace(record, copy=replace(copy, value=UNREAD)), size
 
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:
-    _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:8]
+    _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:LEASE_FIELD]
     generation = name.rstrip(b"\0").decode("ascii")
     if kind not in {VALUE, ABSENT}:
         raise ValueError(kind)
@@ -328,7 +340,7 @@ def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None
     if kind == VALUE:
         value = UNREAD if generation == known else data[value_at:]
     policy = policy_of(fresh_for, stale_for, error_for)
-    version = _version(data, fields[12])
+    version = _version(data, fields[TAGS_SIZE_FIELD])
     return Copy(generation, _finite(fetched_at), policy, value, MARKS[mark], version)
 
 

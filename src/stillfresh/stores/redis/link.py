@@ -154,7 +154,8 @@ class Link(ServerLink):
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
         self._about: object = None  # the server's INFO
         self.drops_keys = False  # any of them when it is full, a tag's set too
-        self._looked_at = 0.0  # by the monotonic clock: when `drops_keys` was last true
+        self._policy_checked_at = 0.0
+        """By the monotonic clock: when the server last said whether it drops keys."""
         self.held_bases: Callable[[], Sequence[bytes]] = lambda: bases
         """The buckets whose stamps a new connection asks for."""
         self._base_size = len(bases[0]) if bases else 0
@@ -173,26 +174,26 @@ class Link(ServerLink):
         async def exchange(connection: AbstractConnection, limit: asyncio.Timeout) -> list[Any]:
             stamps = self._stamps[connection]
             sent = [stamps.filled(command, drops_keys=self.drops_keys) for command in commands]
-            is_look = time.monotonic() - self._looked_at >= LOOK_EVERY
-            if is_look:
+            checks_policy = time.monotonic() - self._policy_checked_at >= LOOK_EVERY
+            if checks_policy:
                 sent.insert(0, MEMORY)
             await connection.send_packed_command(connection.pack_commands(sent))
             replies = await self._replies(connection, len(sent), limit)
-            if is_look:
-                self._look_at(replies.pop(0))
+            if checks_policy:
+                self._note_memory_policy(replies.pop(0))
             for command, reply in zip(commands, replies, strict=True):
                 stamps.hear(command, reply)
             return replies
 
         return await self._once(exchange, self._timeout)
 
-    def _look_at(self, about: object) -> None:
-        """Note whether the server drops keys, which may be switched on at any time.
+    def _note_memory_policy(self, about: object) -> None:
+        """Read from INFO whether the server drops keys, which may be switched on at any time.
 
         If the server does not say, assume that it does.
         """
         self.drops_keys = not isinstance(about, bytes) or drops_keys(about)
-        self._looked_at = time.monotonic()
+        self._policy_checked_at = time.monotonic()
 
     async def _connect(self) -> AbstractConnection:
         """A new connection. It asks for the stamps of the server's buckets, and for its time."""
@@ -206,7 +207,7 @@ class Link(ServerLink):
             await connection.disconnect(nowait=True)
             raise
         self._about = about
-        self._look_at(about)
+        self._note_memory_policy(about)
         stamps = self._stamps_of_life(about)
         self._stamps[connection] = stamps
         if isinstance(now, list):
@@ -280,40 +281,40 @@ class Link(ServerLink):
         self,
         commands: Sequence[Command],
         *,
-        settle: Sequence[Command] = (),
+        resend_as: Sequence[Command] = (),
         urgent: bool = False,
         lasting: bool = False,
         partly: bool = False,
-        before_again: Callable[[], None] | None = None,
+        before_resend: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Send the commands, return the replies. `settle`: what to send if replies were lost.
+        """Send the commands, return the replies. If replies are lost, send `resend_as` instead.
 
         Urgent: sent even while the server is unavailable. Lasting: replicas must confirm it, if
         `wait_replicas` says so. Partly, in a cluster: the replies of an unavailable node are
-        StoreErrors, if another node answered. `before_again` is called before commands are sent
+        StoreErrors, if another node answered. `before_resend` is called before commands are sent
         again because their replies were lost.
         """
-        del partly
+        del partly  # of one server; accepted because `Cluster.run` has the same signature
 
-        def again() -> Sequence[Command]:
-            if before_again is not None:
-                before_again()
-            return settle or commands
+        def resend() -> Sequence[Command]:
+            if before_resend is not None:
+                before_resend()
+            return resend_as or commands
 
-        replies = await self.replies(commands, settle=again, urgent=urgent, lasting=lasting)
+        replies = await self.replies(commands, resend=resend, urgent=urgent, lasting=lasting)
         return checked(replies, self._node)
 
     async def replies(
         self,
         commands: Sequence[Command],
         *,
-        settle: Callable[[], Sequence[Command]] | None = None,
+        resend: Callable[[], Sequence[Command]] | None = None,
         urgent: bool = False,
         lasting: bool = False,
     ) -> list[Any]:
         """Like `run`, but a command that the server refused has its error as reply.
 
-        `settle` is called only if replies were lost.
+        `resend` is called only if replies were lost, and returns the commands to send then.
         """
         replies: list[Any] = []
         wait = self._wait if lasting else ()
@@ -325,9 +326,9 @@ class Link(ServerLink):
             return await self._send_with_scripts([*steps()[part], *wait])
 
         for part in slices(sizes, lambda at: commands[at - 1] == ASKING):
-            once = partial(send, part, lambda: commands)
-            twice = partial(send, part, settle or (lambda: commands))
-            part_replies = await self._try_twice(once, twice, urgent=urgent)
+            first = partial(send, part, lambda: commands)
+            again = partial(send, part, resend or (lambda: commands))
+            part_replies = await self._try_twice(first, again, urgent=urgent)
             if any(isinstance(reply, ReadOnlyError) for reply in part_replies):
                 await self.drop_idle()  # no longer the primary: find the new one
             replies += _check_confirmation(part_replies, wait)

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from stillfresh.stores.contract import After, StoredEntry, StoreStats
 from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.cluster import Cluster
-from stillfresh.stores.redis.layout import Places, listed
+from stillfresh.stores.redis.layout import Keyspace, listed
 from stillfresh.stores.redis.link import Link
 
 Name: TypeAlias = tuple[str, str]
@@ -28,7 +28,13 @@ FIRST_BYTES: Final = 4_096
 
 
 async def list_entries(
-    link: Link | Cluster, places: Places, kind: str | None, search: str, *, after: After, limit: int
+    link: Link | Cluster,
+    keyspace: Keyspace,
+    kind: str | None,
+    search: str,
+    *,
+    after: After,
+    limit: int,
 ) -> list[StoredEntry]:
     """The next entries by kind and id.
 
@@ -38,8 +44,8 @@ async def list_entries(
     entries: list[StoredEntry] = []
     while len(entries) < limit:
         left = limit - len(entries)
-        names = await _first(_names(link, places, kind, search), after, left)
-        entries += await _read_entries(link, places, names)
+        names = await _first(_names(link, keyspace, kind, search), after, left)
+        entries += await _read_entries(link, keyspace, names)
         if len(names) < left:
             break
         after = names[-1]
@@ -47,23 +53,23 @@ async def list_entries(
 
 
 async def walk(
-    link: Link | Cluster, places: Places, kind: str | None
+    link: Link | Cluster, keyspace: Keyspace, kind: str | None
 ) -> AsyncIterator[list[StoredEntry]]:
     """All entries of one kind or of all kinds, in no order, each at least once."""
-    async for names in _names(link, places, kind, ""):
-        yield await _read_entries(link, places, names)
+    async for names in _names(link, keyspace, kind, ""):
+        yield await _read_entries(link, keyspace, names)
 
 
 async def _names(
-    link: Link | Cluster, places: Places, kind: str | None, search: str
+    link: Link | Cluster, keyspace: Keyspace, kind: str | None, search: str
 ) -> AsyncIterator[list[Name]]:
-    pattern = places.pattern(kind, search)
+    pattern = keyspace.pattern(kind, search)
     for server in await link.servers():
         at = b""
         while at != b"0":
             step = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
             ((at, keys),) = await server.run([step])
-            names = (places.name(places.member(key)) for key in keys)
+            names = (keyspace.name(keyspace.member(key)) for key in keys)
             yield [name for name in names if name is not None and search in name[1]]
 
 
@@ -81,10 +87,10 @@ async def _first(slices: AsyncIterator[list[Name]], after: After, limit: int) ->
 
 
 async def _read_entries(
-    link: Link | Cluster, places: Places, names: list[Name]
+    link: Link | Cluster, keyspace: Keyspace, names: list[Name]
 ) -> list[StoredEntry]:
     """The entries of these names, without deleted ones and keys of other programs."""
-    keys = [places.of(kind, [id_])[0].key for kind, id_ in names]
+    keys = [keyspace.of(kind, [id_])[0].key for kind, id_ in names]
     reads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
     sizes = [("STRLEN", key) for key in keys]
     replies = await link.run([*reads, *sizes])
@@ -99,21 +105,21 @@ async def _read_entries(
     return entries
 
 
-async def evict(link: Link | Cluster, places: Places, before: float) -> int:
+async def evict(link: Link | Cluster, keyspace: Keyspace, before: float) -> int:
     dropped = 0
     for server in await link.servers():
-        async for (number,) in _slices(server, places, scripts.EVICT, repr(float(before))):
+        async for (number,) in _slices(server, keyspace, scripts.EVICT, repr(float(before))):
             dropped += number
     return dropped
 
 
-async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
+async def count(link: Link | Cluster, keyspace: Keyspace, now: str) -> StoreStats:
     """The count of a very large database is an estimate."""
     copies = 0.0
     leases = 0.0
     size = 0.0
     for server in await link.servers():
-        slices = _slices(server, places, scripts.COUNT, now, SAMPLE)
+        slices = _slices(server, keyspace, scripts.COUNT, now, SAMPLE)
         counts = [slice_counts async for slice_counts in slices]
         scale = 1.0
         if len(counts) == SAMPLE:
@@ -126,13 +132,13 @@ async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
 
 
 async def _slices(
-    server: Link, places: Places, script: lua.Script, argument: str, most: int | None = None
+    server: Link, keyspace: Keyspace, script: lua.Script, argument: str, most: int | None = None
 ) -> AsyncIterator[list[int]]:
     """The counts of each slice of the server's whole database, of at most `most` slices."""
     at = b""
     slices = 0
     while at != b"0" and slices != most:
-        step = script.call([], at or b"0", places.every, argument)
+        step = script.call([], at or b"0", keyspace.every, argument)
         ((at, *counts),) = await server.run([step])
         slices += 1
         yield counts

@@ -3,6 +3,9 @@
 A server keeps scripts by their hash. The parts below read and write the fields of `layout.py`; the
 steps themselves are in `scripts.py`.
 
+Two things are called late. A late *tag* came with the copy, after the lease (`LATE` stands before
+them). A late *step* arrives after its sender has given up, or after the same step sent again.
+
 The fence. Every bucket has a counter, the hash `<base>+`: `n` is the last stamp, `b` the stamp
 with which it began, the server's microsecond. Each change of an entry takes the next stamp and
 leaves it in the entry. A put, an invalidation and a deletion say which stamp their sender has heard
@@ -107,7 +110,7 @@ end
 
 -- If the entry has changed after `as_of`: the stamp to ask with again. A stamp that the counter has
 -- not reached is of a counter that was lost, and says nothing.
-local function late_by(base, changed, as_of)
+local function stamp_if_changed(base, changed, as_of)
   if changed <= as_of then return nil end
   local last = last_stamp(base)
   if last == nil then return changed end
@@ -173,11 +176,11 @@ TAGS: Final = """
 -- The tags in a string, as far as they can be read if another program has changed it. Tags that
 -- came with the copy stand behind LATE. Returns the tags, and where LATE is.
 local function tags_of(text)
-  local found, at, late = {}, 1, #text + 1
+  local found, at, late_at = {}, 1, #text + 1
   while at + 3 <= #text do
     local first, last = at + 4, at + 3 + struct.unpack('>I', text, at)
     if text:sub(at, at + 3) == LATE then
-      late = math.min(late, at)
+      late_at = math.min(late_at, at)
       last = first - 1
     else
       if last > #text then break end
@@ -185,17 +188,18 @@ local function tags_of(text)
     end
     at = last + 1
   end
-  return found, late
+  return found, late_at
 end
 
 -- The tags of a lease, with those that came with the copy behind them.
-local function with_late(tags, late)
-  return late == '' and tags or tags .. LATE .. late
+local function with_late_tags(tags, late_tags)
+  return late_tags == '' and tags or tags .. LATE .. late_tags
 end
 
+-- The tags of the lease, and the late tags.
 local function split_tags(text)
-  local _, late = tags_of(text)
-  return text:sub(1, late - 1), text:sub(late + 4)
+  local _, late_at = tags_of(text)
+  return text:sub(1, late_at - 1), text:sub(late_at + 4)
 end
 
 local function untag(base, member, text, kept)
@@ -284,8 +288,9 @@ local function served_until(h)
   return h.fetched_at + (h.fresh_for + math.max(h.stale_for, h.error_for))
 end
 
--- How long it is kept, in milliseconds; its tags are named for as long.
-local function named(base, member, h, tags, now)
+-- Adds the id to the sets of its tags, for as long as the entry is kept. Returns how long that is,
+-- in milliseconds.
+local function tag_and_lifetime(base, member, h, tags, now)
   local lease = h.token ~= NOBODY and h.held_until or 0
   local left = 0
   for _, last in ipairs({{served_until(h), lease, h.retry_at}}) do

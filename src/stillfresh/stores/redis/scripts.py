@@ -29,6 +29,7 @@ from stillfresh.stores.redis.layout import (
     CHANGED_AT,
     CHANNEL,
     FULL_HEAD,
+    GENERATION_AT,
     GLANCE,
     HEAD,
     HOW,
@@ -89,13 +90,14 @@ local lease = struct.pack('>dc{NAME}', held_until, token)
 if not h then
   local text = struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
     .. struct.pack('>IdII', 0, 0, #tags, 0)
-  redis.call('SET', key, text .. tags, 'PX', named(base, member, parsed(text), tags, now))
+  local life = tag_and_lifetime(base, member, parsed(text), tags, now)
+  redis.call('SET', key, text .. tags, 'PX', life)
 else
   local before = tags_text(key, h)
-  local _, late = split_tags(before)
-  tags = with_late(tags, late)
+  local _, late_tags = split_tags(before)
+  tags = with_late_tags(tags, late_tags)
   h.token, h.held_until = token, held_until
-  local life = named(base, member, h, tags, now)
+  local life = tag_and_lifetime(base, member, h, tags, now)
   if before == tags then
     redis.call('SETRANGE', key, LEASE_AT, lease)
     redis.call('PEXPIRE', key, life)
@@ -113,15 +115,16 @@ return {{'lease', struct.pack('>d', held_until), token, epoch}}
 PUBLISH: Final = Script(
     f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
-local token, copy, value, version, told, late, epoch, again = unpack(ARGV, 4, 11)
-local h, unsure = head(key), again == '1' and {UNSURE} or 0
+local token, copy, value, version, has_late_tags, late_tags, epoch = unpack(ARGV, 4, 10)
+local is_resent = ARGV[11] == '1'
+local h, unsure = head(key), is_resent and {UNSURE} or 0
 if not h then return {{unsure}} end
-if h.token == token and is_past(base, tonumber(epoch), late) then
+if h.token == token and is_past(base, tonumber(epoch), late_tags) then
   end_lease(key, base, member, h)
   return {{0}}
 end
 if h.token ~= token then
-  if again ~= '1' or h.copy == 0 or h.generation ~= copy:sub(-{NAME}) then return {{unsure}} end
+  if not is_resent or h.copy == 0 or h.generation ~= copy:sub(-{NAME}) then return {{unsure}} end
   is_there(key)
   return {{{DONE}, math.max(h.changed, 0)}}
 end
@@ -129,10 +132,10 @@ if h.held_until <= now then return {{0}} end
 local before = tags_text(key, h)
 if not is_named(base, member, before) then return {{0}} end
 local tags = before
-if told == '1' then tags = with_late(split_tags(before), late) end
+if has_late_tags == '1' then tags = with_late_tags(split_tags(before), late_tags) end
 if version == '' then version = version_of(key, h) end
 local text = copy .. FREE .. struct.pack('>IdII', 0, 0, EXTRA_SIZE + #version + #tags, 0)
-local life = named(base, member, parsed(text), tags, now)
+local life = tag_and_lifetime(base, member, parsed(text), tags, now)
 local stamp = next_stamp(base)
 redis.call('SET', key, text .. extra(stamp, with_replaced(h), version) .. tags .. value, 'PX', life)
 if tags ~= before then untag(base, member, before, tags) end
@@ -159,23 +162,38 @@ def _answer(code: int) -> str:
 """
 
 
+GENERATION: Final = f"{GENERATION_AT + 1}, {GENERATION_AT + NAME}"
+"""The first and the last byte of the generation in an entry's string, as Lua counts them."""
+
+# The stages of PUT, as the comments in it name them:
+#
+# 1. Read what is there. An entry that already holds this put's copy ends it (STORED), as does one
+#    that remembers the copy as replaced (REPLACED): the put was done before.
+# 2. Is this put late? AGAIN if the entry has changed after `as_of`, or may have.
+# 3. Was one of its tags invalidated after `as_of`? AGAIN, too.
+# 4. Find what a read would see of the stored copy: damaged copies and lost tags.
+# 5. May it replace what is there? By its condition (REFUSED), and by its version (KEPT, MIXED).
+# 6. Store it, add it to the sets of its tags, remove it from those it no longer has, announce it.
+#
+# STAMPS and TAGS define Lua functions. They stand inside the branches that call them, because to
+# define them takes the server longer than a step that needs none.
 PUT: Final = Script(
     CONSTANTS
     + f"""
 HAS_COUNTER = true -- where the slot moves, the old node no longer has it
 local fence, text = ARGV[1], ARGV[2]
-local as_of, good_until, drops_keys, base_size, when, is_unread, keeps_tags, keeps_late,
+local as_of, good_until, drops_keys, base_size, when, is_unread, keeps_tags, keeps_late_tags,
   version_size, given_tags_size = struct.unpack('{FENCE.format}{HOW.format[1:]}', fence)
 local key = ARGV[6] or KEYS[1]
-local base, own = key:sub(1, base_size), text:sub(39, 38 + {NAME})
+local base, own_generation = key:sub(1, base_size), text:sub({GENERATION})
 local found = redis.pcall('GETRANGE', key, '0', '{FULL_HEAD - 1}')
 if type(found) == 'table' then
   if not found.err:find('WRONGTYPE', 1, true) then error(found) end
   found = ''
 end
 
--- What is there. A put that nobody disturbs, of a copy without tags, runs through this script
--- without a helper: to define them takes the server longer than the step itself.
+-- 1. What is there.
+local generation = found:sub({GENERATION})
 local copy, extra_size, tags_size, error_size, changed, replaced = 0, 0, 0, 0, 0, NONE_REPLACED
 local is_ours, stored_version = #found >= HEAD and found:sub(1, 4) == MAGIC, ''
 if is_ours then
@@ -200,15 +218,15 @@ if is_ours then
       stored_version = redis.call('GETRANGE', key, FULL_HEAD, HEAD + extra_size - 1)
       if not stored_version:find('^[it]') then copy, stored_version = 0, '' end -- damaged
     end
-    if copy > 0 and found:sub(39, 38 + {NAME}) == own then {_answer(STORED)} end
-    if replaced:find(own:sub(1, {SHORT_ID}), 1, true) then {_answer(REPLACED)} end
+    if copy > 0 and generation == own_generation then {_answer(STORED)} end
+    if replaced:find(own_generation:sub(1, {SHORT_ID}), 1, true) then {_answer(REPLACED)} end
   end
 end
 
--- Is this put late?
+-- 2. Is this put late?
 if changed > as_of or changed < 0 then
   {STAMPS}
-  local last = changed > 0 and late_by(base, changed, as_of)
+  local last = changed > 0 and stamp_if_changed(base, changed, as_of)
   if last then return {{AGAIN, last}} end
   local stamp = next_stamp(base)
   if stamp < 0 then return redis.error_reply('ERR non local key') end
@@ -245,7 +263,7 @@ if changed == 0 then
   end
 end
 
--- Was one of its tags invalidated after `as_of`? Version and tags stand between front and value.
+-- 3. Was one of its tags invalidated after `as_of`? Version and tags stand between front and value.
 local tags = ''
 if given_tags_size > 0 then
   local first = {CHANGED_AT} + version_size
@@ -280,12 +298,12 @@ if given_tags_size > 0 then
   end
 end
 
--- Conditions and versions see what a read sees: no copy that another program has damaged, and
+-- 4. Conditions and versions see what a read sees: no copy that another program has damaged, and
 -- a marked one if the server has dropped a tag's set, which would have named it.
 local mark = 0
 if copy > 0 and (when > 0 or is_unread == 1 or stored_version ~= '') then
   mark = found:byte(6)
-  local is_whole = copy <= 2 and mark <= 2 and not found:sub(39, 38 + {NAME}):find('[\\128-\\255]')
+  local is_whole = copy <= 2 and mark <= 2 and not generation:find('[\\128-\\255]')
   for at = 7, 31, 8 do -- fetched_at, and the three durations
     local seconds = struct.unpack('>d', found, at)
     is_whole = is_whole and seconds >= (at > 7 and 0 or -math.huge) and seconds < math.huge
@@ -303,7 +321,7 @@ if copy > 0 and (when > 0 or is_unread == 1 or stored_version ~= '') then
   end
 end
 
--- May it replace what is there?
+-- 5. May it replace what is there?
 if when > 0 or is_unread == 1 then
   local holds
   if is_unread == 1 and copy == 0 then
@@ -314,7 +332,7 @@ if when > 0 or is_unread == 1 then
     if copy == 0 then
       holds = ARGV[4] == NOBODY
     else
-      holds = found:sub(39, 38 + {NAME}) == ARGV[4] and mark == tonumber(ARGV[5])
+      holds = generation == ARGV[4] and mark == tonumber(ARGV[5])
     end
   else
     local is_live = false
@@ -346,17 +364,17 @@ if stored_version ~= '' then
   end
 end
 
--- Store it. What the put does not bring stays: version, tags, value.
+-- 6. Store it. What the put does not bring stays: version, tags, value.
 local life, old_tags, is_kept = fence:sub({FENCE.size + HOW.size + 1}), '', false
 if tags_size > extra_size then
   old_tags = redis.call('GETRANGE', key, HEAD + extra_size, HEAD + tags_size - 1)
 end
 if given_tags_size > 0 or old_tags ~= '' then
   {TAGS}
-  if old_tags ~= '' and (keeps_tags == 1 or keeps_late == 1) then
-    local first, late = split_tags(old_tags)
-    if keeps_tags == 1 then tags = first .. tags end
-    if keeps_late == 1 then tags = with_late(tags, late) end
+  if old_tags ~= '' and (keeps_tags == 1 or keeps_late_tags == 1) then
+    local lease_tags, late_tags = split_tags(old_tags)
+    if keeps_tags == 1 then tags = lease_tags .. tags end
+    if keeps_late_tags == 1 then tags = with_late_tags(tags, late_tags) end
     is_kept = true
   end
   name_for(base, key:sub(base_size + 1), tags, life)
@@ -389,13 +407,14 @@ if type(stamp) ~= 'number' or stamp < 1000000 or stamp >= LAST_STAMP or stamp <=
   if extra_size > 0 then redis.call('SETRANGE', key, CHANGED_AT, struct.pack('>d', stamp)) end
   return {{AGAIN, stamp}}
 end
-if copy > 0 then replaced = found:sub(39, 38 + {SHORT_ID}) .. replaced:sub(1, {3 * SHORT_ID}) end
+if copy > 0 then replaced = generation:sub(1, {SHORT_ID}) .. replaced:sub(1, {3 * SHORT_ID}) end
 redis.call('SET', key, front .. struct.pack('>d', stamp) .. replaced .. rest, 'PX', life)
 if old_tags ~= '' and old_tags ~= tags then
   {TAGS}
   untag(base, key:sub(base_size + 1), old_tags, tags)
 end
-redis.pcall('SPUBLISH', base .. '{CHANNEL.decode()}', PUBLISHED .. own .. key:sub(base_size + 1))
+redis.pcall('SPUBLISH', base .. '{CHANNEL.decode()}', PUBLISHED .. own_generation
+  .. key:sub(base_size + 1))
 if keeps_version then return {{{STORED}, stamp, version}} end
 return stamp
 """,
@@ -412,7 +431,7 @@ local h = head(key)
 if not h or h.token ~= ARGV[4] or h.held_until <= now then return 0 end
 if not is_named(base, member, tags_text(key, h)) then return 0 end
 h.held_until = now + tonumber(ARGV[5])
-local life = named(base, member, h, tags_text(key, h), now)
+local life = tag_and_lifetime(base, member, h, tags_text(key, h), now)
 redis.call('SETRANGE', key, LEASE_AT, struct.pack('>d', h.held_until))
 redis.call('PEXPIRE', key, life)
 return 1
@@ -431,7 +450,7 @@ local tags = tags_text(key, h)
 doubt(key, base, member, h)
 h.token = NOBODY
 if failure ~= '' then h.failures, h.retry_at = struct.unpack('>Id', failure) end
-local life = named(base, member, h, tags, now)
+local life = tag_and_lifetime(base, member, h, tags, now)
 if failure == '' then
   redis.call('SETRANGE', key, LEASE_AT, FREE)
   redis.call('PEXPIRE', key, life)
@@ -448,7 +467,7 @@ INVALIDATE: Final = Script(
     f"""flags=allow-oom
 local key, base, member, as_of = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local h = head(key)
-local last = h and late_by(base, h.changed, as_of)
+local last = h and stamp_if_changed(base, h.changed, as_of)
 if last then return {{AGAIN, last}} end
 local stamp = next_stamp(base)
 void(key, base, member, h, tonumber(ARGV[4]), stamp)
@@ -494,7 +513,7 @@ DELETE: Final = Script(
     f"""flags=allow-oom
 local key, base, member, as_of = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local h = head(key)
-local last = h and late_by(base, h.changed, as_of)
+local last = h and stamp_if_changed(base, h.changed, as_of)
 if last then return {{AGAIN, last}} end
 local stamp, tags = next_stamp(base), h and tags_text(key, h) or ''
 leave_trace(key, stamp, h and with_replaced(h) or NONE_REPLACED)

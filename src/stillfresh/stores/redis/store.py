@@ -57,7 +57,7 @@ from stillfresh.stores.redis.layout import (
     LATE_TAGS,
     SHORT_ID,
     Command,
-    Places,
+    Keyspace,
     RedisKey,
     asker_of,
     copy_fields,
@@ -84,6 +84,9 @@ GLANCED: Final = 100
 """Ids whose first bytes come in one reply."""
 ASKER_AT: Final = 2
 """Where the asker stands among the arguments of ACQUIRE, behind base and member."""
+IS_FIRST: Final = "0"
+IS_RESENT: Final = "1"
+"""The last argument of PUBLISH: whether it is sent again because its reply was lost."""
 WHATEVER: Final = -1
 """For callers that do not say how many failures they saw."""
 WRONG_TYPE: Final = "WRONGTYPE"
@@ -105,7 +108,7 @@ OUTCOMES: Final = {
 }
 
 
-class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
+class RedisStore(ServerStore[Link | Cluster, Keyspace], ReadsInThreads):
     """Entries in Redis or Valkey, opened by its address, `redis://host:6379/0`, or made here.
 
     Leases are judged by the server's clock, unless `clock` is given. `prefix` begins every key.
@@ -134,7 +137,7 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         """`nodes` of a cluster, or the Sentinels that know the primary of `service`."""
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
-        super().__init__(Places(prefix), timeout, clock)
+        super().__init__(Keyspace(prefix), timeout, clock)
         self.options = dict(options or {})
         """Of the connections, as `redis-py` names them."""
         self._new_link = partial(
@@ -162,14 +165,14 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         """One MGET; a value is sent only if the caller does not know its generation."""
         del lag
         known = known or {}
-        places = dict(zip(ids, self._place.of(kind, ids), strict=True))
-        texts = await self._texts(places, known)
+        redis_keys = dict(zip(ids, self._place.of(kind, ids), strict=True))
+        texts = await self._texts(redis_keys, known)
         enough = {
             id_: text
             for id_, text in texts.items()
             if id_ not in known or is_enough(text, known[id_])
         }
-        changed = {id_: places[id_] for id_ in texts.keys() - enough.keys()}
+        changed = {id_: redis_keys[id_] for id_ in texts.keys() - enough.keys()}
         if changed:
             enough.update(await self._texts(changed, {}))
         parsed = {id_: record_of(text, known.get(id_)) for id_, text in enough.items()}
@@ -178,7 +181,7 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
             for id_, record in records.items():
                 if self._given_up.is_left_behind(asker_of(enough[id_] or b"")):
                     records[id_] = replace(record, held_until=None)
-        return records | dict.fromkeys(places.keys() - enough.keys(), AWAY)
+        return records | dict.fromkeys(redis_keys.keys() - enough.keys(), AWAY)
 
     def capabilities(self) -> Capabilities:
         """Threads read one server; they do not follow the nodes of a cluster or of Sentinel."""
@@ -191,24 +194,24 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         if self._link is not None and self._link.drops_keys:
             raise StoreError(DROPS_KEYS)
         known = known or {}
-        keys = [place.key for place in self._place.of(kind, ids)]
+        keys = [redis_key.key for redis_key in self._place.of(kind, ids)]
         texts = zip(ids, self._threads.texts(keys), strict=True)
         records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
         return {id_: record for id_, record in records if record is not None}
 
     async def _texts(
-        self, places: Mapping[str, RedisKey], known: Mapping[str, str]
+        self, redis_keys: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
         """All in one round trip; for known copies the first bytes; none from unavailable nodes."""
         link = self._opened()
         # In a cluster, ids may be on different nodes, so each has its own command.
         glanced = 1 if link.is_cluster else GLANCED
         many = 1 if link.is_cluster else MANY
-        glances = _cut([id_ for id_ in places if id_ in known], glanced)
-        others = _cut([id_ for id_ in places if id_ not in known], many)
+        glances = _cut([id_ for id_ in redis_keys if id_ in known], glanced)
+        others = _cut([id_ for id_ in redis_keys if id_ not in known], many)
 
         def keys(group: Sequence[str]) -> list[bytes]:
-            return [places[id_].key for id_ in group]
+            return [redis_keys[id_].key for id_ in group]
 
         doubts = link.drops_keys
         reads = [(scripts.glance(keys(group), doubts=doubts), group) for group in glances]
@@ -218,9 +221,9 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         except StoreError as exc:
             if not known or not str(exc.__cause__).startswith(WRONG_TYPE):
                 raise
-            return await self._texts(places, {})  # MGET says that there is no text
+            return await self._texts(redis_keys, {})  # MGET says that there is no text
         if link.drops_keys and not doubts:  # the server has said so with these replies
-            return await self._texts(places, known)
+            return await self._texts(redis_keys, known)
         texts: dict[str, bytes | None] = {}
         for (_, ids), reply in zip(reads, replies, strict=True):
             if not isinstance(reply, StoreError):
@@ -236,17 +239,17 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         urgent: bool = False,
         lasting: bool = True,
         partly: bool = False,
-        before_again: Callable[[], None] | None = None,
+        before_resend: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """One step for each id; the replies by id. `partly`: without unavailable nodes."""
-        places = self._place.of(kind, list(arguments))
+        redis_keys = self._place.of(kind, list(arguments))
         steps = [
-            script.on(place, *step_arguments)
-            for place, step_arguments in zip(places, arguments.values(), strict=True)
+            script.on(redis_key, *step_arguments)
+            for redis_key, step_arguments in zip(redis_keys, arguments.values(), strict=True)
         ]
         link = self._opened()
         replies = await link.run(
-            steps, urgent=urgent, lasting=lasting, partly=partly, before_again=before_again
+            steps, urgent=urgent, lasting=lasting, partly=partly, before_resend=before_resend
         )
         return {
             id_: reply
@@ -296,10 +299,10 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
     ) -> dict[str, Any]:
         """The replies of ACQUIRE. Askers that may still take a lease are remembered."""
         askers = {id_: str(parts[ASKER_AT]) for id_, parts in arguments.items()}
-        note_again = partial(self._given_up.note_sent_again, askers.values(), lease_for)
+        note_resend = partial(self._given_up.note_sent_again, askers.values(), lease_for)
         try:
             replies = await self._each(
-                scripts.ACQUIRE, kind, arguments, partly=partly, before_again=note_again
+                scripts.ACQUIRE, kind, arguments, partly=partly, before_resend=note_resend
             )
         except BaseException:
             self._given_up.give_up(askers.values(), lease_for)
@@ -328,7 +331,7 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         late = tags or {}
         steps = [
             scripts.PUBLISH.on(
-                place,
+                redis_key,
                 now,
                 padded(lease.token),
                 copy_fields(copy),
@@ -337,14 +340,14 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
                 int(id_ in late),
                 packed_tags(late.get(id_, ())),
                 lease.epoch,
-                "0",
+                IS_FIRST,
             )
-            for place, (id_, (lease, copy)) in zip(
+            for redis_key, (id_, (lease, copy)) in zip(
                 self._place.of(kind, list(copies)), copies.items(), strict=True
             )
         ]
-        settle = [StampedCommand((*step[:-1], "1")) for step in steps]
-        replies = await self._opened().run(steps, settle=settle, lasting=True)
+        resend_as = [StampedCommand((*step[:-1], IS_RESENT)) for step in steps]
+        replies = await self._opened().run(steps, resend_as=resend_as, lasting=True)
         self._note_ends(lease for lease, _ in copies.values())
         codes = {id_: reply[0] for id_, reply in zip(copies, replies, strict=True)}
         undone = [id_ for id_, code in codes.items() if code != scripts.DONE]
@@ -360,19 +363,19 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         If the answer is lost, the store sends the same step again: it knows it by its generation.
         """
         now = time.time() if self._clock is None else self._clock()
-        places = self._place.of(kind, list(puts))
+        redis_keys = self._place.of(kind, list(puts))
         steps = [
-            self._put_step(place, put, now)
-            for place, put in zip(places, puts.values(), strict=True)
+            self._put_step(redis_key, put, now)
+            for redis_key, put in zip(redis_keys, puts.values(), strict=True)
         ]
         was_sent_again = False
 
-        def note_again() -> None:
+        def note_resend() -> None:
             nonlocal was_sent_again
             was_sent_again = True
 
         replies = await self._opened().run(
-            steps, lasting=True, partly=True, before_again=note_again
+            steps, lasting=True, partly=True, before_resend=note_resend
         )
         results: dict[str, PutResult] = {}
         for (id_, put), reply in zip(puts.items(), replies, strict=True):
@@ -393,7 +396,7 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
                     results[id_] = PutResult(outcome, reply[2])
         return results
 
-    def _put_step(self, place: RedisKey, put: Put, now: float) -> Command:
+    def _put_step(self, redis_key: RedisKey, put: Put, now: float) -> Command:
         copy = put.copy
         left = copy.fetched_at + copy.policy.lasts - now
         life = min(max(left, 0.0), LONGEST_LIFE) + KEPT_LONGER
@@ -401,7 +404,7 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         if put.late:
             tags += LATE_TAGS + packed_tags(put.late)
         how = HOW.pack(
-            len(place.base),
+            len(redis_key.base),
             put.when.value,
             copy.value is UNREAD,
             put.tags is None,
@@ -414,7 +417,7 @@ class RedisStore(ServerStore[Link | Cluster, Places], ReadsInThreads):
         if put.when is not When.ALWAYS:
             condition = (self._now(), padded(put.seen), int(put.seen_mark))
         return scripts.PUT.call(
-            [place.key],
+            [redis_key.key],
             PutFence(how + b"%d" % ceil(life * 1000)),
             put_front(copy, len(tags)) + copy.version + tags + value,
             *condition,
