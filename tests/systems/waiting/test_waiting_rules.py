@@ -900,7 +900,7 @@ class TestStates:
 
     def test_w7_a_turn_in_another_game_leaves_the_screen_as_it_is(self) -> None:
         """The game on screen is shown as ours, and owes no message any more."""
-        screen = Screen("a", my_turn=False, owes_message=True)
+        screen = Screen("a", my_turn=False, awaits_message=True)
         state = State(pool=("b", "c"), screen=screen)
         assert step(state, YourTurn("b"))[0].screen == screen
         assert step(state, YourTurn("a"))[0].screen == Screen("a", my_turn=True)
@@ -921,13 +921,15 @@ class TestStates:
             assert is_provable(state, wanted) is is_proved
             assert not is_provable(replace(state, in_flight=RefetchRequest()), wanted)
 
-    @pytest.mark.parametrize("anew", [True, False])
-    def test_w7_a_restored_order_is_all_of_the_answer(self, anew: bool) -> None:
+    @pytest.mark.parametrize("is_new_turn", [True, False])
+    def test_w7_a_restored_order_is_all_of_the_answer(self, is_new_turn: bool) -> None:
         """Its games, and whether there are others; a new turn is not played yet."""
         snapshot = Snapshot("a", ("a", "b", "c"), is_complete_from_server=True)
-        after, effects = restored(State(snapshot=snapshot, played=Played.SINCE), anew=anew)
+        after, effects = restored(
+            State(snapshot=snapshot, played=Played.SINCE), is_new_turn=is_new_turn
+        )
         assert (after.pool, after.is_complete_from_server) == (("a", "b", "c"), True)
-        assert after.played is (Played.NOT_SINCE if anew else Played.SINCE)
+        assert after.played is (Played.NOT_SINCE if is_new_turn else Played.SINCE)
         assert (after.is_restored, effects) == (True, ())
 
     def test_w7_versions_only_grow(self) -> None:
@@ -943,7 +945,7 @@ class TestStates:
         state = State(pool=("b", "c"), screen=Screen("a", my_turn=False), moves=(("a", 3),))
         after = step(state, GameState("a", my_turn=True, version=5))[0]
         assert (after.versions, after.moves) == ((("a", 5),), ())
-        assert after.screen == Screen("a", my_turn=True, version=5, owes_message=True)
+        assert after.screen == Screen("a", my_turn=True, version=5, awaits_message=True)
         late = replace(state, versions=(("a", 5),))
         after, effects = step(late, GameState("a", my_turn=True, version=5))
         assert after.screen == Screen("a", my_turn=True, version=5)

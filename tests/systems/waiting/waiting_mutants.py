@@ -112,8 +112,10 @@ def always_complete(state: State, *rest: Any) -> State:
     return replace(APPLIED(state, *rest), is_complete_from_server=True)
 
 
-def always_anew(state: State, game_id: str, version: int | None, *, anew: bool = True) -> Step:
-    return TURN_CAME(state, game_id, version, anew=anew or True)
+def always_anew(
+    state: State, game_id: str, version: int | None, *, is_new_turn: bool = True
+) -> Step:
+    return TURN_CAME(state, game_id, version, is_new_turn=is_new_turn or True)
 
 
 def keeps_old(state: State, *rest: Any) -> State:
@@ -151,7 +153,7 @@ def trusts_the_answer(state: State, event: GameState) -> Step:
     return Step(replace(after, away=()), effects)
 
 
-def up_to_its_own(_screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
+def up_to_its_own(_screen: Screen, version: int | None, *, turn_continues: bool) -> int | None:
     return version
 
 

@@ -80,7 +80,7 @@ class Screen(Struct, frozen=True):
     """The version that was opened."""
     version: int | None = None
     """The version of the last state that was applied since."""
-    owes_message: bool = False
+    awaits_message: bool = False
     """Its state showed the running turn; the `your_turn` of that turn is still to come."""
 
 

@@ -191,10 +191,11 @@ def your_turn(state: State, event: YourTurn) -> Step:
     screen = state.screen
     if screen is None or screen.game_id != event.game_id:
         return turn_came(state, event.game_id, event.version)
-    is_twin = screen.owes_message and None in {event.version, screen.version}
-    screen = replace(screen, my_turn=True, owes_message=False)
+    # Without versions, a message that the screen awaits is taken for that of the counted turn.
+    is_counted = screen.awaits_message and None in {event.version, screen.version}
+    screen = replace(screen, my_turn=True, awaits_message=False)
     state = replace(state, screen=screen)
-    return Step(state) if is_twin else turn_came(state, event.game_id, event.version)
+    return Step(state) if is_counted else turn_came(state, event.game_id, event.version)
 
 
 def without_mid_turn(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
@@ -203,23 +204,25 @@ def without_mid_turn(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | N
     return None if is_over else snapshot
 
 
-def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool = True) -> Step:
+def turn_came(
+    state: State, game_id: GameId, version: int | None, *, is_new_turn: bool = True
+) -> Step:
     """Two games need no order; an order is restored if only its game has gone and come.
 
-    `anew` is false if, for all we know, the turn never left us. The game may then have
+    `is_new_turn` is false if, for all we know, the turn never left us. The game may then have
     kept its place, so the answer fits while the turn continues, but not when it comes again.
     """
     state = replace(
         state,
         moves=unsettled(state.moves, game_id, version),
         away=without(state.away, game_id),
-        versions=with_version(state.versions, game_id, version) if anew else state.versions,
+        versions=with_version(state.versions, game_id, version) if is_new_turn else state.versions,
     )
-    wanted = RefetchRequest(game_id, is_mid_turn=not anew)
+    wanted = RefetchRequest(game_id, is_mid_turn=not is_new_turn)
     if len(state.pool) < 2:
         return appended(state, game_id, wanted)
     if is_provable(state, wanted):
-        return restored(state, anew=anew)
+        return restored(state, is_new_turn=is_new_turn)
     return request(state, wanted)
 
 
@@ -241,7 +244,7 @@ def is_provable(state: State, wanted: RefetchRequest) -> bool:
     return fits and state.played is Played.SINCE and not state.is_busy
 
 
-def restored(state: State, *, anew: bool) -> Step:
+def restored(state: State, *, is_new_turn: bool) -> Step:
     """A turn that continues may be announced again, by its `your_turn`, at no cost."""
     assert state.snapshot is not None  # noqa: S101 (is_provable has looked)
     return Step(
@@ -249,45 +252,57 @@ def restored(state: State, *, anew: bool) -> Step:
             state,
             pool=state.snapshot.pool,
             is_complete_from_server=state.snapshot.is_complete_from_server,
-            played=Played.NOT_SINCE if anew else state.played,
+            played=Played.NOT_SINCE if is_new_turn else state.played,
             is_restored=True,
         )
     )
 
 
 def game_state(state: State, event: GameState) -> Step:
-    """Apply a newer state of the game on screen. One of any other game may confirm a move."""
+    """Apply a newer state of the game on screen. One of any other game may confirm a move.
+
+    What a state of the game on screen means:
+
+    - It is not our turn: our move is confirmed.
+    - It is our turn, and was not: the turn begins. It counts, unless its message came first;
+      otherwise that message is still to come.
+    - It is our turn, as before, and a move of ours is pending: the turn continues, or it has gone
+      and come meanwhile. It counts, but the game may have kept its place.
+    - It is our turn, as before, and no move is pending: nothing has happened.
+    """
     screen = state.screen
     if screen is None or screen.game_id != event.game_id:
         return confirmed(state, event)
     if is_old(state, screen, event.version):
         # The screen knows better whose turn it is.
         return confirmed(state, replace(event, my_turn=screen.my_turn))
-    rises = event.my_turn and not screen.my_turn
-    goes_on = event.my_turn and not rises and event.game_id in state.pending
-    is_news = not is_late(state, event.game_id, event.version)
-    overtaken_up_to = overtaken(screen, event.version, goes_on=goes_on)
+    turn_begins = event.my_turn and not screen.my_turn
+    turn_continues = event.my_turn and not turn_begins and event.game_id in state.pending
+    is_uncounted = not is_late(state, event.game_id, event.version)
+    overtaken_up_to = overtaken(screen, event.version, turn_continues=turn_continues)
     version = screen.version if event.version is None else event.version
-    owes_message = rises and is_news
+    awaits_message = turn_begins and is_uncounted
     state = replace(
         state,
-        screen=replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message),
+        screen=replace(
+            screen, my_turn=event.my_turn, version=version, awaits_message=awaits_message
+        ),
         versions=with_version(state.versions, event.game_id, overtaken_up_to),
     )
     if not event.my_turn:
         return not_my_turn(state, event)
-    if is_news and (rises or goes_on):
-        return turn_came(state, event.game_id, event.version, anew=rises)
+    if is_uncounted and (turn_begins or turn_continues):
+        return turn_came(state, event.game_id, event.version, is_new_turn=turn_begins)
     return Step(state)
 
 
-def overtaken(screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
+def overtaken(screen: Screen, version: int | None, *, turn_continues: bool) -> int | None:
     """The version up to which a state makes messages old.
 
     Its own message may still count: where we know at which version the game was opened, and where
     our turn seems to continue but may have gone and come.
     """
-    counts_later = goes_on or screen.opened_at is not None
+    counts_later = turn_continues or screen.opened_at is not None
     return version - 1 if version is not None and counts_later else version
 
 
@@ -333,7 +348,7 @@ def without_move(moves: Moves, game_id: GameId, version: int | None) -> Moves:
 
 def reconnected(state: State, _event: Reconnected) -> Step:
     """Messages on their way may have been lost."""
-    screen = None if state.screen is None else replace(state.screen, owes_message=False)
+    screen = None if state.screen is None else replace(state.screen, awaits_message=False)
     return request(replace(state, moves=(), away=(), snapshot=None, screen=screen))
 
 
