@@ -59,7 +59,7 @@ async def a_database(path: Path) -> AsyncIterator[Write]:
     await database.open()
     try:
         owners = {"post": "me"}
-        await database.serve(owners, claimed=owners)
+        await database.serve(owners, keep_other_owner=owners)
         yield partial(publish, database, "a")
     finally:
         await database.close()

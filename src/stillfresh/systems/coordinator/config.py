@@ -78,6 +78,9 @@ class Kind:
 
     `fetch(ids)` (with `per_viewer`, `fetch(ids, viewer_id)`) returns the views by id. An id that it
     leaves out is absent; one mapped to an exception failed alone.
+
+    A kind is declared for a coordinator or for a `Hub` (`stillfresh.gateway.live`). A coordinator
+    ignores the fields whose text begins with "In a `Hub`".
     """
 
     name: str

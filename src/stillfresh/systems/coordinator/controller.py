@@ -28,7 +28,7 @@ from stillfresh.systems.coordinator.config import (
 )
 from stillfresh.systems.coordinator.database import KEPT_FOR, Database
 from stillfresh.systems.coordinator.rules import View, check_post_id
-from stillfresh.systems.coordinator.track import Outcome, Track, ViewerSession
+from stillfresh.systems.coordinator.track import NO_BATCH, Outcome, Track, ViewerSession
 
 
 class TtlController:
@@ -87,7 +87,7 @@ class TtlController:
     def _add_or_configure(self, kind: Kind) -> None:
         if kind.name not in self.tracks:
             self.tracks[kind.name] = Track(kind, self, self._fetch_timeout)
-            self.session.is_served = False
+            self.session.file_is_prepared = False
         self.tracks[kind.name].configure(kind, self._cooldown)
 
     def coordinate(self, kinds: Iterable[Kind], config: TtlConfig, clock: Clock) -> None:
@@ -140,15 +140,17 @@ class TtlController:
         if session.is_over:
             session = self.session
         tracks = list(self.tracks.values())
-        if session.is_served and all(self.database.owner(track.kind.name) for track in tracks):
+        if session.file_is_prepared and all(
+            self.database.owner(track.kind.name) for track in tracks
+        ):
             return
         owners = {track.kind.name: track.owner(session) for track in tracks}
-        claimed: set[str] = set()
-        if session.is_served or session.viewer_id is None:
-            claimed = {track.kind.name for track in tracks if track.kind.per_viewer}
-        await self.database.serve(owners, claimed=claimed)
-        # A kind that was declared while we waited is not served yet.
-        session.is_served = len(tracks) == len(self.tracks)
+        keep_other_owner: set[str] = set()
+        if session.file_is_prepared or session.viewer_id is None:
+            keep_other_owner = {track.kind.name for track in tracks if track.kind.per_viewer}
+        await self.database.serve(owners, keep_other_owner=keep_other_owner)
+        # The file is not prepared for a kind that was declared while we waited.
+        session.file_is_prepared = len(tracks) == len(self.tracks)
 
     async def get(self, kind: str, id: str) -> View | None:  # noqa: A002 (as it is called)
         """Return the stored view, fresh or not, or None."""
@@ -220,7 +222,7 @@ class TtlController:
 
     async def close(self) -> None:
         """Close the file. The next use opens it again."""
-        self.session.is_served = False
+        self.session.file_is_prepared = False
         await self.cache.close()
 
     async def __aenter__(self) -> Self:
@@ -248,7 +250,7 @@ class TtlController:
             }
             if session is track.session:
                 track.note_refreshed([id_ for id_ in outcomes if id_ not in failed], times)
-                track.cool(failed, 0, track.clock())
+                track.cool(failed, NO_BATCH, track.clock())
                 # Another process's cooldown may have been longer: the new one counts.
                 track.note({id_: times[id_] for id_ in failed if id_ in times})
                 track.refer(outcomes)

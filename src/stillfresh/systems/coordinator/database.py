@@ -100,11 +100,11 @@ class Database(SqliteStore):
             return None
         return owner
 
-    async def serve(self, owners: Mapping[str, str], *, claimed: Container[str]) -> None:
+    async def serve(self, owners: Mapping[str, str], *, keep_other_owner: Container[str]) -> None:
         """Make each kind's views belong to its owner, in one transaction.
 
         Views of another owner are deleted, with the leases of requests in flight for that owner. A
-        kind in `claimed` gets the owner only if it has none: the views of another owner stay.
+        kind in `keep_other_owner` gets the owner only if it has none: views of another owner stay.
         """
 
         def job(connection: apsw.Connection) -> ChangesRead:
@@ -114,7 +114,7 @@ class Database(SqliteStore):
                 _note_changes(connection, kind)
                 known = connection.execute(_OWNER, (kind,)).get
                 if known not in {None, owner}:
-                    if kind in claimed:
+                    if kind in keep_other_owner:
                         continue
                     connection.execute(_EMPTY.format(kind=kind))
                 connection.execute("REPLACE INTO stillfresh_owner VALUES (?, ?)", (kind, owner))

@@ -51,12 +51,14 @@ if TYPE_CHECKING:
 LONGEST_COOLDOWN: Final = 300.0
 SERVES_ANOTHER: Final = "the file serves another viewer, who signed in last"
 
-Stored: TypeAlias = tuple[str, View]
-"""A view and its owner; no other viewer sees it."""
-Outcome: TypeAlias = Stored | Absent | LoadFailed | None
+OwnedView: TypeAlias = tuple[str, View]
+"""The owner of a view, and the view; no other viewer sees it."""
+Outcome: TypeAlias = OwnedView | Absent | LoadFailed | None
 """How a refresh ended; None: a newer change came first, or the viewer has left."""
 Outcomes: TypeAlias = dict[str, Outcome]
 Rows: TypeAlias = Mapping[str, Record]
+NO_BATCH: Final = 0
+"""For ids that failed in several requests: none of them is tried apart."""
 NOT_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -67,8 +69,9 @@ class ViewerSession:
 
     def __init__(self, viewer_id: str | None) -> None:
         self.viewer_id = viewer_id
-        self.is_served = False
-        """True if the file knows whose views it holds."""
+        self.file_is_prepared = False
+        """True if the file has an owner for each kind: this session's viewer, or, while nobody is
+        signed in, the last one."""
         self.is_over = False
         self.waiting: set[asyncio.Future[None]] = set()
         """Futures of the requests that were sent for it."""
@@ -107,8 +110,8 @@ class Track(Driver[str]):
         self._controller = controller
         self._everybody = ViewerSession(None)
         self._fetch_timeout = fetch_timeout
-        self._codec: MsgpackCodec[Stored] = MsgpackCodec(tuple[str, View], kind.name)
-        self._spec: Spec[ViewKey, Stored] = Spec(
+        self._codec: MsgpackCodec[OwnedView] = MsgpackCodec(tuple[str, View], kind.name)
+        self._spec: Spec[ViewKey, OwnedView] = Spec(
             kind=kind.name,
             load=self._load,
             codec=self._codec,
@@ -119,7 +122,7 @@ class Track(Driver[str]):
             max_entries=100,  # decoded: the file is read on the spot
             load_timeout=fetch_timeout,
         )
-        self._views: Resource[ViewKey, Stored] = controller.cache.declare(
+        self._views: Resource[ViewKey, OwnedView] = controller.cache.declare(
             self._spec, lambda key: key.id, lambda id_: ViewKey(id_, self.session)
         )
 
@@ -168,7 +171,7 @@ class Track(Driver[str]):
                 views[id_] = stored[1]
         return views
 
-    def _decode(self, record: Record) -> Stored | None:
+    def _decode(self, record: Record) -> OwnedView | None:
         """The view and its owner; None if there is none, or its bytes cannot be read."""
         copy = record.copy
         if copy is None or not isinstance(copy.value, bytes):
@@ -216,7 +219,10 @@ class Track(Driver[str]):
         self.refer({id_: outcome for id_, outcome in outcomes.items() if id_ in self.lane})
 
     def cool(self, failed: Mapping[str, LoadFailed], of: int, now: float) -> None:
-        """Let failed ids cool down. If a whole batch failed, its ids are tried apart next time."""
+        """Let failed ids cool down. If a whole batch failed, its ids are tried apart next time.
+
+        `of`: how many ids the batch had, or NO_BATCH.
+        """
         together = of if len(failed) == of else None
         for id_, error in failed.items():
             self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
@@ -241,7 +247,7 @@ class Track(Driver[str]):
             return outcomes, {}
         return outcomes, times
 
-    def _outcome(self, result: Refreshed[Stored], session: ViewerSession) -> Outcome:
+    def _outcome(self, result: Refreshed[OwnedView], session: ViewerSession) -> Outcome:
         """How a refresh ended. A view that could not be stored is not shown: it has failed."""
         answer = result.answer
         match result.end:
@@ -256,14 +262,14 @@ class Track(Driver[str]):
             case RefreshEnd.FAILED:
                 return answer.error
 
-    def _is_for(self, answer: Answer[Stored], session: ViewerSession) -> bool:
+    def _is_for(self, answer: Answer[OwnedView], session: ViewerSession) -> bool:
         """False if another process fetched it for another viewer, who has signed in meanwhile."""
         if answer.found:
             return answer.value[0] == self.owner(session)
         return answer.origin is not Origin.ANOTHER or self.owns(session)
 
     def _times_of(
-        self, results: Mapping[ViewKey, Refreshed[Stored]], outcomes: Outcomes
+        self, results: Mapping[ViewKey, Refreshed[OwnedView]], outcomes: Outcomes
     ) -> dict[str, float]:
         """When ids are stale again, by how their refreshes ended."""
         now = self.clock()
@@ -274,13 +280,14 @@ class Track(Driver[str]):
                 times[key.id] = cools_until(outcome.retry_at, self._longest_cooldown, now)
             elif outcome is not None and result.answer.verdict is Verdict.FRESH:
                 times[key.id] = fresh_until(result.answer.fetched_at, self.kind.ttl, now)
+        # All times are known. But nothing is refreshed while nobody is signed in, says `times`.
         return self.times([*times], times)
 
     async def edit(self, id_: str, session: ViewerSession, view: View | None) -> None:
         """Store an edited view, or the stored one as if it were new, for the session's viewer."""
         owner = self.owner(session)
 
-        def edited(present: Answer[Stored] | None) -> Stored:
+        def edited(present: Answer[OwnedView] | None) -> OwnedView:
             # Called just before it is stored: another viewer may have signed in meanwhile.
             if not self.owns(session):
                 raise StillfreshError(
@@ -347,7 +354,7 @@ class Track(Driver[str]):
 
     async def _results(
         self, ids: list[str], session: ViewerSession
-    ) -> dict[str, Stored | BaseException]:
+    ) -> dict[str, OwnedView | BaseException]:
         """For each id that is not absent: its view with its owner, or the error."""
         try:
             results = results_of(self.kind.name, ids, await self._fetch(ids, session))
