@@ -12,8 +12,8 @@ import pytest
 from stillfresh.stores.contract import Ask, Failure, Lease
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.systems.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.systems.feed.operator_file import FeedView, is_feed
 from stillfresh.systems.feed.store import FeedStore
-from stillfresh.systems.feed.view import FeedView, is_feed
 from tests.kit.cli import call, neighbours, said, stillfresh
 from tests.kit.feed import SEED_SCHEMA, Network
 

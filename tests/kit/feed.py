@@ -260,7 +260,7 @@ async def idle(engine: FeedEngine) -> None:
     """Until nothing is being fetched or stored behind."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
-    while engine._behind or await is_loading(engine):
+    while engine._refreshing or await is_loading(engine):
         assert loop.time() < deadline, "still loading"
         await asyncio.sleep(0)
 

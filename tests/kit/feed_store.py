@@ -93,7 +93,7 @@ class FeedAsStore(Store, ListsEntries, EvictsEntries, CountsEntries):
         if isinstance(copy.value, bytes):
             text = copy.value.decode("latin-1")
             comments = (Comment("1", key.removeprefix(PREFIX), "ann", 1, text),)
-        self.store.note_fetched(key, copy.fetched_at, Fetched(comments=comments))
+        self.store.hand_over(key, copy.fetched_at, Fetched(comments=comments))
 
     def record(self, key: str, record: Record) -> Record:
         copy = record.copy

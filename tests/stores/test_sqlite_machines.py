@@ -32,7 +32,7 @@ from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.sqlite.writer import MAX_GROUP, Writer
 from stillfresh.systems.coordinator import Database
 from stillfresh.systems.feed import FeedCache
-from stillfresh.systems.feed.view import is_feed
+from stillfresh.systems.feed.operator_file import is_feed
 from stillfresh.testing import ManualClock
 from tests.kit.processes import ROOT
 from tests.kit.sqlite import NOW, elsewhere, neighbours, opened, publish, value

@@ -52,7 +52,7 @@ async def _open_address(address: str) -> AsyncIterator[Store]:
 async def _open_file(path: str, address: str, to_change: bool) -> AsyncIterator[Store]:
     """Open a file; before a change it is read first, to check that it exists and is ours."""
     from stillfresh.stores.sqlite import SqliteStore, SqliteView  # noqa: PLC0415
-    from stillfresh.systems.feed.view import FeedView, edited, is_feed  # noqa: PLC0415 (only when named)
+    from stillfresh.systems.feed.operator_file import FeedView, edited, is_feed  # noqa: PLC0415 (only when named)
 
     tenant = split_tenant(address)[1] if "://" in address else None
     is_of_feed = is_feed(path)

@@ -141,7 +141,7 @@ class TestF19Store:
     ) -> None:
         """The value of the copy is `last_fetched`, as every value is encoded."""
         lease = await held(store, "comments:a")
-        store.note_fetched("comments:a", clock(), fetched(comment("1")))
+        store.hand_over("comments:a", clock(), fetched(comment("1")))
         copy = Copy(lease.token, clock(), POLICY, value_of(clock()))
         assert await store.publish(KIND, {"comments:a": (lease, copy)}) == set()
         assert said(cache.get_comments("a")) == ["1"]
@@ -186,7 +186,7 @@ class TestF19Store:
         record = (await store.read(KIND, ["comments:a"])).get("comments:a", Record())
         assert record.held_until is None
         assert record.copy is None or record.copy.generation != seen.generation
-        store.note_fetched("comments:a", clock(), fetched(comment("2")))
+        store.hand_over("comments:a", clock(), fetched(comment("2")))
         copy = Copy(lease.token, clock(), POLICY, value_of(clock()))
         assert await store.publish(KIND, {"comments:a": (lease, copy)}) == {"comments:a"}
         assert said(cache.get_comments("a")) == ["1"]
@@ -195,7 +195,7 @@ class TestF19Store:
         self, store: FeedStore, clock: ManualClock
     ) -> None:
         """They are served from it while the file cannot be read."""
-        store.note_fetched("comments:a", clock(), fetched(comment("1")))
+        store.hand_over("comments:a", clock(), fetched(comment("1")))
         assert store.last_fetch("comments:a", since=int(clock())) == fetched(comment("1"))
         assert store.last_fetch("comments:a", since=int(clock()) + 1) is None
         assert store.last_fetch("comments:b", since=0) is None

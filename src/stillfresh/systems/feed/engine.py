@@ -48,7 +48,7 @@ from stillfresh.systems.feed.reading import FoundRows, ListedTopics, unstored
 from stillfresh.systems.feed.rows import Change, Writes
 from stillfresh.systems.feed.rules import DAY, checked_comments, checked_topic
 from stillfresh.systems.feed.source import FeedSource, PartlyFailed, fetch, part_of
-from stillfresh.systems.feed.store import KIND, FeedStore
+from stillfresh.systems.feed.store import KIND, FeedStore, Published
 from stillfresh.tasks import Tasks, looked_at
 
 T = TypeVar("T")
@@ -106,10 +106,18 @@ class FeedEngine:
         )(self._load)
         self._updated: Events[FeedCacheUpdated] = Events()
         self._tasks = Tasks()
-        self._behind: set[str] = set()
-        """Keys that are refreshed for readers that got an old list."""
-        self._silent: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
-        """True if it is fetched for the first time: callers get the answer and need no event."""
+        self._refreshing: set[str] = set()
+        """Keys with a running `_refresh`, which was started for a reader that got an old list.
+
+        It starts one load however many readers there are. A key may leave before its load ends:
+        the engine answers `get` of a stale key at once, and loads it in the background. Then the
+        engine knows that the load is under way, and starts no second one.
+        """
+        self._needs_no_event: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
+        """By key: True while it is fetched for the first time. Its callers get the answer itself.
+
+        False if a write overtook that fetch: the next one is reported.
+        """
         self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
         """Unreadable rows that a refetch has not replaced."""
         self._writes: set[asyncio.Future[None]] = set()
@@ -165,15 +173,15 @@ class FeedEngine:
             if error is not None and is_cooling:
                 raise error
             return await self._load_and_serve(key, forces=bool(rows.broken), raw=raw)
-        self._silent.pop(key, None)  # a reader got an old list, so the next copy is news
-        if not is_cooling and key not in self._behind and len(self._behind) < MAX_KEYS:
-            self._behind.add(key)
+        self._needs_no_event.pop(key, None)  # a reader got an old list, so the next copy is news
+        if not is_cooling and key not in self._refreshing and len(self._refreshing) < MAX_KEYS:
+            self._refreshing.add(key)
             self._tasks.spawn(self._refresh(key, forces=bool(rows.broken)))
         return rows, Freshness(Verdict.STALE, rows.fetched_at, self._clock, error)
 
     async def _load_and_serve(self, key: str, *, forces: bool, raw: bool) -> Served:
         """Fetch. Return the rows of the file, or the fetched data if they could not be stored."""
-        self._silent.note(key, self._silent.get(key, True))
+        self._needs_no_event.note(key, self._needs_no_event.get(key, True))
         answer: Answer[int] | None = None
         error: LoadFailed | None = None
         try:
@@ -238,31 +246,34 @@ class FeedEngine:
         except StillfreshError as exc:
             logger.debug("%s: not refreshed: %s", key, exc)  # the engine has logged why
         finally:
-            self._behind.discard(key)
+            self._refreshing.discard(key)
 
     async def _load(self, keys: list[str]) -> dict[str, int]:
         """Fetch a key. Its value is the time; what was fetched goes to the store beside it."""
         (key,) = keys
         at = self._clock()
         fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
-        try:
-            if not fetched.failed or not await self._store.store_part(key, fetched, at):
-                # If a write overtook the fetch, its lease is lost, and the engine fetches again.
-                self._store.note_fetched(key, at, fetched)
-                return {key: int(at)}
-        except StoreError as exc:
-            logger.warning("%s: could not be stored: %s", key, exc)
+        is_overtaken = False
+        if fetched.failed:
+            try:
+                is_overtaken = not await self._store.store_part(key, fetched, at)
+            except StoreError as exc:
+                logger.warning("%s: could not be stored: %s", key, exc)
+        if not fetched.failed or is_overtaken:
+            # If a write overtook the fetch, its lease is lost, and the engine fetches again.
+            self._store.hand_over(key, at, fetched)
+            return {key: int(at)}
         error = PartlyFailed(fetched)
         if fetched.pause is None:
             raise error
         raise RetryAfter(fetched.pause, str(error)) from error
 
-    def _tell(self, key: str, is_news: bool | None) -> None:
-        """Report a refresh; None: it was overtaken, and the next one is news."""
-        if is_news is None:
-            self._silent.note(key, value=False)
-        elif not self._silent.pop(key, False):
-            self._updated.emit(FeedCacheUpdated(key, is_news))
+    def _tell(self, key: str, published: Published) -> None:
+        """Report a refresh, unless its callers get the answer itself."""
+        if published is Published.OVERTAKEN:
+            self._needs_no_event.note(key, value=False)
+        elif not self._needs_no_event.pop(key, False):
+            self._updated.emit(FeedCacheUpdated(key, changed=published is Published.NEWS))
 
     async def create_topic(self, topic: Topic) -> None:
         """Show a topic at once, then publish it. If the upstream refuses, remove it and raise."""

@@ -30,7 +30,10 @@ class LoopReads:
                 rows = next(reader.find(key, now, raw=raw))
             if rows is not None:
                 return rows
-            return await self._build(key, now, raw=raw)  # a long list: this was its first slice
+            # A long list, of which this was the first slice. It is read again, because a read that
+            # waits for its turn would hold a connection and keep the file's log from being written
+            # back. Its topics stay decoded in the reader, so the second time is quick.
+            return await self._build(key, now, raw=raw)
         except StoreError as exc:
             logger.warning("%s: the feed cache could not be read: %s", key, exc)
             return None

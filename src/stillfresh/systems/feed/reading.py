@@ -31,7 +31,7 @@ from stillfresh.systems.feed.model import (
 )
 
 T = TypeVar("T")
-Row: TypeAlias = tuple[bytes, bytes, int, int]
+ListedRow: TypeAlias = tuple[bytes, bytes, int, int]
 """uuid, JSON, created_at, cached_at."""
 
 MAX_BYTES: Final = 64_000_000
@@ -235,7 +235,7 @@ class FeedReader:
             result.until += index.days * rules.DAY
         return result
 
-    def _fill(self, result: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
+    def _fill(self, result: ListedTopics, rows: Iterable[ListedRow]) -> Generator[None, None, bool]:
         """Add the rows to the list. False if topics of the same time are not sorted by uuid.
 
         This is the hot loop of a read: a call for each row would cost time.

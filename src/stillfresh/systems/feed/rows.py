@@ -32,8 +32,8 @@ from stillfresh.systems.feed.model import (
     topic_key,
 )
 
-Stored: TypeAlias = tuple[Any, ...]
-"""A whole row, column by column."""
+TableRow: TypeAlias = tuple[Any, ...]
+"""A whole row of one table, column by column."""
 
 
 class Change(Struct, frozen=True):
@@ -44,9 +44,9 @@ class Change(Struct, frozen=True):
     """Empty if the topic itself was written."""
     token: str
     """The token on the note that the write left."""
-    notes: list[Stored]
-    topic: Stored | None = None
-    comments: Stored | None = None
+    notes: list[TableRow]
+    topic: TableRow | None = None
+    comments: TableRow | None = None
     categories: frozenset[str] = frozenset()
     """The categories whose lists it changes; none: not known, so all."""
     is_deletion: bool = False
@@ -77,7 +77,7 @@ class Writes:
         before = self.row(sql.SELECT_TOPIC, uuid)
         notes = self.notes(uuid, "")
         self.put_row(topic)
-        token = self.leave(uuid, "", deleted=False)
+        token = self.leave_note(uuid, "", deleted=False)
         self.mark(topic_key(uuid))
         names = {category_of(topic.category_id)}
         if before:
@@ -99,7 +99,7 @@ class Writes:
         comments = self.row(sql.SELECT_COMMENTS, uuid)
         self.drop_topics([uuid])
         self.run(sql.TAKE_NOTE_OFF, (uuid, None))
-        token = self.leave(uuid, "", deleted=True)
+        token = self.leave_note(uuid, "", deleted=True)
         categories = frozenset([spelled(topic[2])] if topic else [])
         self.forget([topic_key(uuid), comments_key(uuid), *self.lists(categories)])
         return Change(uuid, "", token, notes, topic, comments, categories, is_deletion=True)
@@ -116,7 +116,7 @@ class Writes:
         notes = self.notes(uuid, name)
         before = self.row(sql.SELECT_COMMENTS, uuid)
         self.put_array(uuid, lambda old: rules.with_comment(old, comment))
-        token = self.leave(uuid, name, deleted=False)
+        token = self.leave_note(uuid, name, deleted=False)
         self.forget([comments_key(uuid)])
         return Change(uuid, name, token, notes, comments=before)
 
@@ -189,7 +189,7 @@ class Writes:
     def _store(self, key: str, fetched: rules.Fetched) -> bool | None:
         """None if the topic was deleted here: it must not come back."""
         uuid = subject(key)
-        deleted = self.noted_topics(deleted=True)
+        deleted = self.topics_with_note(deleted=True)
         if index_of(key) is not None:
             return self._store_list(key, fetched, deleted)
         if uuid in deleted:
@@ -200,7 +200,7 @@ class Writes:
             return self.put_array(
                 uuid, lambda old: rules.comment_rows(old, fetched.comments, local)
             )
-        if uuid in self.noted_topics(deleted=False):
+        if uuid in self.topics_with_note(deleted=False):
             return False
         if fetched.topics:
             return self.put_row(fetched.topics[0])
@@ -210,7 +210,7 @@ class Writes:
         return True
 
     def _store_list(self, key: str, fetched: rules.Fetched, deleted: set[str]) -> bool:
-        written_here = deleted | self.noted_topics(deleted=False)
+        written_here = deleted | self.topics_with_note(deleted=False)
         by_uuid = {topic.topic_uuid: topic for topic in fetched.topics}
         news = [
             self.put_row(topic, is_listed=True, is_index=True)
@@ -226,7 +226,7 @@ class Writes:
             return False
         index = index_of(key)
         category = None if index is None else index.category
-        staying = {topic.topic_uuid for topic in topics} | self.noted_topics(deleted=False)
+        staying = {topic.topic_uuid for topic in topics} | self.topics_with_note(deleted=False)
         staying_bytes = {uuid.encode() for uuid in staying}
         missing = [
             (rowid, uuid)
@@ -274,8 +274,8 @@ class Writes:
             if (index := index_of(key)) is not None and (not categories or index.category in shown)
         ]
 
-    def row(self, select: str, uuid: str) -> Stored | None:
-        return cast("Stored | None", self.run(select, (uuid,)).get)
+    def row(self, select: str, uuid: str) -> TableRow | None:
+        return cast("TableRow | None", self.run(select, (uuid,)).get)
 
     def put_row(self, topic: Topic, *, is_listed: bool = False, is_index: bool = False) -> bool:
         """Store a topic, merged with its present row; return whether it is news.
@@ -303,7 +303,9 @@ class Writes:
         )
         return rules.is_news(old, new)
 
-    def put_array(self, uuid: str, change: Callable[[list[rules.Row]], list[rules.Row]]) -> bool:
+    def put_array(
+        self, uuid: str, change: Callable[[list[rules.JsonObject]], list[rules.JsonObject]]
+    ) -> bool:
         """Store what `change` makes of the present comments; return whether it is news."""
         before = self.row(sql.SELECT_COMMENTS, uuid)
         rows = change(_array(before) or [])
@@ -319,11 +321,11 @@ class Writes:
         self.file.executemany(sql.DROP_COMMENTS, rows)
         self.file.executemany(sql.DROP_META, keys)
 
-    def notes(self, uuid: str, comment_uuid: str | None) -> list[Stored]:
+    def notes(self, uuid: str, comment_uuid: str | None) -> list[TableRow]:
         """The notes on a topic (an empty `comment_uuid`), on one comment, or on both (None)."""
         return self.run(sql.SELECT_NOTES, (uuid, comment_uuid)).fetchall()
 
-    def leave(self, uuid: str, comment_uuid: str, *, deleted: bool) -> str:
+    def leave_note(self, uuid: str, comment_uuid: str, *, deleted: bool) -> str:
         """Leave a note, and return its token."""
         token = token_hex(8)
         self.run(sql.LEAVE_NOTE, (uuid, comment_uuid, self.at, int(deleted), token))
@@ -334,7 +336,7 @@ class Writes:
         notes = self.notes(change.uuid, change.comment_uuid)
         return bool(notes) and notes[0][4] == change.token
 
-    def noted_topics(self, *, deleted: bool) -> set[str]:
+    def topics_with_note(self, *, deleted: bool) -> set[str]:
         """The uuids of the topics written, or deleted, here."""
         notes = self.run(sql.SELECT_NOTED, self.since)
         return {uuid for uuid, name, is_deleted in notes if name == "" and is_deleted == deleted}
@@ -364,11 +366,11 @@ def _decode(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a li
     return value if isinstance(value, kind) else None
 
 
-def _array(row: Stored | None) -> list[rules.Row] | None:
+def _array(row: TableRow | None) -> list[rules.JsonObject] | None:
     """The comments of a row; None if there are none that can be read."""
     if row is None:
         return None
-    comments: list[rules.Row] | None = _decode(row[1], list)
+    comments: list[rules.JsonObject] | None = _decode(row[1], list)
     if comments is None:
         return None
     for comment in comments:

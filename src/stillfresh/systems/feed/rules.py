@@ -20,7 +20,7 @@ from stillfresh.stores.contract import Copy, Failure, Mark, Record
 from stillfresh.systems.feed.model import EXTRA, Comment, Index, Topic, category_of, checked_uuid
 
 R = TypeVar("R", Topic, Comment)
-Row = dict[str, Any]
+JsonObject = dict[str, Any]
 """A JSON object as a row holds it."""
 
 DEEPEST: Final = 100
@@ -106,7 +106,7 @@ def decoded_json(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
     return [_decode_fields(item) for item in split]
 
 
-def _decode_fields(split: dict[str, Raw]) -> Row:
+def _decode_fields(split: dict[str, Raw]) -> JsonObject:
     """Decode each field on its own, and leave out those that cannot be decoded."""
     row = {}
     for name, raw in split.items():
@@ -144,7 +144,7 @@ def _with_extra(named: Struct, row: Any, kind: Any) -> Any:  # noqa: ANN401 (R, 
     return kind(*astuple(named), extra=extra or UNSET)
 
 
-def json_object(record: Topic | Comment) -> Row:
+def json_object(record: Topic | Comment) -> JsonObject:
     """All fields of a record, in their order."""
     kind = Topic if isinstance(record, Topic) else Comment
     named = {name: getattr(record, name) for name in _TWINS[kind].__struct_fields__}
@@ -199,7 +199,7 @@ def _checked(record: object, kind: type[R]) -> R:
     return replace(checked, extra=extra) if extra else checked
 
 
-def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
+def _extra_of(plain: JsonObject, kind: type[Topic | Comment]) -> JsonObject:
     """The extra fields as JSON returns them; raises ValueError."""
     own = {name: value for name, value in plain.items() if name not in NAMED[kind]}
     if not own:
@@ -207,7 +207,7 @@ def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
     given = own.pop(EXTRA, {})
     if taken := sorted(given.keys() & (NAMED[kind] | own.keys())):
         raise ValueError(f"extra: {', '.join(taken)} is a field of its own; set that one instead")
-    extra: Row = msgspec.json.decode(msgspec.json.encode(own | given))
+    extra: JsonObject = msgspec.json.decode(msgspec.json.encode(own | given))
     if not all(map(is_shallow, extra.values())):
         raise ValueError(f"extra: lists and objects may be {DEEPEST} levels deep at most")
     return extra
@@ -324,7 +324,9 @@ def covered(days: Sequence[date]) -> Window:
     return Window(first.timestamp(), last.timestamp() + DAY)
 
 
-def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> Row:
+def merged(
+    old: JsonObject | None, topic: Topic, *, is_index: bool = False, is_full: bool = False
+) -> JsonObject:
     """The new row keeps unknown fields, and from a full row the fields that an index lacks.
 
     An index may carry a preview: with `is_index`, its body does not replace a full one. An unknown
@@ -346,7 +348,7 @@ def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bo
     return others | new
 
 
-def topic_of(row: Row | None) -> Topic | None:
+def topic_of(row: JsonObject | None) -> Topic | None:
     """The topic of a row; None for a row of another shape."""
     try:
         if row is None:
@@ -356,15 +358,15 @@ def topic_of(row: Row | None) -> Topic | None:
         return None
 
 
-def is_news(old: Row | None, new: Row) -> bool:
+def is_news(old: JsonObject | None, new: JsonObject) -> bool:
     """True if the topics differ; the order of fields and omitted defaults do not count."""
     before = topic_of(old)
     return before is None or before != topic_of(new)
 
 
 def comment_rows(
-    old: Iterable[Row], comments: Iterable[Comment], local: Iterable[str] = ()
-) -> list[Row]:
+    old: Iterable[JsonObject], comments: Iterable[Comment], local: Iterable[str] = ()
+) -> list[JsonObject]:
     """The new array keeps unknown fields, and `local` comments that upstream lacks."""
     before = {row.get("comment_uuid"): row for row in old}
     new = {
@@ -375,18 +377,20 @@ def comment_rows(
     return [*new.values(), *local_rows]
 
 
-def with_comment(rows: Iterable[Row], comment: Comment) -> list[Row]:
+def with_comment(rows: Iterable[JsonObject], comment: Comment) -> list[JsonObject]:
     """Add the comment at the end; it replaces an earlier version."""
     before = {row.get("comment_uuid"): row for row in rows}
     old = before.pop(comment.comment_uuid, None)
     return [*before.values(), _merged_comment(old, comment)]
 
 
-def _merged_comment(old: Row | None, comment: Comment) -> Row:
+def _merged_comment(old: JsonObject | None, comment: Comment) -> JsonObject:
     return _others(old or {}, Comment) | _object(comment)
 
 
-def without_comment(rows: Iterable[Row], uuid: str, before: Iterable[Row]) -> list[Row]:
+def without_comment(
+    rows: Iterable[JsonObject], uuid: str, before: Iterable[JsonObject]
+) -> list[JsonObject]:
     """Remove a comment; an earlier version of it is restored."""
     others = [row for row in rows if row.get("comment_uuid") != uuid]
     return [*others, *(row for row in before if row.get("comment_uuid") == uuid)]
@@ -405,7 +409,7 @@ def listed(fetched: Fetched, index: Index, now: float) -> list[Topic]:
     return sorted(topics, key=lambda topic: (-topic.created_at, topic.topic_uuid))
 
 
-def _object(record: Topic | Comment) -> Row:
+def _object(record: Topic | Comment) -> JsonObject:
     """The record as a row: our own fields without None; unknown fields are all kept."""
     extra = record.extra
     return {
@@ -415,5 +419,5 @@ def _object(record: Topic | Comment) -> Row:
     }
 
 
-def _others(row: Row, kind: type[Topic | Comment]) -> Row:
+def _others(row: JsonObject, kind: type[Topic | Comment]) -> JsonObject:
     return {name: value for name, value in row.items() if name not in NAMED[kind]}

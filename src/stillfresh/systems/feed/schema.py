@@ -97,18 +97,19 @@ DROP_TOPIC: Final = "DELETE FROM feed_topics WHERE topic_uuid = ?"
 DROP_COMMENTS: Final = "DELETE FROM feed_comments WHERE topic_uuid = ?"
 DROP_META: Final = "DELETE FROM feed_cache_meta WHERE cache_key = ?"
 DROP_TIMES: Final = "DELETE FROM stillfresh_feed_times WHERE id = ?"
-# Other implementations know no leases. A lease notes the meta row's time, and is void if that has
-# changed, or is gone.
-NOTE_META: Final = """
+# Other implementations know no leases. A lease remembers the meta row's time, and is void if that
+# has changed, or is gone. Here `last_updated_at` is that time, in seconds, as the meta row has it;
+# the other times of this table are in milliseconds, as in a store's file.
+REMEMBER_META: Final = """
     UPDATE stillfresh_feed_times
     SET last_updated_at = (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = id)
     WHERE id = ?
 """
-IS_AS_NOTED: Final = """
+HAS_REMEMBERED_META: Final = """
     SELECT t.last_updated_at IS m.last_fetched
     FROM stillfresh_feed_times t LEFT JOIN feed_cache_meta m ON m.cache_key = t.id WHERE t.id = ?
 """
-NOTE_COPY: Final = "UPDATE stillfresh_feed_times SET generation = ? WHERE id = ?"
+SET_GENERATION: Final = "UPDATE stillfresh_feed_times SET generation = ? WHERE id = ?"
 SELECT_LISTS: Final = """
     SELECT CAST(cache_key AS BLOB) FROM feed_cache_meta
     WHERE cache_key >= 'index:' AND cache_key < 'index;'

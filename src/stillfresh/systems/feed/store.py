@@ -2,7 +2,7 @@
 
 A copy is a meta row: its id is the cache key, its value is `last_fetched`. What was fetched is in
 the rows, which are written in the transaction that publishes the copy. So a load hands over what it
-has fetched (`note_fetched`) before it is published.
+has fetched (`hand_over`) before it is published.
 
 Leases, cooldowns and tags are the SQLite store's own, in a table beside the seed's; the connection
 and the writer's thread are those of the opened file. Other implementations know no leases: a lease
@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from enum import Enum
 from functools import partial
 from secrets import token_hex
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -85,6 +86,14 @@ class FeedFile(Protocol):
         """A reader for this thread."""
 
 
+class Published(Enum):
+    """How the publication of a fetch ended."""
+
+    NEWS = "it differs from what was stored"
+    SAME = "upstream sent the same as before"
+    OVERTAKEN = "a write has voided its lease: nothing was stored"
+
+
 class Fetch(NamedTuple):
     """What was fetched for a key, and when it was asked for."""
 
@@ -93,18 +102,14 @@ class Fetch(NamedTuple):
 
 
 class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
-    """The store of one FeedEngine. It reports each publication by `tell`.
-
-    `tell(key, is_news)`: False if the upstream sent the same as before; None if the publication was
-    overtaken by a write.
-    """
+    """The store of one FeedEngine. It reports how each publication of a key ended, by `tell`."""
 
     def __init__(
         self,
         file: FeedFile,
         *,
         clock: Clock,
-        tell: Callable[[str, bool | None], None] = lambda *_: None,
+        tell: Callable[[str, Published], None] = lambda *_: None,
     ) -> None:
         self._file = file
         self._clock = clock
@@ -174,7 +179,7 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
                     continue
                 lease = Lease(ask.id, token_hex(16), until, epoch)
                 LEASES.grant(file, lease)
-                file.execute(sql.NOTE_META, (ask.id,))
+                file.execute(sql.REMEMBER_META, (ask.id,))
                 sqlite.replace_tags(file, KIND, {ask.id: ask.tags})
                 grants[ask.id] = lease
             return grants
@@ -185,7 +190,7 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
                 self._granted.note(key, grant)
         return grants
 
-    def note_fetched(self, key: str, at: float, fetched: Fetched) -> None:
+    def hand_over(self, key: str, at: float, fetched: Fetched) -> None:
         """Hand over what a load has fetched: its publication writes it to the rows."""
         self._fetches.note(key, Fetch(at, fetched))
 
@@ -203,19 +208,20 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
         # Now, before another load can hand over its own.
         fetches = {key: self._fetches.get(key) for key in copies}
 
-        def job(file: apsw.Connection) -> dict[str, bool]:
-            """The published keys, and whether each was news."""
+        def job(file: apsw.Connection) -> dict[str, Published]:
+            """How each publication ended; keys whose lease is lost are left out."""
             now = self._clock()
-            published: dict[str, bool] = {}
+            published: dict[str, Published] = {}
             for key, (lease, copy) in copies.items():
                 fetch = fetches[key]
                 if sqlite.is_past(file, lease, late.get(key, ())):
                     self._release(file, [lease])
                 elif fetch is not None and _holds(file, lease, now):
                     writes = Writes(file, copy.fetched_at, self._file.fresh_for, now)
-                    published[key] = writes.store(key, fetch.fetched)
+                    is_news = writes.store(key, fetch.fetched)
+                    published[key] = Published.NEWS if is_news else Published.SAME
                     LEASES.succeed(file, key)
-                    file.execute(sql.NOTE_COPY, (copy.generation, key))
+                    file.execute(sql.SET_GENERATION, (copy.generation, key))
                     if key in late:
                         sqlite.replace_late_tags(file, KIND, {key: late[key]})
             return published
@@ -227,25 +233,30 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
                 raise
             published = {}
         for key in copies:
-            self._tell(key, published.get(key))
+            self._tell(key, published.get(key, Published.OVERTAKEN))
         return set(copies.keys() - published.keys())
 
     async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
-        """Store the days that succeeded, without a meta row. False if the lease is lost."""
+        """Store the days that succeeded, without a meta row. False if a write voided the lease.
+
+        A load that has no lease stores nothing. It is not overtaken, so this is True.
+        """
         lease = self._granted.get(key)
         if lease is None:
             return True
 
-        def job(file: apsw.Connection) -> bool | None:
+        def job(file: apsw.Connection) -> Published:
             now = self._clock()
             if not _holds(file, lease, now):
-                return None
-            return Writes(file, at, self._file.fresh_for, now).store(key, fetched)
+                return Published.OVERTAKEN
+            is_news = Writes(file, at, self._file.fresh_for, now).store(key, fetched)
+            return Published.NEWS if is_news else Published.SAME
 
-        is_news = await self.run(job, urgent=False)
-        if is_news is not None:
-            self._tell(key, is_news)
-        return is_news is not None
+        published = await self.run(job, urgent=False)
+        if published is Published.OVERTAKEN:
+            return False
+        self._tell(key, published)
+        return True
 
     def _is_lost(self, lease: Lease) -> bool:
         """True if it is certain that the lease is void or has been taken over."""
@@ -265,9 +276,9 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
         self._check_kind(kind)
 
         def job(file: apsw.Connection) -> set[str]:
-            as_noted = [lease for lease in leases if _is_as_noted(file, lease.id)]
-            lost = {lease.id for lease in leases}.difference(lease.id for lease in as_noted)
-            return lost | LEASES.renew(file, as_noted, lease_for, self._clock())
+            valid = [lease for lease in leases if _has_remembered_meta(file, lease.id)]
+            lost = {lease.id for lease in leases}.difference(lease.id for lease in valid)
+            return lost | LEASES.renew(file, valid, lease_for, self._clock())
 
         return await self.run(job, urgent=False)
 
@@ -388,11 +399,11 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
 
 def _holds(file: apsw.Connection, lease: Lease, now: float) -> bool:
     """True if the lease is live, and no other program has written the meta row since its grant."""
-    return LEASES.is_held(file, lease, now) and _is_as_noted(file, lease.id)
+    return LEASES.is_held(file, lease, now) and _has_remembered_meta(file, lease.id)
 
 
-def _is_as_noted(file: apsw.Connection, key: str) -> bool:
-    return bool(file.execute(sql.IS_AS_NOTED, (key,)).get)
+def _has_remembered_meta(file: apsw.Connection, key: str) -> bool:
+    return bool(file.execute(sql.HAS_REMEMBERED_META, (key,)).get)
 
 
 def _invalidate(file: apsw.Connection, keys: Sequence[str]) -> None:
