@@ -580,7 +580,7 @@ class TestC14Take:
             await comes(lambda: ann.waiting)
             [failed] = ann.take(9)
             await ann.get("inbox", "1")
-            kept = [failed.answer, *ann._had.values()]
+            kept = [failed.answer, *ann._last_sent.values()]
             ann.show(hub.find("inbox", "1", "ann"))
             await comes(lambda: ann.waiting)
             kept += ann.waiting.values()

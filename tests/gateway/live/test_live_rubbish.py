@@ -303,7 +303,7 @@ class TestG3SlowReaders:
 
     async def test_the_messages_waiting_for_a_viewer_are_bounded(self, hub: Hub) -> None:
         """Pongs: so many; notices: the newest of each key, and so many."""
-        outbox = Outbox(Frames(), together=False)
+        outbox = Outbox(Frames(), batches_frames=False)
         for _ in range(1_000):
             outbox.put("beats", PongMessage())
         error, replies, notices = ErrorMessage("bad_message", ""), MOST["replies"], MOST["notices"]
@@ -320,7 +320,7 @@ class TestG3SlowReaders:
 
     async def test_replies_are_sent_before_updates(self, hub: Hub) -> None:
         """Nor does the end, however much is new."""
-        outbox = Outbox(Frames(), together=False)
+        outbox = Outbox(Frames(), batches_frames=False)
         with hub.connect() as connection:
             for number in range(200):
                 connection.subscribe("word", str(number))

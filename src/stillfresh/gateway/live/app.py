@@ -105,7 +105,7 @@ class Live:
             return
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         try:
-            session = Session(self, scope, together=query.get("batch") == ["1"])
+            session = Session(self, scope, batches_frames=query.get("batch") == ["1"])
         except NotOpen:
             await _refuse(scope, send, 503, "closed")
             return

@@ -29,7 +29,7 @@ READ: Final = 50
 SHORTEST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 5.0
 """Seconds after a failed read of the store; it doubles up to this."""
-Had: TypeAlias = Answer[Any] | float | None
+LastSent: TypeAlias = Answer[Any] | float | None
 """What a viewer has of an id: an answer, a copy fetched at this time, or nothing."""
 
 logger = logging.getLogger(__name__)
@@ -63,11 +63,11 @@ class Connection:
         self.is_shared = False
         """True if `waiting` is one object for all viewers, so it must not be changed."""
         self._hub = hub
-        self._had: dict[Viewed, Had] = {}
+        self._last_sent: dict[Viewed, LastSent] = {}
         """All subscribed ids, with the last answer that the viewer got."""
-        self._more: dict[Viewed, int] = {}
+        self._extra_subscriptions: dict[Viewed, int] = {}
         """How often a counted id was subscribed after the first time."""
-        self._behind: dict[Viewed, None] = {}
+        self._to_read: dict[Viewed, None] = {}
         """Ids to be read from memory or the store."""
         self._reader: asyncio.Task[None] | None = None
         self._failures = 0
@@ -83,13 +83,13 @@ class Connection:
         if viewed not in self:
             self.add(viewed)
         elif viewed.kind.counted:
-            self._more[viewed] = self._more.get(viewed, 0) + 1
+            self._extra_subscriptions[viewed] = self._extra_subscriptions.get(viewed, 0) + 1
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """End one subscription. An unknown one changes nothing."""
         viewed = self._hub.find(kind, id, self.viewer_id)
-        if self._more.get(viewed):
-            self._more[viewed] -= 1
+        if self._extra_subscriptions.get(viewed):
+            self._extra_subscriptions[viewed] -= 1
         elif viewed in self:
             self._drop(viewed)
 
@@ -97,16 +97,17 @@ class Connection:
     def subscribed(self) -> dict[tuple[str, str], int]:
         """Each subscribed kind and id, and how many times."""
         return {
-            (viewed.kind.name, viewed.id): 1 + self._more.get(viewed, 0) for viewed in self._had
+            (viewed.kind.name, viewed.id): 1 + self._extra_subscriptions.get(viewed, 0)
+            for viewed in self._last_sent
         }
 
     @property
     def size(self) -> int:
         """How many ids are subscribed."""
-        return len(self._had)
+        return len(self._last_sent)
 
     def __contains__(self, viewed: "Viewed") -> bool:
-        return viewed in self._had
+        return viewed in self._last_sent
 
     def add(self, viewed: "Viewed") -> None:
         """Subscribe to one that is not subscribed yet."""
@@ -115,10 +116,10 @@ class Connection:
             raise StillfreshError(
                 f"this viewer has {self.size} subscriptions, the most allowed; end some first"
             )
-        self._hub.hold(viewed)
-        self._had[viewed] = None
+        self._hub.add_subscriber(viewed)
+        self._last_sent[viewed] = None
         if self.is_visible:
-            self._hub.enter(viewed, self)
+            self._hub.start_notifying(viewed, self)
 
     def show(self, viewed: "Viewed", since: float | None = None) -> None:
         """Send the present view, unless it is fresh and the viewer's copy is of `since`.
@@ -126,7 +127,7 @@ class Connection:
         It loads nothing; a view that must be loaded is sent when it arrives.
         """
         if viewed in self:
-            self._had[viewed] = since
+            self._last_sent[viewed] = since
             self._read([viewed])
 
     def set_visible(self, visible: bool) -> None:
@@ -138,24 +139,24 @@ class Connection:
         if visible == self.is_visible:
             return
         self.is_visible = visible
-        for viewed in self._had:
+        for viewed in self._last_sent:
             if visible:
-                self._hub.enter(viewed, self)
+                self._hub.start_notifying(viewed, self)
             else:
-                self._hub.leave(viewed, self)
+                self._hub.stop_notifying(viewed, self)
         if visible:
-            self._read(self._had)
+            self._read(self._last_sent)
 
     def become(self, viewer_id: str | None) -> None:
         """Change the viewer, or sign out with None. Subscriptions that differ by viewer end."""
         if viewer_id != self.viewer_id:
             self.viewer_id = viewer_id
-            for viewed in [viewed for viewed in self._had if viewed.kind.per_viewer]:
+            for viewed in [viewed for viewed in self._last_sent if viewed.kind.per_viewer]:
                 self._drop(viewed)
 
     def reset(self) -> None:
         """End all subscriptions, for another page."""
-        for viewed in list(self._had):
+        for viewed in list(self._last_sent):
             self._drop(viewed)
 
     async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
@@ -164,7 +165,7 @@ class Connection:
         viewed = self._hub.find(kind, id, self.viewer_id)
         answer = await self._hub.resource(kind).get(viewed.key)
         if viewed in self:
-            self._had[viewed] = without_cause(answer)
+            self._last_sent[viewed] = without_cause(answer)
         return answer
 
     def take(self, limit: int) -> list[HubUpdate]:
@@ -183,7 +184,7 @@ class Connection:
             waiting = self._own()
             taken = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
         if self.is_open:
-            self._had.update(taken)
+            self._last_sent.update(taken)
 
     def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """Keep it until it is read, if it is news; True if nothing waited before.
@@ -191,8 +192,8 @@ class Connection:
         The first of several failures is news, and the first time that it does not exist. An unread
         view stays: the next failure is reported.
         """
-        had = self.waiting.get(viewed) or self._had[viewed]
-        is_repeated = isinstance(had, Answer) and is_same_trouble(had, answer)
+        last_sent = self.waiting.get(viewed) or self._last_sent[viewed]
+        is_repeated = isinstance(last_sent, Answer) and is_same_trouble(last_sent, answer)
         if is_repeated or (answer.error is not None and viewed in self.waiting):
             return False
         is_first = not self.waiting
@@ -201,13 +202,17 @@ class Connection:
 
     def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
         """Keep all new copies of this viewer's ids, and call `tell`."""
-        if not self.waiting and self._had.keys() >= moment.keys():
+        if not self.waiting and self._last_sent.keys() >= moment.keys():
             self.waiting = moment
             self.is_shared = True
-        elif len(self._had) < len(moment):
-            self._own().update((viewed, moment[viewed]) for viewed in self._had if viewed in moment)
+        elif len(self._last_sent) < len(moment):
+            self._own().update(
+                (viewed, moment[viewed]) for viewed in self._last_sent if viewed in moment
+            )
         else:
-            self._own().update((viewed, moment[viewed]) for viewed in moment if viewed in self._had)
+            self._own().update(
+                (viewed, moment[viewed]) for viewed in moment if viewed in self._last_sent
+            )
         if self.waiting:
             self.tell()
 
@@ -228,7 +233,7 @@ class Connection:
     def close(self) -> None:
         """End the subscriptions: the viewer has left."""
         if self.is_open:
-            for viewed in self._had:
+            for viewed in self._last_sent:
                 self._let_go(viewed)
             self.end()
             self._hub.disconnect(self)
@@ -236,8 +241,8 @@ class Connection:
     def end(self) -> None:
         """Nothing more comes; an iteration still returns what waits."""
         self.is_open = False
-        self._had.clear()
-        self._behind.clear()
+        self._last_sent.clear()
+        self._to_read.clear()
         if self._reader is not None:
             self._reader.cancel()
         self.tell()
@@ -268,40 +273,40 @@ class Connection:
         raise StopAsyncIteration
 
     def _drop(self, viewed: "Viewed") -> None:
-        del self._had[viewed]
-        self._more.pop(viewed, None)
-        self._behind.pop(viewed, None)
+        del self._last_sent[viewed]
+        self._extra_subscriptions.pop(viewed, None)
+        self._to_read.pop(viewed, None)
         self._own().pop(viewed, None)
         self._let_go(viewed)
 
     def _let_go(self, viewed: "Viewed") -> None:
         if self.is_visible:
-            self._hub.leave(viewed, self)
-        self._hub.release(viewed)
+            self._hub.stop_notifying(viewed, self)
+        self._hub.remove_subscriber(viewed)
 
-    def _read(self, behind: "Iterable[Viewed]") -> None:
+    def _read(self, to_read: "Iterable[Viewed]") -> None:
         """Read these from memory or the store, and report news."""
-        self._behind.update((viewed, None) for viewed in behind if viewed in self)
-        if self._reader is None and self._behind:
+        self._to_read.update((viewed, None) for viewed in to_read if viewed in self)
+        if self._reader is None and self._to_read:
             self._reader = asyncio.get_running_loop().create_task(self._read_all())
 
     async def _read_all(self) -> None:
         try:
-            while self._behind:
-                kind = next(iter(self._behind)).kind
-                same = (viewed for viewed in self._behind if viewed.kind is kind)
+            while self._to_read:
+                kind = next(iter(self._to_read)).kind
+                same = (viewed for viewed in self._to_read if viewed.kind is kind)
                 await self._read_some(kind.name, list(islice(same, READ)))
         except NotOpen:  # the cache closes, and this connection with it
             pass
         finally:
             self._reader = None
-            self._behind.clear()  # which frees its memory: deleting from it does not
+            self._to_read.clear()  # which frees its memory: deleting from it does not
 
     async def _read_some(self, kind: str, batch: "list[Viewed]") -> None:
         """Ids that the store could not answer are read again after a pause."""
         keys = {viewed.key: viewed for viewed in batch}
         for viewed in batch:
-            del self._behind[viewed]
+            del self._to_read[viewed]
         known: dict[str, Answer[Any]] = {}
         unread: set[str] = set()
         try:
@@ -324,11 +329,11 @@ class Connection:
         """True if it was reported. A newer one that came meanwhile is reported instead."""
         if viewed not in self or self._hub.is_coming(viewed, self):
             return False
-        if is_news(self.waiting.get(viewed) or self._had[viewed], answer):
+        if is_news(self.waiting.get(viewed) or self._last_sent[viewed], answer):
             self._own()[viewed] = answer
             return True
         if answer.error is None and viewed not in self.waiting:
-            self._had[viewed] = answer
+            self._last_sent[viewed] = answer
         return False
 
     def _check_open(self) -> None:
@@ -336,19 +341,21 @@ class Connection:
             raise NotOpen("this connection is closed; make another one with connect()")
 
 
-def is_same_trouble(had: Answer[Any], now: Answer[Any]) -> bool:
+def is_same_trouble(last_sent: Answer[Any], now: Answer[Any]) -> bool:
     """True if it failed before and now, or did not exist before and now."""
-    if had.error is not None:
+    if last_sent.error is not None:
         return now.error is not None
-    return now.error is None and not (had.found or now.found)
+    return now.error is None and not (last_sent.found or now.found)
 
 
-def is_news(had: Had, now: Answer[Any]) -> bool:
+def is_news(last_sent: LastSent, now: Answer[Any]) -> bool:
     """True if it is another copy, or less fresh than the viewer may think."""
-    if not isinstance(had, Answer):
-        return now.fetched_at != had or now.error is not None or now.verdict is not Verdict.FRESH
-    if (now.error is not None and not now.found) or is_same_trouble(had, now):
+    if not isinstance(last_sent, Answer):
+        return (
+            now.fetched_at != last_sent or now.error is not None or now.verdict is not Verdict.FRESH
+        )
+    if (now.error is not None and not now.found) or is_same_trouble(last_sent, now):
         return False
-    if now.fetched_at == had.fetched_at:
-        return (had.found, had.value) != (now.found, now.value)
-    return now.fetched_at > had.fetched_at or had.error is not None
+    if now.fetched_at == last_sent.fetched_at:
+        return (last_sent.found, last_sent.value) != (now.found, now.value)
+    return now.fetched_at > last_sent.fetched_at or last_sent.error is not None

@@ -149,20 +149,20 @@ class Hub:
         known, text, key = self.named(kind, id_, viewer_id)
         return self._viewed[kind].get(key) or Viewed(known, text, key)
 
-    def hold(self, viewed: Viewed) -> None:
+    def add_subscriber(self, viewed: Viewed) -> None:
         """Count one more connection that subscribes to it, visible or not."""
         viewed.holders += 1
         self._viewed[viewed.kind.name][viewed.key] = viewed
         self.subscriptions[viewed.kind.name] += 1
 
-    def release(self, viewed: Viewed) -> None:
+    def remove_subscriber(self, viewed: Viewed) -> None:
         """Count one less."""
         viewed.holders -= 1
         self.subscriptions[viewed.kind.name] -= 1
         if not viewed.holders:
             self._viewed[viewed.kind.name].pop(viewed.key, None)
 
-    def enter(self, viewed: Viewed, connection: Connection) -> None:
+    def start_notifying(self, viewed: Viewed, connection: Connection) -> None:
         """Keep it fresh, and tell this connection."""
         if not viewed.viewers:
             self._watches[viewed.kind.name].add(viewed.key)
@@ -170,7 +170,7 @@ class Hub:
         if viewed.absent is not None and connection.note(viewed, viewed.absent):
             connection.tell()
 
-    def leave(self, viewed: Viewed, connection: Connection) -> None:
+    def stop_notifying(self, viewed: Viewed, connection: Connection) -> None:
         """Notify this connection no longer; stop watching ids without connections."""
         viewed.viewers.pop(connection, None)
         if not viewed.viewers:

@@ -238,21 +238,28 @@ class Close(IntEnum):
 
 
 def pulse(
-    heard: float, asked: float | None, sending: float | None, heartbeat: float, patience: float
+    since_heard: float,
+    since_asked: float | None,
+    unread_for: float | None,
+    heartbeat: float,
+    patience: float,
 ) -> Literal["fine", "ask", "gone"]:
-    """Seconds since each: silent for a heartbeat is asked; for as long again, or not reading, gone.
+    """Is a viewer there? Ask one that was silent for a heartbeat; after another one, it is gone.
 
-    `sending` is how long what was sent has been left unread.
+    All are seconds: since it was heard last, since it was asked last (None: never), and how long
+    the frame that is being sent is left unread (None: none is). A viewer that does not read for
+    `patience` is gone, too.
     """
-    if sending is not None and sending >= patience:
+    if unread_for is not None and unread_for >= patience:
         return "gone"
-    if heard < heartbeat:
+    if since_heard < heartbeat:
         return "fine"
-    if asked is None or asked >= heard:
+    # A question from before it was heard last has been answered: this silence needs another one.
+    if since_asked is None or since_asked >= since_heard:
         return "ask"
-    if sending is not None:  # a viewer that reads, however slowly, is there
+    if unread_for is not None:  # a viewer that reads, however slowly, is there
         return "fine"
-    return "gone" if asked >= heartbeat else "fine"
+    return "gone" if since_asked >= heartbeat else "fine"
 
 
 def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:

@@ -79,12 +79,12 @@ def array_of(texts: Iterable[str]) -> tuple[str, int]:
 class Outbox:
     """Messages that wait for one viewer; the session sends them."""
 
-    def __init__(self, frames: Frames, *, together: bool) -> None:
+    def __init__(self, frames: Frames, *, batches_frames: bool) -> None:
         self.wake = asyncio.Event()
         self.is_ending = False
         """True if only answers are still sent."""
         self._frames = frames
-        self._together = together
+        self._batches_frames = batches_frames
         """True if several messages go into one frame, as an array."""
         self._queues: dict[Queue, dict[Hashable, str]] = {queue: {} for queue in MOST}
         """In the order of sending."""
@@ -114,11 +114,11 @@ class Outbox:
         What is not taken yet can still be dropped, when the viewer becomes somebody else.
         """
         if any(self._queues.values()):
-            return array_of(iter(self._answer, None))[0] if self._together else self._answer()
+            return array_of(iter(self._answer, None))[0] if self._batches_frames else self._answer()
         waiting = connection.waiting
         if self.is_ending or not connection.is_open or not waiting:
             return None
-        if self._together:
+        if self._batches_frames:
             text, count = self._frames.of(waiting, now, is_shared=connection.is_shared)
         else:
             [(viewed, answer)] = islice(waiting.items(), 1)

@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 class Session:
     """One WebSocket, from acceptance to end."""
 
-    def __init__(self, live: "Live", scope: Scope, *, together: bool) -> None:
+    def __init__(self, live: "Live", scope: Scope, *, batches_frames: bool) -> None:
         self._live = live
         self._scope = scope
-        self.outbox = Outbox(live.frames, together=together)
+        self.outbox = Outbox(live.frames, batches_frames=batches_frames)
         self.connection = live.hub.connect(tell=self.outbox.wake.set)
         self.sign_in: SignIn | None = None
         self._path: str | None = None
@@ -98,11 +98,11 @@ class Session:
             why = f"your sign-in could not be confirmed for {minutes:g} minutes; sign in again"
             self._complain("sign_in_unavailable", why)
             self._become(None)
-        asked_since = None if self._asked_at is None else now - self._asked_at
-        sending = None if self._sending_since is None else now - self._sending_since
+        since_asked = None if self._asked_at is None else now - self._asked_at
+        unread_for = None if self._sending_since is None else now - self._sending_since
         live = self._live
         match messages.pulse(
-            now - self._heard_at, asked_since, sending, live.heartbeat, live.patience
+            now - self._heard_at, since_asked, unread_for, live.heartbeat, live.patience
         ):
             case "ask":
                 self._asked_at = now
