@@ -9,8 +9,8 @@ import msgspec
 
 from stillfresh.cli import main as program
 from stillfresh.gateway.config import MODELS
-from stillfresh.gateway.fields import keys_of
 from stillfresh.gateway.live import messages
+from stillfresh.gateway.setting_readers import keys_of
 
 ROOT = Path(__file__).parent.parent
 PLACE = ROOT / "docs" / "promised.txt"

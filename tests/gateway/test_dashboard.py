@@ -25,7 +25,7 @@ from stillfresh.gateway.guard import MOST_ADDRESSES, Operators
 from stillfresh.gateway.numbers import KEPT, Gauge, Numbers
 from stillfresh.gateway.replies import Problem
 from stillfresh.gateway.rules_totals import summed
-from stillfresh.gateway.server import Board, Worker
+from stillfresh.gateway.server import Worker, WorkerNumbers
 from stillfresh.pages import Page, PageCache
 from stillfresh.pages.edge import checked_networks
 from stillfresh.pages.model import Head, StoredPage
@@ -206,7 +206,7 @@ class TestG6Numbers:
 class TestG14NeverBackwards:
     async def test_an_older_snapshot_never_lowers_the_shared_counts(self) -> None:
         """The dashboard's numbers may be half a second old; the shared ones are not."""
-        world, board, lines = World(), Board(1, 100_000), socketpair()
+        world, board, lines = World(), WorkerNumbers(1, 100_000), socketpair()
         numbers = Numbers({"entities": world.app.cache}, dict, ticks=lambda: 1.0)
         with lines[0], lines[1]:
             numbers.share(Worker(0, board, lines[0]))
@@ -222,7 +222,7 @@ class TestG14NeverBackwards:
 
     async def test_an_older_count_never_overwrites_a_newer_one(self) -> None:
         """Of two that count at once, the one that began first may be the last to end."""
-        world, board, lines = World(), Board(1, 100_000), socketpair()
+        world, board, lines = World(), WorkerNumbers(1, 100_000), socketpair()
         numbers = Numbers({"entities": world.app.cache}, dict)
         gates = [asyncio.Event(), asyncio.Event()]
         gates[1].set()

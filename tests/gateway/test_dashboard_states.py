@@ -22,7 +22,7 @@ from stillfresh import Cache, LoadFailed, StoreError
 from stillfresh.engine import Origin, ResourceStats
 from stillfresh.freshness import Verdict
 from stillfresh.gateway import Gateway, gateway
-from stillfresh.gateway.server import Board, Worker
+from stillfresh.gateway.server import Worker, WorkerNumbers
 from stillfresh.pages import PageCache
 from stillfresh.stores import Capabilities, capabilities_by_protocol
 from stillfresh.stores.memory import MemoryStore
@@ -174,7 +174,7 @@ async def busy(world: World) -> None:
 
 async def workers(world: World) -> None:
     """Three processes, of which the other two counted as much as this one, and one has ended."""
-    numbers, board = world.app.dashboard.numbers, Board(3, 200_000)
+    numbers, board = world.app.dashboard.numbers, WorkerNumbers(3, 200_000)
     await world.read("a")
     told = msgspec.json.encode(await numbers.write())
     for place in (1, 2):

@@ -22,7 +22,7 @@ from stillfresh.gateway.config import (
     load,
     settings_of,
 )
-from stillfresh.gateway.fields import keys_of
+from stillfresh.gateway.setting_readers import keys_of
 from stillfresh.gateway.sources import page_cache_of
 from stillfresh.pages import Route
 

@@ -23,7 +23,7 @@ from stillfresh.engine.rules import Terms, watched_until
 from stillfresh.freshness import Policy
 from stillfresh.gateway.app import Gateway
 from stillfresh.gateway.config import settings_of
-from stillfresh.gateway.gets import GotCodec, GotView, address, terms_of
+from stillfresh.gateway.kind_fetch import GotCodec, GotView, address, terms_of
 from stillfresh.gateway.serving import gateway_of
 from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from stillfresh.engine import Lag, Origin
 from stillfresh.freshness import Verdict
 from stillfresh.gateway import gateway
-from stillfresh.gateway.responses import PARTS
+from stillfresh.gateway.response_counts import PARTS
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.upstream import Upstream
 from stillfresh.stores.memory import MemoryStore

@@ -14,7 +14,7 @@ from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.engine.spans import TIME_BUCKETS, Timing
 from stillfresh.freshness import Verdict
 from stillfresh.gateway.rules_totals import Totals, summed
-from stillfresh.gateway.serving import PLACE_BY_KIND
+from stillfresh.gateway.serving import NUMBERS_SIZE_BY_KIND
 from stillfresh.stores.contract import Failure
 
 COUNTED = ["reads_by_origin", "ages", "load_seconds", "objective_met", "objective_missed"]
@@ -154,7 +154,7 @@ class TestG14Totals:
             reads_by_origin={it: dict.fromkeys(Verdict, 2**63) for it in Origin},
             objective=Objective(0.12345678, 12345678.9),
         )
-        assert len(msgspec.json.encode({"a_kind": large})) < PLACE_BY_KIND - 300
+        assert len(msgspec.json.encode({"a_kind": large})) < NUMBERS_SIZE_BY_KIND - 300
 
     def test_an_empty_place_adds_nothing_to_the_totals(self) -> None:
         """It is empty."""

@@ -22,7 +22,7 @@ from stillfresh.gateway.config import (
     StoreSettings,
     settings_of,
 )
-from stillfresh.gateway.fields import keys_of
+from stillfresh.gateway.setting_readers import keys_of
 from stillfresh.gateway.sources import id_maker, listed, views_by_id
 from stillfresh.systems.coordinator import Kind
 from tests.kit.examples import examples

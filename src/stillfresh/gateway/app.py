@@ -35,7 +35,7 @@ from stillfresh.gateway.replies import (
     problem_reply,
     reply,
 )
-from stillfresh.gateway.responses import CountedResponse
+from stillfresh.gateway.response_counts import CountedResponse
 from stillfresh.gateway.rest import Rest
 from stillfresh.gateway.sources import Authority
 from stillfresh.pages import KIND as PAGE

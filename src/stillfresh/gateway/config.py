@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
-from stillfresh.gateway import fields
+from stillfresh.gateway import setting_readers as readers
 from stillfresh.gateway.environment import by_name, variables_in
-from stillfresh.gateway.fields import collect_mistakes, key, name_key, read_table, unknown
 from stillfresh.gateway.guard import checked_token
+from stillfresh.gateway.setting_readers import collect_mistakes, key, name_key, read_table, unknown
 from stillfresh.pages import KIND as PAGE
 from stillfresh.pages import MAX_BODY
 from stillfresh.pages.routes import CREDENTIALS, Forward, Route
@@ -43,37 +43,37 @@ def _line(text: str) -> str:
 class StoreSettings:
     """`[store]`: where entities and pages are kept."""
 
-    url: str = key(fields.store_url, "memory://")
-    memory_for: float = key(fields.duration, 0.0)
+    url: str = key(readers.store_url, "memory://")
+    memory_for: float = key(readers.duration, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PagesSettings:
     """`[pages]`: a site whose pages are cached."""
 
-    upstream: str = key(fields.upstream)
-    routes: Mapping[str, Route] = key(fields.routes, {})
-    query: tuple[str, ...] | None = key(fields.texts, None)
-    site_hosts: tuple[str, ...] = key(fields.hosts, ())
-    tenant: str | None = key(fields.tenant, None)
-    max_body: int = key(fields.whole(1, 2**30), MAX_BODY)
-    timeout: float = key(fields.positive(3_600), 30.0)
-    trusted_proxies: tuple[str, ...] = key(fields.networks, ())
-    forward: Forward | None = key(fields.forward, None)  # noqa: RUF009 (a field)
-    credentials: tuple[str, ...] = key(fields.credentials, CREDENTIALS)
-    stale_for: float = key(fields.duration, 604_800.0)
-    error_for: float = key(fields.duration, 604_800.0)
-    absent_for: float = key(fields.duration, 10.0)
-    max_streams: int = key(fields.whole(1, 1_000_000), MAX_STREAMS)
-    heuristic: bool = key(fields.flag, default=False)
-    cdn_override: bool = key(fields.flag, default=False)
-    expose_tags: bool = key(fields.flag, default=False)
-    purge_from: tuple[str, ...] = key(fields.networks, ())
-    objective: str | None = key(fields.objective, None)
-    normalise_query: bool = key(fields.flag, default=False)
-    site_connections: int = key(fields.whole(1, 100_000), CONNECTIONS)
-    pool_wait: float = key(fields.duration, POOL_WAIT)
-    min_upload_rate: int = key(fields.whole(0, 1_000_000), MIN_UPLOAD_RATE)
+    upstream: str = key(readers.upstream)
+    routes: Mapping[str, Route] = key(readers.routes, {})
+    query: tuple[str, ...] | None = key(readers.texts, None)
+    site_hosts: tuple[str, ...] = key(readers.hosts, ())
+    tenant: str | None = key(readers.tenant, None)
+    max_body: int = key(readers.whole(1, 2**30), MAX_BODY)
+    timeout: float = key(readers.positive(3_600), 30.0)
+    trusted_proxies: tuple[str, ...] = key(readers.networks, ())
+    forward: Forward | None = key(readers.forward, None)  # noqa: RUF009 (a field)
+    credentials: tuple[str, ...] = key(readers.credentials, CREDENTIALS)
+    stale_for: float = key(readers.duration, 604_800.0)
+    error_for: float = key(readers.duration, 604_800.0)
+    absent_for: float = key(readers.duration, 10.0)
+    max_streams: int = key(readers.whole(1, 1_000_000), MAX_STREAMS)
+    heuristic: bool = key(readers.flag, default=False)
+    cdn_override: bool = key(readers.flag, default=False)
+    expose_tags: bool = key(readers.flag, default=False)
+    purge_from: tuple[str, ...] = key(readers.networks, ())
+    objective: str | None = key(readers.objective, None)
+    normalise_query: bool = key(readers.flag, default=False)
+    site_connections: int = key(readers.whole(1, 100_000), CONNECTIONS)
+    pool_wait: float = key(readers.duration, POOL_WAIT)
+    min_upload_rate: int = key(readers.whole(0, 1_000_000), MIN_UPLOAD_RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,61 +81,61 @@ class KindSettings:
     """`[kinds.NAME]`: entities of an upstream API."""
 
     name: str
-    fresh_for: float = key(fields.positive(10 * 365 * 86_400))
-    url: str | None = key(fields.url_template, None)
-    batch_url: str | None = key(fields.url, None)
-    terms: str = key(fields.one_of("own", "upstream"), "own")
-    concurrency: int = key(fields.whole(1, 1_000), 4)
-    ids_field: str = key(fields.text, "ids")
-    id: str = key(fields.template, "{id}")
-    list_field: str | None = key(fields.path, None)
-    stale_for: float = key(fields.duration, 86_400.0)
-    error_for: float = key(fields.duration, 86_400.0)
-    absent_for: float | None = key(fields.duration, None)
-    max_batch: int = key(fields.whole(1, 1_000), 20)
-    timeout: float = key(fields.positive(30), 10.0)
-    max_bytes: int = key(fields.whole(1, 2**30), 8 * 1024 * 1024)
-    headers: Mapping[str, str] = key(fields.headers, {}, secret=True)
-    per_viewer: bool = key(fields.flag, default=False)
-    viewer_field: str = key(fields.text, "viewer_id")
-    objective: str | None = key(fields.objective, None)
+    fresh_for: float = key(readers.positive(10 * 365 * 86_400))
+    url: str | None = key(readers.url_template, None)
+    batch_url: str | None = key(readers.url, None)
+    terms: str = key(readers.one_of("own", "upstream"), "own")
+    concurrency: int = key(readers.whole(1, 1_000), 4)
+    ids_field: str = key(readers.text, "ids")
+    id: str = key(readers.template, "{id}")
+    list_field: str | None = key(readers.path, None)
+    stale_for: float = key(readers.duration, 86_400.0)
+    error_for: float = key(readers.duration, 86_400.0)
+    absent_for: float | None = key(readers.duration, None)
+    max_batch: int = key(readers.whole(1, 1_000), 20)
+    timeout: float = key(readers.positive(30), 10.0)
+    max_bytes: int = key(readers.whole(1, 2**30), 8 * 1024 * 1024)
+    headers: Mapping[str, str] = key(readers.headers, {}, secret=True)
+    per_viewer: bool = key(readers.flag, default=False)
+    viewer_field: str = key(readers.text, "viewer_id")
+    objective: str | None = key(readers.objective, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`[server]`: where it listens, and which clients it accepts."""
 
-    host: str = key(fields.host, "127.0.0.1")
-    port: int = key(fields.whole(0, 65_535), 8080)
-    hosts: tuple[str, ...] = key(fields.hosts, ())
-    origins: tuple[str, ...] = key(fields.origins, ())
+    host: str = key(readers.host, "127.0.0.1")
+    port: int = key(readers.whole(0, 65_535), 8080)
+    hosts: tuple[str, ...] = key(readers.hosts, ())
+    origins: tuple[str, ...] = key(readers.origins, ())
     token: str | None = key(checked_token, None, secret=True)
-    authenticate_url: str | None = key(fields.url, None)
-    max_connections: int = key(fields.whole(1, 1_000_000), 10_000)
-    token_file: str | None = key(fields.text, None)
-    workers: int = key(fields.whole(1, 256), 1)
-    uds: str | None = key(fields.text, None)
-    drain: float = key(fields.duration, 0.0)
-    record: str | None = key(fields.text, None)
-    record_share: float = key(fields.share, 1.0)
+    authenticate_url: str | None = key(readers.url, None)
+    max_connections: int = key(readers.whole(1, 1_000_000), 10_000)
+    token_file: str | None = key(readers.text, None)
+    workers: int = key(readers.whole(1, 256), 1)
+    uds: str | None = key(readers.text, None)
+    drain: float = key(readers.duration, 0.0)
+    record: str | None = key(readers.text, None)
+    record_share: float = key(readers.share, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
     """`[outbox]`: a PostgreSQL database whose changes invalidate pages by tag."""
 
-    database: str = key(fields.text, secret=True)
-    consumer: str = key(fields.text, "cache")
-    max_lag: float = key(fields.positive(86_400), 30.0)
+    database: str = key(readers.text, secret=True)
+    consumer: str = key(readers.text, "cache")
+    max_lag: float = key(readers.positive(86_400), 30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """`[log]`: what is written to standard error, and how."""
 
-    level: str = key(fields.one_of("debug", "info", "warning", "error", "critical"), "warning")
-    format: str = key(fields.one_of("text", "json"), "text")
-    access: str = key(fields.one_of("off", "text", "json"), "off")
+    level: str = key(readers.one_of("debug", "info", "warning", "error", "critical"), "warning")
+    format: str = key(readers.one_of("text", "json"), "text")
+    access: str = key(readers.one_of("off", "text", "json"), "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,5 +352,5 @@ def _check_not_itself(
         f"{where}: {url.partition('?')[0]} is where this gateway listens itself; "
         "choose another port for one of them"
         for where, url in urls.items()
-        if host and port and url and fields.is_at(url, host, port)
+        if host and port and url and readers.is_at(url, host, port)
     )

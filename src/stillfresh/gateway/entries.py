@@ -15,7 +15,7 @@ from stillfresh.engine import Cache, Resource
 from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
-from stillfresh.gateway.gets import FIRST
+from stillfresh.gateway.kind_fetch import FIRST
 from stillfresh.gateway.replies import Problem
 from stillfresh.pages import Page, page_in
 from stillfresh.stores import capabilities_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from stillfresh.gateway.fields import keys_of
+from stillfresh.gateway.setting_readers import keys_of
 
 PREFIX: Final = "STILLFRESH_"
 PARTS: Final = "__"

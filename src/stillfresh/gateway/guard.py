@@ -51,7 +51,7 @@ MOST_ADDRESSES: Final = 8_192
 SHARED_BY: Final = 16
 """Places that an address may have. If all are taken, it takes over the one that began first. With
 one each, two addresses could take turns, and guess without end."""
-PLACE: Final = Struct(f"qd{MOST_GUESSES}I")
+ADDRESS_SLOT: Final = Struct(f"qd{MOST_GUESSES}I")
 """The hash of an address, the time of its first wrong token, and the hashes of its wrong tokens."""
 BEGINNING: Final = Struct("qdI")
 PORT: Final = re.compile(r"(?:\[(.*)\]|([^:]*))(?::\d+)?")
@@ -117,11 +117,11 @@ class Guesses:
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, MOST_ADDRESSES * PLACE.size)
+        self._memory = mmap.mmap(-1, MOST_ADDRESSES * ADDRESS_SLOT.size)
 
     def of(self, address: str, now: float) -> tuple[float, list[int]]:
         """Since when, and the hashes of the tokens; none after `COUNTED_FOR`."""
-        owner, began_at, *tokens = PLACE.unpack_from(self._memory, self._place(address, now))
+        owner, began_at, *tokens = ADDRESS_SLOT.unpack_from(self._memory, self._place(address, now))
         is_counted = owner == hash(address) and _is_counted(began_at, now)
         wrong = [token for token in tokens if token] if is_counted else []
         return (began_at if wrong else now), wrong
@@ -131,7 +131,9 @@ class Guesses:
         began_at, wrong = self.of(address, now)
         tokens = [*dict.fromkeys([*wrong, hash(given) & 0xFFFFFFFF or 1])][:MOST_GUESSES]
         tokens += [0] * (MOST_GUESSES - len(tokens))
-        PLACE.pack_into(self._memory, self._place(address, now), hash(address), began_at, *tokens)
+        ADDRESS_SLOT.pack_into(
+            self._memory, self._place(address, now), hash(address), began_at, *tokens
+        )
 
     def _place(self, address: str, now: float) -> int:
         """Its own place; else a free one; else the one that began first."""
@@ -142,7 +144,7 @@ class Guesses:
             return owner != hash(address), -1.0 if is_free else began_at
 
         first = hash(address) % (MOST_ADDRESSES // SHARED_BY) * SHARED_BY
-        places = (at * PLACE.size for at in range(first, first + SHARED_BY))
+        places = (at * ADDRESS_SLOT.size for at in range(first, first + SHARED_BY))
         return min(places, key=rank)
 
 

@@ -5,8 +5,8 @@ number of operators. The stores are asked less often, and least those that charg
 Some numbers of the last minutes are kept, for an operator that opens the page after an incident.
 `/metrics`, `/healthz` and `/readyz` are cheap enough to be asked every second.
 
-With several workers, each writes its numbers to their board, every second and whenever it is asked,
-and reports the sum of the board. So counts never go down, whichever worker answers.
+With several workers, each writes its numbers to shared memory, every second and whenever it is
+asked, and reports the sum of all workers. So counts never go down, whichever worker answers.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache, CacheStats, Lag, labelled, metric_lines, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
-from stillfresh.gateway.responses import PARTS, Responses
+from stillfresh.gateway.response_counts import PARTS, Responses
 from stillfresh.gateway.rules_totals import Resources, Totals, added, summed
 from stillfresh.pages import PageCache
 from stillfresh.pages.upstream import Upstream
@@ -102,7 +102,7 @@ class Numbers:
     def share(self, worker: "Worker") -> None:
         """From now on report the numbers of all workers, also of earlier ones in this place."""
         self._worker = worker
-        self._before = summed([(worker.board.read(worker.place), False)])
+        self._before = summed([(worker.shared_numbers.read(worker.place), False)])
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; the page computes rates from them."""
@@ -218,17 +218,19 @@ class Numbers:
         )
         if self._worker is not None:
             own = added(self._before, own)
-            self._worker.board.write(self._worker.place, msgspec.json.encode(own))
+            self._worker.shared_numbers.write(self._worker.place, msgspec.json.encode(own))
         return own
 
     def _totals(self, own: Totals) -> Totals:
-        return own if self._worker is None else summed(self._worker.board.read_all()) or own
+        if self._worker is None:
+            return own
+        return summed(self._worker.shared_numbers.read_all()) or own
 
     def _workers(self) -> dict[str, int] | None:
         """How many workers there should be, and how many live; None: there is only this process."""
         if self._worker is None:
             return None
-        lives = [is_alive for _, is_alive in self._worker.board.read_all()]
+        lives = [is_alive for _, is_alive in self._worker.shared_numbers.read_all()]
         return {"all": len(lives), "alive": sum(lives)}
 
     def _rows(self, totals: Totals) -> list[dict[str, Any]]:

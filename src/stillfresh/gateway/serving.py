@@ -31,9 +31,9 @@ from stillfresh.gateway.page_names import PageNames
 from stillfresh.gateway.reloading import Replaceable, read_again
 from stillfresh.gateway.server import (
     AccessLog,
-    Board,
     Server,
     Worker,
+    WorkerNumbers,
     Workers,
     address,
     begin_drain,
@@ -55,8 +55,8 @@ KEPT: Final = 20
 """Idle connections to upstream APIs."""
 LONGEST_WAIT: Final = 30.0
 """Seconds for one step of an exchange; each kind limits the whole."""
-PLACE: Final = 65_536
-PLACE_BY_KIND: Final = 8_192
+NUMBERS_SIZE: Final = 65_536
+NUMBERS_SIZE_BY_KIND: Final = 8_192
 """Bytes for the numbers of one worker, and of each kind."""
 
 logger = logging.getLogger(__name__)
@@ -109,13 +109,15 @@ def serve(
         def work(worker: Worker) -> None:
             _work(given, current, worker.ready, worker)
 
-        board = Board(server.workers, _size(settings))
-        Workers(listener, board, work, listening, drain=server.drain, reload=read_anew).run()
+        shared_numbers = WorkerNumbers(server.workers, _size(settings))
+        Workers(
+            listener, shared_numbers, work, listening, drain=server.drain, reload=read_anew
+        ).run()
 
 
 def _size(settings: Settings) -> int:
     """Bytes for the numbers of one worker."""
-    return PLACE + sum(PLACE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
+    return NUMBERS_SIZE + sum(NUMBERS_SIZE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
 
 
 class ProcessLog:
@@ -325,7 +327,11 @@ class GatewayProcess:
 
 
 async def _open(app: Gateway) -> None:
-    """Open the store first, so that its error is reported once."""
+    """Open the store first, so that its error is reported once.
+
+    `app.open()` starts the pages before the store, and they would log that they cannot open it. A
+    store that is open already is not opened again.
+    """
     await app.cache.open()
     await app.open()
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.gateway.config import KindSettings, PagesSettings, StoreSettings
-from stillfresh.gateway.gets import GetFetch, GotCodec, decoded
+from stillfresh.gateway.kind_fetch import GetFetch, GotCodec, decoded
 from stillfresh.gateway.purging import PurgeRequests
 from stillfresh.http.client import Endpoint, Refused
 from stillfresh.pages import IsrMiddleware, PageCache

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.gateway.server.board import HEAD, Board
+from stillfresh.gateway.server.worker_numbers import HEAD, WorkerNumbers
 from tests.kit.processes import ROOT
 
 SIZE = 40
@@ -19,7 +19,7 @@ class TestG14Board:
         self, steps: list[tuple[int, bytes]]
     ) -> None:
         """And nothing of another place."""
-        board, last = Board(3, SIZE), {0: b"", 1: b"", 2: b""}
+        board, last = WorkerNumbers(3, SIZE), {0: b"", 1: b"", 2: b""}
         for place, data in steps:
             board.write(place, data)
             last[place] = data
@@ -27,7 +27,7 @@ class TestG14Board:
 
     def test_a_text_that_does_not_fit_the_board_is_refused(self) -> None:
         """What was there stays."""
-        board = Board(1, SIZE)
+        board = WorkerNumbers(1, SIZE)
         board.write(0, b"old")
         with pytest.raises(ValueError, match="41 bytes do not fit into 40"):
             board.write(0, b"x" * (SIZE + 1))
@@ -35,7 +35,7 @@ class TestG14Board:
 
     def test_an_unfinished_write_to_the_board_is_not_read(self) -> None:
         """A worker that was killed within it leaves what it had written before."""
-        board = Board(1, SIZE)
+        board = WorkerNumbers(1, SIZE)
         board.write(0, b"old")
         hidden = 1 - board._memory[0]
         begin = 2 + hidden * (HEAD.size + SIZE)
@@ -44,7 +44,7 @@ class TestG14Board:
 
     def test_a_worker_lives_from_its_first_write_until_the_parent_says_that_it_ended(self) -> None:
         """A place without a worker keeps its bytes, also while the next one starts."""
-        board = Board(2, SIZE)
+        board = WorkerNumbers(2, SIZE)
         board.write(0, b"a")
         assert board.read_all() == [(b"a", True), (b"", False)]
         board.ended(0)
@@ -56,8 +56,8 @@ class TestG14Board:
         """Another process writes as fast as it can, and is killed: every text is one of its own."""
         script = f"""
 import os, signal, time
-from stillfresh.gateway.server.board import Board
-board = Board(1, {SIZE})
+from stillfresh.gateway.server.worker_numbers import WorkerNumbers
+board = WorkerNumbers(1, {SIZE})
 if not (pid := os.fork()):
     while True:
         for letter in b"abcdefgh":

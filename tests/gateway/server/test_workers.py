@@ -355,11 +355,11 @@ class TestG17Mistakes:
         script = f"""
 import os, socket
 from stillfresh import ConfigError, StillfreshError
-from stillfresh.gateway.server import Board, Workers
+from stillfresh.gateway.server import WorkerNumbers, Workers
 def work(worker):
     {how}
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    Workers(listener, Board(2, 10), work, lambda: print("ready")).run()
+    Workers(listener, WorkerNumbers(2, 10), work, lambda: print("ready")).run()
 """
         command = [sys.executable, "-W", "error", "-c", script]
         done = subprocess.run(
@@ -373,7 +373,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
         """The others go on, and the parent with them."""
         script = """
 import os, signal, socket, time
-from stillfresh.gateway.server import Board, Workers
+from stillfresh.gateway.server import WorkerNumbers, Workers
 def work(worker):
     if worker.place:
         raise SystemExit(3)
@@ -382,7 +382,7 @@ def work(worker):
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(60)
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    Workers(listener, Board(2, 10), work, lambda: print("ready")).run()
+    Workers(listener, WorkerNumbers(2, 10), work, lambda: print("ready")).run()
 """
         command = [sys.executable, "-W", "error", "-c", script]
         done = subprocess.run(
@@ -398,16 +398,16 @@ class TestG14Held:
         """What the one before held in its place is not held again while the next one starts."""
         script = """
 import os, signal, socket, sys
-from stillfresh.gateway.server import Board, Workers
+from stillfresh.gateway.server import WorkerNumbers, Workers
 def work(worker):
-    if not worker.board.read(0):
-        worker.board.write(0, b"held")
+    if not worker.shared_numbers.read(0):
+        worker.shared_numbers.write(0, b"held")
         worker.ready()
         os._exit(1)
-    print(worker.board.read_all())
+    print(worker.shared_numbers.read_all())
     os.kill(os.getppid(), signal.SIGTERM)
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    Workers(listener, Board(1, 10), work, lambda: None).run()
+    Workers(listener, WorkerNumbers(1, 10), work, lambda: None).run()
 """
         command = [sys.executable, "-W", "error", "-c", script]
         done = subprocess.run(

@@ -4,7 +4,6 @@ from stillfresh.errors import needs
 
 with needs("web", "stillfresh.gateway.server"):
     from stillfresh.gateway.server.access import AccessLog
-    from stillfresh.gateway.server.board import Board
     from stillfresh.gateway.server.listening import (
         Server,
         address,
@@ -15,7 +14,8 @@ with needs("web", "stillfresh.gateway.server"):
         server_config,
     )
     from stillfresh.gateway.server.open_files import raise_limit
+    from stillfresh.gateway.server.worker_numbers import WorkerNumbers
     from stillfresh.gateway.server.workers import Worker, Workers
 
-__all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "bound_path"]
+__all__ = ["Server", "Worker", "WorkerNumbers", "Workers", "address", "bound", "bound_path"]
 __all__ += ["AccessLog", "begin_drain", "is_on_loopback", "raise_limit", "server_config"]

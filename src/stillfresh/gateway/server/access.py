@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.clock import Clock, monotonic
-from stillfresh.gateway.server.hits import Holds
+from stillfresh.gateway.server.hits import ConfirmRepeat
 from stillfresh.gateway.server.tunnels import ClientEnd
 from stillfresh.logs import Hidden, LineWriter, moment
 from stillfresh.pages.edge import TUNNEL
@@ -115,20 +115,20 @@ class AccessLog:
             self._note(request, self._ticks() - began)
 
     def _log_repeats(
-        self, keep: Callable[[Holds], None], request: LoggedRequest
-    ) -> Callable[[Holds], None]:
+        self, keep: Callable[[ConfirmRepeat], None], request: LoggedRequest
+    ) -> Callable[[ConfirmRepeat], None]:
         """Log another line each time when the answer is sent again."""
 
-        def keep_logged(holds: Holds) -> None:
-            def holds_logged() -> bool:
-                if not holds():
+        def keep_logged(confirm_repeat: ConfirmRepeat) -> None:
+            def confirm_and_log() -> bool:
+                if not confirm_repeat():
                     return False
                 if request.again is None:
                     request.again = self._facts(self._hide, request, 0.0)
                 self._put(partial(self._line, self._clock(), request.again))
                 return True
 
-            keep(holds_logged)
+            keep(confirm_and_log)
 
         return keep_logged
 

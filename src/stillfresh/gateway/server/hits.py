@@ -11,8 +11,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 from stillfresh.bounded import BoundedDict
 
-Holds: TypeAlias = Callable[[], bool]
-"""True if the app would give the same answer now; it is then counted as given."""
+ConfirmRepeat: TypeAlias = Callable[[], bool]
+"""Asked before an answer is sent again: True if the app would give the same answer now.
+
+It changes something: with True, the answer is counted and logged as given once more."""
 MOST_HEADS: Final = 2_048
 """Request heads whose answers are kept."""
 LONGEST_KEPT_HEAD: Final = 2_048
@@ -23,10 +25,10 @@ MOST_BYTES: Final = 16_777_216
 
 
 class KeptAnswer(NamedTuple):
-    """All bytes of an answer, and a check that it is still right."""
+    """All bytes of an answer, and what confirms that it is still right."""
 
     text: bytes
-    holds: Holds
+    confirm_repeat: ConfirmRepeat
 
 
 class Hits(BoundedDict[bytes, KeptAnswer]):
@@ -42,21 +44,21 @@ class Recorder:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._parts: list[bytes] = []
-        self._holds: Holds | None = None
+        self._confirm_repeat: ConfirmRepeat | None = None
         self.write: Callable[[bytes], None] = transport.write
         self.close = transport.close
         self.is_closing = transport.is_closing
 
-    def keep(self, holds: Holds) -> None:
-        """The answer that follows may be sent again while `holds()` is true."""
-        self._holds = holds
+    def keep(self, confirm_repeat: ConfirmRepeat) -> None:
+        """The answer that follows may be sent again whenever `confirm_repeat()` says so."""
+        self._confirm_repeat = confirm_repeat
         self.write = self._note
 
     def kept(self) -> KeptAnswer | None:
         """The whole answer, if it may be sent again."""
-        if self._holds is None or sum(map(len, self._parts)) > LONGEST_ANSWER:
+        if self._confirm_repeat is None or sum(map(len, self._parts)) > LONGEST_ANSWER:
             return None
-        return KeptAnswer(b"".join(self._parts), self._holds)
+        return KeptAnswer(b"".join(self._parts), self._confirm_repeat)
 
     def _note(self, data: bytes) -> None:
         self._parts.append(data)

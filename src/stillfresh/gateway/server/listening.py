@@ -209,7 +209,7 @@ def finished(app: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(app, scope, receive, send)
+            await _lifespan(app, scope, receive, send)
         else:
             await ServedRequest(scope, receive, send).run(app)
 
@@ -267,7 +267,7 @@ class ServedRequest:
             await ending(self._scope, self._hear, self._tell)
 
 
-async def _live(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def _lifespan(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """The start and the end of the app: a failure is logged once."""
     is_logged = False
 

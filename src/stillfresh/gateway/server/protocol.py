@@ -69,6 +69,7 @@ class Protocol(HttpToolsProtocol):
     is_draining = False
     """The server ends soon: each answer is the last one of its connection."""
     _is_unfit = False
+    """True once a request was refused by its head alone: that is the connection's last answer."""
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
     _unread = 0
@@ -121,7 +122,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a head that the parser has not finished."""
         answer = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
-        if answer is not None and self._is_idle() and answer.holds():
+        if answer is not None and self._is_idle() and answer.confirm_repeat():
             self._give_again(answer)
             return
         if self._is_refused:
@@ -185,7 +186,9 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         refusal = self._refusal()
         if refusal is not None:
-            # In its turn, after the answers that are under way.
+            # The refusal takes its turn after the answers that are under way: uvicorn has queued
+            # each request with its own app. It replaces the app for the rest of the connection,
+            # which ends with this answer (`is_last` in `_refuse`).
             self._is_unfit = True
             self.app = refusal if self.access is None else self.access.around(refusal)
         self._name_host()

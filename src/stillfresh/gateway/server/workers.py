@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 
 from stillfresh.backoff import pause_after
 from stillfresh.errors import ConfigError, StillfreshError
-from stillfresh.gateway.server.board import Board
+from stillfresh.gateway.server.worker_numbers import WorkerNumbers
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 30.0
@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """What a worker receives: its place on the board, and its connection to the parent."""
+    """What a worker receives: its place in the shared memory, and its connection to the parent."""
 
-    def __init__(self, place: int, board: Board, line: socket.socket) -> None:
+    def __init__(self, place: int, shared_numbers: WorkerNumbers, line: socket.socket) -> None:
         self.place = place
-        self.board = board
+        self.shared_numbers = shared_numbers
         self._line = line
 
     def ready(self) -> None:
@@ -101,7 +101,7 @@ class Workers:
     def __init__(
         self,
         listener: socket.socket,
-        board: Board,
+        shared_numbers: WorkerNumbers,
         work: Callable[[Worker], None],
         ready: Callable[[], None],
         *,
@@ -112,10 +112,10 @@ class Workers:
         """Called in the parent on SIGHUP; if True, the workers get the signal too."""
         self._patience = KILLED_AFTER + drain
         self._listener = listener
-        self._board = board
+        self._shared_numbers = shared_numbers
         self._work = work
         self._tell_ready = ready
-        self._slots = [Slot(place) for place in range(board.places)]
+        self._slots = [Slot(place) for place in range(shared_numbers.places)]
         self._failed_starts = 0
         self._was_ready = False
         self._killed_at: float | None = None
@@ -155,7 +155,7 @@ class Workers:
                 slot.pid = os.fork()
                 if not slot.pid:
                     lines = [other.line for other in self._slots if other.line is not None]
-                    worker = Worker(slot.place, self._board, theirs)
+                    worker = Worker(slot.place, self._shared_numbers, theirs)
                     _become(self._work, worker, mask, [signals, *lines])
         except OSError as exc:
             self._replace_later(slot, f"could not be started: {exc}")
@@ -231,7 +231,7 @@ class Workers:
         slot.pid = 0
         slot.line = None
         slot.is_ready = False
-        self._board.ended(slot.place)
+        self._shared_numbers.ended(slot.place)
         if self._killed_at is not None:
             return
         if slot.error:

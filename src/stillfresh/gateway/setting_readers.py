@@ -38,7 +38,8 @@ OURS: Final = {"accept-encoding", "connection", "content-length", "content-type"
 NUMBERS: Final = re.compile(r"[\d.]+", re.ASCII)
 NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
-PLACE: Final = re.compile(r"\{(id|viewer_id)\}")
+ID_SLOT: Final = re.compile(r"\{(id|viewer_id)\}")
+"""Where a URL template takes an id."""
 """The place of an id in a URL."""
 
 
@@ -168,9 +169,9 @@ def url_template(value: object, key: str) -> str:
     """A URL with the id in its path or its query."""
     template = text(value, key)
     with name_key(key, "url"):
-        checked_url(PLACE.sub("x", template))
+        checked_url(ID_SLOT.sub("x", template))
     parts = urlsplit(template)
-    is_plain = not {"{", "}"} & set(PLACE.sub("", template) + parts.netloc)
+    is_plain = not {"{", "}"} & set(ID_SLOT.sub("", template) + parts.netloc)
     if not is_plain or {".", ".."} & set(parts.path.split("/")) or "{id}" not in template:
         like = "'https://api.example/items/{id}': {id} once or more behind the host, and no . or .."
         raise ConfigError(f"{key}: must be like {like}, not {shown(template)}")

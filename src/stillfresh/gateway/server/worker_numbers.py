@@ -14,7 +14,7 @@ HEAD: Final = struct.Struct("II")
 TRIES: Final = 100
 
 
-class Board:
+class WorkerNumbers:
     """Bytes that each worker writes for the others, in shared memory.
 
     A worker writes only its own place. A place has two halves: new bytes go to the hidden half,

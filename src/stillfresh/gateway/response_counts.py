@@ -1,7 +1,7 @@
 """The HTTP responses of a gateway, by its part and their status, and their bytes.
 
 Counted around an app, so that a gateway that is mounted counts too. A page that the server sends
-again by itself is counted when the app says that it still holds.
+again by itself is counted when the app confirms that it is still right.
 """
 
 from collections import Counter, defaultdict
@@ -69,12 +69,12 @@ class CountedResponse:
         if self._seen is None:
             self._to.seen[BROKEN][0] += 1
 
-    def keep(self, holds: Callable[[], bool]) -> None:
-        def again() -> bool:
-            if not holds() or (seen := self._seen) is None:
+    def keep(self, confirm_repeat: Callable[[], bool]) -> None:
+        def confirm_and_count() -> bool:
+            if not confirm_repeat() or (seen := self._seen) is None:
                 return False
             seen[0] += 1
             seen[1] += self._size
             return True
 
-        self._keep(again)
+        self._keep(confirm_and_count)

@@ -17,7 +17,7 @@ from stillfresh.engine import Loaded
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.gateway.config import KindSettings
-from stillfresh.gateway.fields import PLACE
+from stillfresh.gateway.setting_readers import ID_SLOT
 from stillfresh.http.client import OK, Endpoint
 from stillfresh.http.fields import Raw, names_in
 from stillfresh.http.freshness import controls, stated
@@ -68,7 +68,7 @@ def address(template: str, **names: str | None) -> str | None:
     An id stays where it is written: one that would be read as `.` or `..` on the way, by a server
     that decodes `%2F` too, does not exist.
     """
-    url = PLACE.sub(lambda match: quote(names[match[1]] or "", safe=""), template)
+    url = ID_SLOT.sub(lambda match: quote(names[match[1]] or "", safe=""), template)
     return None if DOTS & set(SEPARATORS.split(unquote(urlsplit(url).path))) else url
 
 
