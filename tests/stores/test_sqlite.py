@@ -956,7 +956,7 @@ class TestS4View:
             with pytest.raises(StoreError, match=r"cache\.db: the file is read-only"):
                 await view.invalidate("post", ["a"])
             with pytest.raises(StoreError, match="no such table: missing"):
-                view.look(lambda file: file.execute("SELECT * FROM missing"))
+                view.run_read(lambda file: file.execute("SELECT * FROM missing"))
             await publish(store, "b")
             assert value(view, "b") == b"value"
             await view.close()
@@ -1010,7 +1010,7 @@ class TestS4View:
         with pytest.raises(ConfigError, match="another application's SQLite file"):
             await view.open()
         with pytest.raises(NotOpen):
-            view.look(lambda file: file)
+            view.run_read(lambda file: file)
 
 
 BEGIN_THEIRS = """

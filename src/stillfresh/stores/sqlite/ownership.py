@@ -10,7 +10,7 @@ through the log. It must be ours, or the file is refused (`check_log`, `check_ow
 A new file's header is written before there is a log, so every file of ours has it. Where there is
 no file, or an empty one, a log belongs to a file that is gone, and is removed.
 
-*While it is open*, `OpenedFile.look` compares the name with what was opened:
+*While it is open*, `OpenedFile.identify` compares the name with what was opened:
 
     SAME         the same file, with our header, and our log and index beside it
     ELSEWHERE    the name is a symbolic link that leads to another file now

@@ -52,9 +52,9 @@ class SqliteView(SqliteStore):
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
         del writes, urgent
-        return self.look(job)
+        return self.run_read(job)
 
-    def look(self, job: Callable[[apsw.Connection], T]) -> T:
+    def run_read(self, job: Callable[[apsw.Connection], T]) -> T:
         """Read now, in the caller's thread."""
         if self._reader is None:
             raise NotOpen("this view is closed; open it again with open()")

@@ -32,7 +32,7 @@ class LoopReads:
                 return rows
             # A long list, of which this was the first slice. It is read again, because a read that
             # waits for its turn would hold a connection and keep the file's log from being written
-            # back. Its topics stay decoded in the reader, so the second time is quick.
+            # back. Its topics stay decoded in the reader, so the second time is quicker.
             return await self._build(key, now, raw=raw)
         except StoreError as exc:
             logger.warning("%s: the feed cache could not be read: %s", key, exc)
